@@ -1,0 +1,45 @@
+# make run: install what is needed and do the main job. make test: prove it. make check: style, types, layers.
+# make bench: speed, as ratios against other tools in the same run.
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check bench clean setup-test
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+# The stamp holds the environment to its lock file: change the one, and the other is made again.
+$(VENV)/.runtime: requirements.txt packaging/packages.txt pyproject.toml
+	packaging/install-packages.sh packaging/packages.txt
+	test -x $(BIN)/python || /usr/bin/python3 -m venv --system-site-packages $(VENV)
+	$(BIN)/pip install -q --require-hashes -r requirements.txt
+	$(BIN)/pip install -q --no-deps -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt packaging/packages-test.txt
+	packaging/install-packages.sh packaging/packages-test.txt
+	$(BIN)/pip install -q --require-hashes -r requirements-dev.txt
+	touch $@
+
+setup: $(VENV)/.runtime
+
+setup-test: $(VENV)/.dev
+
+run: setup
+	$(BIN)/synvirt demo
+
+test: setup-test
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+check: setup-test
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup-test
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
