@@ -1,0 +1,138 @@
+"""The users file, {data_dir}/keyring/users: who may call a service that does not use the host's accounts. Blocking code.
+
+A line a user: `name:scrypt:N:r:p:salt:hash`, salt and hash in base64. Mode 0600.
+"""
+
+import base64
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from synvirt.errors import BadRequest, Internal, Unauthorized
+
+# RFC 7914 section 2; 16 MiB and some 50 ms a check: OWASP's advice for an interactive login.
+SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 14, 8, 5
+# A file edited by hand may ask for more, but not for gigabytes or minutes.
+SCRYPT_MEMORY_BYTES, SCRYPT_P_MAX = 64 << 20, 16
+
+_LINE = re.compile(
+    r"^(?P<name>[^:\s]+):scrypt:(?P<n>\d+):(?P<r>\d+):(?P<p>\d+):(?P<salt>[\w+/=]+):(?P<hash>[\w+/=]+)$", re.ASCII
+)
+# Read from a screen and typed elsewhere: without the letters that look like digits. Twenty of these are 98 bits.
+_TYPED = "abcdefghijkmnpqrstuvwxyz23456789"
+WRONG = "the user or the password is wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A line of the users file: `name:scrypt:N:r:p:salt:hash`, salt and hash in base64."""
+
+    n: int
+    r: int
+    p: int
+    salt: bytes
+    hash: bytes
+
+    def matches(self, password: str) -> bool:
+        return hmac.compare_digest(_scrypt(password, self.salt, self.n, self.r, self.p), self.hash)
+
+    @classmethod
+    def of(cls, password: str) -> "Account":
+        salt = secrets.token_bytes(16)
+        return cls(SCRYPT_N, SCRYPT_R, SCRYPT_P, salt, _scrypt(password, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P))
+
+    def line(self, name: str) -> str:
+        salt, hash_ = (base64.b64encode(value).decode() for value in (self.salt, self.hash))
+        return f"{name}:scrypt:{self.n}:{self.r}:{self.p}:{salt}:{hash_}\n"
+
+
+class FileAccounts:
+    """The users file, read again when it has changed: a password set by `synvirt password` is good at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._read_at: tuple[int, int] | None = None
+        self._accounts: dict[str, Account] = {}
+        # Checked for a name that is not there, so that the time of an answer tells nobody which names are.
+        self._nobody = Account.of(secrets.token_urlsafe())
+
+    def __call__(self, user: str, password: str, address: str) -> None:
+        account = self._current().get(user)
+        right = (account or self._nobody).matches(password)
+        if account is None or not right:
+            raise Unauthorized(WRONG)
+
+    def version(self) -> tuple[int, int] | None:
+        """Changes when the file does; None when there is none."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_ino
+
+    def _current(self) -> dict[str, Account]:
+        with self._lock:
+            version = self.version()
+            if version is None or version != self._read_at:
+                try:
+                    self._accounts = _parse(self._path.read_text())
+                except OSError as error:
+                    raise Internal(f"the users file cannot be read: {error.strerror}") from error
+                except ValueError as error:
+                    raise Internal(f"the users file is damaged: {error}") from error
+                self._read_at = version
+            return self._accounts
+
+
+def add_first_account(path: Path) -> str | None:
+    """Make the users file with `admin` and a random password, and return that password; None when the file is there."""
+    password = "-".join("".join(secrets.choice(_TYPED) for _ in range(5)) for _ in range(4))
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return None
+    with os.fdopen(descriptor, "w") as file:
+        file.write(
+            "# name:scrypt:N:r:p:salt:hash; `synvirt password NAME` writes a line\n" + Account.of(password).line("admin")
+        )
+    return password
+
+
+def set_password(path: Path, user: str, password: str) -> None:
+    """Add the user or change the password, in a new file put in place of the old one."""
+    if not re.fullmatch(r"[^:\s#][^:\s]{0,63}", user):
+        raise BadRequest(f"{user[:64]!r} cannot be a user's name", hint="1 to 64 characters, without colon or space")
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    kept = [line if line.endswith("\n") else line + "\n" for line in lines if line.split(":")[0] != user]
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.writelines([*kept, Account.of(password).line(user)])
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
+    return hashlib.scrypt(password.encode(), salt=salt, n=n, r=r, p=p, maxmem=SCRYPT_MEMORY_BYTES, dklen=32)
+
+
+def _parse(text: str) -> dict[str, Account]:
+    accounts = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        found = _LINE.match(line)
+        if found is None:
+            raise ValueError(f"line {number} is not name:scrypt:N:r:p:salt:hash")
+        n, r, p = (int(found[name]) for name in ("n", "r", "p"))
+        # RFC 7914 section 2: N is a power of two above 1; the work area is 128 · N · r bytes (here: half of what is allowed).
+        if n < 2 or n & (n - 1) or not 0 < 128 * n * r <= SCRYPT_MEMORY_BYTES // 2 or not 0 < p <= SCRYPT_P_MAX:
+            raise ValueError(f"line {number} asks scrypt for what it cannot do, or for more work than a password is given here")
+        accounts[found["name"]] = Account(n, r, p, base64.b64decode(found["salt"]), base64.b64decode(found["hash"]))
+    return accounts

@@ -1,0 +1,133 @@
+"""The two nouns of the data path, and their laws.
+
+    DiskReader ── extents ──▶ copy() ──▶ DiskWriter
+
+A full copy is the extents of the whole disk, a delta the extents changed since a watermark, a restore the same two nouns
+the other way round. An image reader (qcow2, vmdk, …) is a DiskReader that reads from another DiskReader, the bytes of
+its file, so that any format may lie in any other.
+
+All offsets and lengths are bytes. All methods block; call them from plain threads, never from an event loop.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Extent:
+    """`length` bytes from `start`; `zero` means that they read as zeros and need not be read."""
+
+    start: int
+    length: int
+    zero: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@runtime_checkable
+class DiskReader(Protocol):
+    """A disk at one point in time.
+
+    Laws:
+    - `extents()` ascends, never overlaps, lies within `size`, and has no extent of length 0. A byte in no extent is one the
+      reader has nothing to say about (a delta): the copy leaves it as it is. A whole disk's extents leave no gap.
+    - `extents()` may be called again, from any thread, with the same answer; it is lazy, so that 64 TiB cost no memory.
+    - `read_into()` is positional and fills the whole buffer or raises; it may be called from `max_readers` threads at once.
+      It may cross extents of either sort, any alignment; zero extents fill with zeros.
+    - `max_readers == 1` promises that reads come in ascending order, each byte at most once, so a stream qualifies.
+    - Every failure is a SynvirtError: DiskReadFailed (with the offset) or, where the image itself is wrong, MalformedArchive.
+    - `close()` may be called twice.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def max_readers(self) -> int: ...
+    def extents(self) -> Iterator[Extent]: ...
+    def read_into(self, offset: int, buffer: memoryview) -> None: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class DiskWriter(Protocol):
+    """A volume being written.
+
+    Laws:
+    - `write()` and `zero()` are positional, take any alignment, and may be called from `max_writers` threads at once on ranges
+      that do not overlap. The buffer is not kept after `write()` returns.
+    - `zero()` makes the range read as zeros, by discard where the volume can, else by writing them.
+    - What was written before `flush()` began is durable when it returns.
+    - Writing outside `0 ≤ offset, offset + length ≤ size` raises and writes nothing.
+    - Every failure is a DiskWriteFailed that names the offset.
+    - `close()` may be called twice, and does not flush.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def max_writers(self) -> int: ...
+    def write(self, offset: int, buffer: memoryview) -> None: ...
+    def zero(self, offset: int, length: int) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class ExtentCursor:
+    """Asks an ascending walk of extents about ascending ranges; it looks at each extent once, and keeps one."""
+
+    def __init__(self, extents: Iterable[Extent]) -> None:
+        self._extents = iter(extents)
+        self._held: Extent | None = None
+
+    def between(self, start: int, end: int) -> Iterator[Extent]:
+        """The parts of the extents that lie in start to end. Ranges must ascend from call to call."""
+        while True:
+            if self._held is None or self._held.end <= start:
+                self._held = next(self._extents, None)
+                if self._held is None:
+                    return
+                continue
+            if self._held.start >= end:
+                return
+            first, last = max(start, self._held.start), min(end, self._held.end)
+            yield Extent(first, last - first, self._held.zero)
+            if self._held.end >= end:
+                return
+            start = last
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The disk's `length` bytes from `start` on lie, as they are, at offset `at` of an open file."""
+
+    start: int
+    length: int
+    descriptor: int
+    at: int
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A DiskReader that can also say where in a file its bytes lie, so that a volume may share them (`disks.cloning`).
+
+    Places ascend, never overlap, and lie in data extents; what is compressed or not in a file at all is left out.
+    """
+
+    def places(self) -> Iterator[Place]: ...
+
+
+def coalesced(extents: Iterable[Extent]) -> Iterator[Extent]:
+    """Neighbours of the same sort joined, so that the caller sees few long runs."""
+    held: Extent | None = None
+    for extent in extents:
+        if held is not None and held.end == extent.start and held.zero == extent.zero:
+            held = Extent(held.start, held.length + extent.length, held.zero)
+            continue
+        if held is not None:
+            yield held
+        held = extent
+    if held is not None:
+        yield held

@@ -1,0 +1,393 @@
+"""copy(): the one loop that moves a disk.
+
+    extents ─▶ _Plan ─▶ requests of a few MiB, ascending ─▶ threads ─▶ read_into ─▶ leave out zero runs ─▶ write
+                                                              │
+    the caller's thread: counts, reports, flushes, and says what is durable ◀── low mark
+
+A full copy, a delta, a cutover, an import, a backup and a restore are this one function. Python runs a few times a MiB here
+and never per 64 KiB block of data, apart from one memcmp; memory is one buffer a thread, whatever the disk's size.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ALL_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced
+from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
+from synvirt.model import KIB, MIB
+
+# Large enough that Python's share vanishes, small enough that 64 threads stay under 256 MiB (`make bench` repeats the measure).
+REQUEST_BYTES = 4 * MIB
+# A zero() may end as zeros written at 100 MiB/s: the step bounds how long a cancel waits for it.
+ZERO_STEP_BYTES = 256 * MIB
+# A zero extent shorter than this is read along with its neighbours: two requests cost more than clearing some memory.
+ZERO_GAP_BYTES = 256 * KIB
+# The granularity at which zeros are left out: a zvol's block (specification part 1), and qcow2's usual cluster.
+ZERO_RUN_BYTES = 64 * KIB
+ZEROS = bytes(ZERO_RUN_BYTES)
+THREADS_MAX = 64
+PROGRESS_EVERY_S = 0.1
+# How long extents are counted before the copy starts; what remains is counted in small slices beside it, so that a disk of a
+# million extents, or one that takes a network's round trip for each, starts as soon as one of ten, and counting never starves
+# the threads of the interpreter.
+COUNT_AHEAD_S = 0.05
+COUNT_SLICE_S = 0.001
+COUNT_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Running totals of a pass.
+
+    `bytes_total` is what the pass really reads (its data extents; while a very long list is still being counted, what was
+    counted so far), `bytes_done` how much of that was read; both include what lies before `since`. `bytes_zero` is what was
+    not written because it is zero: zero extents, and zero runs found in data. Before `watermark` every byte is done, and
+    durable when handed to on_watermark.
+    """
+
+    bytes_total: int
+    bytes_done: int
+    bytes_zero: int
+    watermark: int
+
+
+def default_threads(cores: int | None = None) -> int:
+    """What `make bench` found best: a thread a core, since copying is bound by inflating or by memory, never by waiting."""
+    return max(2, min(len(os.sched_getaffinity(0)) if cores is None else cores, THREADS_MAX))
+
+
+def copy(
+    reader: DiskReader,
+    writer: DiskWriter,
+    *,
+    since: int = 0,
+    fresh: bool = True,
+    threads: int | None = None,
+    bandwidth_bps: int | None = None,
+    flush_every_s: float = 5.0,
+    stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[Copied], None] = lambda copied: None,
+    on_watermark: Callable[[Copied], None] = lambda copied: None,
+) -> Copied:
+    """Copy the reader's extents to the writer. What no extent covers stays as it is: a delta is a reader with fewer extents.
+
+    - `fresh`: the writer reads as zeros wherever this very disk, as it is now, was not written; zeros are then left out. A
+      delta, or a resumed pass over a source that has moved on, says False, and zeros are made by `writer.zero()`.
+    - `since`: a watermark of an interrupted pass; everything before it is taken as done.
+    - `threads`: at most so many; by default one a core. A reader or writer that allows only one call at a time gets one at a
+      time, while the other side still overlaps with it.
+    - `stop` is asked before every request, from any thread. Cancelled, once it says True.
+    - `on_progress` and `on_watermark` are called from the calling thread; what they raise ends the copy and is raised.
+
+    The first failure ends the copy and is raised, naming the offset; a failure that is not ours becomes Internal. When this
+    returns or raises, no thread of it is left, and everything is durable if it returned.
+    """
+    if writer.size < reader.size:
+        raise DiskWriteFailed(f"the volume has {writer.size} bytes, the disk {reader.size}", hint="make the volume larger")
+    one_pass = _Pass(
+        reader,
+        writer,
+        plan=_Plan(reader.extents(), size=reader.size, since=since, fresh=fresh, request_bytes=_request_bytes(bandwidth_bps)),
+        count=_Count(reader.extents()),
+        bucket=_Bucket(bandwidth_bps) if bandwidth_bps else None,
+        stop=stop,
+        threads=_threads(threads, reader, writer),
+    )
+    with ThreadPoolExecutor(len(one_pass.busy) + 1, thread_name_prefix="copy") as pool:  # one more: it flushes
+        try:
+            copied = _oversee(one_pass, pool, flush_every_s, on_progress, on_watermark)
+        finally:
+            one_pass.ended.set()
+    return copied
+
+
+def _threads(wanted: int | None, reader: DiskReader, writer: DiskWriter) -> int:
+    # A side that takes one call at a time is kept to it by a lock, and does not keep the other side from overlapping.
+    limits = [limit for limit in (reader.max_readers, writer.max_writers) if limit > 1]
+    return max(1, min([wanted or default_threads(), THREADS_MAX, *limits]))
+
+
+def _request_bytes(bandwidth_bps: int | None) -> int:
+    """At a low limit, requests of a quarter second, so that the rate is even and a cancel is prompt."""
+    if not bandwidth_bps:
+        return REQUEST_BYTES
+    return max(ZERO_RUN_BYTES, min(REQUEST_BYTES, bandwidth_bps // 4 // ZERO_RUN_BYTES * ZERO_RUN_BYTES))
+
+
+def _oversee(
+    one_pass: "_Pass",
+    pool: ThreadPoolExecutor,
+    flush_every_s: float,
+    on_progress: Callable[[Copied], None],
+    on_watermark: Callable[[Copied], None],
+) -> Copied:
+    """Runs in the caller's thread while the others copy."""
+    counted = one_pass.count.advance(COUNT_AHEAD_S)
+    on_progress(one_pass.copied())
+    working: set[Future[None]] = {pool.submit(one_pass.work, slot) for slot in range(len(one_pass.busy))}
+    flushing: tuple[Future[None], Copied] | None = None
+    flushed, flush_at = one_pass.copied(), time.monotonic() + flush_every_s
+    report_at = time.monotonic() + PROGRESS_EVERY_S
+    while wait(working, COUNT_PAUSE_S if not counted else PROGRESS_EVERY_S, ALL_COMPLETED).not_done:
+        counted = counted or one_pass.count.advance(COUNT_SLICE_S)
+        now = time.monotonic()
+        if now >= report_at:
+            on_progress(one_pass.copied())
+            report_at = now + PROGRESS_EVERY_S
+        if flushing is not None and flushing[0].done():
+            flushing[0].result()
+            flushed, flushing, flush_at = flushing[1], None, now + flush_every_s
+            on_watermark(flushed)
+        if flushing is None and now >= flush_at and one_pass.copied().watermark > flushed.watermark:
+            # The mark is taken before the flush begins: only what was written by then is durable when it ends.
+            flushing = pool.submit(one_pass.flush), one_pass.copied()
+    if one_pass.error is not None:
+        raise one_pass.error
+    if flushing is not None:
+        flushing[0].result()
+    while not counted:
+        counted = one_pass.count.advance(COUNT_SLICE_S)
+    copied = one_pass.copied()
+    one_pass.flush()
+    on_watermark(copied)
+    on_progress(copied)
+    return copied
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """`length` bytes from `start` to copy, of which `data_bytes` lie in data extents; or to make zero."""
+
+    start: int
+    length: int
+    data_bytes: int
+    zero: bool = False
+
+
+class _Plan:
+    """Cuts extents into requests, lazily and in ascending order. `take()` is for any thread."""
+
+    def __init__(self, extents: Iterator[Extent], *, size: int, since: int, fresh: bool, request_bytes: int) -> None:
+        self._size, self._since, self.fresh, self.request_bytes = size, since, fresh, request_bytes
+        self._requests = self._cut(extents)
+        self._lock = threading.Lock()
+        # Everything before it was handed out, or needs no handing out.
+        self.position = since
+        self.zero_bytes_passed = 0
+        self.data_bytes_behind = 0
+
+    def take(self) -> _Request | None:
+        with self._lock:
+            request = next(self._requests, None)
+            self.position = self._size if request is None else request.start + request.length
+            return request
+
+    def _cut(self, extents: Iterator[Extent]) -> Iterator[_Request]:
+        start = end = data_bytes = 0  # the open span: bytes to copy in one request, small zero extents included
+        for extent in coalesced(self._from_since(extents)):
+            large_zero = extent.zero and extent.length >= ZERO_GAP_BYTES
+            if start == end or extent.start != end or large_zero:
+                if start < end:
+                    yield _Request(start, end - start, data_bytes)
+                start, end, data_bytes = extent.start, extent.start, 0
+                if extent.zero:
+                    yield from self._zeros(extent)
+                    continue
+            while end < extent.end:
+                # Requests end at multiples of their size, wherever the first began: readers and file systems like it so.
+                cut = min(extent.end, start - start % self.request_bytes + self.request_bytes)
+                data_bytes += 0 if extent.zero else cut - end
+                end = cut
+                if end % self.request_bytes == 0:
+                    yield _Request(start, end - start, data_bytes)
+                    start, data_bytes = end, 0
+        if start < end:
+            yield _Request(start, end - start, data_bytes)
+
+    def _zeros(self, extent: Extent) -> Iterator[_Request]:
+        self.zero_bytes_passed += extent.length if self.fresh else 0
+        if not self.fresh:
+            for start in range(extent.start, extent.end, ZERO_STEP_BYTES):
+                yield _Request(start, min(ZERO_STEP_BYTES, extent.end - start), 0, zero=True)
+
+    def _from_since(self, extents: Iterator[Extent]) -> Iterator[Extent]:
+        """What lies at or after `since`. A reader that breaks its laws would break the watermark's promise: refused."""
+        end = 0
+        for extent in extents:
+            if extent.start < end or extent.length <= 0 or extent.end > self._size:
+                raise Internal(
+                    f"the reader's extent at offset {extent.start} of {extent.length} bytes is out of order or range"
+                )
+            end = extent.end
+            behind = min(max(self._since - extent.start, 0), extent.length)
+            if extent.zero:
+                self.zero_bytes_passed += behind
+            else:
+                self.data_bytes_behind += behind
+            if behind < extent.length:
+                yield replace(extent, start=extent.start + behind, length=extent.length - behind) if behind else extent
+
+
+class _Count:
+    """Adds up the data extents, a little at a time."""
+
+    def __init__(self, extents: Iterator[Extent]) -> None:
+        self._extents = extents
+        self.data_bytes = 0
+
+    def advance(self, seconds: float) -> bool:
+        """Count for so long; True when there are no more extents."""
+        until = time.monotonic() + seconds
+        for extent in self._extents:
+            if not extent.zero:
+                self.data_bytes += extent.length
+            if time.monotonic() >= until:
+                return False
+        return True
+
+
+class _Pass:
+    """One copy under way: what its threads share."""
+
+    def __init__(
+        self,
+        reader: DiskReader,
+        writer: DiskWriter,
+        *,
+        plan: _Plan,
+        count: _Count,
+        bucket: "_Bucket | None",
+        stop: Callable[[], bool],
+        threads: int,
+    ) -> None:
+        self.reader, self.writer, self.plan, self.count = reader, writer, plan, count
+        self.ended = threading.Event()
+        self.error: SynvirtError | None = None
+        # The start of the request that each thread works on: the lowest of them is the low mark.
+        self.busy: list[int | None] = [None] * threads
+        self._bucket, self._stop = bucket, stop
+        self._bytes_done = self._bytes_zero = 0
+        self._lock = threading.Lock()
+        # Where only one call at a time is allowed, a lock keeps it so; taking the request within it keeps the order.
+        self._reading = threading.Lock() if reader.max_readers <= 1 else nullcontext()
+        self._writing = threading.Lock() if writer.max_writers <= 1 else nullcontext()
+
+    def work(self, slot: int) -> None:
+        """A thread's life: take a request, read it, write what is not zero."""
+        buffer = bytearray(self.plan.request_bytes)
+        view = memoryview(buffer)
+        try:
+            while True:
+                with self._reading:
+                    request = self._take(slot)
+                    if request is None:
+                        return
+                    if not request.zero:
+                        self.reader.read_into(request.start, view[: request.length])
+                bytes_zero = self._write(request, buffer, view)
+                with self._lock:
+                    self._bytes_done += request.data_bytes
+                    self._bytes_zero += bytes_zero
+                    self.busy[slot] = None
+        except BaseException as error:
+            self._fail(error, self.busy[slot])
+
+    def flush(self) -> None:
+        with self._writing:
+            self.writer.flush()
+
+    def copied(self) -> Copied:
+        with self._lock:
+            # The position first: a thread says that it is busy before it moves the position on.
+            watermark = min([self.plan.position, *(start for start in self.busy if start is not None)])
+            done = self._bytes_done + self.plan.data_bytes_behind
+            zero = self._bytes_zero + self.plan.zero_bytes_passed
+        return Copied(max(self.count.data_bytes, done), done, zero, watermark)
+
+    def _take(self, slot: int) -> _Request | None:
+        if self._stop():
+            raise Cancelled
+        if self.ended.is_set():
+            return None
+        with self._lock:
+            self.busy[slot] = self.plan.position
+        request = self.plan.take()
+        with self._lock:
+            self.busy[slot] = None if request is None else request.start
+        if request is not None and self._bucket is not None:
+            self._bucket.take(request.data_bytes, self.ended, self._stop)
+        return None if self.ended.is_set() else request
+
+    def _write(self, request: _Request, buffer: bytearray, view: memoryview) -> int:
+        """How many bytes were left out or made zero."""
+        if request.zero:
+            with self._writing:
+                self.writer.zero(request.start, request.length)
+            return request.length
+        bytes_zero = 0
+        for at, end, zero in zero_runs(buffer, request.start, request.length):
+            if zero:
+                bytes_zero += end - at
+                if self.plan.fresh:
+                    continue
+            with self._writing:
+                if zero:
+                    self.writer.zero(request.start + at, end - at)
+                else:
+                    self.writer.write(request.start + at, view[at:end])
+        return bytes_zero
+
+    def _fail(self, error: BaseException, offset: int | None) -> None:
+        if not isinstance(error, SynvirtError):
+            where = "" if offset is None else f" at offset {offset}"
+            ours = Internal(f"the copy broke{where}: {type(error).__name__}")
+            ours.__cause__ = error
+            error = ours
+        with self._lock:
+            if self.error is None:
+                self.error = error
+        self.ended.set()
+
+
+def zero_runs(buffer: bytearray, offset: int, length: int) -> Iterator[tuple[int, int, bool]]:
+    """The buffer's first `length` bytes, which lie at `offset` of the disk, as runs `(at, end, zero)` that alternate.
+
+    Runs change only where the disk's 64 KiB blocks do; a block cut off by the buffer's edge counts as a block.
+    """
+    run_at = at = 0
+    run_zero: bool | None = None
+    while at < length:
+        end = min(at - (offset + at) % ZERO_RUN_BYTES + ZERO_RUN_BYTES, length)
+        # One memcmp. The obvious `view[at:end] == ZEROS` compares item by item and is a hundred times slower.
+        zero = buffer.startswith(ZEROS if end - at == ZERO_RUN_BYTES else ZEROS[: end - at], at)
+        if zero is not run_zero:
+            if run_zero is not None:
+                yield run_at, at, run_zero
+            run_at, run_zero = at, zero
+        at = end
+    if run_zero is not None:
+        yield run_at, length, run_zero
+
+
+class _Bucket:
+    """Lets bytes pass at a rate: each takes its turn after those before it."""
+
+    def __init__(self, rate_bps: int) -> None:
+        self._rate_bps = rate_bps
+        self._free_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def take(self, amount: int, ended: threading.Event, stop: Callable[[], bool]) -> None:
+        """Wait for the turn of `amount` bytes; less long if the copy ends meanwhile. Cancelled, once `stop()` is True."""
+        with self._lock:
+            now = time.monotonic()
+            # What was not used stays usable for a second: a reader that stalls may catch up, and no more.
+            self._free_at = max(self._free_at, now - 1.0) + amount / self._rate_bps
+            turn_at = self._free_at
+        while (left := turn_at - time.monotonic()) > 0 and not ended.wait(min(left, 0.1)):
+            if stop():
+                raise Cancelled

@@ -1,0 +1,197 @@
+"""Every error that leaves the service, once.
+
+    SynvirtError                 the root: catch this, and nothing of ours is missed
+    ├── BadRequest … HostPathRejected     the caller can mend it (HTTP 4xx)
+    ├── SourceUnreachable, AuthFailed     the platform we read from (HTTP 502)
+    └── DiskReadFailed … Internal         the job or the host (HTTP 500, mostly in `last_error`)
+
+A class is one E_ code of the specification (part 7), its HTTP status and its meaning: the docstring's first line is the
+title a caller sees and the default detail. An instance adds what happened (`detail`, with the names and numbers a person
+needs) and what to do about it (`hint`). Foreign exceptions become one of these where they arise, chained with `from`.
+"""
+
+from typing import ClassVar
+
+
+class SynvirtError(Exception):
+    """Something went wrong inside the service."""
+
+    code: ClassVar[str] = "E_MIG_INTERNAL"
+    status: ClassVar[int] = 500
+
+    def __init__(self, detail: str = "", *, hint: str | None = None) -> None:
+        self.detail = detail or self.title()
+        self.hint = hint
+        super().__init__(self.detail)
+
+    @classmethod
+    def title(cls) -> str:
+        return (cls.__doc__ or "").strip().splitlines()[0]
+
+
+class BadRequest(SynvirtError):
+    """The request is not well formed."""
+
+    code, status = "E_MIG_BAD_REQUEST", 400
+
+
+class InvalidPlan(SynvirtError):
+    """The plan cannot be carried out as it stands."""
+
+    code, status = "E_MIG_INVALID_PLAN", 400
+
+
+class UnsupportedFormat(SynvirtError):
+    """The file is of no kind that can be imported."""
+
+    code, status = "E_MIG_UNSUPPORTED_FORMAT", 400
+
+
+class MalformedArchive(SynvirtError):
+    """The archive or one of its parts is damaged or not what it says."""
+
+    code, status = "E_MIG_MALFORMED_ARCHIVE", 400
+
+
+class HostPathRejected(SynvirtError):
+    """The path leaves the import root."""
+
+    code, status = "E_MIG_HOST_PATH_REJECTED", 400
+
+
+class Unauthorized(SynvirtError):
+    """The caller's credentials are missing or wrong."""
+
+    # Specification part 7 has one code for refused credentials; the status tells the caller's (401) from a source's (502).
+    code, status = "E_MIG_AUTH_FAILED", 401
+
+
+class NotFound(SynvirtError):
+    """There is no such thing."""
+
+    code, status = "E_MIG_NOT_FOUND", 404
+
+
+class VmNotFound(NotFound):
+    """The source has no such virtual machine."""
+
+    code = "E_MIG_VM_NOT_FOUND"
+
+
+class UploadNotFound(NotFound):
+    """There is no such upload: it expired or was removed."""
+
+    code = "E_MIG_UPLOAD_NOT_FOUND"
+
+
+class Conflict(SynvirtError):
+    """The request does not fit the present state."""
+
+    code, status = "E_MIG_CONFLICT", 409
+
+
+class UploadTooLarge(SynvirtError):
+    """The upload is over the size cap."""
+
+    code, status = "E_MIG_UPLOAD_REJECTED", 413
+
+
+class UploadRejected(SynvirtError):
+    """The upload's SHA-256 is not the one announced."""
+
+    code, status = "E_MIG_UPLOAD_REJECTED", 422
+
+
+class SourceUnreachable(SynvirtError):
+    """The source platform does not answer."""
+
+    code, status = "E_MIG_SOURCE_UNREACHABLE", 502
+
+
+class AuthFailed(SynvirtError):
+    """The source platform refused the credentials."""
+
+    code, status = "E_MIG_AUTH_FAILED", 502
+
+
+class CbtUnsupported(SynvirtError):
+    """The source cannot track changes, so the job runs cold."""
+
+    code = "E_MIG_CBT_UNSUPPORTED"
+
+
+class CbtReset(SynvirtError):
+    """The source lost its change tracking in the middle of the migration."""
+
+    code = "E_MIG_CBT_RESET"
+
+
+class SnapshotFailed(SynvirtError):
+    """The source could not make a snapshot."""
+
+    code = "E_MIG_SNAPSHOT_FAILED"
+
+
+class DiskReadFailed(SynvirtError):
+    """A source disk could not be read."""
+
+    code = "E_MIG_DISK_READ_FAILED"
+
+
+class DiskWriteFailed(SynvirtError):
+    """A destination volume could not be written."""
+
+    code = "E_MIG_DISK_WRITE_FAILED"
+
+
+class V2vFailed(SynvirtError):
+    """The guest's virtio drivers could not be injected."""
+
+    code = "E_MIG_V2V_FAILED"
+
+
+class DomainDefineFailed(SynvirtError):
+    """The hypervisor refused the domain."""
+
+    code = "E_MIG_DOMAIN_DEFINE_FAILED"
+
+
+class GuestBootFailed(SynvirtError):
+    """The imported guest did not boot."""
+
+    code = "E_MIG_GUEST_BOOT_FAILED"
+
+
+class DeltaTooLarge(SynvirtError):
+    """The guest changes faster than its changes can be copied."""
+
+    code = "E_MIG_DELTA_TOO_LARGE"
+
+
+class Cancelled(SynvirtError):
+    """The operator cancelled the job."""
+
+    code = "E_MIG_CANCELLED"
+
+
+class PersistFailed(SynvirtError):
+    """The persistent store could not be read or written."""
+
+    code = "E_MIG_PERSIST_FAILED"
+
+
+class Internal(SynvirtError):
+    """Something went wrong inside the service."""
+
+
+def _with_subclasses(root: type[SynvirtError]) -> list[type[SynvirtError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _with_subclasses(child))]
+
+
+# One class a code: where several share one (an upload too large, or wrong), the one that names the general case.
+BY_CODE: dict[str, type[SynvirtError]] = {cls.code: cls for cls in _with_subclasses(SynvirtError) if cls is not Unauthorized}
+
+
+def from_code(code: str, detail: str, hint: str | None = None) -> SynvirtError:
+    """The error a code names; how an error comes back from a worker process. Unknown codes are Internal."""
+    return BY_CODE.get(code, Internal)(detail, hint=hint)

@@ -1,0 +1,77 @@
+"""The key that seals the credentials of sources, and sealing itself (specification parts 1 and 5).
+
+{data_dir}/keyring/migrator.key: 32 bytes, mode 0600, made once. A sealed secret is nonce (12 bytes) ‖ ciphertext ‖ tag (16) of
+AES-256-GCM (NIST SP 800-38D); what it belongs to is bound in as associated data, so that it opens nowhere else.
+"""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from synvirt.errors import Internal, SynvirtError
+
+KEY_BYTES = 32
+KEY_MODE = 0o600
+NONCE_BYTES = 12
+
+
+class KeyUnusable(SynvirtError):
+    """The sealing key is not what it must be."""
+
+    code, status = "E_MIG_INTERNAL", 500
+
+
+def migrator_key(path: Path) -> bytes:
+    """The key at `path`, made if there is none. KeyUnusable when its size, mode or owner are wrong: then nothing starts."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, KEY_MODE)
+    except FileExistsError:
+        return _read(path)
+    except OSError as error:
+        raise KeyUnusable(f"{path.name} cannot be made: {error.strerror}") from error
+    key = secrets.token_bytes(KEY_BYTES)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(key)
+        file.flush()
+        os.fsync(file.fileno())
+    return key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise KeyUnusable(f"{path.name} cannot be opened: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        mode = stat.S_IMODE(status.st_mode)
+        if mode != KEY_MODE:
+            raise KeyUnusable(
+                f"{path.name} has mode {mode:04o}, not {KEY_MODE:04o}: others may have read it", hint=f"chmod 600 {path}"
+            )
+        if status.st_uid != os.geteuid():
+            raise KeyUnusable(f"{path.name} belongs to user {status.st_uid}, not to the service's {os.geteuid()}")
+        key = file.read(KEY_BYTES + 1)
+    if len(key) != KEY_BYTES:
+        raise KeyUnusable(
+            f"{path.name} has {status.st_size} bytes, not {KEY_BYTES}",
+            hint="restore it from your backup: without it the credentials of registered sources cannot be opened",
+        )
+    return key
+
+
+def seal(key: bytes, secret: bytes, *, belongs_to: bytes) -> bytes:
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, secret, belongs_to)
+
+
+def unseal(key: bytes, sealed: bytes, *, belongs_to: bytes) -> bytes:
+    """The secret. Internal when the key, the owner or the bytes are not those it was sealed with."""
+    try:
+        return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], belongs_to)
+    except (InvalidTag, ValueError) as error:
+        raise Internal("a sealed secret cannot be opened: its key or its bytes have changed") from error

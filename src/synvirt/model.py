@@ -1,0 +1,429 @@
+"""The nouns on the wire and inside: one frozen pydantic model each, no I/O.
+
+Units are in the names: `_bytes`, `_bps` (bytes per second), `_s` (seconds). Times are UTC. Unknown fields are an error in
+what a caller sends (`Received`), and never appear in what we answer.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, model_validator
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _rfc3339(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 4.0 is the integer 4, for a reader that otherwise takes no float for an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Time = Annotated[datetime, PlainSerializer(_rfc3339, return_type=str, when_used="json")]
+Bytes = Annotated[int, Field(ge=0)]
+# Names end in file names, zfs datasets and XML: 255 is the file system's limit; no control characters.
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class Model(BaseModel):
+    """A value: frozen, compared by content."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Received(Model):
+    """A value that a caller sends: an unknown field is an error, not silence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# ── kinds, modes, states (specification parts 1 to 3; spellings: part 2) ─────────────────────────────────────────────
+
+
+class LiveKind(StrEnum):
+    VIM_API = "vim_api"
+    WMI_API = "wmi_api"
+    PVE_API = "pve_api"
+    LIBVIRT_REMOTE = "libvirt_remote"
+    XEN_API = "xen_api"
+    PRISM_API = "prism_api"
+
+
+class OfflineKind(StrEnum):
+    OVA_ARCHIVE = "ova_archive"
+    OVF_FOLDER = "ovf_folder"
+    VMX_FOLDER = "vmx_folder"
+    VHDX = "vhdx"
+    QCOW2 = "qcow2"
+    VMDK = "vmdk"
+    VMCX_EXPORT = "vmcx_export"
+    VBOX_FOLDER = "vbox_folder"
+    XVA_ARCHIVE = "xva_archive"
+
+
+class Mode(StrEnum):
+    WARM = "Warm"
+    COLD = "Cold"
+
+
+class State(StrEnum):
+    QUEUED = "Queued"
+    COPYING_FULL = "CopyingFull"
+    DELTA_SYNCING = "DeltaSyncing"
+    CUTTING_OVER = "CuttingOver"
+    V2V_PROCESSING = "V2vProcessing"
+    STARTING = "Starting"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+
+ENDS = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+
+DiskBus = Literal["virtio", "scsi", "sata", "ide", "nvme"]
+
+# ── the VM as its source describes it ────────────────────────────────────────────────────────────────────────────────
+
+
+class GuestOs(Model):
+    family: Literal["windows", "linux", "other"] = "other"
+    id: str = ""
+    name: str = ""
+
+
+class Disk(Model):
+    """A disk of the source VM. `key` names it everywhere: never its place in a list."""
+
+    key: str
+    label: str
+    capacity_bytes: Bytes
+    used_bytes: Bytes | None = None
+    format: str = "raw"
+    bus: DiskBus = "scsi"
+    controller: str = ""
+    unit: int = 0
+    boot_order: int | None = None
+    source_path: str = ""
+    cbt_enabled: bool = False
+
+
+class Nic(Model):
+    key: str
+    mac: str | None = None
+    model: str = ""
+    network: str = ""
+    connected: bool = True
+    ip_addresses: tuple[str, ...] = ()
+
+
+class Snapshot(Model):
+    id: str
+    name: str = ""
+    created_at: Time | None = None
+
+
+class Concern(Model):
+    """What may go wrong with this VM, seen before anything is copied."""
+
+    id: str
+    category: Literal["Critical", "Warning", "Information"]
+    label: str
+    assessment: str
+    remedy: str
+
+
+class VmManifest(Model):
+    vm_id: str
+    name: str
+    uuid: str | None = None
+    power_state: Literal["on", "off", "suspended", "unknown"] = "off"
+    firmware: Literal["bios", "uefi"] = "bios"
+    secure_boot: bool = False
+    tpm: bool = False
+    cpu_count: int = 1
+    cores_per_socket: int = 1
+    memory_bytes: Bytes = GIB
+    guest_os: GuestOs = GuestOs()
+    cbt_available: bool = False
+    cbt_reason: str | None = None
+    disks: tuple[Disk, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    concerns: tuple[Concern, ...] = ()
+
+
+# ── the plan ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _one_key(schema: dict[str, Any]) -> None:
+    """JSON Schema's words for a model of which exactly one field is given."""
+    del schema["type"], schema["additionalProperties"]
+    schema["oneOf"] = [
+        {"type": "object", "properties": {name: field["anyOf"][0]}, "required": [name], "additionalProperties": False}
+        for name, field in schema.pop("properties").items()
+    ]
+
+
+class PlanSource(Received):
+    """Exactly one key: `{"Live": kind}` or `{"Offline": kind}`."""
+
+    model_config = ConfigDict(json_schema_extra=_one_key)
+
+    Live: LiveKind | None = Field(default=None, exclude_if=lambda value: value is None)
+    Offline: OfflineKind | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.Live is None) == (self.Offline is None):
+            raise ValueError("source has exactly one key, Live or Offline")
+        return self
+
+
+class LiveVmRef(Received):
+    kind: Literal["live_vm"]
+    source_id: UUID
+    vm_id: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+class HostPathRef(Received):
+    kind: Literal["offline_host_path"]
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+class UploadRef(Received):
+    kind: Literal["upload"]
+    upload_id: UUID
+
+
+SourceRef = Annotated[LiveVmRef | HostPathRef | UploadRef, Field(discriminator="kind")]
+
+
+class NetworkMap(Received):
+    source: str
+    target: str
+
+
+class Target(Received):
+    """How the domain shall differ from its source. `None` keeps what the source has."""
+
+    name: Name | None = None
+    cpu_count: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = None
+    memory_bytes: Annotated[int, Field(ge=MIB, le=64 * TIB), WHOLE] | None = None
+    start: bool = True
+    network_map: tuple[NetworkMap, ...] = ()
+    disk_bus: DiskBus | None = None
+
+
+class Warm(Received):
+    """The delta loop's settings: it converges when a pass reads no more than `delta_threshold_bytes`."""
+
+    max_passes: Annotated[int, Field(ge=1, le=1000), WHOLE] = 10
+    delta_threshold_bytes: Annotated[int, Field(ge=0, le=64 * TIB), WHOLE] = 256 * MIB
+    interval_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0
+    cutover: Literal["auto", "manual"] = "auto"
+
+
+class Limits(Received):
+    bandwidth_bps: Annotated[int, Field(ge=64 * KIB, le=TIB), WHOLE] | None = None
+
+
+def _matching_source(schema: dict[str, Any]) -> None:
+    """JSON Schema's words for `_source_fits_its_reference`."""
+    mapping = schema["properties"]["source_ref"]["discriminator"]["mapping"]
+    schema["oneOf"] = [
+        {
+            "properties": {
+                "source": {"required": [key]},
+                "source_ref": {"oneOf": [{"$ref": mapping[kind]} for kind in kinds]},
+            }
+        }
+        for key, kinds in (("Live", ["live_vm"]), ("Offline", ["offline_host_path", "upload"]))
+    ]
+
+
+class MigrationPlan(Received):
+    model_config = ConfigDict(json_schema_extra=_matching_source)
+
+    source: PlanSource
+    source_ref: SourceRef
+    mode: Mode
+    name: Name | None = None
+    target: Target = Target()
+    skip_disks: tuple[str, ...] = ()
+    # Ids of Critical concerns that the operator has read and takes upon himself.
+    waive_concerns: tuple[str, ...] = ()
+    warm: Warm = Warm()
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _source_fits_its_reference(self) -> Self:
+        if (self.source.Live is not None) != (self.source_ref.kind == "live_vm"):
+            raise ValueError("a Live source takes source_ref.kind live_vm; an Offline source takes offline_host_path or upload")
+        return self
+
+
+# ── the job ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Problem(Model):
+    """`last_error` of a job; with `fatal` false the job goes on."""
+
+    code: str
+    message: str
+    hint: str | None = None
+    fatal: bool = True
+    at: Time
+    state: State
+
+
+class Progress(Model):
+    """`bytes_total` is what will really be read, where that is known. Zeros that need no reading count as done."""
+
+    bytes_total: Bytes = 0
+    bytes_done: Bytes = 0
+    bytes_zero: Bytes = 0
+    rate_bps: float = 0.0
+    eta_s: float | None = None
+
+
+class DiskProgress(Model):
+    key: str
+    label: str
+    state: Literal["waiting", "copying", "copied", "skipped"] = "waiting"
+    bytes_total: Bytes = 0
+    bytes_done: Bytes = 0
+    bytes_zero: Bytes = 0
+    volume: str | None = None
+
+
+class Pass(Model):
+    """`seconds` are those spent copying: what passes while the service is down does not count."""
+
+    number: int
+    kind: Literal["full", "delta", "final"]
+    bytes: Bytes = 0
+    seconds: float = 0.0
+    finished_at: Time | None = None
+
+
+class Domain(Model):
+    name: str
+    uuid: str
+    xml: str
+
+
+class StateVisit(Model):
+    """When the job entered a state: its history is the list of these."""
+
+    state: State
+    at: Time
+
+
+class Migration(Model):
+    """A job, as the store keeps it and as the API answers it."""
+
+    id: UUID
+    name: str
+    plan: MigrationPlan
+    state: State = State.QUEUED
+    mode_effective: Mode
+    last_error: Problem | None = None
+    progress: Progress = Progress()
+    disks: tuple[DiskProgress, ...] = ()
+    passes: tuple[Pass, ...] = ()
+    manifest: VmManifest | None = None
+    domain: Domain | None = None
+    history: tuple[StateVisit, ...] = ()
+    boot_sign: str | None = None
+    created_at: Time
+    started_at: Time | None = None
+    finished_at: Time | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDS
+
+
+# ── files: host files, uploads, what is in them ──────────────────────────────────────────────────────────────────────
+
+
+class HostEntry(Model):
+    """What lies in a folder of the import root. Links are shown as what they lead to; a folder has no size."""
+
+    name: str
+    path: str
+    type: Literal["file", "directory"]
+    size_bytes: Bytes | None
+    modified_at: Time
+    offline_kind: OfflineKind | None
+
+
+class HostFolder(Model):
+    """A page of a folder: folders first, then files, each by name. `parent` of the import root is null."""
+
+    path: str
+    parent: str | None
+    entries: tuple[HostEntry, ...]
+    next_cursor: str | None
+
+
+class HostFileRequest(Received):
+    """Body of POST /host-files/inspect."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+class Inspection(Model):
+    """What a file or folder is, and which VM is in it."""
+
+    offline_kind: OfflineKind
+    manifest: VmManifest
+
+
+class Upload(Model):
+    """An uploaded archive. `path` can be used as `offline_host_path`; from `expires_at` on it may be gone."""
+
+    id: UUID
+    filename: str
+    size_bytes: Bytes
+    sha256: str
+    path: str
+    created_at: Time
+    expires_at: Time
+
+
+class ProgressUpdate(Model):
+    """Data of the stream's `event: progress`."""
+
+    id: UUID
+    state: State
+    progress: Progress
+
+
+class PlanEnvelope(Received):
+    """Body of POST /migrations."""
+
+    plan: MigrationPlan
+
+
+class ProblemDetails(Model):
+    """RFC 9457 `application/problem+json`, with the E_ code and a hint."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    code: str
+    detail: str
+    hint: str | None = None
+
+
+JsonObject = dict[str, Any]

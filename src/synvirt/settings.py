@@ -1,0 +1,143 @@
+"""Settings: one TOML file, SYNVIRT_* variables over it, flags over those; defaults that work with nothing set.
+
+A key of the file's table [zfs] is `zfs_…` here and SYNVIRT_ZFS_… in the environment, so that each setting has one name.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from pydantic import Field, ValidationError
+
+from synvirt.errors import BadRequest
+from synvirt.model import GIB, Received
+
+ENV_PREFIX = "SYNVIRT_"
+# Variables of that prefix that are not settings: the specification's own (part 1), this file's path, the command line's.
+ENV_NOT_SETTINGS = frozenset(
+    {"SYNVIRT_MIGRATOR_SKIP_GO_SHIM", "SYNVIRT_CONFIG", "SYNVIRT_PASSWORD", "SYNVIRT_SERVER", "SYNVIRT_USER"}
+)
+
+# In the import root, and shown by the uploads' own list instead of the folder's.
+UPLOADS_FOLDER = ".uploads"
+
+
+def default_data_dir() -> Path:
+    return Path("/var/lib/synvirt") if os.geteuid() == 0 else Path.home() / ".local/share/synvirt"
+
+
+class Settings(Received):
+    data_dir: Path = Field(default_factory=default_data_dir)
+    listen: str = "127.0.0.1:8441"
+    base_url: str = ""
+    auth: Literal["file", "pam"] = "file"
+    pam_service: str = "login"
+    # Off only on a loopback address, behind a proxy of the operator's.
+    tls: bool = True
+    # None: a certificate made on first start, in {data_dir}/keyring.
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    # Empty: SQLite in data_dir. A PostgreSQL URL serves a fleet: postgresql://user@host/database
+    database_url: str = ""
+    # Names this host in the store and in the engine; jobs are resumed by the host that began them.
+    host_id: str = "local"
+    destination: Literal["auto", "directory", "zfs"] = "auto"
+    zfs_pool: str = ""
+    zfs_namespace: str = "synvirt"
+    # Empty: the embedded driver, qemu:///embed?root={data_dir}/libvirt. The appliance sets qemu:///system
+    libvirt_uri: str = ""
+    jobs_at_once: Annotated[int, Field(ge=1, le=256)] = 4
+    # None: what `make bench` found best for this many cores.
+    copy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
+    boot_timeout_s: Annotated[float, Field(gt=0)] = 600
+    boot_check: Literal["agent", "running"] = "agent"
+    upload_cap_bytes: Annotated[int, Field(gt=0)] = 20 * GIB
+    # An upload that no job reads is removed after so long.
+    upload_expires_days: Annotated[float, Field(gt=0, le=3650)] = 7
+    virtio_win_iso: Path = Path("/usr/share/virtio-win/virtio-win.iso")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def imports_dir(self) -> Path:
+        return self.data_dir / "imports"
+
+    @property
+    def uploads_dir(self) -> Path:
+        return self.imports_dir / UPLOADS_FOLDER
+
+    @property
+    def keyring_dir(self) -> Path:
+        return self.data_dir / "keyring"
+
+    @property
+    def volumes_dir(self) -> Path:
+        return self.data_dir / "volumes"
+
+    @property
+    def socket_path(self) -> Path:
+        return self.data_dir / "synvirt.sock"
+
+    @property
+    def store_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.data_dir / 'migrator.db'}"
+
+    @property
+    def hypervisor_uri(self) -> str:
+        return self.libvirt_uri or f"qemu:///embed?root={quote(str(self.data_dir / 'libvirt'))}"
+
+
+def load(
+    *, config: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+) -> Settings:
+    """Flags over environment over file over defaults. BadRequest names the setting that is wrong."""
+    environ = os.environ if environ is None else environ
+    chosen = config or (Path(environ["SYNVIRT_CONFIG"]) if "SYNVIRT_CONFIG" in environ else None)
+    values: dict[str, Any] = {}
+    if chosen is not None:
+        values.update(_flat(_read_toml(chosen)))
+    for variable, value in environ.items():
+        if variable.startswith(ENV_PREFIX) and variable not in ENV_NOT_SETTINGS:
+            values[variable.removeprefix(ENV_PREFIX).lower()] = value
+    values.update({key: value for key, value in (flags or {}).items() if value is not None})
+    try:
+        # Frozen strictness is for callers' JSON; the environment has only strings, so this mode is lax about types.
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = "_".join(str(part) for part in first["loc"])
+        raise BadRequest(f"setting {where}: {first['msg']}", hint="docs/settings.md lists every setting") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise BadRequest(f"settings file {path} cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadRequest(f"settings file {path}: {error}") from error
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat.update({f"{key}_{inner}": item for inner, item in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def prepare_data_dir(settings: Settings) -> None:
+    """Make {data_dir} and its folders with the modes of specification part 8. Idempotent."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+    for folder, mode in (
+        (settings.imports_dir, 0o750),
+        (settings.uploads_dir, 0o750),
+        (settings.keyring_dir, 0o700),
+        (settings.volumes_dir, 0o750),
+    ):
+        folder.mkdir(exist_ok=True, mode=mode)
+        folder.chmod(mode)  # mkdir's mode is subject to the umask
