@@ -1,0 +1,187 @@
+"""Disks: one file a format. `open_reader` and `open_writer` turn a spec into the thing; `detect` says what a file is.
+
+The tables are literal: a format is a line here and a file beside it. Its module is imported when an image of it is opened,
+so that listing jobs never waits for numpy.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from synvirt.blocks import DiskReader, DiskWriter
+from synvirt.disks.blank import BlankReader
+from synvirt.disks.changed import ChangedReader
+from synvirt.disks.gzipped import GzippedReader
+from synvirt.disks.joined import JoinedReader
+from synvirt.disks.raw import RawReader, open_block_writer, open_file_writer
+from synvirt.disks.specs import (
+    NESTING_MAX,
+    BlankSpec,
+    BlockWriterSpec,
+    ChangedSpec,
+    FileWriterSpec,
+    GzipSpec,
+    ImageSpec,
+    JoinedSpec,
+    NbdSpec,
+    QemuSpec,
+    RawSpec,
+    ReaderSpec,
+    XvaSpec,
+)
+from synvirt.errors import MalformedArchive, UnsupportedFormat
+
+ImageFormat = Literal["vmdk", "qcow2", "vhdx", "vhd", "vdi"]
+
+# Takes the bytes of the image's file, which the reader then owns and closes.
+ImageOpener = Callable[[DiskReader, ImageSpec], DiskReader]
+
+
+def _qcow2(over: DiskReader, spec: ImageSpec) -> DiskReader:
+    from synvirt.disks.qcow2 import Qcow2Reader
+
+    return Qcow2Reader(over, root=spec.root, name=spec.name)
+
+
+def _vhdx(over: DiskReader, spec: ImageSpec) -> DiskReader:
+    from synvirt.disks.vhdx import VhdxReader
+
+    return VhdxReader(over, root=spec.root, name=spec.name)
+
+
+def _vdi(over: DiskReader, spec: ImageSpec) -> DiskReader:
+    from synvirt.disks.vdi import VdiReader
+
+    parent = None if spec.parent is None else open_reader(spec.parent)
+    try:
+        return VdiReader(over, root=spec.root, name=spec.name, parent=parent)
+    except BaseException:
+        if parent is not None:
+            parent.close()
+        raise
+
+
+def _vhd(over: DiskReader, spec: ImageSpec) -> DiskReader:
+    from synvirt.disks.vhd import VhdReader
+
+    return VhdReader(over, root=spec.root, name=spec.name)
+
+
+def _vmdk(over: DiskReader, spec: ImageSpec) -> DiskReader:
+    from synvirt.disks.vmdk import VmdkReader
+
+    return VmdkReader(over, root=spec.root, name=spec.name)
+
+
+def _xva(over: DiskReader, spec: XvaSpec) -> DiskReader:
+    from synvirt.disks.xva import XvaReader
+
+    return XvaReader(over, spec.folder, spec.size_bytes, spec.name)
+
+
+def _nbd(spec: NbdSpec) -> DiskReader:
+    from synvirt.disks.nbd import NbdReader
+
+    return NbdReader(spec.uri, bitmap=spec.bitmap, connections=spec.connections)
+
+
+def _qemu(spec: QemuSpec) -> DiskReader:
+    from synvirt.disks.qemu_nbd import QemuNbdReader
+
+    return QemuNbdReader(spec.path, spec.driver, offset=spec.offset, length=spec.length, name=spec.name)
+
+
+IMAGES: dict[str, ImageOpener] = {
+    "vmdk": _vmdk,
+    "qcow2": _qcow2,
+    "vhdx": _vhdx,
+    "vdi": _vdi,
+    "vhd": _vhd,
+}
+
+# First match wins: (format, where the magic lies, the magic). VHD's lies in its last 512 bytes (`-512`), of which dynamic ones
+# keep a copy at the front.
+MAGICS: tuple[tuple[ImageFormat, int, bytes], ...] = (
+    ("qcow2", 0, b"QFI\xfb"),
+    ("vmdk", 0, b"KDMV"),
+    ("vmdk", 0, b"COWD"),
+    ("vmdk", 0, b"# Disk DescriptorFile"),
+    ("vhdx", 0, b"vhdxfile"),
+    ("vdi", 0x40, b"\x7f\x10\xda\xbe"),
+    ("vhd", 0, b"conectix"),
+    ("vhd", -512, b"conectix"),
+)
+
+
+def open_reader(spec: ReaderSpec) -> DiskReader:
+    """The reader that the spec describes. DiskReadFailed, MalformedArchive, UnsupportedFormat, SourceUnreachable."""
+    return _open_reader(spec, 1)
+
+
+def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
+    if depth > NESTING_MAX:
+        raise MalformedArchive(f"images lie in one another more than {NESTING_MAX} deep")
+    match spec:
+        case RawSpec():
+            return RawReader(spec.path, spec.offset, spec.length)
+        case NbdSpec():
+            return _nbd(spec)
+        case QemuSpec():
+            return _qemu(spec)
+        case JoinedSpec():
+            return JoinedReader(spec.parts)
+        case BlankSpec():
+            return BlankReader(spec.size_bytes)
+    over = _open_reader(spec.over, depth + 1)
+    try:
+        return _laid_over(over, spec)
+    except BaseException:
+        over.close()
+        raise
+
+
+def _laid_over(over: DiskReader, spec: ImageSpec | ChangedSpec | XvaSpec | GzipSpec) -> DiskReader:
+    match spec:
+        case ChangedSpec():
+            return ChangedReader(over, spec.areas)
+        case XvaSpec():
+            return _xva(over, spec)
+        case GzipSpec():
+            return GzippedReader(over, spec.size_max_bytes, spec.name)
+    opener = IMAGES.get(spec.format)
+    if opener is None:
+        raise UnsupportedFormat(f"{spec.name or 'the image'} is a {spec.format} image, which is not read yet")
+    return opener(over, spec)
+
+
+def open_writer(spec: FileWriterSpec | BlockWriterSpec) -> DiskWriter:
+    """The writer that the spec describes. DiskWriteFailed."""
+    if isinstance(spec, FileWriterSpec):
+        return open_file_writer(spec.path, spec.size_bytes)
+    return open_block_writer(spec.path, spec.size_bytes)
+
+
+def detect(path: Path, *, offset: int = 0, length: int | None = None, name: str = "") -> RawSpec | ImageSpec:
+    """How to read a file, or the range of it that is an archive's member, by its magic; raw where there is none.
+
+    For a person's own command line: a raw disk may hold any magic, so what a guest can write is never detected but named.
+    """
+    raw = RawSpec(path=str(path), offset=offset, length=length)
+    reader = RawReader(raw.path, raw.offset, raw.length)
+    try:
+        found = image_format(reader)
+    finally:
+        reader.close()
+    return raw if found is None else ImageSpec(format=found, over=raw, root=str(path.parent), name=name or path.name)
+
+
+def image_format(reader: DiskReader) -> ImageFormat | None:
+    """Whose magic the bytes have; None: nobody's that is known. See `detect` for who may trust it."""
+    for name, at, magic in MAGICS:
+        start = at if at >= 0 else reader.size + at
+        found = bytearray(len(magic))
+        if 0 <= start <= reader.size - len(magic):
+            reader.read_into(start, memoryview(found))
+            if found == magic:
+                return name
+    return None

@@ -1,0 +1,241 @@
+"""Files that lie beneath a folder, whatever their names say: the one door to files that hostile input names.
+
+A backing file, an extent, a parent or a plan's path is resolved by the kernel (`openat2` with RESOLVE_BENEATH and
+RESOLVE_NO_MAGICLINKS, Linux 5.6), so that no rename between a check and an open can lead out of the folder. Where the kernel
+or a sandbox refuses that call, the same walk is made here, one component at a time on open folders.
+
+`..` and relative symbolic links are followed as long as they stay beneath; everything else that leaves is HostPathRejected.
+Only what lies beneath and is a plain file (or a folder, for `resolve_beneath`) is ever opened: a named pipe or a device node is
+looked at with O_PATH and refused, which has no side effect. Mounts beneath the folder are part of it: shares are imports too.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from synvirt.errors import DiskReadFailed, HostPathRejected, MalformedArchive, NotFound
+
+# include/uapi/linux/openat2.h; the number is the same on every architecture that Debian 12 ships.
+_SYS_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
+_O_PATH = os.O_PATH | os.O_CLOEXEC
+
+# PATH_MAX with its NUL: no longer name can be opened, so none is looked at.
+_NAME_MAX_BYTES = 4095
+# What the kernel allows in one walk (MAXSYMLINKS).
+_LINKS_MAX = 40
+# openat2 answers EAGAIN while something in the tree is being renamed; a walk that loses this often is being played with.
+_RACES_MAX = 128
+
+_HINTS = {
+    errno.EACCES: "Let the service's user read the file and its folders.",
+    errno.EMFILE: "Raise the limit of open files (LimitNOFILE): each piece of a split disk is one.",
+}
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_beneath(root: Path | str, name: str) -> int:
+    """A descriptor, for reading, of the plain file `name` beneath `root`; the caller closes it.
+
+    `name` is relative to `root`, or absolute and within it. HostPathRejected: it leads out, or names no plain file; NotFound:
+    there is none; DiskReadFailed: the system does not let us read it.
+    """
+    with _found(Path(root), name) as (descriptor, found):
+        if not stat.S_ISREG(found.st_mode):
+            raise HostPathRejected(f"{name!r} is not a plain file")
+        # The inode is pinned by the O_PATH descriptor, so this opens what was looked at, whatever its name means by now.
+        try:
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as problem:
+            raise _translated(problem, name) from problem
+
+
+def open_folder_beneath(root: Path | str, name: str) -> tuple[int, Path]:
+    """A descriptor, for listing, of the folder `name` beneath `root`, and where it really is; the caller closes it.
+
+    Raises what `open_beneath` does, HostPathRejected for what is no folder.
+    """
+    with _found(Path(root), name) as (descriptor, found):
+        if not stat.S_ISDIR(found.st_mode):
+            raise HostPathRejected(f"{name!r} is not a folder")
+        path = _real_path(descriptor, Path(root), name)
+        try:
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path
+        except OSError as problem:
+            raise _translated(problem, name) from problem
+
+
+def stat_beneath(root: Path | str, name: str) -> os.stat_result:
+    """What `name` leads to beneath `root`, of whatever sort it is. Raises what `open_beneath` does."""
+    with _found(Path(root), name) as (_, found):
+        return found
+
+
+def resolve_beneath(root: Path | str, name: str) -> Path:
+    """Where the file or folder `name` really is: an absolute path without symbolic links, beneath `root`.
+
+    Takes and raises what `open_beneath` does. The answer is for showing, storing and comparing: whoever opens it later asks
+    `open_beneath` again, since the tree may have changed.
+    """
+    with _found(Path(root), name) as (descriptor, found):
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            raise HostPathRejected(f"{name!r} is neither a plain file nor a folder")
+        return _real_path(descriptor, Path(root), name)
+
+
+def open_reference(root: Path | str | None, image: str, reference: str) -> tuple[int, str]:
+    """The file that `image` (a path beneath `root`) names as `reference`: its descriptor and its own path beneath `root`.
+
+    A relative reference is relative to the image's folder. `root` None refuses all; a missing file is MalformedArchive, since
+    the image is not whole without it.
+    """
+    if root is None:
+        raise HostPathRejected(
+            f"{image} needs another file, {reference!r}, and this import may open no other",
+            hint="Import the folder that holds all files of the disk, or convert the disk to a single file first.",
+        )
+    _refuse_name(reference)
+    name = _relative(Path(root), reference)
+    if not reference.startswith("/"):
+        name = str(PurePosixPath(image).parent / reference)
+    try:
+        return open_beneath(root, name), name
+    except NotFound as problem:
+        raise MalformedArchive(
+            f"{image} needs the file {reference!r}, which is not there",
+            hint="Copy all files of the disk into one folder beneath the import root.",
+        ) from problem
+
+
+@contextlib.contextmanager
+def _found(root: Path, name: str) -> Iterator[tuple[int, os.stat_result]]:
+    """An O_PATH descriptor of what `name` means beneath `root`, and what that is."""
+    _refuse_name(name)
+    parts = _parts(_relative(root, name))
+    try:
+        folder = os.open(root, _O_PATH | os.O_DIRECTORY)
+    except OSError as problem:
+        raise _translated(problem, str(root)) from problem
+    try:
+        try:
+            descriptor = _walk(folder, parts)
+        except OSError as problem:
+            raise _translated(problem, name) from problem
+        try:
+            yield descriptor, os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+    finally:
+        os.close(folder)
+
+
+def _real_path(descriptor: int, root: Path, name: str) -> Path:
+    path = Path(f"/proc/self/fd/{descriptor}").readlink()
+    if not path.is_relative_to(root.resolve()):  # moved out, or removed, since it was found
+        raise HostPathRejected(f"{name!r} left the import root while it was looked at")
+    return path
+
+
+def _refuse_name(name: str) -> None:
+    """Names that mean something other than a path to somebody: URLs, `json:` and the like, drive letters, NUL."""
+    try:
+        fits = 0 < len(os.fsencode(name)) <= _NAME_MAX_BYTES and "\0" not in name
+    except UnicodeEncodeError:  # half of a surrogate pair, from a damaged descriptor
+        fits = False
+    if not fits:
+        raise HostPathRejected(f"{name[:80]!r} is no file name")
+    # A colon before the first slash is what qemu takes for a protocol.
+    head = name.split("/", 1)[0]
+    if ":" in head:
+        raise HostPathRejected(
+            f"{name[:200]!r} names a protocol or a drive, not a file",
+            hint="Only files beneath the import root are opened; a file with a colon in its name is written ./name.",
+        )
+
+
+def _relative(root: Path, name: str) -> str:
+    if not name.startswith("/"):
+        return name
+    for prefix in (root.absolute(), root.resolve()):
+        with contextlib.suppress(ValueError):
+            return str(PurePosixPath(name).relative_to(prefix))
+    raise HostPathRejected(
+        f"{name!r} is outside the import root {str(root)!r}", hint="Copy or move the file beneath the import root."
+    )
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in name.split("/") if part not in ("", ".")]
+
+
+def _translated(problem: OSError, name: str) -> Exception:
+    """XDEV and LOOP are the kernel's words for «leads out» and «too many, or forbidden, links»."""
+    match problem.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return NotFound(f"there is no file {name!r}")
+        case errno.EXDEV | errno.ELOOP | errno.ENAMETOOLONG | errno.EAGAIN:
+            return HostPathRejected(f"{name!r} leads out of the import root")
+        case number:
+            return DiskReadFailed(f"{name!r} cannot be opened: {problem.strerror}", hint=_HINTS.get(number or 0))
+
+
+def _walk(folder: int, parts: list[str]) -> int:
+    for _ in range(_RACES_MAX):
+        try:
+            return _openat2(folder, "/".join(parts) or ".")
+        except OSError as problem:
+            if problem.errno in (errno.ENOSYS, errno.EPERM, errno.E2BIG):  # an old kernel, or a sandbox that knows no openat2
+                return _walk_by_steps(folder, parts)
+            if problem.errno != errno.EAGAIN:
+                raise
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def _openat2(folder: int, name: str) -> int:
+    how = _OpenHow(flags=_O_PATH, mode=0, resolve=_RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    descriptor: int = _LIBC.syscall(_SYS_OPENAT2, folder, os.fsencode(name), ctypes.byref(how), ctypes.sizeof(how))
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
+
+
+def _walk_by_steps(folder: int, parts: list[str]) -> int:
+    """The same by hand: every component opened without following, links expanded in place, `..` answered from the stack."""
+    stack = [os.dup(folder)]
+    todo, links = list(reversed(parts)), 0
+    try:
+        while todo:
+            part = todo.pop()
+            if part == "..":
+                if not stat.S_ISDIR(os.fstat(stack[-1]).st_mode):
+                    raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+                if len(stack) == 1:
+                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+                os.close(stack.pop())
+                continue
+            step = os.open(part, _O_PATH | os.O_NOFOLLOW, dir_fd=stack[-1])
+            if not stat.S_ISLNK(os.fstat(step).st_mode):
+                stack.append(step)
+                continue
+            try:
+                target = os.readlink("", dir_fd=step)
+            finally:
+                os.close(step)
+            links += 1
+            if target.startswith("/") or links > _LINKS_MAX:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            todo.extend(reversed(_parts(target)))
+        return stack.pop()
+    finally:
+        for descriptor in stack:
+            os.close(descriptor)

@@ -1,0 +1,29 @@
+"""A disk of zeros: what a description calls for without a file."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from synvirt.blocks import Extent
+from synvirt.errors import DiskReadFailed
+
+_ZEROS: Final = bytes(1 << 20)
+
+
+class BlankReader:
+    max_readers = 64
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def extents(self) -> Iterator[Extent]:
+        return iter([Extent(0, self.size, zero=True)] if self.size else [])
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise DiskReadFailed(f"{len(buffer)} bytes at offset {offset} are outside the blank disk's {self.size}")
+        for at in range(0, len(buffer), len(_ZEROS)):
+            part = buffer[at : at + len(_ZEROS)]
+            part[:] = _ZEROS[: len(part)]
+
+    def close(self) -> None:
+        pass

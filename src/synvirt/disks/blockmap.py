@@ -1,0 +1,294 @@
+"""Disks that a file keeps in blocks of one size, found through one table: what VHDX, VHD and VDI have in common.
+
+    block number ─▶ place ─▶ BlockMap: runs, neighbours joined ─▶ MappedDisk: extents and reads
+
+A place is one number: where in the file a block lies, or ZERO, or PARENT, or `partly(offset)` for a block at `offset` of which
+a bitmap says, sector by sector, what is here and what is the parent's. The table is read as arrays, a window at a time, and
+kept as runs: 1 TiB that is nearly empty is a handful of them, and Python runs once a run and never once a block.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced
+from synvirt.disks.holes import Holes
+from synvirt.disks.places import FilePlaces
+from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
+
+Places = NDArray[np.int64]
+
+ZERO: Final = -1
+PARENT: Final = -2  # what lies beneath is asked; zeros where nothing does
+
+# Entries of a table that are decoded at once: 1 MiB of 64-bit ones.
+WINDOW_ENTRIES: Final = 128 << 10
+# Runs are kept at 12 bytes each, and take six times that while they are checked: 288 MiB for 4 TiB in blocks of 1 MiB of which
+# no two are neighbours.
+RUNS_MAX: Final = 4 << 20
+_ZEROS: Final = bytes(1 << 20)
+
+
+class Run(NamedTuple):
+    """Bytes `start` to `end` of the disk lie at `place` and on."""
+
+    start: int
+    end: int
+    place: int
+
+
+# The runs that the bitmap of a partly present block makes of it: absent sectors are the parent's, or zeros.
+Partial = Callable[[Run], Iterator[Run]]
+
+
+def partly(offset: int) -> int:
+    """The place of a partly present block whose data begins at `offset` of the file (never its first bytes)."""
+    return ~offset
+
+
+class BlockMap:
+    """Which runs the blocks of a disk of `size` bytes make. `windows` yields the places of all blocks, in order; `runs_before`
+    is how many the images above this one in its chain have, which share the limit.
+    """
+
+    def __init__(self, size: int, block_bytes: int, windows: Iterable[Places], name: str, *, runs_before: int = 0) -> None:
+        self.size, self.block_bytes, self._name = size, block_bytes, name
+        firsts, places = [], []
+        block, count, previous = 0, runs_before, None
+        for window in windows:
+            begins = self._begins(window, previous)
+            firsts.append((begins + block).astype(np.uint32))
+            places.append(window[begins])
+            block, count = block + len(window), count + len(begins)
+            if count > RUNS_MAX:
+                raise UnsupportedFormat(
+                    f"{name}: its blocks lie in more than {RUNS_MAX} pieces, more than are kept in memory",
+                    hint="Convert it with the program that made it, which puts its blocks in order.",
+                )
+            if len(window):
+                previous = int(window[-1])
+        if block != -(-size // block_bytes):
+            raise MalformedArchive(f"{name}: {block} blocks of {block_bytes} bytes for a disk of {size}")
+        self._blocks, self.runs_with_before = block, count
+        self._firsts = np.concatenate(firsts) if firsts else np.empty(0, np.uint32)
+        self._places: Places = np.concatenate(places) if places else np.empty(0, np.int64)
+
+    def _begins(self, window: Places, previous: int | None) -> Places:
+        """Where in the window a run begins: every place that does not go on from the one before it."""
+        before = np.empty_like(window)
+        if len(window):
+            before[0] = window[0] if previous is None else previous
+            before[1:] = window[:-1]
+        goes_on = (window == np.where(before >= 0, before + self.block_bytes, before)) & (window >= PARENT)
+        if previous is None and len(window):
+            goes_on[0] = False
+        return np.flatnonzero(~goes_on)
+
+    def runs(self, start: int, end: int) -> Iterator[Run]:
+        """The runs from `start` to `end`, cut to it, partly present blocks as they are."""
+        if start >= end:
+            return
+        at = int(np.searchsorted(self._firsts, start // self.block_bytes, "right")) - 1
+        while start < end:
+            # Slices, so that a scan of the whole disk holds only a little of it as Python's numbers.
+            firsts = self._firsts[at : at + 1025].tolist()
+            places = self._places[at : at + 1024].tolist()
+            if len(firsts) == len(places):
+                firsts.append(self._blocks)
+            for first, following, place in zip(firsts, firsts[1:], places, strict=False):
+                run_end = min(following * self.block_bytes, end)
+                skipped = start - first * self.block_bytes
+                yield Run(start, run_end, _forward(place, skipped))
+                start = run_end
+                if start >= end:
+                    return
+            at += len(places)
+
+    def check_places(self, file_bytes: int, taken: Iterable[tuple[int, int, str]], *, ahead: int = 0) -> None:
+        """MalformedArchive unless every block lies within the file and none over another, nor over what `taken` (start, end,
+        what it is) says. `ahead`: bytes before each block that belong to it, its bitmap.
+
+        Nothing that writes these formats shares blocks; allowed, they would let a small file stand for any amount of data.
+        """
+        held = (self._places >= 0) | (self._places < PARENT)
+        starts = self._places[held]
+        np.invert(starts, out=starts, where=starts < PARENT)
+        # In place where it can be: 32 MiB an array, at the limit of runs.
+        ends = np.diff(self._firsts, append=np.uint32(self._blocks)).astype(np.int64)
+        ends *= self.block_bytes
+        if len(ends):
+            ends[-1] -= self._blocks * self.block_bytes - self.size
+        ends = ends[held]
+        ends += starts
+        beyond = int(ends.max(initial=0))
+        if beyond > file_bytes:
+            where = int(np.argmax(ends))
+            raise MalformedArchive(
+                f"{self._name}: block {self._firsts[held][where]} lies at {starts[where]} to {beyond},"
+                f" the file ends at {file_bytes}",
+                hint="The file seems to be cut off: compare its size with the original's.",
+            )
+        starts -= ahead
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+        self._check_overlaps(starts, ends, lambda at: f"block {self._firsts[held][order[at]]}", taken)
+
+    def _check_overlaps(
+        self, starts: Places, ends: Places, called: Callable[[int], str], taken: Iterable[tuple[int, int, str]]
+    ) -> None:
+        """Of ascending ranges of the file among themselves, and with what is taken."""
+        clash = np.flatnonzero(starts[1:] < ends[:-1])
+        if len(clash):
+            at = int(clash[0])
+            one, other = sorted((called(at), called(at + 1)))
+            raise MalformedArchive(f"{self._name}: {one} and {other} both lie at {starts[at + 1]} of the file")
+        before = (0, 0, "")
+        for start, end, what in sorted(taken):
+            if start < end:
+                at = int(np.searchsorted(ends, start, "right"))
+                if at < len(starts) and starts[at] < end:
+                    lies = max(start, int(starts[at]))
+                    raise MalformedArchive(f"{self._name}: {called(at)} and {what} both lie at {lies} of the file")
+                if start < before[1]:
+                    raise MalformedArchive(f"{self._name}: {before[2]} and {what} both lie at {start} of the file")
+                before = (start, end, what)
+
+
+def _forward(place: int, count: int) -> int:
+    """The place `count` bytes on."""
+    if place >= 0:
+        return place + count
+    return place - count if place < PARENT else place
+
+
+@dataclass(frozen=True, slots=True)
+class Bitmap:
+    """Bits at `start` of the file that say of each sector whether it is here; where not, it lies at `absent`.
+
+    `order`: whether a byte's first sector is its highest bit ("big") or its lowest.
+    """
+
+    over: DiskReader
+    start: int
+    sector_bytes: int
+    order: Literal["big", "little"]
+    absent: int
+
+    def runs(self, run: Run, skipped: int) -> Iterator[Run]:
+        """The runs of a partly present one that begins `skipped` bytes into what the bitmap is about."""
+        first, last = skipped // self.sector_bytes, -(-(skipped + run.end - run.start) // self.sector_bytes)
+        content = bytearray(-(-last // 8) - first // 8)
+        self.over.read_into(self.start + first // 8, memoryview(content))
+        data = ~run.place
+        if content == b"\xff" * len(content):
+            yield Run(run.start, run.end, data)
+            return
+        present = np.unpackbits(np.frombuffer(content, np.uint8), bitorder=self.order)[first % 8 : last - first // 8 * 8]
+        edges = np.flatnonzero(present[1:] != present[:-1]) + 1
+        first_sector = run.start - skipped % self.sector_bytes
+        here, start = bool(present[0]), run.start
+        for edge in [*(first_sector + edges * self.sector_bytes).tolist(), run.end]:
+            yield Run(start, edge, data + (start - run.start) if here else self.absent)
+            start, here = edge, not here
+
+
+class Mapping(Protocol):
+    """What MappedDisk asks of a map: the runs that fill start to end, in order and without a gap. Thread-safe."""
+
+    size: int
+
+    def runs(self, start: int, end: int) -> Iterator[Run]: ...
+
+
+class MappedDisk:
+    """Extents and reads of a disk of which a map (a BlockMap, say) says where its bytes lie in `over`.
+
+    `parent` is what lies beneath: it may be smaller than the disk, which then goes on with zeros. Without one, what is the
+    parent's is zeros. `partial` makes runs of a partly present block.
+    """
+
+    def __init__(
+        self, over: DiskReader, blocks: Mapping, *, name: str, parent: DiskReader | None = None, partial: Partial | None = None
+    ) -> None:
+        self._over, self._blocks, self._parent, self._partial, self._name = over, blocks, parent, partial, name
+        self.size = blocks.size
+
+    @property
+    def max_readers(self) -> int:
+        return min(self._over.max_readers, self._parent.max_readers) if self._parent else self._over.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        return coalesced(self._extents())
+
+    def _extents(self) -> Iterator[Extent]:
+        holes = Holes(self._over)
+        parent, parent_end = (ExtentCursor(self._parent.extents()), self._parent.size) if self._parent else (None, 0)
+        for start, end, place in self._runs(0, self.size):
+            at = start
+            if place >= 0 and holes:
+                # A block that was never written, as most of a fixed image may be, is a hole of the file, and zeros.
+                pieces = holes.split(place, place + end - start)
+                for (piece, zero), (stop, _) in pairwise([*pieces, (place + end - start, False)]):
+                    yield Extent(start + piece - place, stop - piece, zero)
+                at = end
+            elif place >= 0:
+                yield Extent(start, end - start)
+                at = end
+            elif place == PARENT and parent is not None:
+                at = max(start, min(end, parent_end))
+                yield from parent.between(start, at)
+            if at < end:
+                yield Extent(at, end - at, zero=True)
+
+    def places(self) -> Iterator[Place]:
+        """Where in files the disk's bytes lie as they are (see `disks.cloning`); nothing, where the image's own is no file."""
+        file = FilePlaces(self._over)
+        parent = FilePlaces(self._parent) if self._parent else None
+        for start, end, place in self._runs(0, self.size):
+            if place >= 0:
+                yield from file.between(place, place + end - start, start)
+            elif place == PARENT and parent is not None:
+                yield from parent.between(start, end, start)
+
+    def _runs(self, start: int, end: int) -> Iterator[Run]:
+        for run in self._blocks.runs(start, end):
+            if run.place < PARENT:
+                assert self._partial is not None, "the table has partly present blocks, and nobody reads their bitmaps"
+                yield from self._partial(run)
+            else:
+                yield run
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        end = offset + len(buffer)
+        if offset < 0 or end > self.size:
+            raise DiskReadFailed(f"{self._name}: {len(buffer)} bytes at offset {offset} are outside its {self.size}")
+        for start, stop, place in self._runs(offset, end):
+            into = buffer[start - offset : stop - offset]
+            if place >= 0:
+                try:
+                    self._over.read_into(place, into)
+                except DiskReadFailed as error:
+                    raise DiskReadFailed(
+                        f"{self._name} cannot be read at offset {start}: {error.detail}", hint=error.hint
+                    ) from error
+            elif place == PARENT and self._parent is not None:
+                held = max(0, min(len(into), self._parent.size - start))
+                if held:
+                    self._parent.read_into(start, into[:held])
+                fill_zeros(into[held:])
+            else:
+                fill_zeros(into)
+
+    def close(self) -> None:
+        self._over.close()
+        if self._parent is not None:
+            self._parent.close()
+
+
+def fill_zeros(into: memoryview) -> None:
+    for at in range(0, len(into), len(_ZEROS)):
+        into[at : at + len(_ZEROS)] = _ZEROS[: len(into) - at]

@@ -1,0 +1,59 @@
+"""A delta as a reader: some areas of another disk, as a platform that tracks changes lists them.
+
+vSphere's QueryChangedDiskAreas, Nutanix's changed regions and XenServer's changed blocks all answer such a list.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from synvirt.blocks import DiskReader, Extent
+from synvirt.errors import MalformedArchive
+
+
+class ChangedReader:
+    """`over`, with the extents of `areas` (start, length) only. Areas may touch, overlap and come in any order, as platforms
+    list them; beyond the disk's end is an error. `read_into` reads anywhere."""
+
+    def __init__(self, over: DiskReader, areas: Iterable[tuple[int, int]]) -> None:
+        self._over = over
+        self._areas = tuple(_joined(areas, over.size))
+
+    @property
+    def size(self) -> int:
+        return self._over.size
+
+    @property
+    def max_readers(self) -> int:
+        return self._over.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        """Where the disk beneath knows zeros within an area, they stay zeros: both lists ascend, so one walk merges them."""
+        beneath = self._over.extents()
+        extent = next(beneath, None)
+        for start, end in self._areas:
+            while extent is not None and extent.end <= start:
+                extent = next(beneath, None)
+            while extent is not None and extent.start < end:
+                yield Extent(max(start, extent.start), min(end, extent.end) - max(start, extent.start), extent.zero)
+                if extent.end > end:
+                    break
+                extent = next(beneath, None)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._over.read_into(offset, buffer)
+
+    def close(self) -> None:
+        self._over.close()
+
+
+def _joined(areas: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+    start = end = 0
+    for area_start, length in sorted(areas):
+        if area_start < 0 or length < 0 or area_start + length > size:
+            raise MalformedArchive(f"changed area at {area_start}, {length} bytes, leaves the disk of {size} bytes")
+        if area_start > end:
+            if end > start:
+                yield start, end
+            start = area_start
+        end = max(end, area_start + length)
+    if end > start:
+        yield start, end

@@ -1,0 +1,119 @@
+"""Inflating, straight into the caller's buffer and without holding the interpreter's lock.
+
+libdeflate is the fastest inflater there is for pieces whose size is known, and Python's `deflate` package brings it along; but
+that package holds the lock while it works and answers with new memory, so its library is called directly (ctypes releases
+the lock). Where a build of the package hides the library's names, isal does the same, a quarter slower.
+"""
+
+import ctypes
+import threading
+import zlib
+from typing import cast
+
+import deflate
+from isal import isal_zlib
+
+# libdeflate.h, enum libdeflate_result.
+_SUCCESS = 0
+# zlib's name for a stream without a header: the window's bits, negative.
+_RAW, _ZLIB = -zlib.MAX_WBITS, zlib.MAX_WBITS
+
+# isal's type stubs call its exception class an exception.
+_ISAL_ERROR = cast(type[Exception], isal_zlib.error)
+
+
+class Damaged(Exception):
+    """The stream is no deflate stream, or ends before its time. For the reader to translate: it knows where this was."""
+
+
+def inflate_raw(stream: memoryview, into: memoryview) -> int:
+    """Inflate a raw deflate stream (RFC 1951); how many bytes of `into` it filled.
+
+    What follows the stream in `stream` is ignored, and nothing is written past `into`: a stream that holds more is cut there.
+    Both buffers are writable and contiguous (views of a bytearray). Damaged.
+    """
+    return _inflate(_RAW, stream, into)
+
+
+def inflate_zlib(stream: memoryview, into: memoryview) -> int:
+    """The same for a zlib stream (RFC 1950), whose checksum is verified unless it is cut."""
+    return _inflate(_ZLIB, stream, into)
+
+
+class _Library:
+    """libdeflate's functions, found in the `deflate` package's own shared object."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(deflate._deflate.__file__)  # noqa: SLF001
+        self.alloc = library.libdeflate_alloc_decompressor
+        self.alloc.argtypes, self.alloc.restype = [], ctypes.c_void_p
+        self.free = library.libdeflate_free_decompressor
+        self.free.argtypes, self.free.restype = [ctypes.c_void_p], None
+        self.decompress = {_RAW: library.libdeflate_deflate_decompress, _ZLIB: library.libdeflate_zlib_decompress}
+        for function in self.decompress.values():
+            function.argtypes = [
+                *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+                *(ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
+            ]
+            function.restype = ctypes.c_int
+
+
+class _Decompressor:
+    """A thread's own: libdeflate keeps its tables in it."""
+
+    def __init__(self, library: _Library) -> None:
+        self._library = library
+        self._state = library.alloc()
+        if not self._state:
+            raise MemoryError
+        self._filled = ctypes.c_size_t()
+
+    def __call__(self, kind: int, stream: memoryview, into: memoryview) -> int:
+        """How many bytes were filled; -1 when libdeflate refuses, for whatever reason."""
+        result = self._library.decompress[kind](
+            self._state,
+            ctypes.addressof(ctypes.c_char.from_buffer(stream)),
+            stream.nbytes,
+            ctypes.addressof(ctypes.c_char.from_buffer(into)),
+            into.nbytes,
+            self._filled,
+        )
+        return self._filled.value if result == _SUCCESS else -1
+
+    def __del__(self) -> None:
+        if self._state:
+            self._library.free(self._state)
+
+
+def _library() -> _Library | None:
+    try:
+        return _Library()
+    except (AttributeError, OSError):
+        return None
+
+
+LIBDEFLATE = _library()
+_threads = threading.local()
+
+
+def _inflate(kind: int, stream: memoryview, into: memoryview) -> int:
+    if not stream.nbytes or not into.nbytes:
+        raise Damaged("it is empty")
+    if LIBDEFLATE is not None:
+        decompressor: _Decompressor | None = getattr(_threads, "decompressor", None)
+        if decompressor is None:
+            decompressor = _threads.decompressor = _Decompressor(LIBDEFLATE)
+        filled = decompressor(kind, stream, into)
+        if filled >= 0:
+            return filled
+    # libdeflate refuses a stream that goes on past `into`, and does not say what is wrong with one that is damaged.
+    return _inflate_patiently(kind, stream, into)
+
+
+def _inflate_patiently(kind: int, stream: memoryview, into: memoryview) -> int:
+    try:
+        data: bytes = isal_zlib.decompressobj(kind).decompress(stream, into.nbytes)
+    except _ISAL_ERROR as error:
+        raise Damaged(str(error)) from error
+    into[: len(data)] = data
+    return len(data)

@@ -1,0 +1,308 @@
+"""NBD exports, through libnbd: the protocol is NetworkBlockDevice/nbd's doc/proto.md, URIs are its doc/uri.md.
+
+    read_into ─▶ a connection of the pool ─▶ requests in flight together ─▶ straight into the caller's buffer
+    extents   ─▶ base:allocation, or a dirty-bitmap context and base:allocation within what is dirty
+
+A connection that is lost is made anew, a few times, so that a moment's trouble on the way costs no terabyte. Every wait has an
+end: a server that says nothing is as good as one that is gone.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import nbd
+
+from synvirt.blocks import Extent, coalesced
+from synvirt.errors import CbtReset, DiskReadFailed, SourceUnreachable
+from synvirt.model import GIB, MIB
+
+ALLOCATION = nbd.CONTEXT_BASE_ALLOCATION
+_DIRTY = 1
+# So many requests of this size are on the way for one read of the copy loop: enough to hide a network's delay, and within
+# what every server takes (a server may refuse more than 32 MiB).
+_REQUEST_BYTES = MIB
+# The hint for how much one question about extents may cover; some servers cannot answer for 4 GiB.
+_STATUS_BYTES = GIB
+
+CONNECT_TIMEOUT_S = 20.0
+MORE_CONNECTIONS_TIMEOUT_S = 5.0
+# With no byte for so long a server is taken as gone.
+SILENCE_TIMEOUT_S = 60.0
+# Before each new connection after a lost one.
+RECONNECT_DELAYS_S = (0.1, 1.0, 5.0)
+_POLL_MS = 500
+
+Answer = TypeVar("Answer")
+
+
+class _Lost(Exception):
+    """The connection is gone, or its server says nothing any more."""
+
+
+class NbdReader:
+    """An export. With `bitmap` (`qemu:dirty-bitmap:…`), its extents are what that bitmap calls dirty and nothing else."""
+
+    def __init__(self, uri: str, *, bitmap: str | None = None, connections: int = 4, name: str = "") -> None:
+        """`name` is how errors call the export; by default its server's address and its own name."""
+        self._bitmap = bitmap
+        contexts = [ALLOCATION] if bitmap is None else [ALLOCATION, bitmap]
+        self._pool = _Pool(uri, contexts, connections, name or _named(uri))
+        self.size: int = self._pool.export_size
+        offered = self._pool.ask(lambda handle: [handle.can_meta_context(context) for context in contexts], "offset 0")
+        self._has_allocation = offered[0]
+        if not offered[-1] and bitmap is not None:
+            self._pool.close()
+            raise CbtReset(
+                f"{self._pool.server} does not offer the dirty bitmap {bitmap!r}",
+                hint="Make a full copy: what has changed since the last one is not known.",
+            )
+
+    @property
+    def max_readers(self) -> int:
+        # Two at least: one connection is shared by turns, and reads may come in any order.
+        return max(2, self._pool.size)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise DiskReadFailed(f"{len(buffer)} bytes at offset {offset} are outside the NBD export of {self.size}")
+        if len(buffer):
+            self._pool.ask(lambda handle: _read(handle, offset, buffer, self.size), f"offset {offset}")
+
+    def extents(self) -> Iterator[Extent]:
+        return coalesced(self._dirty() if self._bitmap is not None else self._allocated(0, self.size))
+
+    def _dirty(self) -> Iterator[Extent]:
+        assert self._bitmap is not None
+        for start, end, flags in self._statuses(self._bitmap, 0, self.size):
+            if flags & _DIRTY:
+                yield from self._allocated(start, end)
+
+    def _allocated(self, start: int, end: int) -> Iterator[Extent]:
+        if not self._has_allocation:
+            yield from [Extent(start, end - start)] if start < end else []
+            return
+        for first, last, flags in self._statuses(ALLOCATION, start, end):
+            yield Extent(first, last - first, zero=bool(flags & nbd.STATE_ZERO))
+
+    def _statuses(self, context: str, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(start, end, flags), without a gap; asked for piece by piece."""
+        at = start
+        while at < end:
+            asked = at
+            entries = self._pool.ask(partial(_status, context=context, start=at, end=end), f"offset {at}")
+            for length, flags in zip(entries[0::2], entries[1::2], strict=False):
+                last = min(at + length, end)
+                if at < last:
+                    yield at, last, flags
+                at = last
+            if at == asked:
+                raise DiskReadFailed(f"the NBD server has no answer about the extents at offset {at}")
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _read(handle: nbd.NBD, offset: int, buffer: memoryview, size: int) -> None:
+    unit = max(1, handle.get_block_size(nbd.SIZE_MINIMUM))
+    most = handle.get_block_size(nbd.SIZE_MAXIMUM) or _REQUEST_BYTES
+    step = max(unit, min(_REQUEST_BYTES, most) // unit * unit)
+    first, last = offset // unit * unit, min(size, -(-(offset + len(buffer)) // unit) * unit)
+    if (first, last) == (offset, offset + len(buffer)):
+        _read_aligned(handle, offset, buffer, step)
+        return
+    # Some servers take whole blocks only; the copy loop asks for such anyway.
+    whole = memoryview(bytearray(last - first))
+    _read_aligned(handle, first, whole, step)
+    buffer[:] = whole[offset - first :][: len(buffer)]
+
+
+def _read_aligned(handle: nbd.NBD, offset: int, buffer: memoryview, step: int) -> None:
+    cookies = [
+        handle.aio_pread(nbd.Buffer.from_buffer(buffer[at : at + step]), offset + at) for at in range(0, len(buffer), step)
+    ]
+    _await(handle, cookies)
+
+
+def _status(handle: nbd.NBD, context: str, start: int, end: int) -> list[int]:
+    unit = max(1, handle.get_block_size(nbd.SIZE_MINIMUM))
+    first = start // unit * unit
+    found: list[int] = []
+
+    def take(name: str, offset: int, entries: list[int], error: object) -> int:
+        if name == context and not found:
+            found.extend(entries)
+        return 0
+
+    length = min(_STATUS_BYTES, -(-(end - first) // unit) * unit, handle.get_size() - first)
+    _await(handle, [handle.aio_block_status(length, first, take)])
+    if found:
+        found[0] = max(0, found[0] - (start - first))
+    return found
+
+
+def _await(handle: nbd.NBD, cookies: list[int]) -> None:
+    """Until all are done. The first that failed is raised after that, so that no answer is still to come for the buffer."""
+    deadline = time.monotonic() + SILENCE_TIMEOUT_S
+    failure: nbd.Error | None = None
+    while cookies:
+        left: list[int] = []
+        for cookie in cookies:
+            try:
+                if not handle.aio_command_completed(cookie):
+                    left.append(cookie)
+            except nbd.Error as error:
+                failure = failure or error
+        if left:
+            if handle.poll(_POLL_MS):
+                deadline = time.monotonic() + SILENCE_TIMEOUT_S
+            elif time.monotonic() > deadline:
+                raise _Lost(f"it has said nothing for {SILENCE_TIMEOUT_S:.0f} s")
+        cookies = left
+    if failure is not None:
+        raise failure
+
+
+def _connected(uri: str, contexts: list[str], timeout_s: float) -> nbd.NBD:
+    handle = nbd.NBD()
+    try:
+        for context in contexts:
+            handle.add_meta_context(context)
+        handle.set_uri_allow_local_file(True)  # tls-psk-file in the URI: it is the caller's own, not a stranger's
+        handle.aio_connect_uri(uri)
+        deadline = time.monotonic() + timeout_s
+        while handle.aio_is_connecting() or handle.aio_is_negotiating():
+            handle.poll(_POLL_MS)
+            if time.monotonic() > deadline:
+                raise _Lost(f"it has not answered for {timeout_s:.0f} s")
+    except nbd.Error as error:
+        raise _Lost(error.string) from error
+    if not handle.aio_is_ready():
+        raise _Lost("it closed the connection")
+    return handle
+
+
+def _is_lost(handle: nbd.NBD) -> bool:
+    return bool(handle.aio_is_dead() or handle.aio_is_closed())
+
+
+def _named(uri: str) -> str:
+    """How errors call the server: neither user, nor socket, nor files with keys."""
+    parts = urlsplit(uri)
+    export = parts.path.strip("/")
+    where = f" at {parts.hostname}:{parts.port or 10809}" if parts.hostname else ""
+    return f"the NBD server{where}" + (f" (export {export!r})" if export else "")
+
+
+class _Pool:
+    """The connections to one export, made when they are first needed: as many as asked for, if the server allows several."""
+
+    def __init__(self, uri: str, contexts: list[str], connections: int, server: str) -> None:
+        self._uri, self._contexts = uri, contexts
+        self.server = server
+        self._changed = threading.Condition()
+        self._open = 1
+        self._closed = False
+        try:
+            first = _connected(uri, contexts, CONNECT_TIMEOUT_S)
+            self.export_size: int = first.get_size()
+            self.size = connections if first.can_multi_conn() else 1
+        except (_Lost, nbd.Error) as lost:
+            raise self._unreachable("", lost) from lost
+        self._free = [first]
+
+    def ask(self, question: Callable[[nbd.NBD], Answer], where: str) -> Answer:
+        """Put a question, twice if need be, to any connection; a lost one is made anew. DiskReadFailed, SourceUnreachable."""
+        delays = iter(RECONNECT_DELAYS_S)
+        while True:
+            handle: nbd.NBD | None = None
+            try:
+                handle = self._take()
+                answer = question(handle)
+            except (_Lost, nbd.Error) as error:
+                if handle is not None and isinstance(error, nbd.Error) and not _is_lost(handle):
+                    self._give_back(handle)
+                    raise DiskReadFailed(f"{self.server} cannot read at {where}: {error.string}") from error
+                if handle is not None:
+                    self._drop()
+                delay = next(delays, None)
+                if delay is None:
+                    raise self._unreachable(f" at {where}", error) from error
+                time.sleep(delay)
+            except BaseException:
+                if handle is not None:
+                    self._drop()  # it may still have an answer on the way
+                raise
+            else:
+                self._give_back(handle)
+                return answer
+
+    def _take(self) -> nbd.NBD:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._free or self._open < self.size)
+                if self._closed:
+                    raise DiskReadFailed(f"{self.server}: the reader is closed")
+                if self._free:
+                    return self._free.pop()
+                self._open += 1
+                timeout_s = CONNECT_TIMEOUT_S if self._open == 1 else MORE_CONNECTIONS_TIMEOUT_S
+            try:
+                return self._another(timeout_s)
+            except BaseException as error:
+                with self._changed:
+                    self._open -= 1
+                    self._changed.notify_all()
+                    if isinstance(error, _Lost) and self._open > 0:
+                        # Some servers allow fewer connections than they say: go on with those that are.
+                        self.size = self._open
+                        continue
+                raise
+
+    def _another(self, timeout_s: float) -> nbd.NBD:
+        handle = _connected(self._uri, self._contexts, timeout_s)
+        if handle.get_size() != self.export_size:
+            raise SourceUnreachable(
+                f"{self.server} has another disk now: {handle.get_size()} bytes, not {self.export_size}",
+                hint="The export was changed or restarted during the copy: begin the job again.",
+            )
+        return handle
+
+    def _give_back(self, handle: nbd.NBD) -> None:
+        with self._changed:
+            if self._closed:
+                _disconnect(handle)
+            else:
+                self._free.append(handle)
+            self._changed.notify_all()
+
+    def _drop(self) -> None:
+        """One is lost; those that wait have most likely gone with it."""
+        with self._changed:
+            self._open -= 1 + len(self._free)
+            self._free.clear()
+            self._changed.notify_all()
+
+    def _unreachable(self, where: str, error: Exception) -> SourceUnreachable:
+        detail = error.string if isinstance(error, nbd.Error) else str(error)
+        return SourceUnreachable(
+            f"{self.server} is not to be reached{where}: {detail}", hint="Is it running, and does a firewall let it be reached?"
+        )
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            handles, self._free = self._free, []
+            self._changed.notify_all()
+        for handle in handles:
+            _disconnect(handle)
+
+
+def _disconnect(handle: nbd.NBD) -> None:
+    """Say good-bye, without waiting for an answer."""
+    with contextlib.suppress(nbd.Error):
+        handle.aio_disconnect()

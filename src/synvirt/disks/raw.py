@@ -1,0 +1,271 @@
+"""Bytes as they are: a range of a file or block device, read; a sparse file or a block device, written.
+
+A tar member is a range of the archive, so it needs no reader of its own. Holes are found by SEEK_DATA and SEEK_HOLE
+(lseek(2)) and made by FALLOC_FL_PUNCH_HOLE (fallocate(2)), which both work on block devices too.
+
+Errors name the file, never its path: they travel to whoever watches the job.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NoReturn
+
+from synvirt.blocks import Extent, Place
+from synvirt.errors import DiskReadFailed, DiskWriteFailed, SynvirtError
+from synvirt.model import MIB
+
+# preadv and pwritev need no lock, so as many as there may be copy threads.
+CALLS_AT_ONCE = 64
+ZEROS: Final = bytes(MIB)
+PAGE_BYTES = 4096
+
+# linux/falloc.h, linux/fs.h: Python has no names for them.
+FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 0x01, 0x02
+BLKDISCARD, BLKZEROOUT = 0x1277, 0x127F
+# What a file system or device says to something it does not offer.
+NOT_OFFERED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL})
+
+HINTS = {
+    errno.ENOSPC: "free space at the destination, then start the job again",
+    errno.EDQUOT: "raise the quota at the destination, then start the job again",
+    errno.EIO: "the device reports an error: look at the kernel's log, and at the health of the disk",
+    errno.EACCES: "the service's user needs permission for it",
+    errno.EPERM: "the service's user needs permission for it",
+    errno.EBUSY: "it is mounted or in use by another program",
+    errno.ENOENT: "it was removed or renamed meanwhile",
+}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+class RawReader:
+    """The bytes `offset … offset + length` of a file or block device; `length` None means up to its end.
+
+    `descriptor`: the file is open already (by `open_beneath`) and the reader's from now on; `path` then only names it.
+    """
+
+    max_readers = CALLS_AT_ONCE
+
+    def __init__(self, path: str, offset: int = 0, length: int | None = None, *, descriptor: int | None = None) -> None:
+        self._name = Path(path).name
+        self._offset = offset
+        self._fd = _open(path, os.O_RDONLY, DiskReadFailed) if descriptor is None else descriptor
+        end = os.lseek(self._fd, 0, os.SEEK_END)
+        self.size = max(end - offset, 0) if length is None else length
+        if offset + self.size > end:
+            self.close()
+            raise DiskReadFailed(
+                f"{self._name}: bytes {offset} to {offset + self.size} are wanted, but it ends at {end}",
+                hint="the file is cut off: copy it again from where it came",
+            )
+
+    def extents(self) -> Iterator[Extent]:
+        at, end = self._offset, self._offset + self.size
+        while at < end:
+            data = min(self._seek(at, os.SEEK_DATA, end), end)
+            if data > at:
+                yield Extent(at - self._offset, data - at, zero=True)
+            if data < end:
+                hole = min(self._seek(data, os.SEEK_HOLE, end), end)
+                yield Extent(data - self._offset, hole - data)
+                data = hole
+            at = data
+
+    def _seek(self, at: int, whence: int, end: int) -> int:
+        """The next data or hole at or after `at`; `end` if there is no more. Moves a position that nobody uses."""
+        try:
+            return os.lseek(self._fd, at, whence)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # the file system cannot tell holes: all is data
+                return at if whence == os.SEEK_DATA else end
+            if error.errno == errno.ENXIO and os.lseek(self._fd, 0, os.SEEK_END) >= end:
+                return end
+            # ENXIO in a file that has shrunk meanwhile is no hole: what is missing must not become zeros.
+            self._failed(at, error)
+
+    def places(self) -> Iterator[Place]:
+        """All data lies as it is in the file (see `disks.cloning`)."""
+        for extent in self.extents():
+            if not extent.zero:
+                yield Place(extent.start, extent.length, self._fd, self._offset + extent.start)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise DiskReadFailed(f"{self._name}: {len(buffer)} bytes at offset {offset} are outside its {self.size}")
+        at = 0
+        while at < len(buffer):
+            try:
+                got = os.preadv(self._fd, [buffer[at:] if at else buffer], self._offset + offset + at)
+            except OSError as error:
+                self._failed(self._offset + offset + at, error)
+            if got == 0:
+                self._failed(self._offset + offset + at, None)
+            at += got
+
+    def _failed(self, at: int, error: OSError | None) -> NoReturn:
+        if error is None or error.errno == errno.ENXIO:
+            raise DiskReadFailed(
+                f"{self._name} ends before offset {at}, but was longer when it was opened",
+                hint="nothing may write to it while it is read",
+            ) from error
+        number = error.errno or 0
+        detail = f"{self._name} cannot be read at offset {at}: {os.strerror(number)}"
+        raise DiskReadFailed(detail, hint=HINTS.get(number)) from error
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+# A way to make `length` bytes at `offset` of an open file read as zeros; OSError of NOT_OFFERED where it is not to be had.
+Zeroing = Callable[[int, int, int], None]
+
+
+class RawWriter:
+    """A file or block device of which the first `size` bytes are the disk.
+
+    `zeroings` are tried in turn, on ranges aligned to `alignment`; one that is not offered is not tried again. What is left,
+    the unaligned edges and everything when no way is offered, is written as zeros.
+    """
+
+    max_writers = CALLS_AT_ONCE
+
+    def __init__(self, fd: int, name: str, size: int, *, zeroings: tuple[Zeroing, ...], alignment: int = 1) -> None:
+        self.size = size
+        self._fd, self._name = fd, name
+        self._zeroings, self._alignment = zeroings, alignment
+
+    @property
+    def descriptor(self) -> int:
+        return self._fd
+
+    def write(self, offset: int, buffer: memoryview) -> None:
+        self._check_range(offset, len(buffer))
+        at = 0
+        while at < len(buffer):
+            try:
+                at += os.pwrite(self._fd, buffer[at:] if at else buffer, offset + at)
+            except OSError as error:
+                self._failed(f"{len(buffer) - at} bytes", offset + at, error)
+
+    def zero(self, offset: int, length: int) -> None:
+        self._check_range(offset, length)
+        start = min(-(-offset // self._alignment) * self._alignment, offset + length)
+        end = max((offset + length) // self._alignment * self._alignment, start)
+        self._write_zeros(offset, start - offset)
+        self._zero_aligned(start, end - start)
+        self._write_zeros(end, offset + length - end)
+
+    def _zero_aligned(self, offset: int, length: int) -> None:
+        for zeroing in self._zeroings if length else ():
+            try:
+                zeroing(self._fd, offset, length)
+            except OSError as error:
+                if error.errno not in NOT_OFFERED:
+                    self._failed(f"{length} zeros", offset, error)
+                self._zeroings = tuple(other for other in self._zeroings if other is not zeroing)
+            else:
+                return
+        self._write_zeros(offset, length)
+
+    def _write_zeros(self, offset: int, length: int) -> None:
+        for at in range(offset, offset + length, len(ZEROS)):
+            self.write(at, memoryview(ZEROS)[: offset + length - at])
+
+    def _check_range(self, offset: int, length: int) -> None:
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise DiskWriteFailed(f"{self._name}: {length} bytes at offset {offset} are outside its {self.size}")
+
+    def _failed(self, what: str, offset: int, error: OSError) -> NoReturn:
+        number = error.errno or 0
+        detail = f"{self._name}: {what} at offset {offset} cannot be written: {os.strerror(number)}"
+        raise DiskWriteFailed(detail, hint=HINTS.get(number)) from error
+
+    def flush(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            # The kernel reports a failed write-back once, and not where it was.
+            self._failed("something written earlier, from the last watermark on or", 0, error)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def open_file_writer(path: str, size: int) -> RawWriter:
+    """A sparse file that its destination has made, of exactly `size` bytes."""
+    name, fd = Path(path).name, _open(path, os.O_RDWR, DiskWriteFailed)
+    _check_size(fd, name, size, exactly=True)
+    return RawWriter(fd, name, size, zeroings=(punch_hole,))
+
+
+def open_block_writer(path: str, size: int) -> RawWriter:
+    """A block device of at least `size` bytes. O_EXCL: refused while it is mounted or another copy writes it."""
+    name, fd = Path(path).name, _open(path, os.O_RDWR | os.O_EXCL, DiskWriteFailed)
+    _check_size(fd, name, size, exactly=False)
+    device = os.fstat(fd).st_rdev
+    zeroings = (punch_hole, discard, zero_out) if _driver(os.major(device)) == "zvol" else (punch_hole, zero_out)
+    return RawWriter(fd, name, size, zeroings=zeroings, alignment=_discard_granularity(device))
+
+
+def _check_size(fd: int, name: str, size: int, *, exactly: bool) -> None:
+    end = os.lseek(fd, 0, os.SEEK_END)
+    if end < size or (exactly and end != size):
+        os.close(fd)
+        raise DiskWriteFailed(f"{name} has {end} bytes, the disk {size}")
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """fallocate(2): the kernel promises zeros, on files by a hole, on devices by write-zeroes that may unmap."""
+    while _libc.fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length) != 0:
+        number = ctypes.get_errno()
+        if number != errno.EINTR:  # ctypes, unlike os, does not call again after a signal
+            raise OSError(number, os.strerror(number))
+
+
+def discard(fd: int, offset: int, length: int) -> None:
+    """BLKDISCARD. Only zfs promises that what was discarded reads as zeros, and only for whole blocks of the volume."""
+    fcntl.ioctl(fd, BLKDISCARD, struct.pack("=QQ", offset, length))
+
+
+def zero_out(fd: int, offset: int, length: int) -> None:
+    """BLKZEROOUT: zeros, written by the device itself if it can, else by the kernel."""
+    fcntl.ioctl(fd, BLKZEROOUT, struct.pack("=QQ", offset, length))
+
+
+def _driver(major: int) -> str:
+    """The name /proc/devices has for a block device's major number."""
+    _, _, blocks = Path("/proc/devices").read_text().partition("Block devices:")
+    return dict(line.split(maxsplit=1) for line in blocks.splitlines() if line.strip()).get(str(major), "")
+
+
+def _discard_granularity(device: int) -> int:
+    """A zvol's block size: an edge of a discarded range that is no whole block keeps its bytes."""
+    queue = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/queue/discard_granularity")
+    with contextlib.suppress(OSError, ValueError):
+        return max(int(queue.read_text()), PAGE_BYTES)
+    return MIB  # a partition has no queue of its own: a multiple of any block size in use
+
+
+def _open(path: str, flags: int, failure: type[SynvirtError]) -> int:
+    """A descriptor of a regular file or block device. Others are not opened at all: a FIFO would wait, a tape rewind."""
+    try:
+        mode = Path(path).stat().st_mode
+        fd = os.open(path, flags | os.O_CLOEXEC) if stat.S_ISREG(mode) or stat.S_ISBLK(mode) else -1
+    except OSError as error:
+        number = error.errno or 0
+        raise failure(f"{Path(path).name} cannot be opened: {os.strerror(number)}", hint=HINTS.get(number)) from error
+    if fd < 0:
+        raise failure(f"{Path(path).name} is neither a file nor a block device")
+    return fd

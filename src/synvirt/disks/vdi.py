@@ -1,0 +1,164 @@
+"""VDI images of VirtualBox, version 1.1: VDIHEADER1PLUS of VirtualBox's src/VBox/Storage/VDICore.h.
+
+    0        72          offset_blocks          offset_data
+    │ preheader │ header …  │ block map: 32 bits    │ blocks, each after `extra` bytes of its own
+                               a block
+
+A block's entry is its number within the data, or one of two marks: never written (then the parent's, or zeros), or discarded
+(then zeros). Static images have the same map with every block in it. Everything is little-endian. Never written or repaired.
+
+A differencing image names its parent by UUID alone, and only VirtualBox' media registry knows which file that is: whoever
+knows it hands the opened parent in.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+
+from synvirt.blocks import DiskReader, Extent, Place
+from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, MappedDisk, Places
+from synvirt.errors import MalformedArchive, UnsupportedFormat
+from synvirt.model import KIB, MIB
+
+SIGNATURE: Final = 0xBEDA107F
+# Preheader (64 bytes of text, signature, version) and header up to the parent's UUID; version 1.1 may add a geometry after it.
+_HEADER = struct.Struct("<64sIIIII256sIIIIIIIQIIII16s16s16s16s")
+_VERSION: Final = 0x0001_0001
+# VirtualBox makes blocks of 1 MiB. Powers of two from 64 KiB on keep a hostile map of a small disk as small as it is honest.
+_BLOCK_BYTES_MIN, _BLOCK_BYTES_MAX = 64 * KIB, 256 * MIB
+_SECTOR_BYTES: Final = 512
+_FREE, _DISCARDED = 0xFFFF_FFFF, 0xFFFF_FFFE
+
+
+class Kind(IntEnum):
+    """The image types of VDICore.h; undo images were never made by a released VirtualBox."""
+
+    DYNAMIC = 1
+    STATIC = 2
+    UNDO = 3
+    DIFFERENCING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header says; checked, so that each field can be relied on. Offsets and sizes in bytes; `blocks` those needed."""
+
+    kind: Kind
+    size: int
+    block_bytes: int
+    extra_bytes: int
+    blocks: int
+    map_at: int
+    data_at: int
+    uuid: UUID
+    parent_uuid: UUID
+    parent_modified_uuid: UUID
+
+
+class VdiReader:
+    """The guest's disk in the VDI image whose bytes are `over`, which it owns, as it does `parent`: close() closes both.
+
+    `parent` is the disk that a differencing image lies over. `root` is taken as by every image reader; a VDI names no files.
+    """
+
+    def __init__(self, over: DiskReader, *, root: str | None = None, name: str = "", parent: DiskReader | None = None) -> None:
+        del root
+        self._name = name or "the VDI image"
+        self.header: Header = read_header(over, self._name)
+        if self.header.kind is Kind.DIFFERENCING and parent is None:
+            raise UnsupportedFormat(
+                f"{self._name} holds only what differs from another image, with UUID {self.header.parent_uuid}",
+                hint="Import the whole virtual machine from its .vbox file, which says which file that is, or clone the disk"
+                " in VirtualBox: a clone is complete.",
+            )
+        blocks = BlockMap(self.header.size, self.header.block_bytes, self._windows(over), self._name)
+        taken = [(0, _HEADER.size, "the header"), (self.header.map_at, self.header.map_at + self.header.blocks * 4, "the map")]
+        blocks.check_places(over.size, taken, ahead=self.header.extra_bytes)
+        self._disk = MappedDisk(over, blocks, name=self._name, parent=parent)
+
+    def _windows(self, over: DiskReader) -> Iterator[Places]:
+        header = self.header
+        absent = PARENT if header.kind is Kind.DIFFERENCING else ZERO
+        for first in range(0, header.blocks, WINDOW_ENTRIES):
+            content = bytearray(min(WINDOW_ENTRIES, header.blocks - first) * 4)
+            over.read_into(header.map_at + first * 4, memoryview(content))
+            entries = np.frombuffer(content, "<u4").astype(np.int64)
+            places = header.data_at + header.extra_bytes + entries * (header.block_bytes + header.extra_bytes)
+            places[entries == _FREE] = absent
+            places[entries == _DISCARDED] = ZERO
+            yield places
+
+    @property
+    def size(self) -> int:
+        return self._disk.size
+
+    @property
+    def max_readers(self) -> int:
+        return self._disk.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        return self._disk.extents()
+
+    def places(self) -> Iterator[Place]:
+        return self._disk.places()
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._disk.read_into(offset, buffer)
+
+    def close(self) -> None:
+        self._disk.close()
+
+
+def read_header(over: DiskReader, name: str) -> Header:
+    """The header of the image in `over`. MalformedArchive or UnsupportedFormat says what is wrong with which field."""
+    if over.size < _HEADER.size:
+        raise MalformedArchive(f"{name} is no VDI image: it has only {over.size} bytes")
+    content = bytearray(_HEADER.size)
+    over.read_into(0, memoryview(content))
+    (
+        _, signature, version, _, kind, _, _, map_at, data_at, _, _, _, sector_bytes, _,
+        size, block_bytes, extra_bytes, blocks, _, uuid, _, parent_uuid, parent_modified_uuid,
+    ) = _HEADER.unpack(content)  # fmt: skip
+    if signature != SIGNATURE:
+        raise MalformedArchive(f"{name} is no VDI image: its signature is {signature:#x}, not {SIGNATURE:#x}")
+    if version != _VERSION:
+        raise UnsupportedFormat(
+            f"{name} is a VDI image of version {version >> 16}.{version & 0xFFFF}; version 1.1 is read",
+            hint="Clone it in VirtualBox, which writes the present version.",
+        )
+    if kind not in (Kind.DYNAMIC, Kind.STATIC, Kind.DIFFERENCING):
+        raise UnsupportedFormat(f"{name} is a VDI image of type {kind}; dynamic, static and differencing ones are read")
+    if not _BLOCK_BYTES_MIN <= block_bytes <= _BLOCK_BYTES_MAX or block_bytes & (block_bytes - 1):
+        raise MalformedArchive(f"{name}: blocks of {block_bytes} bytes; powers of two from 64 KiB to 256 MiB are read")
+    # Old VirtualBox left 0 for «the usual».
+    if sector_bytes not in (0, _SECTOR_BYTES):
+        raise UnsupportedFormat(f"{name}: sectors of {sector_bytes} bytes; 512 are read")
+    # VBoxManage makes disks of any size; a disk has whole sectors, so QEMU rounds up too, and the last block has the room.
+    size = -(-size // _SECTOR_BYTES) * _SECTOR_BYTES
+    needed = -(-size // block_bytes)
+    if needed > blocks:
+        raise MalformedArchive(f"{name}: {blocks} blocks of {block_bytes} bytes cannot hold a disk of {size}")
+    if extra_bytes % _SECTOR_BYTES or extra_bytes > block_bytes:
+        raise MalformedArchive(f"{name}: {extra_bytes} bytes before each block; whole sectors, less than a block, can be")
+    if map_at < _HEADER.size or map_at + needed * 4 > over.size:
+        raise MalformedArchive(
+            f"{name}: a map of {needed} blocks at {map_at} does not fit between the header and the file's end at {over.size}",
+            hint="The file seems to be cut off: compare its size with the original's.",
+        )
+    return Header(
+        kind=Kind(kind),
+        size=size,
+        block_bytes=block_bytes,
+        extra_bytes=extra_bytes,
+        blocks=needed,
+        map_at=map_at,
+        data_at=data_at,
+        uuid=UUID(bytes_le=uuid),
+        parent_uuid=UUID(bytes_le=parent_uuid),
+        parent_modified_uuid=UUID(bytes_le=parent_modified_uuid),
+    )

@@ -1,0 +1,273 @@
+"""VHD images, fixed, dynamic and differencing: Microsoft's Virtual Hard Disk Image Format Specification, version 1.0 (2006).
+
+    dynamic, differencing   │ footer's copy │ header │ BAT │ blocks: a bitmap and the data, in any order │ footer │
+    fixed                   │ the disk, as it is                                                         │ footer │
+
+Everything is big-endian, sectors have 512 bytes. Never written, never repaired.
+
+The disk's size is the footer's Current Size, as Hyper-V, Azure and VirtualBox have it. Virtual PC goes by the footer's geometry
+instead, and so does QEMU unless it knows the creator to do otherwise. A geometry is made from the size by rounding down, so
+what they do not show is at most the last cylinder. Taking it too loses nothing; leaving it out could.
+
+A block's bitmap says which sectors were ever written. Those that were not are the parent's, or zeros in a dynamic image: the
+specification, VirtualBox and Xen have it so, and Xen leaves whatever was in the storage before in them. QEMU does not look at
+the bitmaps of dynamic images; what it and Hyper-V write has every bit set.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+from urllib.parse import unquote, urlsplit
+from uuid import UUID
+
+import numpy as np
+
+from synvirt.blocks import DiskReader, Extent, Place
+from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, Places, Run
+from synvirt.disks.parents import Chain, Reference, open_parent
+from synvirt.errors import MalformedArchive, UnsupportedFormat
+
+COOKIE: Final = b"conectix"
+FOOTER_BYTES: Final = 512
+# Virtual PC before 2004 left the last byte, which is reserved, out.
+_OLD_FOOTER_BYTES: Final = 511
+_SECTOR: Final = 512
+_FOOTER = struct.Struct(">8sIIQI4sI4sQQIII16sB")
+_HEADER = struct.Struct(">8sQQIIII16sII512s")
+_HEADER_BYTES: Final = 1024
+_LOCATOR = struct.Struct(">4sIIIQ")
+_LOCATORS, _LOCATORS_AT = 8, _HEADER.size
+_FOOTER_CHECKSUM_AT, _HEADER_CHECKSUM_AT = 64, 36
+_VERSION_MAJOR: Final = 1
+_UNUSED: Final = 0xFFFF_FFFF
+# Any power of two of sectors, says the specification; 2 MiB is what is made. More than this would not fit its 32-bit numbers.
+_BLOCK_BYTES_MAX: Final = 1 << 31
+# A path of Windows has at most 32767 characters.
+_LOCATOR_BYTES_MAX: Final = 64 << 10
+_CUT_OFF = "The file is damaged or cut off: compare its size with the original's, and copy it again."
+
+
+class Kind(IntEnum):
+    """Disk types of the footer; 0 is none, 1, 5 and 6 were never used."""
+
+    FIXED = 2
+    DYNAMIC = 3
+    DIFFERENCING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What the footer says; checked. `header_at` is where a dynamic or differencing image's header lies."""
+
+    kind: Kind
+    size: int
+    header_at: int
+    creator: str
+    identity: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header of a dynamic or differencing image says; checked. `parents`: where the parent may be, best first."""
+
+    table_at: int
+    blocks: int
+    block_bytes: int
+    parent_identity: UUID
+    parents: tuple[Reference, ...]
+
+    @property
+    def bitmap_bytes(self) -> int:
+        """A bit a sector, in whole sectors."""
+        return -(-self.block_bytes // _SECTOR // 8 // _SECTOR) * _SECTOR
+
+
+class VhdReader:
+    """The guest's disk in the VHD image whose bytes are `over`, which it owns: close() closes it, and its parent.
+
+    `root` and `name` are ImageSpec's: the image's path beneath the import root. `chain` is for images that are parents.
+    """
+
+    def __init__(self, over: DiskReader, *, root: str | None = None, name: str = "", chain: Chain | None = None) -> None:
+        self._over, self._name = over, name or "the VHD image"
+        self.footer: Footer = read_footer(over, self._name)
+        self.header: Header | None = None
+        parent: DiskReader | None = None
+        if self.footer.kind is Kind.FIXED:
+            blocks = BlockMap(self.size, max(self.size, 1), iter([np.zeros(min(self.size, 1), np.int64)]), self._name)
+        else:
+            self.header = read_header(over, self.footer, self._name)
+            blocks = self._map(self.header, (chain or Chain()).runs)
+            if self.footer.kind is Kind.DIFFERENCING:
+                parent = _open_parent(root, self._name, self.header, chain or Chain(), blocks.runs_with_before)
+        self._disk = MappedDisk(over, blocks, name=self._name, parent=parent, partial=self._partial)
+
+    def _map(self, header: Header, runs_before: int) -> BlockMap:
+        blocks = BlockMap(self.size, header.block_bytes, _windows(self._over, header), self._name, runs_before=runs_before)
+        table = (header.table_at, header.table_at + header.blocks * 4, "the BAT")
+        head = (self.footer.header_at, self.footer.header_at + _HEADER_BYTES, "the header")
+        taken = [(0, FOOTER_BYTES, "the copy of the footer"), head, table]
+        blocks.check_places(self._over.size, taken, ahead=header.bitmap_bytes)
+        return blocks
+
+    def _partial(self, run: Run) -> Iterator[Run]:
+        """Each block begins with its own bitmap."""
+        assert self.header is not None
+        skipped = run.start % self.header.block_bytes
+        begin = ~run.place - skipped - self.header.bitmap_bytes
+        absent = PARENT if self.footer.kind is Kind.DIFFERENCING else ZERO
+        return Bitmap(self._over, begin, _SECTOR, "big", absent).runs(run, skipped)
+
+    @property
+    def size(self) -> int:
+        return self.footer.size
+
+    @property
+    def max_readers(self) -> int:
+        return self._disk.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        return self._disk.extents()
+
+    def places(self) -> Iterator[Place]:
+        return self._disk.places()
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._disk.read_into(offset, buffer)
+
+    def close(self) -> None:
+        self._disk.close()
+
+
+def _windows(over: DiskReader, header: Header) -> Iterator[Places]:
+    """The places of all blocks: every block has a bitmap, so all that are here are partly present."""
+    for first in range(0, header.blocks, WINDOW_ENTRIES):
+        content = bytearray(min(WINDOW_ENTRIES, header.blocks - first) * 4)
+        over.read_into(header.table_at + first * 4, memoryview(content))
+        entries = np.frombuffer(content, ">u4").astype(np.int64)
+        yield np.where(entries == _UNUSED, PARENT, ~(entries * _SECTOR + header.bitmap_bytes))
+
+
+def _open_parent(root: str | None, name: str, header: Header, chain: Chain, runs: int) -> DiskReader:
+    over, parent_name, chain = open_parent(root, name, header.parents, Chain(chain.files, chain.depth, runs))
+    try:
+        parent = VhdReader(over, root=root, name=parent_name, chain=chain)
+    except BaseException:
+        over.close()
+        raise
+    if parent.footer.identity != header.parent_identity:
+        parent.close()
+        raise MalformedArchive(
+            f"{name} lies over an image with the identity {header.parent_identity}; {parent_name} has {parent.footer.identity}",
+            hint="Copy the parent that belongs to it: one that was changed or made anew does not fit.",
+        )
+    return parent
+
+
+def read_footer(over: DiskReader, name: str) -> Footer:
+    """The footer: at the file's end, or if that one is damaged, its copy at the beginning, which fixed images lack.
+
+    The end comes first: the beginning of a fixed image is the guest's, who may write there what looks like a footer.
+    """
+    found = []
+    for at, length in ((over.size - FOOTER_BYTES, FOOTER_BYTES), (over.size - _OLD_FOOTER_BYTES, _OLD_FOOTER_BYTES), (0, 512)):
+        if 0 <= at <= over.size - length:
+            content = _read(over, at, length).ljust(FOOTER_BYTES, b"\0")
+            if content.startswith(COOKIE):
+                found.append((at, content))
+    for at, content in found:
+        if _checksum_is_right(content, _FOOTER_CHECKSUM_AT):
+            footer = _footer(content, name)
+            if footer.kind is not Kind.FIXED or footer.size <= at:
+                return footer
+            raise MalformedArchive(f"{name}: a fixed disk of {footer.size} bytes, of which the file has {at}", hint=_CUT_OFF)
+    if found:
+        raise MalformedArchive(f"{name}: its footer has not the checksum that it says", hint=_CUT_OFF)
+    raise MalformedArchive(f"{name} is no VHD image: no footer at its end begins with {COOKIE.decode()}", hint=_CUT_OFF)
+
+
+def _footer(content: bytes, name: str) -> Footer:
+    _, _, version, header_at, _, creator, _, _, _, size, _, kind, _, identity, _ = _FOOTER.unpack_from(content)
+    if version >> 16 != _VERSION_MAJOR:
+        raise UnsupportedFormat(f"{name} is a VHD image of version {version >> 16}.{version & 0xFFFF}; version 1 is read")
+    if kind not in (Kind.FIXED, Kind.DYNAMIC, Kind.DIFFERENCING):
+        raise UnsupportedFormat(f"{name} is a VHD image of type {kind}; fixed, dynamic and differencing ones are read")
+    if size % _SECTOR:
+        raise MalformedArchive(f"{name}: a disk of {size} bytes, which are no whole sectors of {_SECTOR}")
+    return Footer(Kind(kind), size, header_at, creator.decode("ascii", "replace").rstrip("\0 "), UUID(bytes=identity))
+
+
+def read_header(over: DiskReader, footer: Footer, name: str) -> Header:
+    """The header of a dynamic or differencing image."""
+    if footer.header_at > over.size - _HEADER_BYTES:
+        raise MalformedArchive(f"{name}: its header lies at {footer.header_at}, the file ends at {over.size}", hint=_CUT_OFF)
+    content = _read(over, footer.header_at, _HEADER_BYTES)
+    cookie, _, table_at, version, entries, block_bytes, _, parent, _, _, parent_name = _HEADER.unpack_from(content)
+    if cookie != b"cxsparse" or not _checksum_is_right(content, _HEADER_CHECKSUM_AT):
+        raise MalformedArchive(f"{name}: its header at {footer.header_at} is damaged", hint=_CUT_OFF)
+    if version >> 16 != _VERSION_MAJOR:
+        raise UnsupportedFormat(f"{name} has a header of version {version >> 16}.{version & 0xFFFF}; version 1 is read")
+    if not _SECTOR <= block_bytes <= _BLOCK_BYTES_MAX or block_bytes & (block_bytes - 1):
+        raise MalformedArchive(f"{name}: blocks of {block_bytes} bytes; powers of two from {_SECTOR} can be")
+    blocks = -(-footer.size // block_bytes)
+    if blocks > entries:
+        raise MalformedArchive(f"{name}: a BAT of {entries} blocks of {block_bytes} bytes cannot map {footer.size} bytes")
+    if table_at > over.size - blocks * 4:
+        raise MalformedArchive(f"{name}: a BAT of {blocks} blocks at {table_at}; the file ends at {over.size}", hint=_CUT_OFF)
+    return Header(
+        table_at=table_at,
+        blocks=blocks,
+        block_bytes=block_bytes,
+        parent_identity=UUID(bytes=parent),
+        parents=_parents(over, content, parent_name, name) if footer.kind is Kind.DIFFERENCING else (),
+    )
+
+
+# Platform codes of parent locators: how they are written, and whether they are absolute. The specification's W2ru is what
+# Windows keeps right when files are moved; MacX is a URL, which Xen uses for relative names too.
+_PLATFORMS: Final = ((b"W2ru", "utf-16-le", False), (b"MacX", "utf-8", False), (b"W2ku", "utf-16-le", True))
+
+
+def _parents(over: DiskReader, header: bytes, unicode_name: bytes, name: str) -> tuple[Reference, ...]:
+    """Where the parent may be: its locators, those that most likely hold first, and its bare name."""
+    found: dict[bytes, bytes] = {}
+    for number in range(_LOCATORS):
+        code, _, length, _, at = _LOCATOR.unpack_from(header, _LOCATORS_AT + number * _LOCATOR.size)
+        if any(code == known for known, _, _ in _PLATFORMS) and length:
+            if length > _LOCATOR_BYTES_MAX or at > over.size - length:
+                raise MalformedArchive(f"{name}: a parent locator of {length} bytes at {at}; the file ends at {over.size}")
+            found.setdefault(code, _read(over, at, length))
+    references = []
+    for code, encoding, absolute in _PLATFORMS:
+        if code in found:
+            path = found[code].decode(encoding, "replace").rstrip("\0")
+            references.append(_reference_of_url(path) if code == b"MacX" else Reference(path, absolute))
+    bare = unicode_name.decode("utf-16-be", "replace").split("\0", 1)[0]
+    if bare:
+        references.append(Reference(bare, absolute=bool(references)))
+    return tuple(references)
+
+
+def _reference_of_url(url: str) -> Reference:
+    """file://./name and ./name are relative, file://localhost/folder/name and file:///folder/name are absolute."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return Reference(url, absolute=True)
+    if parts.netloc in ("", "localhost"):
+        return Reference(unquote(parts.path), absolute=parts.path.startswith("/"))
+    return Reference(unquote(parts.netloc + parts.path))
+
+
+def _checksum_is_right(content: bytes, at: int) -> bool:
+    """The ones' complement of the sum of all bytes, without those of the checksum itself."""
+    summed = sum(content) - sum(content[at : at + 4])
+    return int.from_bytes(content[at : at + 4]) == ~summed & 0xFFFF_FFFF
+
+
+def _read(over: DiskReader, at: int, length: int) -> bytes:
+    content = bytearray(length)
+    over.read_into(at, memoryview(content))
+    return bytes(content)
