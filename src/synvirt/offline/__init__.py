@@ -1,0 +1,36 @@
+"""Offline importers: one file a kind, each knows who the VM is and what its disks are. Blocking code.
+
+`IMPORTERS` is the literal registry; being in it enrols an importer in the contract suite.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from synvirt.disks.specs import ChecksumSpec, ReaderSpec
+from synvirt.model import OfflineKind, VmManifest
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDisk:
+    """How to read one disk, what to check in the same pass, and the names of what was found on the way."""
+
+    reader: ReaderSpec
+    checksums: tuple[ChecksumSpec, ...] = ()
+
+
+class OfflineImporter(Protocol):
+    """One offline kind.
+
+    - `probe(path, head)`: is this file or folder (its first 64 KiB in `head`, empty for a folder) of my kind? Never raises.
+    - `inspect(path, root)`: the whole manifest; reads what it needs, never the disks. MalformedArchive says where.
+    - `open_disk(path, root, disk_key)`: how the copy worker reads that disk. Same answer for the same file: it is asked again
+      after a crash.
+    `path` was resolved beneath `root`, the import root; files named inside the archive must lie beneath it too.
+    """
+
+    kind: ClassVar[OfflineKind]
+
+    def probe(self, path: Path, head: bytes) -> bool: ...
+    def inspect(self, path: Path, root: Path) -> VmManifest: ...
+    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk: ...

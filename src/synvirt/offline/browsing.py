@@ -1,0 +1,134 @@
+"""The import root as callers see it: folders in pages, and what is in a file. Blocking code.
+
+A page of a folder with many thousand entries costs one reading of its names; only the page's own entries are opened, to say of
+which kind they are. A cursor is the place of the last entry shown, so entries that come and go meanwhile shift no page.
+"""
+
+import base64
+import binascii
+import heapq
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from synvirt.disks.beneath import open_folder_beneath, resolve_beneath, stat_beneath
+from synvirt.errors import BadRequest, NotFound, SynvirtError
+from synvirt.model import HostEntry, HostFolder, Inspection, OfflineKind
+from synvirt.offline.registry import detect
+from synvirt.settings import UPLOADS_FOLDER
+
+# The last second of year 9999: an archive's file times are anything, and no calendar goes further.
+_LATEST_S = 253402300799
+
+# (0 for a folder, 1 for a file; the name's bytes): folders first, each by name.
+Place = tuple[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    place: Place
+    name: str
+    found: os.stat_result | None
+
+
+def browse(root: Path, path: str = "", *, limit: int, cursor: str | None = None) -> HostFolder:
+    """The folder `path` beneath `root`, or `root` itself. HostPathRejected, NotFound; BadRequest for a foreign cursor."""
+    after = _place(cursor) if cursor is not None else None
+    top = root.resolve()
+    with _opened(root, path or ".") as (descriptor, folder):
+        if folder.is_relative_to(top / UPLOADS_FOLDER):
+            raise NotFound(f"there is no folder {path!r}", hint="uploads have a list of their own")
+        hidden = UPLOADS_FOLDER if folder == top else None
+        ahead = (
+            entry
+            for entry in _entries(descriptor, folder, root)
+            if entry.name != hidden and (after is None or entry.place > after)
+        )
+        shown = heapq.nsmallest(limit + 1, ahead, key=lambda entry: entry.place)
+        more = len(shown) > limit
+        entries = tuple(made for entry in shown[:limit] if (made := _shown(entry, descriptor, folder, root)) is not None)
+    return HostFolder(
+        path=_text(str(folder)),
+        parent=None if folder == top else _text(str(folder.parent)),
+        entries=entries,
+        next_cursor=_cursor(shown[limit - 1].place) if more else None,
+    )
+
+
+def inspect(root: Path, path: str) -> Inspection:
+    """What lies at `path`, and the VM in it. Reads what it needs, never the disks."""
+    importer = detect(path, root)
+    return Inspection(offline_kind=importer.kind, manifest=importer.inspect(resolve_beneath(root, path), root))
+
+
+@contextmanager
+def _opened(root: Path, path: str) -> Iterator[tuple[int, Path]]:
+    descriptor, folder = open_folder_beneath(root, path)
+    try:
+        yield descriptor, folder
+    finally:
+        os.close(descriptor)
+
+
+def _entries(descriptor: int, folder: Path, root: Path) -> Iterator[_Entry]:
+    """Files and folders; links as what they lead to. What is neither, or leads out, cannot be imported and is not shown."""
+    with os.scandir(descriptor) as listing:
+        for entry in listing:
+            found = None
+            if entry.is_symlink():
+                try:
+                    found = stat_beneath(root, str(folder / entry.name))
+                except SynvirtError:
+                    continue
+                is_folder, is_file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)
+            else:
+                is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+            if is_folder or is_file:
+                yield _Entry((0 if is_folder else 1, os.fsencode(entry.name)), entry.name, found)
+
+
+def _shown(entry: _Entry, descriptor: int, folder: Path, root: Path) -> HostEntry | None:
+    try:
+        found = entry.found or os.stat(entry.name, dir_fd=descriptor, follow_symlinks=False)
+    except FileNotFoundError:
+        return None  # removed since its name was read
+    path = str(folder / entry.name)
+    is_folder = entry.place[0] == 0
+    return HostEntry(
+        name=_text(entry.name),
+        path=_text(path),
+        type="directory" if is_folder else "file",
+        size_bytes=None if is_folder else found.st_size,
+        modified_at=datetime.fromtimestamp(min(max(found.st_mtime, 0), _LATEST_S), UTC),
+        offline_kind=_kind(path, root),
+    )
+
+
+def _kind(path: str, root: Path) -> OfflineKind | None:
+    try:
+        return detect(path, root).kind
+    except (SynvirtError, OSError):
+        return None
+
+
+def _text(name: str) -> str:
+    """A file's name is any bytes, JSON's text is not: what is no UTF-8 shows as U+FFFD, and must be renamed to be imported."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def _cursor(place: Place) -> str:
+    return base64.urlsafe_b64encode(b"%d%s" % place).decode()
+
+
+def _place(cursor: str) -> Place:
+    try:
+        decoded = base64.b64decode(cursor, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        decoded = b""
+    if decoded[:1] not in (b"0", b"1"):
+        raise BadRequest(f"cursor: {cursor[:100]!r} was never given out", hint="begin again without one")
+    return int(decoded[:1]), decoded[1:]

@@ -1,0 +1,268 @@
+"""What may go wrong with a VM, seen before anything is copied: one constructor a concern, so that ids stay the same.
+
+`Critical` refuses the plan unless it waives the concern by id; so Critical is only what cannot come out right.
+"""
+
+from synvirt.model import Concern, GuestOs
+
+
+def of_machine(*, uefi: bool, secure_boot: bool, tpm: bool, guest: GuestOs, snapshots: int = 0) -> list[Concern]:
+    """What follows from the machine's own traits, whichever source told them."""
+    known = ((uefi, uefi_state_lost), (secure_boot, secure_boot_keys), (tpm, tpm_state))
+    found = [constructor() for applies, constructor in known if applies]
+    if guest.family == "other":
+        found.append(unknown_guest(guest.name))
+    if snapshots:
+        found.append(snapshots_present(snapshots))
+    return found
+
+
+def no_disks() -> Concern:
+    return Concern(
+        id="no-disks",
+        category="Critical",
+        label="No disk",
+        assessment="The VM has no hard disk: nothing would be copied, and the imported VM could not boot from a disk.",
+        remedy="Export the VM with its disks; media in CD-ROM or floppy drives are not imported.",
+    )
+
+
+def unreadable_disk(key: str, why: str, remedy: str) -> Concern:
+    return Concern(
+        id=f"disk-unreadable:{key}",
+        category="Critical",
+        label="Disk cannot be read",
+        assessment=f"Disk {key}: {why}",
+        remedy=remedy,
+    )
+
+
+def no_manifest_file() -> Concern:
+    return Concern(
+        id="checksums-missing",
+        category="Information",
+        label="No checksums",
+        assessment="The appliance comes without a manifest (.mf), so damage on the way here cannot be noticed.",
+        remedy="Compare the file with a checksum from where it came, or export it again with a manifest.",
+    )
+
+
+def files_without_checksum(names: tuple[str, ...]) -> Concern:
+    return Concern(
+        id="checksums-incomplete",
+        category="Information",
+        label="Some files have no checksum",
+        assessment=f"The manifest (.mf) does not name {', '.join(names)}: damage in there cannot be noticed.",
+        remedy="Export the appliance again if its integrity matters.",
+    )
+
+
+def signature_not_checked() -> Concern:
+    return Concern(
+        id="signature-not-checked",
+        category="Information",
+        label="Signature not checked",
+        assessment="The appliance is signed (.cert). Its checksums are verified, who signed them is not.",
+        remedy="Check the signature with the exporter's tool if the appliance comes from a stranger.",
+    )
+
+
+def uefi_state_lost() -> Concern:
+    return Concern(
+        id="uefi-state-lost",
+        category="Warning",
+        label="UEFI variables are not imported",
+        assessment="The VM boots by UEFI. Its variables (boot entries, keys) stay behind; it boots the disk's default loader.",
+        remedy="Check that the system disk has /EFI/BOOT/BOOTX64.EFI, or add the boot entry again after the import.",
+    )
+
+
+def secure_boot_keys() -> Concern:
+    return Concern(
+        id="secure-boot",
+        category="Warning",
+        label="Secure Boot",
+        assessment="The VM uses Secure Boot. The imported VM starts with Microsoft's keys; own keys are not taken along.",
+        remedy="Enrol own keys again after the import.",
+    )
+
+
+def tpm_state() -> Concern:
+    return Concern(
+        id="tpm",
+        category="Warning",
+        label="Virtual TPM",
+        assessment="The VM has a virtual TPM. The imported VM gets an empty one: secrets sealed in the old one are lost.",
+        remedy="Have BitLocker or LUKS recovery keys at hand, or suspend BitLocker before exporting.",
+    )
+
+
+def unknown_guest(name: str) -> Concern:
+    return Concern(
+        id="guest-unknown",
+        category="Information",
+        label="Unknown guest system",
+        assessment=f"What runs in the VM is not known ({name or 'the source does not say'}); no drivers are put into it.",
+        remedy="A Windows guest without virtio drivers will not boot from virtio disks: set target.disk_bus to sata or ide.",
+    )
+
+
+def hardware_incomplete(missing: str) -> Concern:
+    return Concern(
+        id=f"hardware-incomplete:{missing}",
+        category="Warning",
+        label=f"No {missing} given",
+        assessment=f"The description does not say how much {missing} the VM has; a small default is used.",
+        remedy="Set it in the plan's target.",
+    )
+
+
+def independent_disk(key: str, mode: str) -> Concern:
+    return Concern(
+        id=f"disk-independent:{key}",
+        category="Warning",
+        label="Independent disk",
+        assessment=f"Disk {key} has the mode {mode}: snapshots never held it, so it may be of another moment than the rest.",
+        remedy="Check that the VM was powered off when it was exported.",
+    )
+
+
+def shared_disk(key: str) -> Concern:
+    return Concern(
+        id=f"disk-shared:{key}",
+        category="Warning",
+        label="Shared disk",
+        assessment=f"Disk {key} is shared with other VMs. The copy is this VM's own: writes of the others will not reach it.",
+        remedy="Move all VMs of the cluster at once, or skip the disk and attach shared storage after the import.",
+    )
+
+
+def unattached_disk(key: str) -> Concern:
+    return Concern(
+        id=f"disk-unattached:{key}",
+        category="Warning",
+        label="Disk is attached to no controller",
+        assessment=f"Disk {key} is in the package, but the VM's hardware does not name it. It is imported as the last disk.",
+        remedy="Skip it in the plan if the VM does not need it.",
+    )
+
+
+def removable_media_left_out(names: tuple[str, ...]) -> Concern:
+    return Concern(
+        id="media-left-out",
+        category="Information",
+        label="Inserted media are not imported",
+        assessment=f"The VM has {', '.join(names)} in a CD-ROM or floppy drive; only hard disks are imported.",
+        remedy="Insert the medium again after the import if the guest needs it.",
+    )
+
+
+def passthrough_device(name: str) -> Concern:
+    return Concern(
+        id=f"passthrough-device:{name}",
+        category="Warning",
+        label="Passthrough device",
+        assessment=f"The VM uses a device of its host, {name}, which the imported VM will not have.",
+        remedy="Assign a device of this host after the import if the guest needs one.",
+    )
+
+
+def snapshots_present(count: int) -> Concern:
+    return Concern(
+        id="snapshots-present",
+        category="Information",
+        label="Snapshots are not imported",
+        assessment=f"The VM has {count} snapshot{'s' if count != 1 else ''}. Its current state alone is imported.",
+        remedy="Export from a snapshot, or revert to it first, if an older state is wanted.",
+    )
+
+
+def suspended() -> Concern:
+    return Concern(
+        id="suspended",
+        category="Warning",
+        label="Suspended VM",
+        assessment="The VM was suspended, not shut down: its memory is lost, and its disks are as after a power failure.",
+        remedy="Resume the VM at the source, shut it down and export it again; above all a hibernated or busy Windows.",
+    )
+
+
+def assumed_hardware() -> Concern:
+    return Concern(
+        id="hardware-assumed",
+        category="Information",
+        label="Hardware is assumed",
+        assessment="A disk image does not say what machine it belongs to: processors, memory and network are defaults.",
+        remedy="Set cpu_count, memory_bytes and the network in the plan's target.",
+    )
+
+
+def capacity_differs(key: str, described_bytes: int, real_bytes: int) -> Concern:
+    return Concern(
+        id=f"disk-capacity-differs:{key}",
+        category="Warning",
+        label="Disk size differs from the description",
+        assessment=f"Disk {key} is described with {described_bytes} bytes, but its image has {real_bytes}; the image counts.",
+        remedy="Check that the right image lies under the disk's name.",
+    )
+
+
+def dynamic_disk(key: str) -> Concern:
+    return Concern(
+        id=f"disk-dynamic:{key}",
+        category="Warning",
+        label="Windows dynamic disk",
+        assessment=f"Disk {key} is a Windows dynamic disk (LDM). It is copied whole, but virtio drivers cannot be put into it.",
+        remedy="Convert it to a basic disk at the source, or boot from sata or ide (target.disk_bus).",
+    )
+
+
+def bitlocker(key: str) -> Concern:
+    return Concern(
+        id=f"disk-bitlocker:{key}",
+        category="Warning",
+        label="BitLocker",
+        assessment=f"A volume of disk {key} is encrypted by BitLocker: Windows will ask for its recovery key here, "
+        "and virtio drivers cannot be put into it.",
+        remedy="Suspend or remove BitLocker at the source, or have the recovery key at hand and boot from sata.",
+    )
+
+
+def luks(key: str) -> Concern:
+    return Concern(
+        id=f"disk-luks:{key}",
+        category="Information",
+        label="LUKS",
+        assessment=f"A volume of disk {key} is encrypted by LUKS. It is copied as it is; a key sealed in a TPM stays behind.",
+        remedy="Have a passphrase at hand if the guest unlocks it by a TPM.",
+    )
+
+
+def paravirtualised() -> Concern:
+    return Concern(
+        id="paravirtualised",
+        category="Critical",
+        label="Paravirtualised guest",
+        assessment="The VM is a Xen PV guest: its disk may lack a boot loader, its kernel drivers for any other machine.",
+        remedy="Convert it to HVM at the source (a kernel and a boot loader of its own), and export it again.",
+    )
+
+
+def in_use() -> Concern:
+    return Concern(
+        id="in-use",
+        category="Warning",
+        label="The VM may be running",
+        assessment="The folder has lock files of a running VM: its disks may change while they are copied.",
+        remedy="Shut the VM down and copy its files again; remove lock files (.lck) that were left by a crash.",
+    )
+
+
+def compressed(key: str) -> Concern:
+    return Concern(
+        id=f"disk-compressed:{key}",
+        category="Information",
+        label="Compressed disk file",
+        assessment=f"The file of disk {key} is a gzip file: it is inflated once to find its end and once to be copied.",
+        remedy="Unpack it first where speed matters; the image inside is often compressed by itself.",
+    )

@@ -1,0 +1,228 @@
+"""Files that a VM's description names, read where they lie: ranges of host files beneath the import root.
+
+What a file is, is told by its first bytes; how large its disk is, by the reader that will copy it, so that the two never
+disagree.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from synvirt.disks import MAGICS, ImageFormat, image_format, open_reader
+from synvirt.disks.beneath import open_beneath, resolve_beneath
+from synvirt.disks.raw import RawReader
+from synvirt.disks.specs import AnyReaderSpec, ImageSpec, RawSpec, ReaderSpec
+from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, UnsupportedFormat
+from synvirt.model import Concern, Disk
+from synvirt.offline import concerns, partitions
+from synvirt.offline.partitions import UNKNOWN, Layout
+
+# A description rounds a disk's size to its unit; more than this is another disk.
+_CAPACITY_SLACK_BYTES = 1 << 20
+_HEAD_BYTES = 64 << 10
+# A folder of an appliance in chunks has thousands of files; one of millions is something else.
+_ENTRIES_MAX = 100_000
+_LAYOUT_CONCERNS = (("dynamic", concerns.dynamic_disk), ("bitlocker", concerns.bitlocker), ("luks", concerns.luks))
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """`length` bytes at `offset` of a host file; `name` is how errors call it."""
+
+    name: str
+    path: Path
+    offset: int
+    length: int
+
+
+@contextmanager
+def opened(file: FileRange, root: Path) -> Iterator[RawReader]:
+    """HostPathRejected where the path, or a link on it, leads out of `root`."""
+    reader = RawReader(file.name, file.offset, file.length, descriptor=open_beneath(root, str(file.path)))
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def read_all(file: FileRange, root: Path, most: int) -> bytes:
+    """A text of a VM: a larger one than `most` bytes is none."""
+    if file.length > most:
+        raise MalformedArchive(f"{file.name} has {file.length} bytes; more than {most} are no description of a VM")
+    content = bytearray(file.length)
+    with opened(file, root) as reader:
+        reader.read_into(0, memoryview(content))
+    return bytes(content)
+
+
+def head_of(file: FileRange, root: Path) -> bytes:
+    """The first 64 KiB, or less where there is less."""
+    content = bytearray(min(_HEAD_BYTES, file.length))
+    with opened(file, root) as reader:
+        reader.read_into(0, memoryview(content))
+    return bytes(content)
+
+
+def whole_file(path: Path, root: Path, name: str = "") -> FileRange:
+    """NotFound, HostPathRejected. `path` is absolute, or relative to `root`."""
+    descriptor = open_beneath(root, str(path))
+    try:
+        return FileRange(name or path.name, path, 0, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
+
+
+class Folder:
+    """The files of a VM that lie in a folder, or anywhere beneath the import root that a name or a link leads to.
+
+    `path` is the folder, or the description in it by its own path (`chosen` is then its name). NotFound, HostPathRejected.
+    """
+
+    def __init__(self, path: Path, root: Path) -> None:
+        found = resolve_beneath(root, str(path))
+        self.root = root
+        self.chosen = None if found.is_dir() else found.name
+        self.path = found if found.is_dir() else found.parent
+        self.label = self.path.name
+        self._names = _listed(self.path)
+
+    def names(self, inner: str = "") -> list[str]:
+        """Of the folder's entries, or of those of a folder in it, if there is one: `inner/name`."""
+        if not inner:
+            return self._names
+        try:
+            path = resolve_beneath(self.root, str(self.path / inner))
+        except NotFound:
+            return []
+        return [f"{inner}/{name}" for name in _listed(path)] if path.is_dir() else []
+
+    def description(self, suffix: str) -> str:
+        """The name of the VM's description: what was chosen, or the only file of that suffix."""
+        if self.chosen is not None:
+            return self.chosen
+        found = [name for name in self._names if has_suffix(name, suffix)]
+        if len(found) != 1:
+            raise MalformedArchive(
+                f"{self.label} has {len(found)} files with the suffix {suffix}: {', '.join(found[:20])}",
+                hint=f"Import the {suffix} file by its own path.",
+            )
+        return found[0]
+
+    def find(self, name: str) -> FileRange | None:
+        """None where there is no such file; HostPathRejected where it leads out of the root."""
+        try:
+            path = resolve_beneath(self.root, str(self.path / name))
+        except NotFound:
+            return None
+        if not path.is_file():
+            raise MalformedArchive(f"{name!r} is a folder in {self.label}, not a file")
+        return FileRange(name, path, 0, path.stat().st_size)
+
+    def find_written(self, written: str) -> FileRange | None:
+        """What a description calls `written`: relative to the folder, or absolute on the machine that it came from.
+
+        /vmfs/volumes/DATASTORE/VM/DISK and C:\\VMs\\VM\\DISK are then looked for here, in a folder within, and in one beside.
+        """
+        windows = "\\" in written or written[1:2] == ":"
+        path = PureWindowsPath(written) if windows else PurePosixPath(written)
+        inner = f"{path.parent.name}/{path.name}"
+        candidates = [path.name, inner, f"../{inner}"] if path.anchor else [path.as_posix(), path.name]
+        found = (self.find(candidate) for candidate in candidates if candidate.strip("./"))
+        return next((file for file in found if file is not None), None)
+
+
+def has_suffix(name: str, suffix: str) -> bool:
+    """macOS puts a `._name` beside each file, which is not what it is named like."""
+    return name.lower().endswith(suffix) and not name.rpartition("/")[2].startswith("._")
+
+
+def holds(path: Path, suffix: str) -> bool:
+    """Is there a file of that suffix in the folder? Never raises: for probing."""
+    try:
+        return path.is_dir() and any(has_suffix(entry.name, suffix) for entry in path.iterdir())
+    except OSError:
+        return False
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError as problem:
+        raise MalformedArchive(f"the folder {folder.name} cannot be listed: {problem.strerror}") from problem
+    if len(names) > _ENTRIES_MAX:
+        raise MalformedArchive(f"the folder {folder.name} has over {_ENTRIES_MAX} entries; no VM has")
+    return sorted(names)
+
+
+def disk_spec(file: FileRange, root: Path, *, declared: str = "", inner_root: Path | None = None) -> ReaderSpec:
+    """How to read the disk in `file`. `declared` is the format its description gives: `raw` is binding, since a guest can write
+    any magic into its raw disk; any other is a hint, but then some magic must be there. The image may name further files
+    beneath `inner_root`; None refuses them."""
+    raw = RawSpec(path=str(file.path), offset=file.offset, length=file.length)
+    if declared == "raw":
+        return raw
+    with opened(file, root) as reader:
+        found = image_format(reader)
+    # Where an image may name files beside it, its name says where it lies (see `ImageSpec`).
+    name = file.name if inner_root is None else str(file.path.relative_to(inner_root.resolve()))
+    return image_over(raw, found, name=name, declared=declared, inner_root=inner_root)
+
+
+def image_over(
+    content: AnyReaderSpec, found: ImageFormat | None, *, name: str, declared: str, inner_root: Path | None = None
+) -> AnyReaderSpec:
+    """The image of the format `found` in `content`; `content` itself, raw, where there is none and none was declared."""
+    if found is not None:
+        return ImageSpec(format=found, over=content, root=None if inner_root is None else str(inner_root), name=name)
+    if declared:
+        raise MalformedArchive(
+            f"{name} is to be a {declared} image, but does not begin like one",
+            hint="The file is damaged, encrypted or of another format. Export the VM again.",
+        )
+    return content
+
+
+def format_of(head: bytes) -> ImageFormat | None:
+    """Whose magic a file begins with, by its first bytes alone."""
+    return next((name for name, at, magic in MAGICS if at >= 0 and head[at : at + len(magic)] == magic), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A disk as its image has it, what its partition table tells, and what that means."""
+
+    disk: Disk
+    layout: Layout = UNKNOWN
+    concerns: tuple[Concern, ...] = ()
+
+
+def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
+    """The disk with the format and size that its reader finds.
+
+    One that cannot be read becomes a Critical concern, which a plan may waive, skipping the disk; so does an image that names
+    files it may not have. A damaged one is MalformedArchive, and one that lies outside the root HostPathRejected.
+    """
+    try:
+        spec = open_spec(disk)
+    except UnsupportedFormat as problem:
+        return unreadable(disk, problem)
+    try:
+        reader = open_reader(spec)
+    except (UnsupportedFormat, HostPathRejected) as problem:
+        return unreadable(disk, problem)
+    try:
+        size, layout = reader.size, partitions.look(reader)
+    finally:
+        reader.close()
+    found = [constructor(disk.key) for flag, constructor in _LAYOUT_CONCERNS if getattr(layout, flag)]
+    if disk.capacity_bytes and abs(size - disk.capacity_bytes) > _CAPACITY_SLACK_BYTES:
+        found.append(concerns.capacity_differs(disk.key, disk.capacity_bytes, size))
+    return Measured(disk.model_copy(update={"format": spec.format, "capacity_bytes": size}), layout, tuple(found))
+
+
+def unreadable(disk: Disk, problem: UnsupportedFormat | HostPathRejected) -> Measured:
+    """A disk that cannot be read, as what the plan must waive or skip."""
+    remedy = problem.hint or "Export the VM again, or skip the disk in the plan."
+    return Measured(disk, concerns=(concerns.unreadable_disk(disk.key, problem.detail, remedy),))

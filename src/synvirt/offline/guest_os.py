@@ -1,0 +1,54 @@
+"""Which family a guest belongs to, from the many ways in which exporters name it.
+
+The family decides one thing: Windows guests get virtio drivers before their first start. So names are trusted over numbers
+(exporters write an old number for a system that is newer than they are), and Windows is looked for first.
+"""
+
+import re
+from typing import Literal
+
+from synvirt.model import GuestOs
+
+Family = Literal["windows", "linux", "other"]
+
+# VMware's guest ids (`windows2019srv_64Guest`, `winNetEnterpriseGuest`), VirtualBox's (`Windows11_64`), libosinfo's
+# (`win2k22`), oVirt's (`windows_2022x64`), XenServer's («Windows Server 2022 (64-bit)») and CIM's own («Microsoft Windows …»).
+_WINDOWS = re.compile(
+    r"windows|microsoft|\bwin(dows)?[ _-]?(\d|xp|vista|nt|net|me\b|k)|^win[a-z0-9]*guest|longhorn", re.IGNORECASE
+)
+_LINUX = re.compile(
+    r"linux|ubuntu|debian|red ?hat|rhel|centos|fedora|suse|sles|gentoo|\barch|alpine|photon|coreos|rocky|alma|oracle|amazon"
+    r"|asianux|mandr|turbolinux|kernel \d|flatcar|\bol\d|xcp-ng|xenserver|proxmox|mint|kali|scientific|nixos",
+    re.IGNORECASE,
+)
+_OTHER = re.compile(
+    r"bsd|solaris|darwin|mac ?os|os/2|os2|netware|haiku|\bdos\b|sco|unixware|vmkernel|esxi?\b|qnx", re.IGNORECASE
+)
+
+# CIM_OperatingSystem.OSType (DMTF CIM schema): numbers of the two families that matter; the rest is other.
+_CIM_WINDOWS = frozenset({15, 16, 17, 18, 19, 58, 63, 67, *range(69, 78), 103, 105, *range(111, 122)})
+_CIM_LINUX = frozenset({36, 64, 79, 80, *range(82, 102), *range(106, 110)})
+
+
+def guest_os(*, cim_id: str = "", vendor_id: str = "", description: str = "") -> GuestOs:
+    """The guest as `vendor_id` (VMware's, VirtualBox's, …), `description` and the CIM number name it; any may be empty."""
+    return GuestOs(family=family(cim_id, vendor_id, description), id=vendor_id or cim_id, name=description or vendor_id)
+
+
+def family(cim_id: str, *names: str) -> Family:
+    for name in filter(None, names):
+        found = _family_of_name(name)
+        if found is not None:
+            return found
+    number = int(cim_id) if cim_id.isascii() and cim_id.isdigit() and len(cim_id) < 6 else -1
+    if number in _CIM_WINDOWS:
+        return "windows"
+    return "linux" if number in _CIM_LINUX else "other"
+
+
+def _family_of_name(name: str) -> Family | None:
+    if _WINDOWS.search(name):
+        return "windows"
+    if _OTHER.search(name):
+        return "other"
+    return "linux" if _LINUX.search(name) else None

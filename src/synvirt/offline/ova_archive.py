@@ -1,0 +1,66 @@
+"""OVA: an OVF package as one tar archive, its members in any order, folders and tar dialect."""
+
+import contextlib
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from synvirt.disks import tar
+from synvirt.disks.raw import RawReader
+from synvirt.errors import MalformedArchive, SynvirtError
+from synvirt.model import OfflineKind, VmManifest
+from synvirt.offline import OpenedDisk, files, ovf_package
+from synvirt.offline.files import FileRange
+
+# A description is the first member by the standard and the last at worst; probing looks at this many headers.
+_PROBED_MEMBERS = 1000
+
+
+class OvaArchive:
+    kind: ClassVar[OfflineKind] = OfflineKind.OVA_ARCHIVE
+
+    def probe(self, path: Path, head: bytes) -> bool:
+        if not tar.is_tar(head):
+            return False
+        with contextlib.suppress(SynvirtError, OSError), contextlib.closing(RawReader(str(path))) as archive:
+            return any(_is_description(member) for member in itertools.islice(tar.walk(archive), _PROBED_MEMBERS))
+        # Damaged, but by its name an OVA: then inspecting it says what is wrong with it.
+        return path.suffix.lower() == ".ova"
+
+    def inspect(self, path: Path, root: Path) -> VmManifest:
+        package = _Archive(path, root)
+        return ovf_package.inspect(package, ovf_package.description_name(package))
+
+    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+        package = _Archive(path, root)
+        return ovf_package.open_disk(package, ovf_package.description_name(package), disk_key)
+
+
+class _Archive:
+    """The members of the archive as the files of a package."""
+
+    # An image inside an archive has no files beside it that it could name.
+    inner_root: Path | None = None
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.label = path.name
+        self.root = root
+        self._path = path
+        with files.opened(files.whole_file(path, root), root) as archive:
+            self._members = tar.index(archive)
+
+    def names(self) -> Iterable[str]:
+        return (member.name for member in self._members.values() if member.sort is tar.Sort.FILE)
+
+    def find(self, name: str) -> FileRange | None:
+        member = self._members.get(name)
+        if member is None:
+            return None
+        if member.sort is not tar.Sort.FILE:
+            raise MalformedArchive(f"{name!r} is a {member.sort.value} in {self.label}, not a file")
+        return FileRange(name, self._path, member.offset, member.size)
+
+
+def _is_description(member: tar.Member) -> bool:
+    return member.sort is tar.Sort.FILE and files.has_suffix(member.name, ".ovf")

@@ -1,0 +1,264 @@
+"""The VirtualHardwareSection of an OVF: items become processors, memory, controllers, disk attachments and NICs.
+
+An item is a CIM_ResourceAllocationSettingData (DSP1041); OVF 2.x (DSP0243 clause 8) writes disks and NICs as StorageItem and
+EthernetPortItem, too. `InstanceId` is OVF 0.9's and oVirt's spelling. Names: see `xml_document`.
+"""
+
+import re
+from dataclasses import dataclass, field
+from xml.etree.ElementTree import Element
+
+from synvirt.errors import MalformedArchive
+from synvirt.model import DiskBus, Nic
+from synvirt.offline.units import quantity_bytes
+from synvirt.offline.xml_document import attribute, child, children, text
+
+# A real VM has a few dozen; VMware's maximum (4 SCSI, 4 SATA, 4 NVMe controllers, all full) is under 400.
+_ITEMS_MAX = 2000
+# The most that a plan's target may have.
+_CPUS_MAX = 1024
+_MEMORY_MAX_BYTES = 64 << 40
+
+# CIM_ResourceAllocationSettingData.ResourceType
+_CPU, _MEMORY, _NIC = 3, 4, 10
+_REMOVABLE = frozenset({14, 15, 16})
+_CONTROLLERS: dict[int, DiskBus] = {5: "ide", 6: "scsi", 7: "scsi", 8: "scsi", 20: "sata"}
+# «Other storage device» (20) and vendors' own types say what they are in ResourceSubType: VMware's, VirtualBox's words.
+_SUBTYPES: tuple[tuple[str, DiskBus], ...] = (
+    ("nvme", "nvme"),
+    ("ahci", "sata"),
+    ("sata", "sata"),
+    ("scsi", "scsi"),
+    ("ide", "ide"),
+)
+# oVirt numbers its NIC models.
+_OVIRT_NICS = {"1": "rtl8139", "2": "e1000", "3": "virtio", "5": "virtio", "6": "e1000e"}
+_MAC = re.compile(r"([0-9a-fA-F]{2})[:-]?" * 5 + r"([0-9a-fA-F]{2})")
+_REFERENCE = re.compile(r"(?:ovf:)?/{0,2}(?:(disk|file)/)?(.+)", re.IGNORECASE)
+_PASSTHROUGH = re.compile(r"vmware\.pci\.passthrough|vmware\.scsi\.passthrough|vmware\.usb\.host", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A hard disk item: where it sits, and what it says its content is."""
+
+    instance: str
+    references: tuple[str, ...]
+    bus: DiskBus | None
+    controller: str
+    unit: int | None
+    name: str
+    mode: str
+    boot_order: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """`cpu_count` and `memory_bytes` are None where no item gives them."""
+
+    system_type: str = ""
+    cpu_count: int | None = None
+    cores_per_socket: int = 1
+    memory_bytes: int | None = None
+    attachments: tuple[Attachment, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    media: tuple[str, ...] = ()
+    passthrough: tuple[str, ...] = ()
+    tpm: bool = False
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Controller:
+    bus: DiskBus
+    name: str
+
+
+def parse(section: Element, configuration: str) -> Hardware:
+    """`configuration` is the deployment option whose items count (DSP0243 clause 9.8); empty where there are none."""
+    items = _chosen_items(section, configuration)
+    controllers = _controllers(items)
+    cpu = next((item for item in items if _type(item) == _CPU), None)
+    memory = next((item for item in items if _type(item) == _MEMORY), None)
+    disks: list[Attachment] = []
+    media: list[str] = []
+    for item in items:
+        if _type(item) in _CONTROLLERS or _type(item) in (_CPU, _MEMORY, _NIC):
+            continue
+        if _type(item) in _REMOVABLE:
+            media.extend(_element_name(item) for resource in children(item, "HostResource") if (resource.text or "").strip())
+        elif _is_disk(item):
+            disks.append(_attachment(item, controllers))
+    return Hardware(
+        system_type=text(child(section, "System"), "VirtualSystemType"),
+        cpu_count=None if cpu is None else _cpu_count(cpu),
+        cores_per_socket=1 if cpu is None else _cores_per_socket(cpu),
+        memory_bytes=None if memory is None else _memory_bytes(memory),
+        attachments=tuple(disks),
+        nics=tuple(_nic(item, number) for number, item in enumerate(item for item in items if _type(item) == _NIC)),
+        media=tuple(media),
+        passthrough=tuple(_element_name(item) for item in items if _PASSTHROUGH.search(text(item, "ResourceSubType"))),
+        tpm=any("tpm" in text(item, "ResourceSubType").lower() for item in items),
+        settings=_settings(section),
+    )
+
+
+def _chosen_items(section: Element, configuration: str) -> list[Element]:
+    """Range markers (`ovf:bound`) and items of other deployment options are left out; an item of the chosen one replaces the
+    general item of its InstanceID."""
+    chosen: list[Element] = []
+    for item in children(section, "Item", "StorageItem", "EthernetPortItem"):
+        if attribute(item, "bound") not in ("", "normal"):
+            continue
+        wanted = attribute(item, "configuration").split()
+        if wanted and configuration not in wanted:
+            continue
+        if wanted:
+            chosen = [other for other in chosen if _instance(other) != _instance(item)]
+        chosen.append(item)
+        if len(chosen) > _ITEMS_MAX:
+            raise MalformedArchive(f"the virtual hardware has over {_ITEMS_MAX} items; no VM has")
+    return chosen
+
+
+def _controllers(items: list[Element]) -> dict[str, _Controller]:
+    """By instance id. The number in a name is the controller's address on its bus where it has one that is free."""
+    found: dict[str, _Controller] = {}
+    taken: set[str] = set()
+    for item in items:
+        bus = _controller_bus(item)
+        if bus is None:
+            continue
+        address = text(item, "Address") or text(item, "BusNumber")
+        number = int(address) if _is_small_number(address) else 0
+        while f"{bus}{number}" in taken:
+            number += 1
+        taken.add(f"{bus}{number}")
+        found[_instance(item)] = _Controller(bus, f"{bus}{number}")
+    return found
+
+
+def _controller_bus(item: Element) -> DiskBus | None:
+    kind = _type(item)
+    if kind not in _CONTROLLERS:
+        return None
+    # VMware writes NVMe, VirtualBox NVMe and virtio-scsi as type 20.
+    subtype = text(item, "ResourceSubType").lower()
+    if kind == 20:
+        return next((bus for word, bus in _SUBTYPES if word in subtype), _CONTROLLERS[kind])
+    return _CONTROLLERS[kind]
+
+
+def _is_disk(item: Element) -> bool:
+    """Disk drive (17), storage extent (19), logical disk (31); or whatever else names a disk of the package."""
+    if _type(item) in (17, 19, 31):
+        return True
+    return any("/disk/" in (resource.text or "") for resource in children(item, "HostResource"))
+
+
+def _attachment(item: Element, controllers: dict[str, _Controller]) -> Attachment:
+    controller = controllers.get(text(item, "Parent"))
+    unit = text(item, "AddressOnParent")
+    connection = _xen_connection(text(item, "Connection"))
+    if not unit and connection:
+        unit = connection.get("device", "")
+    order = text(item, "BootOrder")
+    if not order and connection.get("bootable") == "true":
+        order = "1"
+    return Attachment(
+        instance=_instance(item),
+        references=_references(item),
+        bus=None if controller is None else controller.bus,
+        controller="" if controller is None else controller.name,
+        unit=int(unit) if _is_small_number(unit) else None,
+        name=_element_name(item),
+        mode=_settings(item).get("backing.diskmode", ""),
+        boot_order=int(order) if _is_small_number(order) and order != "0" else None,
+    )
+
+
+def _references(item: Element) -> tuple[str, ...]:
+    """Disk or file ids that the item may mean, the likeliest first: `ovf:/disk/vmdisk1`, `/disk/vmdisk1`, oVirt's
+    `group/image` and its habit of using the disk's id as the item's own."""
+    found: list[str] = []
+    for resource in children(item, "HostResource"):
+        match = _REFERENCE.fullmatch((resource.text or "").strip())
+        if match is not None:
+            found += [match[2], match[2].rpartition("/")[2]]
+    found.append(_instance(item))
+    return tuple(dict.fromkeys(found))
+
+
+def _nic(item: Element, number: int) -> Nic:
+    mac = _MAC.fullmatch(text(item, "Address") or text(item, "MACAddress"))
+    model = text(item, "ResourceSubType")
+    return Nic(
+        key=_instance(item) or f"nic{number}",
+        mac=":".join(mac.groups()).lower() if mac else None,
+        model=_OVIRT_NICS.get(model, model.lower()),
+        network=text(item, "Connection"),
+        connected=text(item, "AutomaticAllocation").lower() not in ("false", "0"),
+    )
+
+
+def _cpu_count(item: Element) -> int:
+    # oVirt counts sockets, cores and threads; its VirtualQuantity, where there is one, is their product.
+    product = _count(item, "num_of_sockets", 1) * _count(item, "cpu_per_socket", 1) * _count(item, "threads_per_cpu", 1)
+    return min(_count(item, "VirtualQuantity", product), _CPUS_MAX)
+
+
+def _cores_per_socket(item: Element) -> int:
+    cores = _count(item, "CoresPerSocket", _count(item, "cpu_per_socket", 1))
+    # A topology that does not come out even is none: no hypervisor would start it.
+    return cores if _cpu_count(item) % cores == 0 else 1
+
+
+def _memory_bytes(item: Element) -> int:
+    # Without a unit everybody means MiB: OVF 0.9's default, which VirtualBox and others kept.
+    size = quantity_bytes(text(item, "VirtualQuantity"), text(item, "AllocationUnits") or "MegaBytes", "the memory item")
+    if not 0 < size <= _MEMORY_MAX_BYTES:
+        raise MalformedArchive(f"the memory item: {size} bytes is no size of a VM's memory")
+    return size
+
+
+def _count(item: Element, name: str, default: int) -> int:
+    value = text(item, name)
+    if not value:
+        return default
+    if not _is_small_number(value) or int(value) == 0:
+        raise MalformedArchive(f"the processor item: {name} is {value[:40]!r}")
+    return int(value)
+
+
+def _settings(element: Element) -> dict[str, str]:
+    """VMware's Config and ExtraConfig, XenServer's VirtualSystemOtherConfigurationData: keys in lower case."""
+    found = {
+        attribute(setting, "key").lower(): attribute(setting, "value") for setting in children(element, "Config", "ExtraConfig")
+    }
+    for setting in children(element, "VirtualSystemOtherConfigurationData"):
+        name = attribute(setting, "Name") or text(setting, "Name")
+        found[name.lower()] = attribute(setting, "Value") or text(setting, "Value")
+    return found
+
+
+def _xen_connection(connection: str) -> dict[str, str]:
+    """XenServer: «device=0,bootable=true,mode=w,vdi=vdi-…»."""
+    pairs = (part.partition("=") for part in connection.split(",") if "=" in part)
+    return {key.strip().lower(): value.strip().lower() for key, _, value in pairs}
+
+
+def _type(item: Element) -> int:
+    value = text(item, "ResourceType")
+    return int(value) if _is_small_number(value) else -1
+
+
+def _instance(item: Element) -> str:
+    return text(item, "InstanceID") or text(item, "InstanceId")
+
+
+def _element_name(item: Element) -> str:
+    return text(item, "ElementName") or text(item, "Caption") or text(item, "ResourceSubType")
+
+
+def _is_small_number(value: str) -> bool:
+    return value.isascii() and value.isdigit() and len(value) <= 6

@@ -1,0 +1,121 @@
+"""What a disk's own partition table tells of the VM: how it boots, which family of systems it holds, what is encrypted.
+
+UEFI specification 2.10, chapter 5 (GPT and the protective MBR); Windows' types: Microsoft, «PARTITION_INFORMATION_GPT».
+A look, not a proof: a disk without a table says nothing, and nothing here ever refuses a disk.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from synvirt.blocks import DiskReader
+from synvirt.errors import SynvirtError
+from synvirt.offline.guest_os import Family
+
+# A table lies in the first sectors; disks with sectors of 4096 bytes keep it in the same sectors, eight times as far.
+_SECTOR_SIZES = (512, 4096)
+# UEFI asks for 128 entries of 128 bytes; a table with more is looked at no further.
+_ENTRIES_MAX = 128
+
+_EFI_SYSTEM = UUID("C12A7328-F81F-11D2-BA4B-00A0C93EC93B")
+_BIOS_BOOT = UUID("21686148-6449-6E6F-744E-656564454649")
+_FAMILIES: dict[UUID | int, Family] = {
+    UUID("E3C9E316-0B5C-4DB8-817D-F92DF00215AE"): "windows",  # Microsoft reserved
+    UUID("DE94BBA4-06D1-4D40-A16A-BFD50179D6AC"): "windows",  # Windows recovery
+    UUID("5808C8AA-7E8F-42E0-85D2-E1E90434CFB3"): "windows",  # LDM metadata
+    UUID("0FC63DAF-8483-4772-8E79-3D69D8477DE4"): "linux",
+    UUID("4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709"): "linux",  # root, x86-64
+    UUID("E6D6D379-F507-44C2-A23C-238F2A3DF928"): "linux",  # LVM
+    UUID("0657FD6D-A4AB-43C4-84E5-0933C84B4F4F"): "linux",  # swap
+    0x07: "windows",
+    0x27: "windows",
+    0x42: "windows",
+    0x82: "linux",
+    0x83: "linux",
+    0x8E: "linux",
+    0xFD: "linux",
+    0xA5: "other",  # FreeBSD
+    0xA6: "other",
+    0xA9: "other",
+    0xBF: "other",  # Solaris
+}
+# Windows dynamic disks (LDM): no other system, and no driver injection, reads what lies in them.
+_DYNAMIC = frozenset({UUID("5808C8AA-7E8F-42E0-85D2-E1E90434CFB3"), UUID("AF9B60A0-1431-4F62-BC68-3311714A69AD"), 0x42})
+_GPT_PROTECTIVE = 0xEE
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`firmware` and `family` are None where the table does not tell."""
+
+    firmware: Literal["bios", "uefi"] | None = None
+    family: Family | None = None
+    dynamic: bool = False
+    bitlocker: bool = False
+    luks: bool = False
+
+
+UNKNOWN = Layout()
+
+
+def look(reader: DiskReader) -> Layout:
+    """Never raises: a disk that cannot be read fails where it is copied, with a better error."""
+    try:
+        return _look(reader)
+    except (SynvirtError, struct.error):
+        return UNKNOWN
+
+
+def _look(reader: DiskReader) -> Layout:
+    mbr = _read(reader, 0, 512)
+    if mbr[510:] != b"\x55\xaa":
+        return UNKNOWN
+    # Each partition: type, where it begins.
+    table = [(kind, start * 512) for kind, start in struct.iter_unpack("<4xB3xI4x", mbr[446:510]) if kind]
+    if any(kind == _GPT_PROTECTIVE for kind, _ in table):
+        return _described(reader, _gpt(reader), gpt=True)
+    return _described(reader, table, gpt=False)
+
+
+def _gpt(reader: DiskReader) -> list[tuple[UUID | int, int]]:
+    for sector in _SECTOR_SIZES:
+        header = _read(reader, sector, 92)
+        if header[:8] != b"EFI PART":
+            continue
+        at, count, size = struct.unpack_from("<QII", header, 72)
+        if size < 128 or size > 4096:
+            return []
+        entries = _read(reader, at * sector, min(count, _ENTRIES_MAX) * size)
+        found: list[tuple[UUID | int, int]] = []
+        for start in range(0, len(entries), size):
+            kind = UUID(bytes_le=entries[start : start + 16])
+            if kind.int:
+                (first,) = struct.unpack_from("<Q", entries, start + 32)
+                found.append((kind, first * sector))
+        return found
+    return []
+
+
+def _described(reader: DiskReader, table: Sequence[tuple[UUID | int, int]], *, gpt: bool) -> Layout:
+    kinds = {kind for kind, _ in table}
+    families = [_FAMILIES[kind] for kind, _ in table if kind in _FAMILIES]
+    begins = [_read(reader, start, 16) for _, start in sorted(table, key=lambda each: each[1]) if 0 < start <= reader.size - 16]
+    # With both an EFI system partition and a BIOS boot partition the disk boots either way, and BIOS is the default.
+    uefi = gpt and _EFI_SYSTEM in kinds and _BIOS_BOOT not in kinds
+    return Layout(
+        firmware=None if not table else "uefi" if uefi else "bios",
+        family="windows" if "windows" in families else families[0] if families else None,
+        dynamic=bool(kinds & _DYNAMIC),
+        bitlocker=any(begin[3:11] == b"-FVE-FS-" for begin in begins),
+        luks=any(begin[:6] == b"LUKS\xba\xbe" for begin in begins),
+    )
+
+
+def _read(reader: DiskReader, offset: int, length: int) -> bytes:
+    """Short at the disk's end, empty beyond it."""
+    data = bytearray(max(0, min(length, reader.size - offset)))
+    if data:
+        reader.read_into(offset, memoryview(data))
+    return bytes(data)

@@ -1,0 +1,20 @@
+"""A qcow2 image by itself, or the newest of a chain of them: its backing files lie beneath the import root."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from synvirt.model import OfflineKind, VmManifest
+from synvirt.offline import OpenedDisk, files, single_disk
+
+
+class Qcow2:
+    kind: ClassVar[OfflineKind] = OfflineKind.QCOW2
+
+    def probe(self, path: Path, head: bytes) -> bool:
+        return files.format_of(head) == "qcow2"
+
+    def inspect(self, path: Path, root: Path) -> VmManifest:
+        return single_disk.inspect(path, root, "qcow2")
+
+    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+        return single_disk.open_disk(path, root, disk_key, "qcow2")

@@ -1,0 +1,85 @@
+"""The offline kinds: a line each, in the order in which a file is asked what it is."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from synvirt.disks.beneath import open_beneath, resolve_beneath
+from synvirt.errors import DiskReadFailed, UnsupportedFormat
+from synvirt.model import OfflineKind
+from synvirt.offline import OfflineImporter
+from synvirt.offline.ova_archive import OvaArchive
+from synvirt.offline.ovf_folder import OvfFolder
+from synvirt.offline.qcow2 import Qcow2
+from synvirt.offline.vbox_folder import VboxFolder
+from synvirt.offline.vhdx import Vhdx
+from synvirt.offline.vmdk import Vmdk
+from synvirt.offline.vmx_folder import VmxFolder
+from synvirt.offline.xva_archive import XvaArchive
+
+# What `OfflineImporter.probe` is promised.
+HEAD_BYTES = 64 << 10
+
+# Archives and folders before single disks: the more a kind knows of the VM, the earlier it is asked.
+IMPORTERS: tuple[OfflineImporter, ...] = (
+    OvaArchive(),
+    XvaArchive(),
+    OvfFolder(),
+    VmxFolder(),
+    VboxFolder(),
+    Vhdx(),
+    Qcow2(),
+    Vmdk(),
+)
+
+BY_KIND: Mapping[OfflineKind, OfflineImporter] = MappingProxyType({importer.kind: importer for importer in IMPORTERS})
+
+# What people try to import, with what to do about it: (magic, where it lies, what it is, hint).
+_NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
+    (b"\x1f\x8b", 0, "a gzip file", "Unpack it with gunzip first."),
+    (b"\xfd7zXZ", 0, "an xz file", "Unpack it with unxz first."),
+    (b"\x28\xb5\x2f\xfd", 0, "a zstd file", "Unpack it with unzstd first."),
+    (b"BZh", 0, "a bzip2 file", "Unpack it with bunzip2 first."),
+    (b"PK\x03\x04", 0, "a zip archive", "Unpack it, and import the folder or the disk inside."),
+    (b"7z\xbc\xaf\x27\x1c", 0, "a 7z archive", "Unpack it, and import the folder or the disk inside."),
+    (b"conectix", 0, "a VHD image by itself", "Convert it first: qemu-img convert -O vhdx OLD NEW."),
+    (
+        b"\x7f\x10\xda\xbe",
+        0x40,
+        "a VDI image by itself",
+        "Import its machine's .vbox, or convert it: qemu-img convert -O qcow2.",
+    ),
+    (b"CD001", 0x8001, "a CD image", "An installation medium is no VM: only disks are imported."),
+)
+
+
+def importer_for(kind: OfflineKind) -> OfflineImporter:
+    importer = BY_KIND.get(kind)
+    if importer is None:
+        raise UnsupportedFormat(f"offline kind {kind} is not served", hint=f"Served are {', '.join(BY_KIND)}.")
+    return importer
+
+
+def detect(path: Path | str, root: Path) -> OfflineImporter:
+    """The importer of what lies at `path` beneath `root`. HostPathRejected, NotFound, UnsupportedFormat."""
+    resolved = resolve_beneath(root, str(path))
+    head = b"" if resolved.is_dir() else _head(resolved, root)
+    for importer in IMPORTERS:
+        if importer.probe(resolved, head):
+            return importer
+    what, hint = next(
+        ((what, hint) for magic, at, what, hint in _NOT_READ if head[at : at + len(magic)] == magic),
+        ("of no kind that is known" if head else "a folder without a VM" if resolved.is_dir() else "empty", None),
+    )
+    raise UnsupportedFormat(f"{resolved.name} is {what}; looked for were {', '.join(BY_KIND)}", hint=hint)
+
+
+def _head(path: Path, root: Path) -> bytes:
+    descriptor = open_beneath(root, str(path))
+    try:
+        return os.pread(descriptor, HEAD_BYTES, 0)
+    except OSError as problem:
+        raise DiskReadFailed(f"{path.name} cannot be read: {problem.strerror}") from problem
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,60 @@
+"""A VM of which there is one disk image and nothing else: what the three single-disk kinds share.
+
+The image does not say what machine it belongs to. The manifest says so (a concern), takes defaults, and guesses from the
+disk's partition table what decides whether the VM will start: firmware and family. The plan's `target` overrides.
+"""
+
+from pathlib import Path
+
+from synvirt.disks.specs import ReaderSpec
+from synvirt.errors import NotFound
+from synvirt.model import GIB, Disk, GuestOs, VmManifest
+from synvirt.offline import OpenedDisk, concerns, files
+
+DISK_KEY = "disk0"
+_DEFAULT_CPUS = 2
+_DEFAULT_MEMORY_BYTES = 2 * GIB
+_FAMILY_NAMES = {"windows": "Windows (by the partition table)", "linux": "Linux (by the partition table)"}
+
+
+def inspect(path: Path, root: Path, image_format: str) -> VmManifest:
+    disk = Disk(
+        key=DISK_KEY,
+        label=path.name,
+        capacity_bytes=0,
+        format=image_format,
+        bus="virtio",
+        controller="virtio0",
+        boot_order=1,
+        source_path=path.name,
+    )
+    measured = files.measured(disk, lambda _: _spec(path, root, image_format))
+    layout = measured.layout
+    found = [concerns.assumed_hardware(), *measured.concerns]
+    uefi = layout.firmware == "uefi"
+    if uefi:
+        found.append(concerns.uefi_state_lost())
+    if layout.family is None:
+        found.append(concerns.unknown_guest("an image without a partition table that tells"))
+    return VmManifest(
+        vm_id=path.name,
+        name=path.stem or path.name,
+        firmware="uefi" if uefi else "bios",
+        cpu_count=_DEFAULT_CPUS,
+        memory_bytes=_DEFAULT_MEMORY_BYTES,
+        guest_os=GuestOs(family=layout.family or "other", name=_FAMILY_NAMES.get(layout.family or "", "")),
+        cbt_reason="an offline import is a copy of files: nothing changes in them",
+        disks=(measured.disk,),
+        concerns=tuple(found),
+    )
+
+
+def open_disk(path: Path, root: Path, disk_key: str, image_format: str) -> OpenedDisk:
+    if disk_key != DISK_KEY:
+        raise NotFound(f"{path.name} has no disk {disk_key!r}: its only one is {DISK_KEY!r}")
+    return OpenedDisk(_spec(path, root, image_format))
+
+
+def _spec(path: Path, root: Path, image_format: str) -> ReaderSpec:
+    """Files that the image names (parents, extents, backing files) may lie anywhere beneath the import root."""
+    return files.disk_spec(files.whole_file(path, root), root, declared=image_format, inner_root=root)

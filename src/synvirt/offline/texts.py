@@ -1,0 +1,31 @@
+"""Values in strangers' descriptions: cleaned or refused before they become names and numbers of ours."""
+
+import re
+from uuid import UUID
+
+# Names become file names, domain names and log lines.
+_NAME_MAX_CHARS = 255
+
+
+def clean(value: str) -> str:
+    """One line, no control characters, of a length that every file system takes."""
+    printable = "".join(character if character.isprintable() else " " for character in value)
+    return " ".join(printable.split())[:_NAME_MAX_CHARS]
+
+
+def whole_number(value: str) -> int | None:
+    """Digits that fit a signed 64-bit number; int() alone would take signs, underscores and other scripts' digits."""
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= 18 else None
+
+
+def is_true(value: str | None) -> bool:
+    return (value or "").lower() in ("true", "1", "yes")
+
+
+def uuid_of(*candidates: str) -> str | None:
+    """The first that is a UUID: VirtualBox braces it, VMware writes pairs with spaces and a dash."""
+    for candidate in candidates:
+        digits = re.sub(r"[\s{}-]", "", candidate)
+        if re.fullmatch(r"[0-9a-fA-F]{32}", digits):
+            return str(UUID(digits))
+    return None

@@ -1,0 +1,122 @@
+"""A VirtualBox machine as files: the folder that holds it, or its .vbox by its own path."""
+
+from functools import partial, reduce
+from pathlib import Path
+from typing import ClassVar
+from uuid import UUID
+
+from synvirt.disks.specs import ImageSpec, ReaderSpec
+from synvirt.disks.vdi import Kind, read_header
+from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.model import Disk, OfflineKind, VmManifest
+from synvirt.offline import OpenedDisk, files, virtualbox
+from synvirt.offline.files import FileRange, Folder
+from synvirt.offline.virtualbox import Machine
+from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
+
+# VirtualBox warns from 30 snapshots of a disk on.
+_CHAIN_MAX = 64
+# Where a VMDK's own UUID stands, in its descriptor: `ddb.uuid.image="…"`.
+_DESCRIPTOR_BYTES = 64 << 10
+
+
+class VboxFolder:
+    kind: ClassVar[OfflineKind] = OfflineKind.VBOX_FOLDER
+
+    def probe(self, path: Path, head: bytes) -> bool:
+        return files.holds(path, ".vbox") or (
+            files.has_suffix(path.name, ".vbox") and b"VirtualBox" in head.replace(b"\0", b"")
+        )
+
+    def inspect(self, path: Path, root: Path) -> VmManifest:
+        folder, machine = _read(path, root)
+        measured = [files.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
+        disks = tuple(each.disk.model_copy(update={"source_path": _place(machine, each.disk)}) for each in measured)
+        found = (*machine.manifest.concerns, *(concern for each in measured for concern in each.concerns))
+        return machine.manifest.model_copy(update={"disks": disks, "concerns": found})
+
+    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+        folder, machine = _read(path, root)
+        disk = next((disk for disk in machine.manifest.disks if disk.key == disk_key), None)
+        if disk is None:
+            raise NotFound(f"{path.name} has no disk {disk_key!r}")
+        return OpenedDisk(_spec(folder, machine, disk))
+
+
+def _read(path: Path, root: Path) -> tuple[Folder, Machine]:
+    folder = Folder(path, root)
+    name = folder.description(".vbox")
+    file = folder.find(name)
+    if file is None:
+        raise MalformedArchive(f"{folder.label} lost its {name} while it was read")
+    return folder, virtualbox.parse(files.read_all(file, root, DOCUMENT_MAX_BYTES), name)
+
+
+def _place(machine: Machine, disk: Disk) -> str:
+    medium = machine.media.get(machine.attached[disk.key])
+    return "" if medium is None else Path(medium.location.replace("\\", "/")).name
+
+
+def _spec(folder: Folder, machine: Machine, disk: Disk) -> ReaderSpec:
+    """The image that is attached, over those that it differs from: VDI names its parent by UUID alone."""
+    chain: dict[str, ImageSpec] = {}
+    uuid: str | None = machine.attached[disk.key]
+    while uuid is not None:
+        if uuid in chain or len(chain) >= _CHAIN_MAX:
+            raise MalformedArchive(f"disk {disk.key} has over {_CHAIN_MAX} images, one over the other, or a loop of them")
+        spec = files.disk_spec(_medium_file(folder, machine, uuid), folder.root, declared="vdi", inner_root=folder.root)
+        if not isinstance(spec, ImageSpec):
+            raise MalformedArchive(f"medium {uuid} of disk {disk.key} is no disk image")
+        chain[uuid] = spec
+        uuid = _parent(folder, machine, uuid) if spec.format == "vdi" else None
+    newest_last = list(reversed(chain.values()))
+    return reduce(lambda parent, child: child.model_copy(update={"parent": parent}), newest_last)
+
+
+def _parent(folder: Folder, machine: Machine, uuid: str) -> str | None:
+    """The UUID of what a VDI differs from; None for a whole one."""
+    file = _medium_file(folder, machine, uuid)
+    with files.opened(file, folder.root) as reader:
+        header = read_header(reader, file.name)
+    return str(header.parent_uuid) if header.kind is Kind.DIFFERENCING else None
+
+
+def _medium_file(folder: Folder, machine: Machine, uuid: str) -> FileRange:
+    medium = machine.media.get(uuid)
+    if medium is not None and medium.encrypted:
+        raise UnsupportedFormat(
+            f"medium {uuid} is encrypted", hint="Remove the machine's disk encryption in VirtualBox, then import it again."
+        )
+    file = folder.find_written(medium.location) if medium is not None and medium.location else None
+    # Before VirtualBox 4 the registry was not in the machine's own file; and people rename disks.
+    found = file or _by_uuid(folder, uuid)
+    if found is None:
+        where = f"the file {medium.location!r}" if medium is not None else "not in the media registry"
+        raise MalformedArchive(
+            f"medium {uuid} is {where}, and no image with that UUID is in {folder.label}",
+            hint="Copy the disks, with the folder Snapshots, into the machine's folder beneath the import root.",
+        )
+    return found
+
+
+def _by_uuid(folder: Folder, uuid: str) -> FileRange | None:
+    """An image that is named by the UUID (snapshots are), or has it in its header."""
+    names = [*folder.names(), *folder.names("Snapshots")]
+    images = [name for name in names if name.lower().endswith((".vdi", ".vmdk", ".vhd"))]
+    for name in sorted(images, key=lambda name: uuid not in name.lower()):
+        file = folder.find(name)
+        if file is not None and (uuid in name.lower() or _has_uuid(file, folder.root, uuid)):
+            return file
+    return None
+
+
+def _has_uuid(file: FileRange, root: Path, uuid: str) -> bool:
+    try:
+        with files.opened(file, root) as reader:
+            if file.name.lower().endswith(".vdi"):
+                return read_header(reader, file.name).uuid == UUID(uuid)
+            begin = bytearray(min(_DESCRIPTOR_BYTES, reader.size))
+            reader.read_into(0, memoryview(begin))
+    except SynvirtError:
+        return False
+    return f'ddb.uuid.image="{uuid}"'.encode() in begin.lower()

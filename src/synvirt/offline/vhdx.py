@@ -1,0 +1,20 @@
+"""A VHDX by itself, or the newest of a chain of them (Hyper-V's .avhdx): its parents lie beneath the import root."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from synvirt.model import OfflineKind, VmManifest
+from synvirt.offline import OpenedDisk, files, single_disk
+
+
+class Vhdx:
+    kind: ClassVar[OfflineKind] = OfflineKind.VHDX
+
+    def probe(self, path: Path, head: bytes) -> bool:
+        return files.format_of(head) == "vhdx"
+
+    def inspect(self, path: Path, root: Path) -> VmManifest:
+        return single_disk.inspect(path, root, "vhdx")
+
+    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+        return single_disk.open_disk(path, root, disk_key, "vhdx")

@@ -1,0 +1,214 @@
+"""VirtualBox's own description of a machine: the Machine element of a .vbox file, and of the OVF that VirtualBox exports.
+
+VirtualBox, «Machine settings» (src/VBox/Main/xml/VirtualBox-settings.xsd). From version 1.19 on some elements moved from
+Machine into Hardware; both places are looked at.
+
+    Machine
+    ├── MediaRegistry/HardDisks/HardDisk: uuid, location     a HardDisk in a HardDisk differs from the outer one
+    ├── Snapshot: name, timeStamp; Snapshots/Snapshot …      a tree
+    ├── Hardware: CPU, Memory, Firmware, Network, …
+    └── StorageControllers/StorageController/AttachedDevice/Image: uuid     the present state, the newest of each chain
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from xml.etree.ElementTree import Element
+
+from synvirt.errors import MalformedArchive, UnsupportedFormat
+from synvirt.model import MIB, Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
+from synvirt.offline import concerns
+from synvirt.offline.guest_os import guest_os
+from synvirt.offline.texts import clean, uuid_of, whole_number
+from synvirt.offline.xml_document import attribute, child, children, local
+from synvirt.offline.xml_document import parse as parse_xml
+
+_NIC_MODELS = {"am79c970a": "pcnet32", "am79c973": "pcnet32", "82540em": "e1000", "82543gc": "e1000", "82545em": "e1000"}
+# How an adapter is attached: the element's name, in the words that VirtualBox's own OVF export uses for the network.
+_ATTACHMENTS = {
+    "NAT": "NAT",
+    "BridgedInterface": "Bridged",
+    "HostOnlyInterface": "HostOnly",
+    "InternalNetwork": "Internal",
+    "NATNetwork": "NATNetwork",
+    "HostOnlyNetwork": "HostOnlyNetwork",
+}
+
+
+# By the type of a StorageController; a USB controller's disks come as SCSI disks to a guest.
+_BUSES: dict[str, DiskBus] = {"piix3": "ide", "piix4": "ide", "ich6": "ide", "ahci": "sata", "nvme": "nvme"}
+# VirtualBox' own limit is 30 ports on SATA, 255 on NVMe.
+_DISKS_MAX = 1000
+_CPUS_MAX, _MEMORY_MAX_MIB = 1024, 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """A hard disk of the media registry. `location` is relative to the machine's folder, or absolute on its maker's host."""
+
+    uuid: str
+    location: str
+    encrypted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A parsed .vbox: `attached` has the UUID of each disk's medium by the disk's key, `media` the registry by UUID."""
+
+    manifest: VmManifest
+    attached: Mapping[str, str]
+    media: Mapping[str, Medium]
+
+
+def parse(data: bytes, name: str) -> Machine:
+    root = parse_xml(data, name)
+    if local(root.tag) != "VirtualBox":
+        raise MalformedArchive(
+            f"{name} is no description of a VirtualBox machine: its root element is {local(root.tag)[:60]!r}"
+        )
+    machine = child(root, "Machine")
+    if machine is None:
+        if child(root, "MachineEncrypted") is not None:
+            raise UnsupportedFormat(
+                f"{name} is encrypted: the machine can be read with its password only",
+                hint="Remove the machine's encryption in VirtualBox (Settings, General, Disk Encryption).",
+            )
+        raise MalformedArchive(f"{name} has no Machine: it may be VirtualBox' global file, which describes no machine")
+    media = _media(machine, name)
+    disks, attached = _disks(machine, name)
+    return Machine(_manifest(machine, disks), attached, media)
+
+
+def _media(machine: Element, name: str) -> dict[str, Medium]:
+    registry = child(child(machine, "MediaRegistry"), "HardDisks")
+    media: dict[str, Medium] = {}
+    waiting = [] if registry is None else [registry]
+    while waiting:
+        for element in children(waiting.pop(), "HardDisk"):
+            uuid = uuid_of(attribute(element, "uuid"))
+            if uuid is None:
+                raise MalformedArchive(f"{name}: a hard disk of the media registry has no UUID")
+            if uuid in media:
+                raise MalformedArchive(f"{name}: two hard disks have the UUID {uuid}")
+            keys = (attribute(each, "name") for each in children(element, "Property"))
+            media[uuid] = Medium(uuid, attribute(element, "location"), any(key.startswith("CRYPT/") for key in keys))
+            waiting.append(element)
+    return media
+
+
+def _disks(machine: Element, name: str) -> tuple[tuple[Disk, ...], dict[str, str]]:
+    disks: list[Disk] = []
+    attached: dict[str, str] = {}
+    numbers: dict[DiskBus, int] = {}
+    storage = child(machine, "StorageControllers")
+    if storage is None:
+        storage = child(child(machine, "Hardware"), "StorageControllers")
+    for controller in () if storage is None else children(storage, "StorageController"):
+        bus = _BUSES.get(attribute(controller, "type").lower(), "scsi")
+        number = numbers[bus] = numbers.get(bus, -1) + 1
+        for device in children(controller, "AttachedDevice"):
+            uuid = uuid_of(attribute(child(device, "Image"), "uuid"))
+            if attribute(device, "type") != "HardDisk" or uuid is None:
+                continue
+            port, slave = (whole_number(attribute(device, each)) or 0 for each in ("port", "device"))
+            # The one VirtualBox IDE controller has two channels of two devices each; other buses have a disk a port.
+            place = (f"ide{number * 2 + port}", slave) if bus == "ide" else (f"{bus}{number}", port)
+            key = f"{place[0]}:{place[1]}"
+            if key in attached or len(disks) >= _DISKS_MAX:
+                raise MalformedArchive(f"{name}: two disks are attached at {key}, or over {_DISKS_MAX} in all")
+            attached[key] = uuid
+            label = f"{attribute(controller, 'name') or bus} {port}" + (f"-{slave}" if bus == "ide" else "")
+            disks.append(
+                Disk(key=key, label=clean(label), capacity_bytes=0, format="vdi", bus=bus, controller=place[0], unit=place[1])
+            )
+    return tuple(disks), attached
+
+
+def _manifest(machine: Element, disks: tuple[Disk, ...]) -> VmManifest:
+    hardware = child(machine, "Hardware")
+    uefi, tpm = is_uefi(machine), has_tpm(machine)
+    guest = guest_os(vendor_id=clean(attribute(machine, "OSType")))
+    snapshots = tuple(_snapshots(machine))
+    suspended = bool(attribute(machine, "stateFile"))
+    found: list[Concern] = [] if disks else [concerns.no_disks()]
+    if suspended:
+        found.append(concerns.suspended())
+    host_pci = child(child(hardware, "HostPci"), "Devices")
+    passed = [] if host_pci is None else list(children(host_pci, "Device"))
+    found += [concerns.passthrough_device(clean(attribute(each, "host")) or "a PCI device") for each in passed]
+    found += concerns.of_machine(uefi=uefi, secure_boot=False, tpm=tpm, guest=guest, snapshots=len(snapshots))
+    name = clean(attribute(machine, "name")) or "imported"
+    memory = min(whole_number(attribute(child(hardware, "Memory"), "RAMSize")) or 128, _MEMORY_MAX_MIB)
+    return VmManifest(
+        vm_id=uuid_of(attribute(machine, "uuid")) or name,
+        name=name,
+        uuid=uuid_of(attribute(machine, "uuid")),
+        power_state="suspended" if suspended else "off",
+        firmware="uefi" if uefi else "bios",
+        tpm=tpm,
+        cpu_count=min(whole_number(attribute(child(hardware, "CPU"), "count")) or 1, _CPUS_MAX),
+        memory_bytes=memory * MIB,
+        guest_os=guest,
+        cbt_reason="an offline import is a copy of files: nothing changes in them",
+        disks=disks,
+        nics=nics(machine),
+        snapshots=snapshots,
+        concerns=tuple(found),
+    )
+
+
+def _snapshots(machine: Element) -> Iterator[Snapshot]:
+    """The tree of snapshots, walked by a list: how deep it is, is up to whoever wrote the file."""
+    waiting = [machine]
+    while waiting:
+        inner = waiting.pop()
+        for each in (*children(inner, "Snapshot"), *(grand for group in children(inner, "Snapshots") for grand in group)):
+            if local(each.tag) == "Snapshot":
+                waiting.append(each)
+                identity = uuid_of(attribute(each, "uuid")) or clean(attribute(each, "name"))
+                yield Snapshot(id=identity, name=clean(attribute(each, "name")), created_at=_time(attribute(each, "timeStamp")))
+
+
+def _time(written: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(written).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def is_uefi(machine: Element | None) -> bool:
+    return attribute(child(child(machine, "Hardware"), "Firmware"), "type").upper().startswith("EFI")
+
+
+def has_tpm(machine: Element | None) -> bool:
+    kind = attribute(child(child(machine, "Hardware"), "TrustedPlatformModule"), "type")
+    return kind.lower() not in ("", "none")
+
+
+def nics(machine: Element | None) -> tuple[Nic, ...]:
+    """The enabled adapters in the order of their slots."""
+    network = child(child(machine, "Hardware"), "Network")
+    if network is None:
+        return ()
+    enabled = [adapter for adapter in children(network, "Adapter") if attribute(adapter, "enabled").lower() == "true"]
+    return tuple(_nic(adapter) for adapter in sorted(enabled, key=_slot))
+
+
+def _nic(adapter: Element) -> Nic:
+    mac = attribute(adapter, "MACAddress").lower()
+    model = attribute(adapter, "type").lower() or "am79c973"  # the schema's default
+    attached = next((part for part in children(adapter, *_ATTACHMENTS)), None)
+    kind = "" if attached is None else _ATTACHMENTS[attached.tag.rpartition("}")[2]]
+    return Nic(
+        key=f"adapter{_slot(adapter)}",
+        mac=":".join(re.findall("..", mac)) if re.fullmatch("[0-9a-f]{12}", mac) else None,
+        model=_NIC_MODELS.get(model, model),
+        network=attribute(attached, "name") or kind,
+        connected=attribute(adapter, "cable").lower() != "false",
+    )
+
+
+def _slot(adapter: Element) -> int:
+    slot = attribute(adapter, "slot")
+    return int(slot) if slot.isascii() and slot.isdigit() and len(slot) < 4 else 0

@@ -1,0 +1,20 @@
+"""A VMDK by itself: one file, or a descriptor whose extents lie beneath the import root."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from synvirt.model import OfflineKind, VmManifest
+from synvirt.offline import OpenedDisk, files, single_disk
+
+
+class Vmdk:
+    kind: ClassVar[OfflineKind] = OfflineKind.VMDK
+
+    def probe(self, path: Path, head: bytes) -> bool:
+        return files.format_of(head) == "vmdk"
+
+    def inspect(self, path: Path, root: Path) -> VmManifest:
+        return single_disk.inspect(path, root, "vmdk")
+
+    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+        return single_disk.open_disk(path, root, disk_key, "vmdk")
