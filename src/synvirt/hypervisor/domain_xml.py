@@ -1,0 +1,264 @@
+"""A source VM's manifest, the plan's wishes and the copied volumes, as libvirt's domain XML (libvirt.org/formatdomain.html).
+
+Pure: the same job and host give the same bytes, UUID, serial numbers and MAC addresses, so that defining twice changes
+nothing. Names, networks and models come from foreign files: whatever libvirt would refuse or misread is replaced here.
+"""
+
+import hashlib
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Literal
+from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
+
+from synvirt.errors import DomainDefineFailed, Internal
+from synvirt.hypervisor import Volume
+from synvirt.model import MIB, Domain, Migration, Nic, State, Target, VmManifest
+
+# Marks a domain as ours: its one attribute is the job's id. A name, not an address to fetch.
+JOB_NAMESPACE = "https://synvirt.org/xmlns/job/1"
+ET.register_namespace("synvirt", JOB_NAMESPACE)
+
+# libvirt makes files named after the domain, with endings of its own: well under the 255 bytes a file name may have.
+NAME_LIMIT_BYTES = 120
+# A manifest that knows no memory says 0, which libvirt refuses; 64 MiB is the least that boots anything.
+LEAST_MEMORY_BYTES = 64 * MIB
+
+_UNSAFE = re.compile(r"[^\w.+-]+")
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")  # an odd first octet is multicast: no card has that
+
+
+@dataclass(frozen=True, slots=True)
+class Firmware:
+    """A UEFI build: the code, and the variable store that each domain gets a copy of."""
+
+    code: str
+    variables: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the domain may count on. `network`: what a card is plugged into that the plan maps nowhere; `plain_network`: what a
+    mapped name without a prefix means."""
+
+    accelerator: Literal["kvm", "tcg"]
+    serial_log: str  # a pattern with {uuid}
+    network: str = "user"
+    plain_network: Literal["network", "bridge"] = "bridge"
+    uefi: Firmware | None = None
+    uefi_secure: Firmware | None = None
+    tpm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """`machine`: q35 has no IDE, so a guest that knows nothing else gets the older chipset."""
+
+    prefix: str
+    machine: str = "q35"
+    controller: str | None = None
+
+
+BUSES = {
+    "virtio": Bus("vd"),
+    "scsi": Bus("sd", controller="virtio-scsi"),
+    "sata": Bus("sd"),
+    "ide": Bus("hd", machine="pc"),
+}
+
+
+def build(job: Migration, volumes: list[Volume], host: Host) -> Domain:
+    """The domain of this job, which needs its manifest by now. DomainDefineFailed, where this host cannot carry it.
+
+    Without volumes it is a draft, asked for its name and UUID and for what is missing here.
+    """
+    manifest, target = job.manifest, job.plan.target
+    if manifest is None:
+        raise Internal(f"job {job.id} has no manifest yet")
+    name = safe_name(target.name or manifest.name, fallback=f"vm-{str(job.id)[:8]}")
+    bus = disk_bus(job)
+    root = ET.Element("domain", type="kvm" if host.accelerator == "kvm" else "qemu")
+    _text(root, "name", name)
+    _text(root, "uuid", str(job.id))
+    _text(root, "title", _NOT_XML.sub("", manifest.name).replace("\n", " ").strip() or name)
+    ET.SubElement(ET.SubElement(root, "metadata"), f"{{{JOB_NAMESPACE}}}job", id=str(job.id))
+    _text(root, "memory", str(max(target.memory_bytes or manifest.memory_bytes, LEAST_MEMORY_BYTES)), unit="b")
+    _firmware(root, manifest, BUSES[bus].machine, host)
+    _processor(root, manifest, target, host)
+    _clock(root, manifest)
+    for event, action in (("on_poweroff", "destroy"), ("on_reboot", "restart"), ("on_crash", "destroy")):
+        _text(root, event, action)
+    devices = ET.SubElement(root, "devices")
+    _disks(devices, job, manifest, volumes, bus)
+    for nic in manifest.nics:
+        _interface(devices, job, nic, host)
+    _fixtures(devices, job.id, manifest, host)
+    ET.indent(root)
+    return Domain(name=name, uuid=str(job.id), xml=ET.tostring(root, encoding="unicode") + "\n")
+
+
+def job_of(metadata: str) -> str | None:
+    """The job id in a domain's metadata element, as libvirt gives it back."""
+    found = re.search(r"\bid=['\"]([0-9a-f-]{36})['\"]", metadata)
+    return found[1] if found else None
+
+
+def safe_name(wanted: str, *, fallback: str) -> str:
+    """A name that libvirt, a file system and a shell all take. A bare number would be read as a running domain's number."""
+    name = _UNSAFE.sub("-", wanted).encode("utf-8", "ignore")[:NAME_LIMIT_BYTES].decode("utf-8", "ignore").strip("-.")
+    return f"vm-{name}" if name.isdecimal() else name or fallback
+
+
+def disk_bus(job: Migration) -> str:
+    """The plan's, else what the guest surely has drivers for: virtio for Linux and for Windows that got them, else SATA."""
+    assert job.manifest is not None
+    if wanted := job.plan.target.disk_bus:
+        if wanted not in BUSES:
+            known = ", ".join(BUSES)
+            raise DomainDefineFailed(f"this libvirt has no disk bus {wanted}", hint=f"set target.disk_bus to one of {known}")
+        return wanted
+    return "virtio" if _has_virtio(job) else "sata"
+
+
+def _has_virtio(job: Migration) -> bool:
+    assert job.manifest is not None
+    match job.manifest.guest_os.family:
+        case "linux":
+            return True
+        case "windows":
+            return any(visit.state is State.V2V_PROCESSING for visit in job.history)
+        case _:
+            return False
+
+
+# ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _firmware(root: ET.Element, manifest: VmManifest, machine: str, host: Host) -> None:
+    os_element = ET.SubElement(root, "os")
+    _text(os_element, "type", "hvm", arch="x86_64", machine=machine)
+    features = ET.SubElement(root, "features")
+    ET.SubElement(features, "acpi")
+    ET.SubElement(features, "apic")
+    if manifest.guest_os.family == "windows" and host.accelerator == "kvm":
+        # Without these a Windows guest burns a host core on timers and dead locks. KVM alone has them.
+        hyperv = ET.SubElement(features, "hyperv", mode="custom")
+        for feature in ("relaxed", "vapic", "vpindex", "synic", "stimer"):
+            ET.SubElement(hyperv, feature, state="on")
+        ET.SubElement(hyperv, "spinlocks", state="on", retries="8191")
+    if manifest.firmware == "bios":
+        if manifest.guest_os.family != "windows":
+            # What the firmware and the boot loader say is the only trace of a disk that does not boot.
+            ET.SubElement(os_element, "bios", useserial="yes")
+        return
+    firmware = host.uefi_secure if manifest.secure_boot else host.uefi
+    if firmware is None:
+        what = "UEFI with secure boot" if manifest.secure_boot else "UEFI"
+        raise DomainDefineFailed(f"{manifest.name} needs {what} firmware, and this host has none", hint="apt-get install ovmf")
+    secure = {"secure": "yes"} if manifest.secure_boot else {}
+    if secure:
+        ET.SubElement(features, "smm", state="on")  # the variables are only safe behind it; libvirt demands it
+    _text(os_element, "loader", firmware.code, **{"readonly": "yes", "type": "pflash", **secure})
+    ET.SubElement(os_element, "nvram", template=firmware.variables)
+
+
+def _processor(root: ET.Element, manifest: VmManifest, target: Target, host: Host) -> None:
+    count = max(target.cpu_count or manifest.cpu_count, 1)
+    cores = manifest.cores_per_socket
+    if cores < 1 or count % cores:
+        cores = 1
+    _text(root, "vcpu", str(count))
+    # The emulated default lacks what today's distributions are compiled for (x86-64-v2).
+    cpu = ET.SubElement(root, "cpu", mode="host-passthrough" if host.accelerator == "kvm" else "maximum")
+    ET.SubElement(cpu, "topology", sockets=str(count // cores), cores=str(cores), threads="1")
+
+
+def _clock(root: ET.Element, manifest: VmManifest) -> None:
+    clock = ET.SubElement(root, "clock", offset="localtime" if manifest.guest_os.family == "windows" else "utc")
+    ET.SubElement(clock, "timer", name="rtc", tickpolicy="catchup")
+    ET.SubElement(clock, "timer", name="pit", tickpolicy="delay")
+    ET.SubElement(clock, "timer", name="hpet", present="no")
+
+
+# ── disks and cards ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _disks(devices: ET.Element, job: Migration, manifest: VmManifest, volumes: list[Volume], bus: str) -> None:
+    """In the manifest's order, since guests of old name their disks by it; booted from in the source's boot order."""
+    by_key = {volume.disk_key: volume for volume in volumes}
+    disks = [disk for disk in manifest.disks if disk.key in by_key]
+    if len(disks) != len(volumes):
+        raise Internal(f"job {job.id}: volumes {sorted(by_key)} for disks {[disk.key for disk in manifest.disks]}")
+    boot = sorted(disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
+    for number, disk in enumerate(disks):
+        volume = by_key[disk.key]
+        element = ET.SubElement(devices, "disk", type=volume.device_type, device="disk")
+        # A block device has its own cache (zfs) and takes O_DIRECT; a file may lie on a file system that does not.
+        direct = {"cache": "none", "io": "native"} if volume.device_type == "block" else {}
+        ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "discard": "unmap", **direct})
+        ET.SubElement(element, "source", {"dev" if volume.device_type == "block" else "file": volume.path})
+        ET.SubElement(element, "target", dev=BUSES[bus].prefix + _letters(number), bus=bus)
+        _text(element, "serial", _digest(job.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
+        ET.SubElement(element, "boot", order=str(boot.index(disk) + 1))
+    if model := BUSES[bus].controller:
+        ET.SubElement(devices, "controller", type=bus, index="0", model=model)
+
+
+def _letters(number: int) -> str:
+    """0 is a, 25 is z, 26 is aa: as Linux names disks."""
+    letters = ""
+    number += 1
+    while number:
+        number, letter = divmod(number - 1, 26)
+        letters = chr(ord("a") + letter) + letters
+    return letters
+
+
+def _interface(devices: ET.Element, job: Migration, nic: Nic, host: Host) -> None:
+    mapped = {entry.source: entry.target for entry in job.plan.target.network_map}
+    kind, _, name = mapped.get(nic.network, host.network).partition(":")
+    if kind not in ("user", "network", "bridge"):
+        kind, name = host.plain_network, mapped.get(nic.network, host.network)
+    element = ET.SubElement(devices, "interface", type=kind)
+    mac = (nic.mac or "").lower().replace("-", ":")
+    ET.SubElement(element, "mac", address=mac if _MAC.fullmatch(mac) else _own_mac(job.id, nic.key))
+    if kind != "user":
+        ET.SubElement(element, "source", {kind: _NOT_XML.sub("", name)})
+    # e1000e has a driver in every guest since 2010, virtio only in those that have virtio disks too.
+    ET.SubElement(element, "model", type="virtio" if _has_virtio(job) else "e1000e")
+    if not nic.connected:
+        ET.SubElement(element, "link", state="down")
+    ET.SubElement(element, "rom", enabled="no")  # its network boot waits seconds for a key at each start; we boot from disks
+
+
+def _own_mac(job_id: uuid.UUID, key: str) -> str:
+    """52:54:00 is QEMU's, by custom; the rest hangs on job and card, so that defining again keeps it."""
+    digest = _digest(job_id, "nic", key)
+    return ":".join(("52:54:00", digest[:2], digest[2:4], digest[4:6]))
+
+
+def _fixtures(devices: ET.Element, job_id: uuid.UUID, manifest: VmManifest, host: Host) -> None:
+    serial = ET.SubElement(devices, "serial", type="pty")
+    ET.SubElement(serial, "log", file=host.serial_log.format(uuid=job_id), append="on")
+    ET.SubElement(serial, "target", port="0")
+    channel = ET.SubElement(devices, "channel", type="unix")
+    ET.SubElement(channel, "target", type="virtio", name="org.qemu.guest_agent.0")
+    if manifest.guest_os.family != "linux":
+        ET.SubElement(devices, "input", type="tablet", bus="usb")  # else the pointer drifts from the viewer's
+    # A Unix socket: no port that other users of the host could open, so no password either.
+    ET.SubElement(ET.SubElement(devices, "graphics", type="vnc"), "listen", type="socket")
+    ET.SubElement(ET.SubElement(devices, "video"), "model", type="vga")
+    if manifest.tpm and host.tpm:
+        ET.SubElement(ET.SubElement(devices, "tpm", model="tpm-crb"), "backend", type="emulator", version="2.0")
+    ET.SubElement(devices, "memballoon", model="virtio")
+    rng = ET.SubElement(devices, "rng", model="virtio")
+    _text(rng, "backend", "/dev/urandom", model="random")
+
+
+def _digest(job_id: uuid.UUID, *parts: str) -> str:
+    return hashlib.sha256("\0".join((str(job_id), *parts)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _text(parent: ET.Element, tag: str, text: str, **attributes: str) -> None:
+    ET.SubElement(parent, tag, attributes).text = text
