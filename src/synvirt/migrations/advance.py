@@ -1,0 +1,143 @@
+"""One move of a job: run the step of its state, then go where the table says; or end, and sweep what the job made. asyncio.
+
+    advance(job, state) ─▶ step ─▶ next state
+                             ├─ Cancelled ──▶ sweep all ───────────────▶ Cancelled
+                             └─ any error ──▶ last_error, sweep ───────▶ Failed     (a whole copy is kept)
+
+Idempotent at every commit: called for a state that the job has left, it only says where the job is; called for a job that was
+failing when the service died, it goes on with the failing.
+"""
+
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+import structlog
+
+from synvirt.errors import Cancelled, Internal, PersistFailed, SynvirtError
+from synvirt.migrations.job import Job, Stop
+from synvirt.migrations.rooms import Rooms
+from synvirt.migrations.states import KEPT_ON_FAILURE, may_move, next_state
+from synvirt.migrations.steps import STEPS
+from synvirt.model import ENDS, Migration, State, StateVisit, now
+from synvirt.store import LedgerEntry
+
+log = structlog.get_logger(__name__)
+
+# A source that is away may be back in a moment; beyond that the entry stays in the ledger, and the next start tries again.
+SWEEP_PAUSES_S = (0.5, 2, 5)
+
+
+async def advance(rooms: Rooms, migration: Migration, state: State, stop: Stop) -> State:
+    """The state the job is in afterwards. Only PersistFailed gets out: without a store there is nothing to be told."""
+    job = Job(migration, rooms, stop)
+    if migration.state != state or migration.ended:
+        return migration.state
+    failure = _failing(migration)
+    if failure is None:
+        try:
+            stop.check()
+            facts = await STEPS[state](job)
+            return await _move(job, next_state(state, facts))
+        except PersistFailed:
+            raise
+        except Cancelled:
+            await job.change(last_error=job.problem(Cancelled(), fatal=True))
+        except SynvirtError as error:
+            await _fail(job, error)
+        except Exception as error:
+            log.exception("a step failed in a way that it should not", job=str(job.id), state=state)
+            await _fail(job, Internal(f"{type(error).__name__} in {state}", hint="the service's log has the cause"))
+    return await _end(job)
+
+
+def _failing(migration: Migration) -> str | None:
+    error = migration.last_error
+    return error.code if error is not None and error.fatal else None
+
+
+async def _fail(job: Job, error: SynvirtError) -> None:
+    log.warning("job failed", job=str(job.id), state=job.migration.state, code=error.code, detail=error.detail)
+    await job.change(last_error=job.problem(error, fatal=True))
+
+
+async def _move(job: Job, to: State, **fields: object) -> State:
+    if not may_move(job.migration.state, to):
+        raise Internal(f"a job cannot go from {job.migration.state} to {to}")
+    if to in ENDS:
+        fields["finished_at"] = now()
+    visit = StateVisit(state=to, at=now())
+    history = job.migration.history if to == job.migration.state else (*job.migration.history, visit)
+    await job.change(state=to, history=history, **fields)
+    log.info("job moved", job=str(job.id), state=to)
+    return to
+
+
+async def _end(job: Job) -> State:
+    """Sweep, then Failed or Cancelled: whoever sees the end sees nothing of the job left but what it keeps."""
+    cancelled = _failing(job.migration) == Cancelled.code
+    keep: frozenset[str] = frozenset() if cancelled else KEPT_ON_FAILURE.get(job.migration.state, frozenset())
+    await sweep(job, keep)
+    return await _move(job, State.CANCELLED if cancelled else State.FAILED)
+
+
+# ── the ledger swept ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _sweep_volume(job: Job, name: str) -> None:
+    await job.in_thread(job.rooms.destination.destroy, name)
+
+
+async def _sweep_domain(job: Job, uuid: str) -> None:
+    await job.in_thread(job.rooms.hypervisor.undefine, UUID(uuid))
+
+
+async def _sweep_snapshot(job: Job, name: str) -> None:
+    await _at_source(job, lambda adapter, vm_id: adapter.cleanup(vm_id, name))
+
+
+async def _sweep_source_power(job: Job, _name: str) -> None:
+    await _at_source(job, lambda adapter, vm_id: adapter.power_on(vm_id))
+
+
+SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
+    "volume": _sweep_volume,
+    "domain": _sweep_domain,
+    "snapshot": _sweep_snapshot,
+    "source_power": _sweep_source_power,
+}
+
+
+async def _at_source(job: Job, call: Callable[..., Awaitable[None]]) -> None:
+    """Without the stop flag: a cancelled job still tidies up at its source."""
+    ref = job.migration.plan.source_ref
+    if ref.kind != "live_vm":
+        return
+    adapter = await job.adapter()
+    try:
+        await call(adapter, ref.vm_id)
+    finally:
+        await adapter.close()
+
+
+async def sweep(job: Job, keep: frozenset[str] = frozenset()) -> None:
+    """Undo the ledger, newest first. What is kept is struck out: it is the operator's from now on. What cannot be undone now
+    stays in the ledger."""
+    entries = await job.in_thread(job.rooms.store.ledger, job.id)
+    for entry in reversed(entries):
+        if entry.kind in keep or await _swept(job, entry):
+            await job.strike(entry.kind, entry.name)
+
+
+async def _swept(job: Job, entry: LedgerEntry) -> bool:
+    for pause in (*SWEEP_PAUSES_S, None):
+        try:
+            await SWEEPERS[entry.kind](job, entry.name)
+        except PersistFailed:
+            raise
+        except Exception as error:  # whatever it was, the other entries are to be swept too
+            log.warning("cannot be swept", job=str(job.id), kind=entry.kind, name=entry.name, cause=str(error))
+            if pause is not None:
+                await Stop().sleep(pause)
+        else:
+            return True
+    return False

@@ -1,0 +1,95 @@
+"""Intake: where a plan becomes a job, and an operator's wish reaches one. Blocking code; what the API calls.
+
+A plan is refused here when it can be known at once that it cannot work (a path outside the import root, a file of another
+kind): what takes longer to find out is found out by the job itself, in Queued.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from synvirt.errors import Conflict, InvalidPlan, NotFound
+from synvirt.migrations.board import Board
+from synvirt.migrations.rooms import Rooms
+from synvirt.model import Migration, MigrationPlan, State, StateVisit, now
+from synvirt.store import Store
+
+
+class Intake:
+    """`check(plan)` raises what is wrong with the plan; `begin(job_id)` hands the job to the engine, `wake(job_id)` tells the
+    engine that the operator asked something of a running job. Both of the latter return at once and are idempotent."""
+
+    def __init__(
+        self,
+        store: Store,
+        board: Board,
+        *,
+        host: str,
+        check: Callable[[MigrationPlan], None],
+        begin: Callable[[UUID], None],
+        wake: Callable[[UUID], None],
+    ) -> None:
+        self.store = store
+        self.board = board
+        self._host = host
+        self._check = check
+        self._begin = begin
+        self._wake = wake
+
+    def submit(self, plan: MigrationPlan) -> Migration:
+        self._check(plan)
+        created_at = now()
+        job = Migration(
+            id=uuid4(),
+            name=plan.name or plan.target.name or self._name_of(plan),
+            plan=plan,
+            mode_effective=plan.mode,
+            created_at=created_at,
+            history=(StateVisit(state=State.QUEUED, at=created_at),),
+        )
+        self.store.add(job, host=self._host)
+        self._begin(job.id)
+        return job
+
+    def cancel(self, job_id: UUID) -> Migration:
+        """Conflict when the job has ended; asking twice is asking once."""
+        job = self.store.request_cancel(job_id)
+        self._wake(job_id)
+        return job
+
+    def cutover(self, job_id: UUID) -> Migration:
+        """Lets a job that holds in DeltaSyncing (`warm.cutover` manual) cut over. Conflict for a job that never will."""
+        job = self.store.get(job_id)
+        if job.plan.source.Live is None or job.plan.warm.cutover != "manual":
+            raise Conflict(f"job {job_id} cuts over by itself", hint="plan it with warm.cutover manual to choose the moment")
+        job = self.store.request_cutover(job_id)
+        self._wake(job_id)
+        return job
+
+    def _name_of(self, plan: MigrationPlan) -> str:
+        match plan.source_ref.kind:
+            case "live_vm":
+                return plan.source_ref.vm_id[:255]
+            case "offline_host_path":
+                return Path(plan.source_ref.path).name[:255] or "import root"
+            case "upload":
+                return self.store.uploads.get(plan.source_ref.upload_id, host=self._host).filename
+
+
+def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
+    """What can be said at once: the file is there, beneath the import root, and of the kind that the plan says."""
+    if plan.source_ref.kind == "live_vm":
+        raise NotFound(f"no source {plan.source_ref.source_id} is registered")
+    if plan.source.Offline is None:
+        raise RuntimeError("a plan's source fits its source_ref")
+    importer = rooms.importers.get(plan.source.Offline)
+    if importer is None:
+        served = ", ".join(rooms.importers)
+        raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet", hint=f"served are {served}")
+    path = rooms.offline_path(plan.source_ref)
+    found = rooms.detect(path)
+    if found.kind != importer.kind:
+        raise InvalidPlan(
+            f"{Path(path).name} is of kind {found.kind}, not {importer.kind}",
+            hint=f"submit it as {{Offline: {found.kind}}}",
+        )

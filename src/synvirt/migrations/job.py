@@ -1,0 +1,110 @@
+"""A job while a step of it runs: what it is, how it is changed, and whether it shall stop. asyncio."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
+
+from synvirt.errors import Cancelled, SynvirtError
+from synvirt.live import LiveAdapter
+from synvirt.migrations.rooms import Rooms
+from synvirt.model import Migration, Problem, VmManifest, now
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Stop:
+    """The operator's wish to cancel, as threads (`is_set`) and coroutines (`or_stop`) see it."""
+
+    def __init__(self) -> None:
+        self._flag = threading.Event()
+
+    def set(self) -> None:
+        self._flag.set()
+
+    def is_set(self) -> bool:
+        return self._flag.is_set()
+
+    def check(self) -> None:
+        if self._flag.is_set():
+            raise Cancelled
+
+    async def or_stop(self, wanted: Coroutine[Any, Any, T]) -> T:
+        """The result of `wanted`, or Cancelled as soon as the operator says so: `wanted` is then cancelled too."""
+        task = asyncio.ensure_future(wanted)
+        try:
+            while not task.done():
+                self.check()
+                # The flag may be set from any thread and any event loop, so it is looked at, not awaited.
+                await asyncio.wait({task}, timeout=0.1)
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep; Cancelled at once when stopped."""
+        await self.or_stop(asyncio.sleep(seconds))
+
+
+class Job:
+    """One running job. `migration` is as the store has it; every change goes through `change`."""
+
+    def __init__(self, migration: Migration, rooms: Rooms, stop: Stop) -> None:
+        self.migration = migration
+        self.rooms = rooms
+        self.stop = stop
+
+    @property
+    def id(self) -> UUID:
+        return self.migration.id
+
+    @property
+    def manifest(self) -> VmManifest:
+        if self.migration.manifest is None:
+            raise RuntimeError("no step before Queued's end has a manifest")
+        return self.migration.manifest
+
+    async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run blocking code; the one way out of the event loop."""
+        return await asyncio.to_thread(partial(call, *args, **kwargs))
+
+    async def change(self, **fields: object) -> None:
+        self.migration = await self.in_thread(
+            self.rooms.store.change, self.id, self.migration.state, lambda now_: now_.model_copy(update=fields)
+        )
+
+    def problem(self, error: SynvirtError, *, fatal: bool) -> Problem:
+        return Problem(
+            code=error.code, message=error.detail, hint=error.hint, fatal=fatal, at=now(), state=self.migration.state
+        )
+
+    async def record(self, kind: str, name: str) -> None:
+        """Into the ledger: call it before the thing is made."""
+        await self.in_thread(self.rooms.store.record, self.id, kind, name)
+
+    async def strike(self, kind: str, name: str) -> None:
+        await self.in_thread(self.rooms.store.strike, self.id, kind, name)
+
+    async def with_adapter(self, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
+        """A session with the source of a Live plan, for as long as `use` takes; stops when the operator says so."""
+
+        async def session() -> T:
+            adapter = await self.adapter()
+            try:
+                return await use(adapter)
+            finally:
+                await adapter.close()
+
+        return await self.stop.or_stop(session())
+
+    async def adapter(self) -> LiveAdapter:
+        """A new session with the source; the caller closes it."""
+        plan = self.migration.plan
+        if plan.source.Live is None or plan.source_ref.kind != "live_vm":
+            raise RuntimeError("an Offline plan has no adapter")
+        adapter = await self.rooms.connect(plan.source.Live, plan.source_ref.source_id)
+        await adapter.connect()
+        return adapter

@@ -1,0 +1,317 @@
+"""A pass: one worker process copies one disk after another, from where the last one stopped. asyncio.
+
+    volumes made ─▶ order written from readers, writers and watermarks ─▶ worker ─▶ messages ─▶ store and board
+
+A worker that was killed, and a source that does not answer for a while, cost what was copied since the last watermark: the
+pass goes on from there. Only attempts that bring nothing are counted.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import structlog
+
+from synvirt.disks.specs import ChecksumSpec, ReaderSpec
+from synvirt.errors import Cancelled, Internal, SourceUnreachable, from_code
+from synvirt.migrations.job import Job
+from synvirt.migrations.worker import MESSAGE, Broken, CopyOrder, DiskOrder, Flushed, Moved
+from synvirt.model import DiskProgress, Pass, Progress, now
+from synvirt.store import Watermark
+
+log = structlog.get_logger(__name__)
+
+# Attempts in a row that moved no watermark: with these pauses a source may be away for about two minutes.
+RETRY_PAUSES_S = (1, 2, 4, 8, 16, 32, 60)
+# A worker stops at its next request, which takes seconds at the most; then it is ended.
+STOP_GRACE_S = 10.0
+# One message is a few hundred bytes; a line beyond this is not a message.
+LINE_BYTES_MAX = 1 << 20
+# Rates over this long: steady enough to read, quick enough to be true.
+RATE_WINDOW_S = 10.0
+# The document of the job is written this often while copying, at each watermark at the most.
+STDERR_KEPT_CHARS = 2000
+
+
+class WorkerDied(Internal):
+    """The copy worker ended without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassDisk:
+    """A disk of a pass, ready to be read and written."""
+
+    key: str
+    reader: ReaderSpec
+    volume: str
+    size_bytes: int
+    checksums: tuple[ChecksumSpec, ...] = ()
+
+
+@dataclass
+class Tally:
+    """Bytes of a pass as the worker tells them, added to those of the passes before it."""
+
+    before: Progress
+    disks: dict[str, Moved | Flushed] = field(default_factory=dict)
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def take(self, message: Moved | Flushed) -> None:
+        self.disks[message.key] = message
+
+    def moved_bytes(self) -> int:
+        return sum(disk.bytes_done for disk in self.disks.values())
+
+    def progress(self) -> Progress:
+        moment, done = time.monotonic(), self.moved_bytes()
+        self._seen.append((moment, done))
+        while len(self._seen) > 2 and moment - self._seen[0][0] > RATE_WINDOW_S:
+            self._seen.popleft()
+        then, done_then = self._seen[0]
+        rate = max(0.0, (done - done_then) / (moment - then)) if moment > then else 0.0
+        total = sum(disk.bytes_total for disk in self.disks.values())
+        return Progress(
+            bytes_total=self.before.bytes_total + total,
+            bytes_done=self.before.bytes_done + done,
+            bytes_zero=self.before.bytes_zero + sum(disk.bytes_zero for disk in self.disks.values()),
+            rate_bps=rate,
+            eta_s=(total - done) / rate if rate > 0 else None,
+        )
+
+
+async def run_pass(
+    job: Job, number: int, kind: Literal["full", "delta", "final"], disks: list[PassDisk], *, fresh: bool
+) -> Pass:
+    """Copy until every disk of the pass is durable on its volume; the finished pass. Errors name the disk."""
+    started = await _begin(job, number, kind)
+    if started.finished_at is not None:
+        return started
+    marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
+    tally = Tally(before=await _before(job, number))
+    for mark in marks.values():
+        tally.take(_as_message(mark))
+    clock = _Clock(started.seconds)
+    failures = 0
+    while True:
+        order = CopyOrder(
+            disks=tuple(_disk_order(job, disk, marks, fresh=fresh) for disk in disks if not _finished(marks, disk.key)),
+            threads=job.rooms.copy_threads,
+            bandwidth_bps=job.migration.plan.limits.bandwidth_bps,
+            flush_every_s=job.rooms.flush_every_s,
+        )
+        offsets = {key: mark.offset_bytes for key, mark in marks.items()}
+        try:
+            await _run_worker(job, order, _Listener(job, number, tally, clock))
+            break
+        except (WorkerDied, SourceUnreachable) as error:
+            marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
+            moved = any(mark.offset_bytes > offsets.get(key, 0) for key, mark in marks.items())
+            failures = 1 if moved else failures + 1
+            if failures > len(RETRY_PAUSES_S):
+                raise
+            log.warning("pass goes on from its watermark", job=str(job.id), number=number, cause=error.detail, attempt=failures)
+            await job.stop.sleep(RETRY_PAUSES_S[failures - 1])
+    return await _finish(job, number, tally, clock)
+
+
+async def _begin(job: Job, number: int, kind: Literal["full", "delta", "final"]) -> Pass:
+    """The pass in the job's document, made once."""
+    for one in job.migration.passes:
+        if one.number == number:
+            return one
+    new = Pass(number=number, kind=kind)
+    await job.change(passes=(*job.migration.passes, new))
+    return new
+
+
+async def _finish(job: Job, number: int, tally: Tally, clock: "_Clock") -> Pass:
+    progress = tally.progress()
+    done = next(one for one in job.migration.passes if one.number == number).model_copy(
+        update={"bytes": tally.moved_bytes(), "seconds": clock.seconds(), "finished_at": now()}
+    )
+    await job.change(
+        passes=tuple(done if one.number == number else one for one in job.migration.passes),
+        progress=progress.model_copy(update={"eta_s": 0.0, "bytes_total": progress.bytes_done}),
+        disks=_disk_progress(job.migration.disks, tally, finished=True),
+    )
+    job.rooms.board.pin(job.id, job.migration.state, job.migration.progress)
+    return done
+
+
+async def _before(job: Job, number: int) -> Progress:
+    """What the passes before this one moved."""
+    earlier = [
+        mark
+        for one in job.migration.passes
+        if one.number < number
+        for mark in (await job.in_thread(job.rooms.store.watermarks, job.id, one.number)).values()
+    ]
+    return Progress(
+        bytes_total=sum(mark.bytes_done for mark in earlier),
+        bytes_done=sum(mark.bytes_done for mark in earlier),
+        bytes_zero=sum(mark.bytes_zero for mark in earlier),
+    )
+
+
+def _finished(marks: dict[str, Watermark], key: str) -> bool:
+    return key in marks and marks[key].finished
+
+
+def _disk_order(job: Job, disk: PassDisk, marks: dict[str, Watermark], *, fresh: bool) -> DiskOrder:
+    return DiskOrder(
+        key=disk.key,
+        reader=disk.reader,
+        writer=job.rooms.destination.open(disk.volume, disk.size_bytes),
+        checksums=disk.checksums,
+        since_bytes=marks[disk.key].offset_bytes if disk.key in marks else 0,
+        fresh=fresh,
+    )
+
+
+def _as_message(mark: Watermark) -> Flushed:
+    return Flushed(
+        key=mark.disk_key,
+        offset_bytes=mark.offset_bytes,
+        bytes_total=mark.bytes_total,
+        bytes_done=mark.bytes_done,
+        bytes_zero=mark.bytes_zero,
+        finished=mark.finished,
+    )
+
+
+def _disk_progress(disks: tuple[DiskProgress, ...], tally: Tally, *, finished: bool = False) -> tuple[DiskProgress, ...]:
+    def now_at(disk: DiskProgress) -> DiskProgress:
+        message = tally.disks.get(disk.key)
+        if message is None:
+            return disk.model_copy(update={"state": "copied"}) if finished and disk.state == "waiting" else disk
+        copied = finished or (isinstance(message, Flushed) and message.finished)
+        return disk.model_copy(
+            update={
+                "state": "copied" if copied else "copying",
+                "bytes_total": message.bytes_total,
+                "bytes_done": message.bytes_done,
+                "bytes_zero": message.bytes_zero,
+            }
+        )
+
+    return tuple(now_at(disk) for disk in disks)
+
+
+class _Clock:
+    """Seconds of copying, those before a restart included."""
+
+    def __init__(self, seconds: float) -> None:
+        self._before = seconds
+        self._started = time.monotonic()
+
+    def seconds(self) -> float:
+        return round(self._before + time.monotonic() - self._started, 3)
+
+
+class _Listener:
+    """Takes a worker's messages: progress to the board, watermarks to the store."""
+
+    def __init__(self, job: Job, number: int, tally: Tally, clock: _Clock) -> None:
+        self.job, self.number, self.tally, self.clock = job, number, tally, clock
+
+    async def hear(self, message: Moved | Flushed) -> None:
+        job = self.job
+        self.tally.take(message)
+        progress = self.tally.progress()
+        job.rooms.board.pin(job.id, job.migration.state, progress)
+        if isinstance(message, Flushed):
+            mark = Watermark(
+                disk_key=message.key,
+                pass_number=self.number,
+                offset_bytes=message.offset_bytes,
+                bytes_total=message.bytes_total,
+                bytes_done=message.bytes_done,
+                bytes_zero=message.bytes_zero,
+                finished=message.finished,
+            )
+            await job.in_thread(job.rooms.store.put_watermark, job.id, mark)
+            await job.change(
+                progress=progress,
+                disks=_disk_progress(job.migration.disks, self.tally),
+                passes=tuple(
+                    one.model_copy(update={"bytes": self.tally.moved_bytes(), "seconds": self.clock.seconds()})
+                    if one.number == self.number
+                    else one
+                    for one in job.migration.passes
+                ),
+            )
+
+
+async def _run_worker(job: Job, order: CopyOrder, listener: _Listener) -> None:
+    """One worker from start to end. Its Broken is raised as the error it names; WorkerDied when it ended without a word."""
+    if not order.disks:
+        return
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "synvirt.migrations.worker",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=LINE_BYTES_MAX,
+        # The service's environment may hold secrets; a worker reads hostile images.
+        env={key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH") if key in os.environ},
+        start_new_session=True,
+    )
+    stderr = asyncio.create_task(_tail(worker))
+    stopper = asyncio.create_task(_end_when(job.stop.is_set, worker))
+    try:
+        broken = await _converse(worker, order, listener)
+        returncode = await worker.wait()
+    finally:
+        stopper.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        await worker.wait()
+        said = await stderr
+    job.stop.check()
+    # Stopped, but not by the operator: someone ended the worker from outside.
+    if broken is not None and broken.code != Cancelled.code:
+        raise from_code(broken.code, broken.detail, broken.hint)
+    if returncode != 0:
+        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+        log.error("copy worker died", job=str(job.id), how=how, stderr=said)
+        raise WorkerDied(f"the copy worker was ended by {how}", hint="the service's log has what it said; memory may be short")
+
+
+async def _converse(worker: asyncio.subprocess.Process, order: CopyOrder, listener: _Listener) -> Broken | None:
+    if worker.stdin is None or worker.stdout is None:
+        raise RuntimeError("a worker has pipes")
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        worker.stdin.write(order.model_dump_json().encode() + b"\n")
+        await worker.stdin.drain()
+    while line := await worker.stdout.readline():
+        message = MESSAGE.validate_json(line)
+        if isinstance(message, Broken):
+            return message
+        await listener.hear(message)
+    return None
+
+
+async def _tail(worker: asyncio.subprocess.Process) -> str:
+    """The end of what the worker says on stderr; reading it keeps its pipe from filling."""
+    text = ""
+    while worker.stderr is not None and (part := await worker.stderr.read(4096)):
+        text = (text + part.decode(errors="replace"))[-STDERR_KEPT_CHARS:]
+    return text.strip()
+
+
+async def _end_when(stopped: Callable[[], bool], worker: asyncio.subprocess.Process) -> None:
+    while not stopped():
+        await asyncio.sleep(0.1)
+    with contextlib.suppress(ProcessLookupError):
+        worker.terminate()
+        await asyncio.sleep(STOP_GRACE_S)
+        worker.kill()

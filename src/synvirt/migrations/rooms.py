@@ -1,0 +1,41 @@
+"""What the steps of a job work with: the rooms of the house, put together by main.py."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.destinations import Destination
+from synvirt.guests import GuestPreparer
+from synvirt.hypervisor import Hypervisor
+from synvirt.live import LiveAdapter
+from synvirt.migrations.board import Board
+from synvirt.model import HostPathRef, LiveKind, OfflineKind, UploadRef
+from synvirt.offline import OfflineImporter
+from synvirt.store import Store
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """`resolve` turns a plan's path into the real path beneath `import_root`, or raises HostPathRejected; `upload_path` says
+    where an upload lies, or raises UploadNotFound; `detect` says which importer a path is for. `connect` opens a session with a
+    registered source; whoever calls it closes it. The store and all that lies below it block: call them in threads."""
+
+    store: Store
+    board: Board
+    import_root: Path
+    resolve: Callable[[str], Path]
+    upload_path: Callable[[UUID], str]
+    importers: Mapping[OfflineKind, OfflineImporter]
+    detect: Callable[[str], OfflineImporter]
+    connect: Callable[[LiveKind, UUID], Awaitable[LiveAdapter]]
+    destination: Destination
+    hypervisor: Hypervisor
+    preparer: GuestPreparer
+    boot_timeout_s: float = 600
+    copy_threads: int | None = None
+    flush_every_s: float = 5.0
+
+    def offline_path(self, ref: HostPathRef | UploadRef) -> str:
+        """Where an Offline plan's file or folder lies; not yet resolved."""
+        return ref.path if ref.kind == "offline_host_path" else self.upload_path(ref.upload_id)

@@ -1,0 +1,84 @@
+"""The state machine of a job, as data. Rule: everything that decides where a job may go next stands in this file.
+
+    Queued ─▶ CopyingFull ─▶ DeltaSyncing ─▶ CuttingOver ─▶ V2vProcessing ─▶ Starting ─▶ Completed
+                  │              ▲  │ not converged   │            ▲            ▲
+                  │              └──┘                 └────────────│────────────┤
+                  └────────────── cold, offline ───────────────────┴────────────┘
+    any state that is no end ─▶ Failed │ Cancelled
+
+`ROWS` is specification part 3, row for row: the first row whose state is the job's and whose condition holds says where it
+goes. The downgrade from Warm to Cold is no state: it settles `warm` before the first byte.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from synvirt.model import ENDS, State
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a finished step knows. `warm`: the job's effective mode; `prepare`: the guest needs drivers (Windows);
+    `converged`: the last delta was small enough, and the operator does not hold the cut-over."""
+
+    warm: bool = False
+    prepare: bool = False
+    converged: bool = False
+
+
+Condition = Callable[[Facts], bool]
+
+
+def always(_facts: Facts) -> bool:
+    return True
+
+
+def warm(facts: Facts) -> bool:
+    return facts.warm
+
+
+def prepare(facts: Facts) -> bool:
+    return facts.prepare
+
+
+def converged(facts: Facts) -> bool:
+    return facts.converged
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    state: State
+    condition: Condition
+    next: State
+
+
+ROWS = (
+    Row(State.QUEUED, always, State.COPYING_FULL),
+    Row(State.COPYING_FULL, warm, State.DELTA_SYNCING),
+    Row(State.COPYING_FULL, prepare, State.V2V_PROCESSING),
+    Row(State.COPYING_FULL, always, State.STARTING),
+    Row(State.DELTA_SYNCING, converged, State.CUTTING_OVER),
+    Row(State.DELTA_SYNCING, always, State.DELTA_SYNCING),
+    Row(State.CUTTING_OVER, prepare, State.V2V_PROCESSING),
+    Row(State.CUTTING_OVER, always, State.STARTING),
+    Row(State.V2V_PROCESSING, always, State.STARTING),
+    Row(State.STARTING, always, State.COMPLETED),
+)
+
+# What stays when a job fails in a state: once the copy is whole, it costs nights to make again and harms nobody.
+# A cancel keeps nothing: the operator said so.
+KEPT_ON_FAILURE: dict[State, frozenset[str]] = {
+    State.CUTTING_OVER: frozenset({"volume"}),
+    State.V2V_PROCESSING: frozenset({"volume"}),
+    State.STARTING: frozenset({"volume"}),
+}
+
+
+def next_state(state: State, facts: Facts) -> State:
+    return next(row.next for row in ROWS if row.state == state and row.condition(facts))
+
+
+def may_move(state: State, to: State) -> bool:
+    if state in ENDS:
+        return False
+    return to in (State.FAILED, State.CANCELLED) or any(row.state == state and row.next == to for row in ROWS)

@@ -1,0 +1,286 @@
+"""Uploads: archives that callers sent, whole or not there at all. Blocking code.
+
+    bytes ─▶ .uploads/.<id>/<filename>  ─ fsync ─▶ a row in the store ─▶ .uploads/<id>/<filename>
+
+The row decides. A folder with a dot before its id is on its way, in or out: `recover`, at the start, ends what a crash left,
+forwards where there is a row and backwards where there is none. The file keeps its own name, since kinds, VM names and errors
+are told by it.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import structlog
+
+from synvirt.errors import Conflict, PersistFailed, SynvirtError, UploadRejected, UploadTooLarge
+from synvirt.model import MIB, Upload, now
+from synvirt.settings import Settings
+from synvirt.store.uploads import UploadRows
+
+# Left free whatever is uploaded: the store lies on the same file system, and jobs end badly without it.
+RESERVE_BYTES = 16 * MIB
+# A file system's limit on a name (NAME_MAX).
+NAME_MAX_BYTES = 255
+SUFFIX_MAX_BYTES = 16
+SWEEP_EVERY_S = 3600.0
+
+log = structlog.get_logger(__name__)
+
+
+class Uploads:
+    """The uploads of this host, in a folder of the import root. Safe from many threads."""
+
+    def __init__(self, rows: UploadRows, settings: Settings) -> None:
+        self.cap_bytes = settings.upload_cap_bytes
+        self.expires_after = timedelta(days=settings.upload_expires_days)
+        self.import_root = settings.imports_dir
+        self._rows = rows
+        self._folder = settings.uploads_dir
+        self._host = settings.host_id
+        # A row and its folder's name change as one.
+        self._moving = threading.Lock()
+
+    # ── coming in ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check_room(self, wanted_bytes: int) -> None:
+        """UploadTooLarge when so much more does not fit."""
+        try:
+            found = os.statvfs(self._folder)
+        except OSError as error:
+            raise _not_written(error) from error
+        free = max(found.f_bavail * found.f_frsize - RESERVE_BYTES, 0)
+        if wanted_bytes > free:
+            raise UploadTooLarge(
+                f"{wanted_bytes} more bytes do not fit: uploads have {free} left on this host", hint=_MAKE_ROOM
+            )
+
+    def begin(self, filename: str) -> "Incoming":
+        """A place for the bytes of an upload: nobody sees it before `Incoming.finish`, and `discard` leaves nothing."""
+        return Incoming(self, uuid4(), safe_name(filename))
+
+    def publish(self, upload: Upload) -> None:
+        """`Incoming.finish` calls it, once the bytes are durable."""
+        try:
+            _sync_folder(self._folder)
+            with self._moving:
+                self._rows.add(upload, host=self._host)
+                self.hidden(upload.id).rename(self._whole(upload.id))
+        except OSError as error:
+            self._rows.remove(upload.id)
+            raise _not_written(error) from error
+        log.info("uploaded", upload=str(upload.id), filename=upload.filename, size_bytes=upload.size_bytes)
+
+    def path_of(self, upload_id: UUID, filename: str) -> Path:
+        return self._whole(upload_id) / filename
+
+    def hidden(self, upload_id: UUID) -> Path:
+        return self._folder / f".{upload_id}"
+
+    def _whole(self, upload_id: UUID) -> Path:
+        return self._folder / str(upload_id)
+
+    # ── there ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, upload_id: UUID) -> Upload:
+        """UploadNotFound."""
+        return self._placed(self._rows.get(upload_id, host=self._host))
+
+    def page(self, *, limit: int, cursor: int | None = None) -> tuple[list[Upload], int | None]:
+        """Newest first, and the cursor of the next page."""
+        found, following = self._rows.page(host=self._host, limit=limit, cursor=cursor)
+        return [self._placed(upload) for upload in found], following
+
+    def _placed(self, upload: Upload) -> Upload:
+        """The data folder may have been moved since."""
+        return upload.model_copy(update={"path": str(self.path_of(upload.id, upload.filename))})
+
+    # ── going out ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def remove(self, upload_id: UUID) -> None:
+        """UploadNotFound; Conflict while a job that has not ended reads it."""
+        with self._moving:
+            self._rows.get(upload_id, host=self._host)
+            readers = self._rows.readers(upload_id)
+            if readers:
+                raise Conflict(
+                    f"upload {upload_id} is read by {len(readers)} job(s) that have not ended: {readers[0]}",
+                    hint="wait for the job's end, or cancel it",
+                )
+            # Hidden first: a crash before the row is gone brings it back, whole.
+            with suppress(FileNotFoundError):  # somebody removed the files by hand
+                self._whole(upload_id).rename(self.hidden(upload_id))
+            self._rows.remove(upload_id)
+        _remove_folder(self.hidden(upload_id))
+        log.info("upload removed", upload=str(upload_id))
+
+    def sweep(self) -> None:
+        """Remove what has expired. What a job reads stays until a later sweep."""
+        for upload in self._rows.all(host=self._host):
+            if upload.expires_at <= now():
+                try:
+                    self.remove(upload.id)
+                except SynvirtError as error:
+                    log.info("an expired upload stays", upload=str(upload.id), cause=error.detail)
+
+    def recover(self) -> None:
+        """At the start, before anyone uploads: end what a crash interrupted."""
+        known = {upload.id for upload in self._rows.all(host=self._host)}
+        for entry in list(self._folder.iterdir()):
+            upload_id = _hidden_id(entry.name)
+            if upload_id is None:
+                continue
+            if upload_id in known and not self._whole(upload_id).exists():
+                entry.rename(self._whole(upload_id))
+            else:
+                log.info("swept what is left of an upload", upload=str(upload_id))
+                _remove_folder(entry)
+
+
+class Incoming:
+    """An upload on its way in: written once from front to back, hashed in the same pass. One thread at a time."""
+
+    def __init__(self, uploads: Uploads, upload_id: UUID, filename: str) -> None:
+        self.size_bytes = 0
+        self._uploads = uploads
+        self._id = upload_id
+        self._filename = filename
+        self._digest = hashlib.sha256()
+        folder = uploads.hidden(upload_id)
+        try:
+            folder.mkdir(mode=0o750)
+            self._file = (folder / filename).open("xb", buffering=0)
+        except OSError as error:
+            _remove_folder(folder)
+            raise _not_written(error) from error
+
+    def write(self, data: memoryview) -> None:
+        self.size_bytes += len(data)
+        if self.size_bytes > self._uploads.cap_bytes:
+            raise too_large(self._uploads.cap_bytes)
+        self._uploads.check_room(len(data))
+        self._digest.update(data)
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise _not_written(error) from error
+
+    def finish(self, announced_sha256: str | None) -> Upload:
+        """Whole, durable and listed; UploadRejected when the bytes are not the announced ones."""
+        digest = self._digest.hexdigest()
+        if announced_sha256 is not None and announced_sha256.lower() != digest:
+            raise UploadRejected(
+                f"{self._filename}: the SHA-256 of the {self.size_bytes} bytes that came is {digest}, "
+                f"and {announced_sha256.lower()} was announced",
+                hint="the file was changed on its way, or is not the announced one: send it again",
+            )
+        created_at = now()
+        upload = Upload(
+            id=self._id,
+            filename=self._filename,
+            size_bytes=self.size_bytes,
+            sha256=digest,
+            path=str(self._uploads.path_of(self._id, self._filename)),
+            created_at=created_at,
+            expires_at=created_at + self._uploads.expires_after,
+        )
+        try:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            _sync_folder(self._uploads.hidden(self._id))
+        except OSError as error:
+            raise _not_written(error) from error
+        self._uploads.publish(upload)
+        return upload
+
+    def discard(self) -> None:
+        """Nothing is left, unless it is finished. Idempotent."""
+        with suppress(OSError):
+            self._file.close()
+        _remove_folder(self._uploads.hidden(self._id))
+
+
+@contextmanager
+def swept(uploads: Uploads, *, every_s: float = SWEEP_EVERY_S) -> Iterator[None]:
+    """What a crash left is ended now, what has expired is removed now and every hour."""
+    uploads.recover()
+    ending = threading.Event()
+
+    def sweep() -> None:
+        while True:
+            try:
+                uploads.sweep()
+            except SynvirtError as error:
+                log.warning("uploads cannot be swept", cause=error.detail)
+            if ending.wait(every_s):
+                return
+
+    thread = threading.Thread(target=sweep, name="uploads", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+
+
+def safe_name(filename: str) -> str:
+    """A name, never a path: the last part of what the caller's system called it, as a file may be called here."""
+    name = filename.replace("\\", "/").rsplit("/", 1)[-1]
+    name = "".join(character for character in name if character.isprintable()).strip().lstrip(". ")
+    suffix = Path(name).suffix
+    if len(suffix.encode()) > SUFFIX_MAX_BYTES:
+        suffix = ""
+    stem = name.removesuffix(suffix).encode()[: NAME_MAX_BYTES - len(suffix.encode())].decode(errors="ignore")
+    return (stem + suffix).rstrip() or "upload"
+
+
+def too_large(cap_bytes: int) -> UploadTooLarge:
+    return UploadTooLarge(
+        f"the file is over the cap of {cap_bytes} bytes",
+        hint="raise the setting upload_cap_bytes, or copy the file into the import root by other means",
+    )
+
+
+_MAKE_ROOM = "remove uploads that are no longer needed, or free space on the file system of data_dir"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def _not_written(error: OSError) -> SynvirtError:
+    if error.errno in _FULL:
+        return UploadTooLarge(f"the upload does not fit: {error.strerror}", hint=_MAKE_ROOM)
+    return PersistFailed(f"the upload could not be written: {error.strerror}", hint="check the file system of data_dir")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hidden_id(name: str) -> UUID | None:
+    if not name.startswith("."):
+        return None
+    try:
+        return UUID(name[1:])
+    except ValueError:
+        return None
+
+
+def _remove_folder(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.warning("cannot be removed; the next start tries again", folder=folder.name, cause=error.strerror)

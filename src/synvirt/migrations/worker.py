@@ -1,0 +1,245 @@
+"""The copy worker: a process of its own for each pass of a job. A bad image kills a worker, never the service.
+
+    stdin   one line: the CopyOrder as JSON; then it stays open, and its end means that the service is gone
+    stdout  a line a message: Moved, Flushed, DiskFinished, Broken as JSON
+    SIGTERM stop at the next request
+
+`python -m synvirt.migrations.worker`. Threads, no event loop.
+"""
+
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from synvirt.blocks import DiskReader, DiskWriter
+from synvirt.copying import Copied, copy
+from synvirt.disks import open_reader, open_writer
+from synvirt.disks.checksum import Checksums
+from synvirt.disks.cloning import clone
+from synvirt.disks.specs import ChecksumSpec, ReaderSpec, WriterSpec
+from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
+from synvirt.model import GIB, Received
+
+# An image that makes a reader take more than this is hostile; a 1 TiB disk takes less than 256 MiB. Address space, not
+# resident memory: threads and mapped libraries count too.
+ADDRESS_SPACE_BYTES = 8 * GIB
+# A worker that the service lost with a kill -9 ends within milliseconds; this is how long the next one waits for it.
+LOCK_WAIT_S = 15.0
+# Twice what a client sees (2 a second), so that none of its figures is old.
+PROGRESS_EVERY_S = 0.25
+
+
+class DiskOrder(Received):
+    """One disk of a pass. `since_bytes`: all before it is on the destination already. `fresh`: what is there reads as zeros,
+    or as this same pass wrote it, so zeros need no writing."""
+
+    key: str
+    reader: ReaderSpec
+    writer: WriterSpec
+    checksums: tuple[ChecksumSpec, ...] = ()
+    since_bytes: int = 0
+    fresh: bool = True
+
+
+class CopyOrder(Received):
+    disks: tuple[DiskOrder, ...]
+    threads: int | None = None
+    bandwidth_bps: int | None = None
+    flush_every_s: float = 5.0
+
+
+class Moved(Received):
+    """Progress of a disk; not durable yet."""
+
+    message: Literal["moved"] = "moved"
+    key: str
+    bytes_total: int
+    bytes_done: int
+    bytes_zero: int
+
+
+class Flushed(Received):
+    """Every byte before `offset_bytes` is durable on the destination; `finished`: all of the pass is."""
+
+    message: Literal["flushed"] = "flushed"
+    key: str
+    offset_bytes: int
+    bytes_total: int
+    bytes_done: int
+    bytes_zero: int
+    finished: bool = False
+
+
+class Broken(Received):
+    message: Literal["broken"] = "broken"
+    key: str | None
+    code: str
+    detail: str
+    hint: str | None
+
+
+Message = Annotated[Moved | Flushed | Broken, Field(discriminator="message")]
+MESSAGE: TypeAdapter[Moved | Flushed | Broken] = TypeAdapter(Message)
+
+
+def carry_out(order: CopyOrder, say: Callable[[Moved | Flushed | Broken], None], stop: Callable[[], bool]) -> None:
+    """Copy each disk of the order; SynvirtError as soon as one fails, told by `say` too."""
+    key: str | None = None
+    try:
+        for disk in order.disks:
+            key = disk.key
+            _copy_disk(disk, order, say, stop)
+    except SynvirtError as error:
+        say(Broken(key=key, code=error.code, detail=_about(key, error.detail), hint=error.hint))
+        raise
+    except Exception as error:
+        detail = f"the copy worker failed: {type(error).__name__}: {error}"
+        say(Broken(key=key, code=Internal.code, detail=_about(key, detail), hint=None))
+        raise
+
+
+def _copy_disk(
+    disk: DiskOrder, order: CopyOrder, say: Callable[[Moved | Flushed | Broken], None], stop: Callable[[], bool]
+) -> None:
+    said_at = 0.0
+
+    def moved(copied: Copied) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= PROGRESS_EVERY_S:
+            said_at = time.monotonic()
+            say(
+                Moved(
+                    key=disk.key,
+                    bytes_total=copied.bytes_total,
+                    bytes_done=copied.bytes_done,
+                    bytes_zero=copied.bytes_zero,
+                )
+            )
+
+    def flushed(copied: Copied, *, finished: bool = False) -> None:
+        say(
+            Flushed(
+                key=disk.key,
+                offset_bytes=copied.watermark,
+                bytes_total=copied.bytes_total,
+                bytes_done=copied.bytes_done,
+                bytes_zero=copied.bytes_zero,
+                finished=finished,
+            )
+        )
+
+    with _exclusively(disk.writer.path), _opened(disk) as (reader, writer), Checksums(disk.checksums, stop=stop) as checksums:
+        try:
+            copied = copy(
+                clone(reader, writer, stop),
+                writer,
+                since=disk.since_bytes,
+                fresh=disk.fresh,
+                threads=order.threads,
+                bandwidth_bps=order.bandwidth_bps,
+                flush_every_s=order.flush_every_s,
+                stop=checksums.stop,
+                on_progress=moved,
+                on_watermark=flushed,
+            )
+        except Cancelled:
+            if not stop():
+                checksums.verify()  # a wrong digest, found before the copy's end, is why it stopped
+            raise
+        # Not finished before the archive's own digest says that what was copied is what was exported.
+        checksums.verify()
+        flushed(copied, finished=True)
+
+
+@contextlib.contextmanager
+def _opened(disk: DiskOrder) -> Iterator[tuple[DiskReader, DiskWriter]]:
+    with contextlib.ExitStack() as stack:
+        reader = open_reader(disk.reader)
+        stack.callback(reader.close)
+        writer = open_writer(disk.writer)
+        stack.callback(writer.close)
+        yield reader, writer
+
+
+@contextlib.contextmanager
+def _exclusively(path: str) -> Iterator[None]:
+    """One writer a volume: the lock of a worker goes with its process, however it ended."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise DiskWriteFailed(
+                        "another process is writing the volume",
+                        hint="end the other copy worker of this volume, or the second service on this data_dir",
+                    ) from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _about(key: str | None, detail: str) -> str:
+    return detail if key is None else f"disk {key}: {detail}"
+
+
+def _leave_with_the_service(stdin: int) -> None:
+    """The service holds our stdin open: its end is the service's end, and nobody would hear us any more."""
+    with contextlib.suppress(OSError):
+        while os.read(stdin, 4096):
+            pass
+    os._exit(1)
+
+
+def main() -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to hear
+    # What a library prints must not look like a message.
+    messages = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    speaking = threading.Lock()
+
+    def say(message: Moved | Flushed | Broken) -> None:
+        with speaking:
+            messages.write(message.model_dump_json().encode() + b"\n")
+
+    try:
+        order = CopyOrder.model_validate_json(_first_line(0))
+    except ValidationError as error:
+        print(f"not a copy order: {error}", file=sys.stderr)  # noqa: T201 - the service keeps our stderr
+        return 2
+    threading.Thread(target=_leave_with_the_service, args=(0,), daemon=True).start()
+    try:
+        carry_out(order, say, stopping.is_set)
+    except SynvirtError:
+        return 1
+    return 0
+
+
+def _first_line(descriptor: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(descriptor, 1 << 16)
+        if not part:
+            break
+        line += part
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())

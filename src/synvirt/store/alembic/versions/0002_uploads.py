@@ -1,0 +1,23 @@
+"""Uploads."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+_SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "uploads",
+        sa.Column("number", _SERIAL, primary_key=True, autoincrement=True),
+        sa.Column("id", sa.String(36), nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("document", sa.Text, nullable=False),
+        sa.UniqueConstraint("id", name="uq_uploads_id"),
+        sqlite_autoincrement=True,
+    )

@@ -1,0 +1,303 @@
+"""Queries by name. Each method is one transaction; a job's move is a compare-and-set on its state plus an event row.
+
+Every failure of the database is PersistFailed. `on_commit` is called after each commit that wrote: the engine wakes its
+listeners with it, and the tests crash there.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, Row, create_engine, delete, event, func, insert, make_url, select, text, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from synvirt.errors import Conflict, NotFound, PersistFailed
+from synvirt.model import ENDS, Migration, State
+from synvirt.store.tables import events, ledger, migrations, notes, watermarks
+from synvirt.store.uploads import UploadRows
+
+# A writer waits this long for another before it fails; a store commit takes milliseconds, so this is a stuck disk.
+BUSY_TIMEOUT_S = 20
+# PostgreSQL gives out event ids at insert and shows rows at commit: without one writer at a time a reader that has seen 8
+# could miss a 7 that commits later. Moves are rare, so one lock for all costs nothing. The number is "evnt" in ASCII.
+EVENTS_LOCK = 0x65766E74
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    id: int
+    migration_id: UUID
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Every byte of the pass before `offset_bytes` is flushed; `finished`: the whole pass of this disk is."""
+
+    disk_key: str
+    pass_number: int
+    offset_bytes: int
+    bytes_total: int
+    bytes_done: int
+    bytes_zero: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    kind: str
+    name: str
+
+
+class Store:
+    def __init__(self, url: str, *, on_commit: Callable[[], None] = lambda: None) -> None:
+        self._engine = _open(url)
+        self.on_commit = on_commit
+        self.uploads = UploadRows(reading=self._reading, writing=self._writing)
+        try:
+            with self._engine.begin() as connection:
+                config = Config()
+                config.set_main_option("script_location", str(Path(__file__).parent / "alembic"))
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+        except SQLAlchemyError as error:
+            self._engine.dispose()
+            raise _persist_failed(error) from error
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, job: Migration, *, host: str) -> None:
+        with self._writing() as db:
+            db.execute(insert(migrations).values(id=str(job.id), host=host, state=job.state, document=job.model_dump_json()))
+            _announce(db, job)
+
+    def get(self, job_id: UUID) -> Migration:
+        with self._reading() as db:
+            return _parse(_row(db, job_id))
+
+    def host_of(self, job_id: UUID) -> str:
+        with self._reading() as db:
+            return str(_row(db, job_id).host)
+
+    def documents(self, *, limit: int, cursor: int | None = None) -> tuple[list[str], int | None]:
+        """Newest first: the jobs as JSON text, and the cursor of the next page (None: this was the last)."""
+        query = select(migrations.c.number, migrations.c.document).order_by(migrations.c.number.desc()).limit(limit + 1)
+        if cursor is not None:
+            query = query.where(migrations.c.number < cursor)
+        with self._reading() as db:
+            rows = db.execute(query).all()
+        more = len(rows) > limit
+        return [row.document for row in rows[:limit]], rows[limit - 1].number if more else None
+
+    def unended(self, *, host: str | None = None) -> list[Migration]:
+        query = select(migrations.c.document).where(migrations.c.state.not_in([str(end) for end in ENDS]))
+        if host is not None:
+            query = query.where(migrations.c.host == host)
+        with self._reading() as db:
+            return [Migration.model_validate_json(row.document) for row in db.execute(query.order_by(migrations.c.number))]
+
+    def change(self, job_id: UUID, expected: State, change: Callable[[Migration], Migration]) -> Migration:
+        """Rewrite a job that is still in `expected`, else Conflict. A move, or a new last_error, is an event too."""
+        with self._writing() as db:
+            before = _parse(_row(db, job_id, lock=True))
+            if before.state != expected:
+                raise Conflict(f"job {job_id} is {before.state}, not {expected}")
+            after = change(before)
+            db.execute(
+                update(migrations)
+                .where(migrations.c.id == str(job_id))
+                .values(state=after.state, document=after.model_dump_json())
+            )
+            if (after.state, after.last_error) != (before.state, before.last_error):
+                _announce(db, after)
+            return after
+
+    # ── what others ask of a job ─────────────────────────────────────────────────────────────────────────────────────
+
+    def request_cancel(self, job_id: UUID) -> Migration:
+        return self._request(job_id, "cancel_requested")
+
+    def request_cutover(self, job_id: UUID) -> Migration:
+        return self._request(job_id, "cutover_requested")
+
+    def _request(self, job_id: UUID, flag: str) -> Migration:
+        with self._writing() as db:
+            job = _parse(_row(db, job_id, lock=True))
+            if job.ended:
+                raise Conflict(f"job {job_id} has ended: it is {job.state}")
+            db.execute(update(migrations).where(migrations.c.id == str(job_id)).values({flag: True}))
+            return job
+
+    def cancel_requested(self, job_id: UUID) -> bool:
+        with self._reading() as db:
+            return bool(_row(db, job_id).cancel_requested)
+
+    def cutover_requested(self, job_id: UUID) -> bool:
+        with self._reading() as db:
+            return bool(_row(db, job_id).cutover_requested)
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def events_after(self, event_id: int, *, job_id: UUID | None = None, limit: int = 100) -> list[Event]:
+        query = select(events).where(events.c.id > event_id).order_by(events.c.id).limit(limit)
+        if job_id is not None:
+            query = query.where(events.c.migration_id == str(job_id))
+        with self._reading() as db:
+            return [Event(row.id, UUID(row.migration_id), row.document) for row in db.execute(query)]
+
+    def newest_events(self, *, job_id: UUID | None = None) -> list[Event]:
+        """The newest event of each job that has not ended, or of `job_id` whatever its state; the job as it is now."""
+        chosen = migrations.c.id == str(job_id) if job_id else migrations.c.state.not_in([str(end) for end in ENDS])
+        newest = func.max(events.c.id)
+        query = (
+            select(newest.label("event_id"), migrations.c.id, migrations.c.document)
+            .join(events, events.c.migration_id == migrations.c.id)
+            .where(chosen)
+            .group_by(migrations.c.number)
+            .order_by(newest)
+        )
+        with self._reading() as db:
+            return [Event(row.event_id, UUID(row.id), row.document) for row in db.execute(query)]
+
+    def last_event_id(self) -> int:
+        with self._reading() as db:
+            return db.execute(select(func.max(events.c.id))).scalar() or 0
+
+    # ── watermarks, ledger, notes ────────────────────────────────────────────────────────────────────────────────────
+
+    def put_watermark(self, job_id: UUID, mark: Watermark) -> None:
+        """Call it after the destination has flushed, never before."""
+        values = {
+            "offset_bytes": mark.offset_bytes,
+            "bytes_total": mark.bytes_total,
+            "bytes_done": mark.bytes_done,
+            "bytes_zero": mark.bytes_zero,
+            "finished": mark.finished,
+        }
+        key = {"migration_id": str(job_id), "pass_number": mark.pass_number, "disk_key": mark.disk_key}
+        with self._writing() as db:
+            same = [watermarks.c[name] == value for name, value in key.items()]
+            if db.execute(update(watermarks).where(*same).values(**values)).rowcount == 0:
+                db.execute(insert(watermarks).values(**key, **values))
+
+    def watermarks(self, job_id: UUID, pass_number: int) -> dict[str, Watermark]:
+        query = select(watermarks).where(watermarks.c.migration_id == str(job_id), watermarks.c.pass_number == pass_number)
+        with self._reading() as db:
+            return {row.disk_key: _watermark(row) for row in db.execute(query)}
+
+    def record(self, job_id: UUID, kind: str, name: str) -> None:
+        """Into the ledger, before the thing is made. Idempotent."""
+        with self._writing() as db:
+            same = (ledger.c.migration_id == str(job_id), ledger.c.kind == kind, ledger.c.name == name)
+            if db.execute(select(ledger.c.id).where(*same)).first() is None:
+                db.execute(insert(ledger).values(migration_id=str(job_id), kind=kind, name=name))
+
+    def strike(self, job_id: UUID, kind: str, name: str) -> None:
+        """Out of the ledger, after the thing is gone, or is the operator's to keep. Idempotent."""
+        with self._writing() as db:
+            same = (ledger.c.migration_id == str(job_id), ledger.c.kind == kind, ledger.c.name == name)
+            db.execute(delete(ledger).where(*same))
+
+    def ledger(self, job_id: UUID) -> list[LedgerEntry]:
+        """In the order the things were made."""
+        query = select(ledger.c.kind, ledger.c.name).where(ledger.c.migration_id == str(job_id)).order_by(ledger.c.id)
+        with self._reading() as db:
+            return [LedgerEntry(row.kind, row.name) for row in db.execute(query)]
+
+    def note(self, job_id: UUID, key: str, value: str) -> None:
+        with self._writing() as db:
+            same = (notes.c.migration_id == str(job_id), notes.c.key == key)
+            if db.execute(update(notes).where(*same).values(value=value)).rowcount == 0:
+                db.execute(insert(notes).values(migration_id=str(job_id), key=key, value=value))
+
+    def noted(self, job_id: UUID, key: str) -> str | None:
+        with self._reading() as db:
+            query = select(notes.c.value).where(notes.c.migration_id == str(job_id), notes.c.key == key)
+            value: str | None = db.execute(query).scalar()
+            return value
+
+    # ── transactions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise _persist_failed(error) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        try:
+            with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
+                yield connection
+        except SQLAlchemyError as error:
+            raise _persist_failed(error) from error
+        self.on_commit()
+
+
+def _open(url: str) -> Engine:
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "postgresql":
+        return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+    engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # we begin transactions ourselves: the driver's habit is to begin too late
+        cursor = connection.cursor()
+        # FULL: a ledger line that a power cut takes back leaves a volume that nobody knows.
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A deferred transaction that reads first and writes later fails at once when another wrote in between.
+        writes = connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _announce(db: Connection, job: Migration) -> None:
+    if db.dialect.name == "postgresql":
+        db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": EVENTS_LOCK})
+    db.execute(insert(events).values(migration_id=str(job.id), document=job.model_dump_json()))
+
+
+def _row(db: Connection, job_id: UUID, *, lock: bool = False) -> Row[Any]:
+    query = select(migrations).where(migrations.c.id == str(job_id))
+    row = db.execute(query.with_for_update() if lock else query).first()
+    if row is None:
+        raise NotFound(f"there is no migration {job_id}")
+    return row
+
+
+def _parse(row: Row[Any]) -> Migration:
+    return Migration.model_validate_json(row.document)
+
+
+def _watermark(row: Row[Any]) -> Watermark:
+    return Watermark(
+        disk_key=row.disk_key,
+        pass_number=row.pass_number,
+        offset_bytes=row.offset_bytes,
+        bytes_total=row.bytes_total,
+        bytes_done=row.bytes_done,
+        bytes_zero=row.bytes_zero,
+        finished=row.finished,
+    )
+
+
+def _persist_failed(error: SQLAlchemyError) -> PersistFailed:
+    cause = str(getattr(error, "orig", None) or error).splitlines()[0]
+    return PersistFailed(f"the store failed: {cause}", hint="check the free space of {data_dir}, or that the database answers")

@@ -1,0 +1,112 @@
+"""The tables, as SQLAlchemy Core. Alembic versions beside this file make them; a test compares the two.
+
+migrations ──< events        a row a move, with the job as it was then: what SSE replays
+           ──< watermarks    what the destination has flushed, per disk and pass
+           ──< ledger        what the job made anywhere, written before it is made
+           ──< notes         what a job must remember beyond what it shows (snapshots, change ids)
+uploads                      the archives that were uploaded whole; their bytes are files of their host
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+)
+
+# Named so that Alembic can drop a constraint on every database.
+METADATA = MetaData(
+    naming_convention={
+        "ix": "ix_%(column_0_label)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite gives a rowid only to INTEGER; PostgreSQL's integer ends at 2^31, which an events table can reach.
+_SERIAL = BigInteger().with_variant(Integer(), "sqlite")
+_ID = String(36)
+
+
+def _job() -> Column[str]:
+    return Column("migration_id", _ID, ForeignKey("migrations.id", ondelete="CASCADE"), nullable=False)
+
+
+# `document` is the Migration as the API answers it, so that a list of thousands needs no parsing. The other columns are
+# what queries ask by, and flags that others than the job's own engine set.
+migrations = Table(
+    "migrations",
+    METADATA,
+    Column("number", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", _ID, nullable=False, unique=True),
+    Column("host", String(255), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("cancel_requested", Boolean, nullable=False, server_default=false()),
+    Column("cutover_requested", Boolean, nullable=False, server_default=false()),
+    Column("document", Text, nullable=False),
+    Index("ix_migrations_host_state", "host", "state"),
+    sqlite_autoincrement=True,
+)
+
+# sqlite_autoincrement: without it SQLite gives the id of a deleted last row out again, and a client's Last-Event-ID lies.
+events = Table(
+    "events",
+    METADATA,
+    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    _job(),
+    Column("document", Text, nullable=False),
+    Index("ix_events_migration_id", "migration_id"),
+    sqlite_autoincrement=True,
+)
+
+watermarks = Table(
+    "watermarks",
+    METADATA,
+    Column("migration_id", _ID, ForeignKey("migrations.id", ondelete="CASCADE"), primary_key=True),
+    Column("pass_number", Integer, primary_key=True),
+    Column("disk_key", Text, primary_key=True),
+    Column("offset_bytes", BigInteger, nullable=False),
+    Column("bytes_total", BigInteger, nullable=False),
+    Column("bytes_done", BigInteger, nullable=False),
+    Column("bytes_zero", BigInteger, nullable=False),
+    Column("finished", Boolean, nullable=False),
+)
+
+ledger = Table(
+    "ledger",
+    METADATA,
+    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    _job(),
+    Column("kind", String(32), nullable=False),
+    Column("name", Text, nullable=False),
+    UniqueConstraint("migration_id", "kind", "name"),
+    sqlite_autoincrement=True,
+)
+
+notes = Table(
+    "notes",
+    METADATA,
+    Column("migration_id", _ID, ForeignKey("migrations.id", ondelete="CASCADE"), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+# `document` is the Upload as the API answers it. An upload that is not whole yet has no row.
+uploads = Table(
+    "uploads",
+    METADATA,
+    Column("number", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", _ID, nullable=False, unique=True),
+    Column("host", String(255), nullable=False),
+    Column("document", Text, nullable=False),
+    sqlite_autoincrement=True,
+)

@@ -1,0 +1,62 @@
+"""Queries about uploads, in the store's transactions. An upload's bytes lie on one host: each asks for its own."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from uuid import UUID
+
+from sqlalchemy import Connection, delete, insert, select
+
+from synvirt.errors import UploadNotFound
+from synvirt.model import ENDS, Upload
+from synvirt.store.tables import migrations, uploads
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+
+
+class UploadRows:
+    def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
+        self._reading, self._writing = reading, writing
+
+    def add(self, upload: Upload, *, host: str) -> None:
+        with self._writing() as db:
+            db.execute(insert(uploads).values(id=str(upload.id), host=host, document=upload.model_dump_json()))
+
+    def get(self, upload_id: UUID, *, host: str) -> Upload:
+        """UploadNotFound."""
+        query = select(uploads.c.document).where(uploads.c.id == str(upload_id), uploads.c.host == host)
+        with self._reading() as db:
+            document = db.execute(query).scalar()
+        if document is None:
+            raise UploadNotFound(f"there is no upload {upload_id}", hint="it expired or was removed: upload the file again")
+        return Upload.model_validate_json(document)
+
+    def page(self, *, host: str, limit: int, cursor: int | None = None) -> tuple[list[Upload], int | None]:
+        """Newest first, and the cursor of the next page (None: this was the last)."""
+        query = select(uploads.c.number, uploads.c.document).where(uploads.c.host == host)
+        if cursor is not None:
+            query = query.where(uploads.c.number < cursor)
+        with self._reading() as db:
+            rows = db.execute(query.order_by(uploads.c.number.desc()).limit(limit + 1)).all()
+        found = [Upload.model_validate_json(row.document) for row in rows[:limit]]
+        return found, rows[limit - 1].number if len(rows) > limit else None
+
+    def all(self, *, host: str) -> list[Upload]:
+        with self._reading() as db:
+            rows = db.execute(select(uploads.c.document).where(uploads.c.host == host)).all()
+        return [Upload.model_validate_json(row.document) for row in rows]
+
+    def remove(self, upload_id: UUID) -> None:
+        """Idempotent."""
+        with self._writing() as db:
+            db.execute(delete(uploads).where(uploads.c.id == str(upload_id)))
+
+    def readers(self, upload_id: UUID) -> list[UUID]:
+        """The jobs that have not ended and name the upload: by its id, or by its path, which has the id in it."""
+        query = (
+            select(migrations.c.id)
+            .where(migrations.c.state.not_in([str(end) for end in ENDS]))
+            .where(migrations.c.document.contains(str(upload_id)))
+            .order_by(migrations.c.number)
+        )
+        with self._reading() as db:
+            return [UUID(row.id) for row in db.execute(query)]
