@@ -1,0 +1,83 @@
+"""The OpenAPI document: what FastAPI cannot know of our errors, bodies, callers and stream is added to what it can."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from synvirt.api.problems import MEDIA_TYPE
+from synvirt.model import HostFileRequest, Migration, PlanEnvelope, ProblemDetails, ProgressUpdate
+
+_REF = "#/components/schemas/{model}"
+# Named by hand-written parts of the document, so FastAPI does not see them.
+_MODELS = (PlanEnvelope, HostFileRequest, ProblemDetails, ProgressUpdate, Migration)
+
+# Paths whose query names a thing that may not be there, as a plan or another body does.
+_NAMING = ("/stream", "/host-files")
+
+_PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDetails")}}}}
+_CALLER = {
+    "401": {
+        "description": "E_MIG_AUTH_FAILED: the caller's credentials are missing or wrong",
+        "headers": {"WWW-Authenticate": {"schema": {"type": "string"}}},
+    }
+}
+_HOST = {
+    "500": {"description": "E_MIG_PERSIST_FAILED, E_MIG_INTERNAL: the host's fault; `detail` has what the log knows it by"},
+}
+_BAD_REQUEST = {"400": {"description": "E_MIG_BAD_REQUEST: malformed; `detail` names the field"}}
+_BAD_PLAN = {
+    "400": {
+        "description": "E_MIG_BAD_REQUEST, E_MIG_INVALID_PLAN, E_MIG_UNSUPPORTED_FORMAT, E_MIG_MALFORMED_ARCHIVE, "
+        "E_MIG_HOST_PATH_REJECTED: what was sent, or the file that it names, cannot be used; `detail` says which and why"
+    }
+}
+_NOT_FOUND = {"404": {"description": "E_MIG_NOT_FOUND: there is no such thing"}}
+_CONFLICT = {"409": {"description": "E_MIG_CONFLICT: the request does not fit the job's present state"}}
+
+
+def problem_described(description: str) -> dict[str, Any]:
+    """One of a route's own `responses`."""
+    return {"description": description} | _PROBLEM
+
+
+def described(app: FastAPI, *, api_prefix: str) -> dict[str, Any]:
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    _, added = models_json_schema([(model, "serialization") for model in _MODELS], ref_template=_REF)
+    schemas.update({name: schema for name, schema in added["$defs"].items() if name not in schemas})
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    document["components"]["securitySchemes"] = {"basic": {"type": "http", "scheme": "basic"}}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            _complete(operation, method, path, guarded=path.startswith(api_prefix))
+    return document
+
+
+def _complete(operation: dict[str, Any], method: str, path: str, *, guarded: bool) -> None:
+    responses = operation["responses"]
+    if "application/json" in responses.get("422", {}).get("content", {}):  # FastAPI's own: ours are 400, and problems
+        del responses["422"]
+    mistakes: dict[str, Any] = {}
+    inspects = path.endswith("/inspect")
+    takes_json = "application/json" in operation.get("requestBody", {}).get("content", {})
+    if "requestBody" in operation or inspects:
+        mistakes |= _BAD_PLAN
+    elif any(parameter["in"] == "query" for parameter in operation.get("parameters", [])):
+        mistakes |= _BAD_REQUEST
+    if "{" in path or takes_json or path.endswith(_NAMING):
+        mistakes |= _NOT_FOUND
+    if method in ("post", "delete") and "{" in path and not inspects:
+        mistakes |= _CONFLICT
+    mistakes |= _HOST
+    if guarded:
+        operation["security"] = [{"basic": []}]
+        mistakes |= _CALLER
+    for status, description in mistakes.items():
+        responses.setdefault(status, description | _PROBLEM)
+    if method == "post" and "201" in responses:
+        responses["201"]["headers"] = {"Location": {"description": "the path of what was made", "schema": {"type": "string"}}}

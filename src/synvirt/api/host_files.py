@@ -1,0 +1,33 @@
+"""{base_url}/api/v1/migrator/host-files: browse the import root, and say what is in a file of it."""
+
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+
+from synvirt.api.received import documented, json_body
+from synvirt.model import HostFileRequest, HostFolder, Inspection
+from synvirt.offline import browsing
+
+# Each entry of a page is opened to say what it is: a page of the largest size takes a second on a slow share.
+PAGE_LIMIT, PAGE_DEFAULT = 1000, 200
+
+
+def host_files_router(import_root: Path) -> APIRouter:
+    router = APIRouter(prefix="/host-files", tags=["host files"])
+
+    @router.get("", response_model=HostFolder)
+    def browse(
+        path: Annotated[str, Query(description="A folder inside the import root; none: the import root")] = "",
+        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_DEFAULT,
+        cursor: Annotated[str | None, Query(description="`next_cursor` of a page")] = None,
+    ) -> HostFolder:
+        """Browse inside the import root: folders first, then files, each by name."""
+        return browsing.browse(import_root, path, limit=limit, cursor=cursor)
+
+    @router.post("/inspect", response_model=Inspection, openapi_extra=documented(HostFileRequest))
+    def inspect_host_file(asked: Annotated[HostFileRequest, Depends(json_body(HostFileRequest))]) -> Inspection:
+        """Say of which kind a file or folder is, and which VM is in it."""
+        return browsing.inspect(import_root, asked.path)
+
+    return router

@@ -1,0 +1,141 @@
+"""{base_url}/api/v1/migrator/migrations: submit, list, load, cancel, cut over, and the stream of updates.
+
+Endpoints are `def` where they block (the store, the intake), so that the framework runs them in threads.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse
+from starlette.responses import StreamingResponse
+
+from synvirt.api.received import documented, json_body
+from synvirt.api.stream import Pace, updates
+from synvirt.errors import BadRequest
+from synvirt.migrations.board import Board
+from synvirt.migrations.intake import Intake
+from synvirt.model import Migration, Model, PlanEnvelope
+
+# The specification's list is "all migrations": a page holds what a large host gathers in years, and bounds our memory.
+PAGE_LIMIT = 5000
+# Some hundreds of kilobytes: memory that is used again for the next piece.
+JOBS_A_PIECE = 64
+# What SQL's BIGINT holds.
+CURSOR_LIMIT = 2**63 - 1
+# `{"id":"` and then the UUID's 36 characters: a Migration's document begins with its id.
+_ID_IN_DOCUMENT = slice(7, 7 + 36)
+
+STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Server-sent events without an end. `event: migration` has the whole Migration and an `id` that grows, "
+        "at each change of `state` or `last_error`; `event: progress` has a ProgressUpdate and no id, at most twice a second "
+        "a job; a comment line comes every 15 s. A new client first gets every job that has not ended (with `migration_id`: "
+        "that job, ended or not). `Last-Event-ID` replays what was missed.",
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "x-events": {
+                    "migration": {"$ref": "#/components/schemas/Migration"},
+                    "progress": {"$ref": "#/components/schemas/ProgressUpdate"},
+                },
+            }
+        },
+    }
+}
+
+
+class MigrationPage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[Migration, ...]
+    next_cursor: str | None
+
+
+def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
+    router = APIRouter(prefix="/migrations", tags=["migrations"])
+    store, board = intake.store, intake.board
+
+    @router.post("", status_code=201, response_model=Migration, openapi_extra=documented(PlanEnvelope))
+    def submit(
+        envelope: Annotated[PlanEnvelope, Depends(json_body(PlanEnvelope))], request: Request, response: Response
+    ) -> Migration:
+        """Submit a plan: it becomes a job at once, in state Queued."""
+        job = intake.submit(envelope.plan)
+        response.headers["Location"] = f"{request.url.path}/{job.id}"
+        return job
+
+    @router.get("", response_model=MigrationPage)
+    def list_migrations(
+        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
+        cursor: Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,18}$", description="`next_cursor` of a page")] = None,
+    ) -> Response:
+        """List all migrations, newest first."""
+        before = int(cursor) if cursor is not None else None
+        if before is not None and before > CURSOR_LIMIT:
+            raise BadRequest(f"cursor: {cursor} was never given out")
+        documents, following = store.documents(limit=limit, cursor=before)
+        return StreamingResponse(page(documents, following, board), media_type="application/json")
+
+    @router.get("/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)
+    async def stream(
+        migration_id: UUID | None = None, last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None
+    ) -> Response:
+        """Follow the jobs as they move."""
+        if migration_id is not None:
+            await run_in_threadpool(store.get, migration_id)  # NotFound now, as a problem, and not a silent stream
+        # An id that is none of ours (a proxy's, another service's) is no reason to refuse a browser: it starts anew.
+        known = last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19
+        events = updates(
+            store,
+            board,
+            job_id=migration_id,
+            last_event_id=int(last_event_id) if known and last_event_id else None,
+            stopping=stopping,
+            pace=pace,
+        )
+        return EventSourceResponse(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+
+    @router.get("/{migration_id}", response_model=Migration)
+    def load(migration_id: UUID) -> Migration:
+        """Load one migration, with the newest progress."""
+        return _current(store.get(migration_id), board)
+
+    @router.post("/{migration_id}/cancel", status_code=202, response_model=Migration)
+    def cancel(migration_id: UUID) -> Migration:
+        """Ask a job to stop; it ends in Cancelled once what it made is swept. A job that has ended: 409."""
+        return _current(intake.cancel(migration_id), board)
+
+    @router.post("/{migration_id}/cutover", status_code=202, response_model=Migration)
+    def cutover(migration_id: UUID) -> Migration:
+        """Let a job with `warm.cutover` manual cut over after its present pass."""
+        return _current(intake.cutover(migration_id), board)
+
+    return router
+
+
+async def page(documents: list[str], following: int | None, board: Board) -> AsyncIterator[bytes]:
+    """The list's answer by joining text: only a running job, whose progress is on the board, is parsed.
+
+    In pieces: thousands of jobs are tens of megabytes, and making those in one piece takes ten times as long.
+    """
+    running = {str(id_) for id_ in board.latest()}
+    before = '{"items":['
+    for start in range(0, len(documents), JOBS_A_PIECE):
+        piece = (
+            _current(Migration.model_validate_json(document), board).model_dump_json()
+            if document[_ID_IN_DOCUMENT] in running
+            else document
+            for document in documents[start : start + JOBS_A_PIECE]
+        )
+        yield (before + ",".join(piece)).encode()
+        before = ","
+    cursor = f'"{following}"' if following is not None else "null"
+    yield f'{before if not documents else ""}],"next_cursor":{cursor}}}'.encode()
+
+
+def _current(job: Migration, board: Board) -> Migration:
+    state, progress = board.latest().get(job.id, (None, job.progress))
+    return job.model_copy(update={"progress": progress}) if state == job.state else job

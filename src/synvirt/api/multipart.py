@@ -1,0 +1,170 @@
+"""multipart/form-data (RFC 7578) with one file, as it comes: pieces in, the file's bytes out, nothing kept.
+
+The framework's own parser spools a file to a temporary one before anyone can refuse it; this one hands each piece on at once.
+Two parts are known: `file`, and `sha256`, before or after it. Blocking code: `feed` is called in a thread, one at a time.
+"""
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from synvirt.errors import BadRequest, UploadTooLarge
+from synvirt.migrations.uploads import too_large
+from synvirt.model import KIB, Upload
+
+# All of the body but the file: boundaries, headers, the digest, and what some clients put before and after.
+FRAMING_BYTES = 64 * KIB
+PARTS_MAX = 8
+DIGEST_PART_BYTES = 256
+# Content-Disposition and Content-Type; a file name may be 255 characters, each escaped.
+HEADERS_MAX, HEADER_BYTES = 8, 8 * KIB
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_HINT = "send multipart/form-data with the parts `file` and, if you like, `sha256`: curl -F file=@web.ova"
+# What browsers escape in a file name (WHATWG HTML, «multipart/form-data encoding algorithm»).
+_ESCAPES = {"%22": '"', "%0D": "\r", "%0A": "\n"}
+
+
+class Sink(Protocol):
+    """Where the file goes: migrations/uploads.py's Incoming."""
+
+    def write(self, data: memoryview) -> None: ...
+    def finish(self, announced_sha256: str | None) -> Upload: ...
+    def discard(self) -> None: ...
+
+
+class UploadForm:
+    """`feed` the body in pieces of any size, `finish` at its end, `discard` in any case: only what is finished is left."""
+
+    def __init__(self, content_type: str, *, cap_bytes: int, begin: Callable[[str], Sink]) -> None:
+        self._begin, self._cap_bytes = begin, cap_bytes
+        self._body_bytes = 0
+        self._parts = 0
+        self._name = ""
+        self._field, self._value = bytearray(), bytearray()
+        self._headers: dict[str, str] = {}
+        self._announced = bytearray()
+        self._sha256: str | None = None
+        self._sink: Sink | None = None
+        self._ended = self._closed = False
+        # When the service ends, `discard` is called while a piece may still be on its way to the disk.
+        self._lock = threading.Lock()
+        self._parser = _parser(content_type, self)
+
+    def feed(self, data: bytes) -> None:
+        with self._lock:
+            self._body_bytes += len(data)
+            if self._body_bytes > self._cap_bytes + FRAMING_BYTES:
+                raise too_large(self._cap_bytes)
+            if self._closed:
+                raise BadRequest("the upload was given up")
+            try:
+                self._parser.write(data)
+            except FormParserError as error:
+                raise BadRequest(f"the body is not multipart/form-data: {error}", hint=_HINT) from error
+
+    def finish(self) -> Upload:
+        with self._lock:
+            if not self._ended:
+                raise BadRequest("the body ends before its last boundary: the upload was cut off", hint="send the file again")
+            if self._sink is None:
+                raise BadRequest("the part `file` is missing", hint=_HINT)
+            upload = self._sink.finish(self._sha256)
+            self._closed = True
+            return upload
+
+    def discard(self) -> None:
+        with self._lock:
+            if self._sink is not None and not self._closed:
+                self._sink.discard()
+            self._closed = True
+
+    # ── the parser's callbacks ───────────────────────────────────────────────────────────────────────────────────────
+
+    def on_part_begin(self) -> None:
+        self._parts += 1
+        if self._parts > PARTS_MAX:
+            raise BadRequest(f"the body has over {PARTS_MAX} parts", hint=_HINT)
+        self._headers = {}
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        self._headers[self._field.decode("latin-1").lower()] = self._value.decode("latin-1")
+        self._field, self._value = bytearray(), bytearray()
+
+    def on_headers_finished(self) -> None:
+        disposition, options = parse_options_header(self._headers.get("content-disposition", ""))
+        self._name = options.get(b"name", b"").decode(errors="replace")
+        encoding = self._headers.get("content-transfer-encoding", "binary").strip().lower()
+        if disposition != b"form-data" or encoding not in ("binary", "8bit", "7bit"):
+            raise BadRequest("a part is not form-data in plain bytes", hint=_HINT)
+        match self._name:
+            case "file" if self._sink is None:
+                self._sink = self._begin(_filename(options.get(b"filename", b"")))
+            case "sha256" if self._sha256 is None and not self._announced:
+                pass
+            case "file" | "sha256":
+                raise BadRequest(f"the part `{self._name}` comes twice", hint="upload one file a request")
+            case _:
+                raise BadRequest(f"the part {self._name[:100]!r} is not known", hint=_HINT)
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._name == "file" and self._sink is not None:
+            self._sink.write(memoryview(data)[start:end])
+        else:
+            self._announced += data[start:end]
+            if len(self._announced) > DIGEST_PART_BYTES:
+                raise BadRequest("sha256: is longer than a digest", hint=_HINT)
+
+    def on_part_end(self) -> None:
+        if self._name == "sha256":
+            self._sha256 = self._announced.decode("latin-1").strip()
+            if not _SHA256.fullmatch(self._sha256):
+                raise BadRequest("sha256: is not 64 hexadecimal digits", hint="sha256sum FILE prints them")
+
+    def on_end(self) -> None:
+        self._ended = True
+
+
+def refuse_length(content_length: str | None, cap_bytes: int) -> int:
+    """The announced length of the body (0: none was), if it can be a file under the cap: refused before a byte is read."""
+    if content_length is None or not content_length.isdecimal():
+        return 0
+    if len(content_length) > 19 or int(content_length) > cap_bytes + FRAMING_BYTES:
+        raise _announced_too_large(content_length[:40], cap_bytes)
+    return int(content_length)
+
+
+def _announced_too_large(length: str, cap_bytes: int) -> UploadTooLarge:
+    refusal = too_large(cap_bytes)
+    return UploadTooLarge(f"{refusal.detail}: its request has {length} bytes", hint=refusal.hint)
+
+
+def _parser(content_type: str, form: UploadForm) -> MultipartParser:
+    media_type, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary", b"")
+    if media_type != b"multipart/form-data" or not boundary:
+        said = repr(content_type[:100]) if content_type else "missing"
+        raise BadRequest(f"the body's Content-Type is {said}; it must be multipart/form-data with a boundary", hint=_HINT)
+    names = ("part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end", "end")
+    callbacks = {f"on_{name}": getattr(form, f"on_{name}") for name in names}
+    try:
+        return MultipartParser(boundary, callbacks, max_header_count=HEADERS_MAX, max_header_size=HEADER_BYTES)  # type: ignore[arg-type]
+    except FormParserError as error:
+        raise BadRequest(f"the body's boundary is not one: {error}", hint=_HINT) from error
+
+
+def _filename(raw: bytes) -> str:
+    name = raw.decode(errors="replace")
+    for escaped, character in _ESCAPES.items():
+        name = name.replace(escaped, character)
+    return name

@@ -1,0 +1,159 @@
+"""Errors become `application/problem+json` (RFC 9457) here and nowhere else.
+
+A SynvirtError tells its code, detail and hint. What nobody foresaw tells nothing but an incident number: the log has the rest,
+so that no traceback, secret or path of the host leaves the service.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from synvirt.errors import BadRequest, Internal, InvalidPlan, NotFound, SynvirtError, Unauthorized
+from synvirt.model import ProblemDetails
+from synvirt.programs import ProgramFailed
+
+MEDIA_TYPE = "application/problem+json"
+# A person mends one mistake at a time, and a hostile body can hold a million.
+MISTAKES_TOLD = 5
+# What the caller sent comes back in `detail` (a field's name): enough to recognise it.
+NAME_CHARS_TOLD = 100
+
+# pydantic's words for a programmer, in words for a caller.
+_WORDS = {
+    "missing": "is required",
+    "extra_forbidden": "is not a known field",
+    "json_invalid": "is not JSON",
+}
+# pydantic names the chosen branch of a union as if it were a field: the caller never sent one of that name.
+_BRANCHES = frozenset({"live_vm", "offline_host_path", "upload"})
+
+_log = structlog.get_logger("synvirt.api")
+
+
+def problem(error: SynvirtError, *, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
+    details = ProblemDetails(
+        title=error.title(), status=status or error.status, code=error.code, detail=error.detail, hint=error.hint
+    )
+    # ASCII: a caller's lone surrogate in a name can be escaped, but not encoded.
+    return Response(
+        json.dumps(details.model_dump()).encode("ascii"),
+        status_code=details.status,
+        media_type=MEDIA_TYPE,
+        headers=dict(headers or {}) | ({"WWW-Authenticate": CHALLENGE} if isinstance(error, Unauthorized) else {}),
+    )
+
+
+# RFC 7617: the browser's password box appears, and passwords are UTF-8.
+CHALLENGE = 'Basic realm="SynVirt", charset="UTF-8"'
+
+
+def refused(mistakes: Sequence[ErrorDetails | Mapping[str, Any]]) -> SynvirtError:
+    """Pydantic's list of mistakes as one error: InvalidPlan when one is inside the plan, else BadRequest."""
+    told = [_told(mistake) for mistake in mistakes[:MISTAKES_TOLD]]
+    if len(mistakes) > MISTAKES_TOLD:
+        told.append(f"and {len(mistakes) - MISTAKES_TOLD} more")
+    in_plan = any(
+        tuple(mistake["loc"][:2]) == ("body", "plan") and (len(mistake["loc"]) > 2 or mistake["type"] != "missing")
+        for mistake in mistakes
+    )
+    chosen = InvalidPlan if in_plan else BadRequest
+    return chosen("; ".join(told), hint="/openapi.json describes what each request takes")
+
+
+def _told(mistake: ErrorDetails | Mapping[str, Any]) -> str:
+    place, *path = mistake["loc"] or ("request",)
+    names = [str(part)[:NAME_CHARS_TOLD] for part in path if part not in _BRANCHES]
+    where = ".".join(names) if names else f"the {place}"
+    words = _WORDS.get(mistake["type"], mistake["msg"].removeprefix("Value error, "))
+    if mistake["type"] == "json_invalid":
+        words += f": {mistake.get('ctx', {}).get('error', '')}"
+    return f"{where}: {words}"
+
+
+def incident(error: BaseException) -> Internal:
+    """Log what nobody foresaw, and the error that may be told of it."""
+    number = uuid4().hex[:12]
+    _log.error("unexpected error", incident=number, exc_info=error)
+    return Internal(
+        f"something unexpected went wrong; the service's log has it as incident {number}",
+        hint="look the incident up in the log, and report it if the log does not explain it",
+    )
+
+
+class Incidents:
+    """The outermost layer: an exception that nothing else caught is an incident, and the answer says which."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception as error:
+            answer = problem(error if isinstance(error, SynvirtError) else incident(error))
+            if started:
+                raise  # the answer is under way and cannot be taken back: the server cuts the connection
+            await answer(scope, receive, send)
+
+
+def install(app: FastAPI) -> None:
+    """Call it last: `Incidents` must be the outermost of the app's layers."""
+    app.add_exception_handler(SynvirtError, _on_ours)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_routing)
+    app.add_middleware(Incidents)
+
+
+def _on_ours(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, SynvirtError)
+    # A program's own words may hold any path of the host.
+    return problem(incident(error) if isinstance(error, ProgramFailed) else error)
+
+
+def _on_invalid(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    mistakes = error.errors()
+    for mistake in mistakes:
+        if mistake["loc"][0] == "path":  # an id that is no UUID was never given out
+            noun = str(mistake["loc"][1]).removesuffix("_id")
+            return problem(NotFound(f"there is no {noun} {str(mistake['input'])[:NAME_CHARS_TOLD]!r}"))
+    return problem(refused(mistakes))
+
+
+def _on_routing(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method[:NAME_CHARS_TOLD]} {request.url.path[:NAME_CHARS_TOLD]}"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return problem(NotFound(f"nothing is served at {where}", hint="/openapi.json lists what is"))
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_methods(request))
+    return problem(BadRequest(f"{where}: {error.detail}"), status=error.status_code, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """RFC 9110 section 15.5.6: all that the path takes. The router's own answer names only its first route's."""
+    paths = request.app.openapi()["paths"].items()
+    matching = (operations for template, operations in paths if compile_path(template)[0].match(request.url.path))
+    return sorted({method.upper() for operations in matching for method in operations})

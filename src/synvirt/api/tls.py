@@ -1,0 +1,101 @@
+"""The certificate of the HTTPS side: the operator's, or one made on first start. Blocking code."""
+
+import ipaddress
+import os
+import socket
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from synvirt.errors import BadRequest
+from synvirt.settings import Settings
+
+# Browsers refuse longer ones (CA/Browser Forum, Ballot SC22). A start within the last month makes a new one.
+VALID_DAYS = 397
+RENEW_DAYS = 30
+
+
+def certificate(settings: Settings) -> tuple[Path, Path]:
+    """The paths of certificate and key, made now if the settings name none and there are none that are good for a month."""
+    given = (settings.tls_certificate, settings.tls_key)
+    if given[0] is not None and given[1] is not None:
+        _check(given[0], given[1])
+        return given[0], given[1]
+    if given != (None, None):
+        raise BadRequest("settings tls_certificate and tls_key belong together: one is missing")
+    made = settings.keyring_dir / "tls.crt", settings.keyring_dir / "tls.key"
+    if not _still_good(*made):
+        _make(*made)
+    return made
+
+
+def _check(path: Path, key: Path) -> None:
+    for file in (path, key):
+        if not os.access(file, os.R_OK):
+            raise BadRequest(f"the TLS file {file} cannot be read", hint="check settings tls_certificate and tls_key")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, key)
+    except ssl.SSLError as error:
+        reason = error.reason or str(error)
+        raise BadRequest(f"{path} and {key} are not a PEM certificate and its key: {reason}") from error
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 of the certificate, as browsers and `openssl x509 -fingerprint` show it."""
+    return x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex(":").upper()
+
+
+def _still_good(path: Path, key: Path) -> bool:
+    if not (path.exists() and key.exists()):
+        return False
+    try:
+        until = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except ValueError:
+        return False  # cut off by a full disk: made anew
+    return until > datetime.now(UTC) + timedelta(days=RENEW_DAYS)
+
+
+def _make(path: Path, key_path: Path) -> None:
+    """RFC 5280, self-signed, no authority over others: trusting it trusts this host and nothing else."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    host = socket.gethostname()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64] or "synvirt")])
+    # A host's own name can be one that DNS cannot hold (an underscore, a space): then localhost must do.
+    hosts = dict.fromkeys(["localhost", *([host] if host.isascii() and host else [])])
+    addresses = [ipaddress.ip_address(text) for text in ("127.0.0.1", "::1")]
+    start = datetime.now(UTC) - timedelta(days=1)  # clocks differ
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + timedelta(days=VALID_DAYS))
+        .add_extension(
+            x509.SubjectAlternativeName([*map(x509.DNSName, hosts), *map(x509.IPAddress, addresses)]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem_key = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    _put(key_path, pem_key)
+    _put(path, built.public_bytes(serialization.Encoding.PEM))
+
+
+def _put(path: Path, content: bytes) -> None:
+    new = path.with_name(f".{path.name}.new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

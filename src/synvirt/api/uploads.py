@@ -1,0 +1,161 @@
+"""{base_url}/api/v1/migrator/uploads: send an archive, list, load, remove, and say what is in one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+
+from synvirt.api.document import problem_described
+from synvirt.api.multipart import UploadForm, refuse_length
+from synvirt.api.problems import problem
+from synvirt.errors import BadRequest, SynvirtError, UploadRejected, UploadTooLarge
+from synvirt.migrations.uploads import Uploads
+from synvirt.model import MIB, Inspection, Model, Upload
+from synvirt.offline import browsing
+
+PAGE_LIMIT = 1000
+# What SQL's BIGINT holds.
+CURSOR_LIMIT = 2**63 - 1
+# A thread is asked once for so much: the event loop only gathers.
+PIECE_BYTES = MIB
+# A caller whose network is gone says nothing at all; what it began must not stay for ever.
+IDLE_S = 60.0
+# How long a refused caller may go on sending: closing a connection with unread bytes can take the answer back (RFC 9112 9.6).
+LINGER_S = 2.0
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "sha256": {
+                            "type": "string",
+                            "pattern": "^[0-9a-fA-F]{64}$",
+                            "description": "Checked against the file; may come before or after it",
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    UploadTooLarge.status: problem_described("E_MIG_UPLOAD_REJECTED: over the cap, or more than fits on the host"),
+    UploadRejected.status: problem_described("E_MIG_UPLOAD_REJECTED: the file's SHA-256 is not the announced one"),
+}
+
+
+class UploadPage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[Upload, ...]
+    next_cursor: str | None
+
+
+def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S) -> APIRouter:
+    router = APIRouter(prefix="/uploads", tags=["uploads"])
+
+    @router.post("", status_code=201, response_model=Upload, openapi_extra=_BODY, responses=_REFUSALS)
+    async def upload(request: Request, response: Response) -> Upload | Response:
+        """Upload one archive. It is listed once it is whole, checked and durable; a broken upload leaves nothing."""
+        try:
+            made = await _received(request, uploads, idle_s)
+        except SynvirtError as error:
+            return _Parting(problem(error))
+        response.headers["Location"] = f"{request.url.path}/{made.id}"
+        return made
+
+    @router.get("", response_model=UploadPage)
+    def list_uploads(
+        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
+        cursor: Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,18}$", description="`next_cursor` of a page")] = None,
+    ) -> UploadPage:
+        """List the uploads, newest first."""
+        before = int(cursor) if cursor is not None else None
+        if before is not None and before > CURSOR_LIMIT:
+            raise BadRequest(f"cursor: {cursor} was never given out")
+        items, following = uploads.page(limit=limit, cursor=before)
+        return UploadPage(items=tuple(items), next_cursor=None if following is None else str(following))
+
+    @router.get("/{upload_id}", response_model=Upload)
+    def load_upload(upload_id: UUID) -> Upload:
+        """Load one upload."""
+        return uploads.get(upload_id)
+
+    @router.delete("/{upload_id}", status_code=204)
+    def remove_upload(upload_id: UUID) -> None:
+        """Remove an upload. 409 while a job that has not ended reads it."""
+        uploads.remove(upload_id)
+
+    @router.post("/{upload_id}/inspect", response_model=Inspection)
+    def inspect_upload(upload_id: UUID) -> Inspection:
+        """Say of which kind an upload is, and which VM is in it."""
+        return browsing.inspect(uploads.import_root, uploads.get(upload_id).path)
+
+    return router
+
+
+async def _received(request: Request, uploads: Uploads, idle_s: float) -> Upload:
+    length = refuse_length(request.headers.get("content-length"), uploads.cap_bytes)
+    await run_in_threadpool(uploads.check_room, length)
+    form = UploadForm(request.headers.get("content-type", ""), cap_bytes=uploads.cap_bytes, begin=uploads.begin)
+    try:
+        async for piece in _pieces(request.stream(), idle_s):
+            await run_in_threadpool(form.feed, piece)
+        return await run_in_threadpool(form.finish)
+    except ClientDisconnect as error:
+        raise BadRequest("the caller went away before the upload was whole") from error
+    except TimeoutError as error:
+        raise BadRequest(f"nothing came for {idle_s:.0f} s: the upload was given up", hint="send the file again") from error
+    finally:
+        # The event loop's own threads: it waits for them when it ends, which is when this is cancelled as well.
+        await asyncio.to_thread(form.discard)
+
+
+async def _pieces(stream: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[bytes]:
+    """The body in pieces worth a thread's while. TimeoutError when the caller says nothing for so long."""
+    gathered = bytearray()
+    while True:
+        async with asyncio.timeout(idle_s):
+            chunk = await anext(stream, None)
+        if chunk is None:
+            break
+        gathered += chunk
+        if len(gathered) >= PIECE_BYTES:
+            yield bytes(gathered)
+            gathered.clear()
+    if gathered:
+        yield bytes(gathered)
+
+
+class _Parting(Response):
+    """A refusal that does not wait for the rest of twenty gigabytes, yet is heard by callers who read it only after sending.
+
+    The answer goes at once and whole; what still comes is dropped for a moment, and then the connection is closed.
+    """
+
+    def __init__(self, refusal: Response) -> None:
+        super().__init__(refusal.body, refusal.status_code, dict(refusal.headers) | {"Connection": "close"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def keep_open(message: Message) -> None:
+            await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+        await super().__call__(scope, receive, keep_open)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,257 @@
+"""A client of the service: HTTP over its Unix socket, or HTTPS. The command line's own, and anyone's who imports it.
+
+What the service refuses comes back as the same SynvirtError it raised. Blocking code.
+"""
+
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
+
+import httpx
+from pydantic import ValidationError
+
+from synvirt.cli.sending import Sending
+from synvirt.errors import BadRequest, Internal, SynvirtError, Unauthorized, from_code
+from synvirt.model import Migration, MigrationPlan
+
+# Submitting looks into the file: a few seconds on a slow share.
+ANSWER_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 5.0
+# The service answers an upload once all of it is on its disk, which may be a slow one with gigabytes still to write.
+UPLOAD_TIMEOUT_S = 600.0
+# Three heartbeats: a stream that says nothing for longer is dead.
+STREAM_TIMEOUT_S = 45.0
+# A service that restarts is back in seconds; an upgraded one in less than this.
+PATIENCE_S = 120.0
+RECONNECT_EVERY_S = 1.0
+# An event is a Migration: its manifest and domain XML are well below this. A peer that sends more is not the service.
+LINE_LIMIT_CHARS = 16 << 20
+
+
+class ServiceUnreachable(SynvirtError):
+    """The service does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """`event` is migration or progress; `data` is JSON text; only a migration has an `id`."""
+
+    event: str
+    data: str
+    id: int | None
+
+
+class Client(AbstractContextManager["Client"]):
+    def __init__(self, http: httpx.Client, *, where: str, hint: str, socket_path: Path | None = None) -> None:
+        self._http, self._where, self._hint, self._socket_path = http, where, hint, socket_path
+
+    @classmethod
+    def local(cls, socket_path: Path, *, base_url: str = "") -> Self:
+        http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket_path)), base_url=f"http://synvirt{_prefix(base_url)}")
+        data_dir = socket_path.parent
+        hint = f"start it: synvirt serve --data-dir {data_dir}"
+        return cls(http, where=str(socket_path), hint=hint, socket_path=socket_path)
+
+    @classmethod
+    def remote(cls, url: str, *, user: str, password: str, ca_file: Path | None = None, verify: bool = True) -> Self:
+        """`url` is https://host:port, with {base_url} behind it if the service has one."""
+        parsed = httpx.URL(url)
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise BadRequest(f"{url!r} is no address of a service", hint="for example https://host:8441")
+        if parsed.scheme == "http" and not _is_loopback(parsed.host):
+            raise BadRequest(f"{url} would send the password in clear", hint="use https://")
+        http = httpx.Client(
+            verify=_trust(ca_file, verify=verify) if parsed.scheme == "https" else True,
+            auth=httpx.BasicAuth(user, password),
+            base_url=f"{url.rstrip('/')}{_prefix('')}",
+        )
+        return cls(http, where=url, hint="check the address, and that the service runs there: synvirt serve")
+
+    def __exit__(self, *_exception: object) -> None:
+        self._http.close()
+
+    # ── what the service answers, as its own text ────────────────────────────────────────────────────────────────────
+
+    def ask(self, method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None) -> str:
+        """One request under {base_url}/api/v1/migrator; the answer's body. The service's refusal is raised as what it is."""
+        timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        self._knock()
+        try:
+            response = self._http.request(method, path, json=json, params=params, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return self._answer(response)
+
+    def _answer(self, response: httpx.Response) -> str:
+        if response.status_code >= 300:
+            raise _refusal(response, self._where)
+        return response.text
+
+    def upload(
+        self, path: Path, *, sha256: str | None = None, on_sent: Callable[[int, int], None] = lambda _sent, _total: None
+    ) -> str:
+        """Send a file; the service's answer, an Upload. The file's SHA-256 is taken while it is sent and goes behind it, so the
+        service checks what arrived; `sha256` is checked instead where it is given. `on_sent` is told bytes sent and all."""
+        body = Sending(path, sha256, on_sent)
+        timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        try:
+            with body:
+                response = self._http.post("/uploads", content=iter(body), headers=body.headers, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return self._answer(response)
+
+    def submit(self, plan: MigrationPlan) -> Migration:
+        return self._job("POST", "/migrations", json={"plan": plan.model_dump(mode="json")})
+
+    def migration(self, job_id: UUID | str) -> Migration:
+        return self._job("GET", f"/migrations/{job_id}")
+
+    def cancel(self, job_id: UUID | str) -> Migration:
+        return self._job("POST", f"/migrations/{job_id}/cancel")
+
+    def cutover(self, job_id: UUID | str) -> Migration:
+        return self._job("POST", f"/migrations/{job_id}/cutover")
+
+    def _job(self, method: str, path: str, *, json: Any = None) -> Migration:
+        try:
+            return Migration.model_validate_json(self.ask(method, path, json=json))
+        except ValidationError as error:
+            raise _stranger(self._where, "something else than a job") from error
+
+    # ── the stream ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stream(self, *, job_id: UUID | str | None = None, last_event_id: int | None = None) -> Iterator[StreamEvent]:
+        """One connection's events, until the service ends it (then the iterator ends) or it breaks (ServiceUnreachable)."""
+        headers = {"Accept": "text/event-stream"}
+        if last_event_id is not None:
+            headers["Last-Event-ID"] = str(last_event_id)
+        params = {"migration_id": str(job_id)} if job_id is not None else None
+        timeout = httpx.Timeout(STREAM_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        self._knock()
+        try:
+            with self._http.stream("GET", "/migrations/stream", headers=headers, params=params, timeout=timeout) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise _refusal(response, self._where)
+                yield from _events(response.iter_lines())
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def follow(
+        self,
+        *,
+        job_id: UUID | str | None = None,
+        patience_s: float = PATIENCE_S,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> Iterator[StreamEvent]:
+        """Events for ever: a lost service is waited for, and what was missed is replayed.
+
+        ServiceUnreachable once it was away for `patience_s`, or at once if it never answered.
+        """
+        last_event_id: int | None = None
+        lost_at: float | None = None
+        connected = False
+        while True:
+            try:
+                for event in self.stream(job_id=job_id, last_event_id=last_event_id):
+                    connected, lost_at = True, None
+                    last_event_id = event.id or last_event_id
+                    yield event
+            except ServiceUnreachable:
+                if not connected or (lost_at is not None and time.monotonic() - lost_at > patience_s):
+                    raise
+            if lost_at is None:
+                lost_at = time.monotonic()
+                on_lost()
+            time.sleep(RECONNECT_EVERY_S)
+
+    def _knock(self) -> None:
+        """Is somebody behind the Unix socket? httpcore would leave a socket open where nobody is, and say less."""
+        if self._socket_path is None:
+            return
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self._socket_path))
+            except PermissionError as error:
+                hint = "run this as the service's user, or use --server and a password"
+                raise ServiceUnreachable(f"{self._where} belongs to another user", hint=hint) from error
+            except OSError as error:
+                cause = error.strerror or str(error)
+                raise ServiceUnreachable(f"no service answers at {self._where}: {cause}", hint=self._hint) from error
+
+    def _unreachable(self, error: httpx.HTTPError) -> SynvirtError:
+        cause = str(error) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in cause:
+            return ServiceUnreachable(
+                f"the certificate of {self._where} is not trusted: {cause}",
+                hint="name the service's {data_dir}/keyring/tls.crt with --cacert, or --insecure if you must",
+            )
+        return ServiceUnreachable(f"no service answers at {self._where}: {cause}", hint=self._hint)
+
+
+def _prefix(base_url: str) -> str:
+    return f"{'/' if base_url.strip('/') else ''}{base_url.strip('/')}/api/v1/migrator"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _trust(ca_file: Path | None, *, verify: bool) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+    except (OSError, ssl.SSLError) as error:
+        raise BadRequest(f"the certificate file {ca_file} cannot be read: {error}") from error
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _refusal(response: httpx.Response, where: str) -> SynvirtError:
+    try:
+        details = response.json()
+        code, detail, hint = details["code"], details["detail"], details.get("hint")
+    except (ValueError, KeyError, TypeError):
+        return _stranger(where, str(response.status_code))
+    if response.status_code == Unauthorized.status:
+        return Unauthorized(detail, hint=hint)
+    return from_code(str(code), str(detail), hint)
+
+
+def _stranger(where: str, answer: str) -> Internal:
+    return Internal(f"{where} answered {answer}, and not as a SynVirt service does", hint="check the address")
+
+
+def _events(lines: Iterator[str]) -> Iterator[StreamEvent]:
+    """Server-sent events (WHATWG HTML, section 9.2.6), as far as the service sends them."""
+    name, data, id_ = "message", "", None
+    for line in lines:
+        if len(line) > LINE_LIMIT_CHARS:
+            raise Internal("the stream has a line that no service of ours sends")
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match field:
+            case "event":
+                name = value
+            case "data":
+                data += value
+            case "id" if value.isdecimal():
+                id_ = int(value)
+            case "" if not line:
+                if data:
+                    yield StreamEvent(name, data, id_)
+                name, data, id_ = "message", "", None
+            case _:
+                pass  # a comment, or a field of a later version

@@ -1,0 +1,154 @@
+"""`synvirt demo`: the main job on a sample that it makes, over the same HTTP interface that everyone uses.
+
+    sample OVA ─▶ POST /migrations ─▶ the stream, until Completed ─▶ ask the guest which disk it runs from ─▶ tidy up
+
+The service runs in this process, so that there is one thing to stop.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID, uuid4
+
+from synvirt.cli.program import shown
+from synvirt.cli.watching import display, sized, verdict, watch
+from synvirt.errors import GuestBootFailed
+from synvirt.model import Migration, MigrationPlan, Mode, OfflineKind, PlanSource, Target
+
+if TYPE_CHECKING:
+    from synvirt.cli.client import Client
+    from synvirt.sample import Sample
+    from synvirt.settings import Settings
+
+SERVICE_START_TIMEOUT_S = 30
+
+
+class RunningService(Protocol):
+    """What the demo needs of the service it starts: main.py's own."""
+
+    @property
+    def address(self) -> str: ...
+    def run(self, *, on_ready: Callable[[], None]) -> None: ...
+    def stop(self) -> None: ...
+    def read_guest_file(self, uuid: UUID, path: str) -> bytes: ...
+    def remove(self, job: Migration) -> None: ...
+
+
+StartService = Callable[["Settings"], AbstractContextManager[RunningService]]
+
+
+def demo(start: StartService, settings: "Settings", *, payload_mib: int, stay: bool) -> bool:
+    """True when the sample ended as a running guest. `stay`: leave service and guest running until Ctrl-C."""
+    from synvirt.cli.client import Client
+
+    say("Making a sample appliance: Debian's kernel, busybox and the QEMU guest agent on a disk that boots by itself")
+    with start(settings) as service, Client.local(settings.socket_path, base_url=settings.base_url) as client:
+        sample = _sample(settings, payload_mib)
+        say(f"  {sample.ova.name}: {sized(sample.ova.stat().st_size)} for a disk of {sized(sample.capacity_bytes)}")
+        server = threading.Thread(target=_serve, args=(service, ready := threading.Event()), name="service")
+        server.start()
+        try:
+            if not ready.wait(SERVICE_START_TIMEOUT_S):
+                return False
+            say(f"The service runs at {service.address}")
+            job = _migrate(client, sample)
+            done = job is not None and verdict(job)
+            if job is not None and done:
+                _prove(service, job, sample)
+                _summary(job)
+                if stay:
+                    _stay(service)
+                say("Stopping the guest and removing its volume: this was a demonstration")
+                service.remove(job)
+        finally:
+            service.stop()
+            server.join()
+            sample.ova.unlink(missing_ok=True)
+    return done
+
+
+def _sample(settings: "Settings", payload_mib: int) -> "Sample":
+    from synvirt.sample import build
+
+    # A name of its own: a demo that was killed may have left its guest behind.
+    return build(settings.imports_dir, payload_mib=payload_mib, name=f"synvirt-demo-{uuid4().hex[:6]}")
+
+
+def _serve(service: RunningService, ready: threading.Event) -> None:
+    service.run(on_ready=ready.set)
+
+
+def _migrate(client: "Client", sample: "Sample") -> Migration | None:
+    plan = MigrationPlan.model_validate(
+        {
+            "source": PlanSource(Offline=OfflineKind.OVA_ARCHIVE),
+            "source_ref": {"kind": "offline_host_path", "path": str(sample.ova)},
+            "mode": Mode.COLD,
+            "target": Target(name=sample.ova.stem),
+        }
+    )
+    job = client.submit(plan)
+    say(f"Submitted migration {job.id}")
+    try:
+        with display(quiet=False) as show:
+            return watch(client, job, show=show)
+    except KeyboardInterrupt:
+        say("Cancelling: nothing of the job will be left")
+        client.cancel(job.id)
+        with display(quiet=True) as show:
+            watch(client, job, show=show)
+        return None
+
+
+def _prove(service: RunningService, job: Migration, sample: "Sample") -> None:
+    """The guest's own word, by its agent: the id on the file system it runs from is the id of the disk we made."""
+    from synvirt.sample import ID_PATH
+
+    if job.domain is None:
+        raise GuestBootFailed("the job ended without a domain")
+    found = service.read_guest_file(UUID(job.domain.uuid), ID_PATH).decode(errors="replace").strip()
+    if found != sample.id:
+        raise GuestBootFailed(f"the guest says that it is sample {found!r}, and not {sample.id}")
+    say(f"The guest answers: it runs from its new disk, sample {found}")
+
+
+def _summary(job: Migration) -> None:
+    moved, took = sum(one.bytes for one in job.passes), sum(one.seconds for one in job.passes)
+    capacity = sum(disk.capacity_bytes for disk in job.manifest.disks) if job.manifest else 0
+    rate = f", {sized(moved / took)}/s" if took else ""
+    say(f"Moved {sized(moved)} of data, a disk of {sized(capacity)}, in {took:.1f} s{rate}; checksums verified on the way")
+    for disk in job.disks:
+        say(f"  disk {disk.label} ─▶ volume {disk.volume}")
+    if job.domain is not None:
+        say(f"  domain {job.domain.name} ({job.domain.uuid}), seen to boot by: {job.boot_sign}")
+    say("State history:")
+    for visit, left_at in zip(job.history, [*(one.at for one in job.history[1:]), None], strict=True):
+        say(f"  {_clock(visit.at)}  {visit.state:<12}{_lasted(visit.at, left_at)}")
+
+
+def _clock(moment: datetime) -> str:
+    return moment.astimezone().strftime("%H:%M:%S")
+
+
+def _lasted(since: datetime, until: datetime | None) -> str:
+    return "" if until is None else f"  {(until - since).total_seconds():6.1f} s"
+
+
+def _stay(service: RunningService) -> None:
+    say("")
+    say(f"The service goes on at {service.address}; its jobs: synvirt migrations list")
+    say("Stop it, and the guest, with Ctrl-C.")
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        say("")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{shown(text)}\n")
+    sys.stdout.flush()

@@ -1,0 +1,130 @@
+"""synvirt migrations list|show|watch|cancel|cutover"""
+
+from typing import Annotated, Any
+
+import typer
+
+from synvirt.cli.listing import at, full_id, print_table
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import FAILED, INTERRUPTED, shown
+
+app = typer.Typer(no_args_is_help=True, help="The jobs of the service.")
+
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id; its beginning is enough when no other begins so")]
+
+
+@app.command("list")
+@with_options
+def list_(
+    options: Options,
+    limit: Annotated[int, typer.Option(min=1, max=5000, help="At most this many")] = 5000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+) -> None:
+    """List the jobs, newest first."""
+    import json
+
+    with options.connect() as client:
+        asked: dict[str, Any] = {"limit": limit} | ({"cursor": cursor} if cursor else {})
+        answer = client.ask("GET", "/migrations", params=asked)
+    if options.json:
+        print(answer)
+        return
+    page = json.loads(answer)
+    _table(page["items"])
+    if page["next_cursor"]:
+        print(f"There are more: --cursor {page['next_cursor']}")
+
+
+@app.command()
+@with_options
+def show(options: Options, job: JobId) -> None:
+    """Show one job: where it stands, what it made, how it came there."""
+    with options.connect() as client:
+        answer = client.ask("GET", f"/migrations/{full_id(client, 'migration', job)}")
+    if options.json:
+        print(answer)
+    else:
+        _sheet(answer)
+
+
+@app.command()
+@with_options
+def watch(options: Options, job: JobId) -> None:
+    """Watch a job to its end. Ctrl-C stops the watching, not the job."""
+    with options.connect() as client:
+        follow(options, client, full_id(client, "migration", job), print_events=options.json)
+
+
+@app.command()
+@with_options
+def cancel(options: Options, job: JobId) -> None:
+    """Ask a job to stop and to sweep what it made."""
+    _ask(options, job, "cancel", "is asked to stop")
+
+
+@app.command()
+@with_options
+def cutover(options: Options, job: JobId) -> None:
+    """Let a job that waits for it (warm.cutover manual) cut over now."""
+    _ask(options, job, "cutover", "is asked to cut over")
+
+
+def follow(options: Options, client: Any, job_id: str, *, print_events: bool = False) -> None:
+    """Watch to the end; exits 1 when the job failed. With --json: the stream's data as it comes, or else the ended job."""
+    from synvirt.cli.watching import display, verdict, watch
+
+    try:
+        with display(quiet=options.json) as shows:
+            each = (lambda event: print(event.data, flush=True)) if print_events else (lambda _: None)
+            job = watch(client, client.migration(job_id), show=shows, each=each)
+    except KeyboardInterrupt:
+        print(f"The job goes on. Watch it again: synvirt migrations watch {job_id}", flush=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if options.json and not print_events:
+        print(client.ask("GET", f"/migrations/{job_id}"))
+    if not verdict(job):
+        raise typer.Exit(FAILED)
+
+
+def _ask(options: Options, job: str, wish: str, told: str) -> None:
+    with options.connect() as client:
+        answer = client.ask("POST", f"/migrations/{full_id(client, 'migration', job)}/{wish}")
+    print(answer if options.json else f"Job {job} {told}")
+
+
+def _table(items: list[dict[str, Any]]) -> None:
+    from synvirt.cli.watching import sized
+
+    if not items:
+        print("There are no migrations")
+        return
+    rows = []
+    for item in items:
+        progress = item["progress"]
+        done = f"{sized(progress['bytes_done'])} of {sized(progress['bytes_total'])}" if progress["bytes_total"] else ""
+        rows.append((item["id"], shown(item["name"]), item["state"], done, at(item["created_at"])))
+    print_table(("ID", "NAME", "STATE", "DONE", "CREATED"), rows)
+
+
+def _sheet(answer: str) -> None:
+    from synvirt.cli.watching import described, sized
+    from synvirt.model import Migration
+
+    job = Migration.model_validate_json(answer)
+    rows = [("id", str(job.id)), ("name", job.name), ("state", str(job.state))]
+    rows.append(
+        ("mode", f"{job.mode_effective}" + (f" (planned {job.plan.mode})" if job.mode_effective != job.plan.mode else ""))
+    )
+    if job.last_error is not None:
+        rows.append(("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {job.last_error.message}"))
+        rows += [("hint", job.last_error.hint)] if job.last_error.hint else []
+    rows.append(("progress", described(job.progress)))
+    rows += [
+        ("disk", f"{disk.key} {disk.label}: {disk.state}, {sized(disk.bytes_total)}, {disk.volume or '-'}")
+        for disk in job.disks
+    ]
+    rows += [("domain", f"{job.domain.name} {job.domain.uuid}")] if job.domain else []
+    rows += [("boot", job.boot_sign)] if job.boot_sign else []
+    rows += [("history", f"{visit.at:%Y-%m-%d %H:%M:%S} {visit.state}") for visit in job.history]
+    for name, value in rows:
+        print(f"{name:9} {shown(value)}")

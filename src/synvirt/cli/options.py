@@ -1,0 +1,105 @@
+"""The options that every command takes, before it or after it, and what follows from them."""
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:  # imported where they are used: `synvirt --help` is quick without them
+    from synvirt.cli.client import Client
+    from synvirt.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """None, or False: not given."""
+
+    data_dir: Path | None = None
+    json: bool = False
+    server: str | None = None
+    user: str | None = None
+    cacert: Path | None = None
+    insecure: bool = False
+
+    def over(self, other: "Options") -> "Options":
+        """What was given after the command wins over what was given before it."""
+        return Options(**{field.name: getattr(self, field.name) or getattr(other, field.name) for field in fields(Options)})
+
+    @property
+    def settings(self) -> "Settings":
+        from synvirt.settings import load
+
+        return load(flags={"data_dir": self.data_dir})
+
+    @property
+    def address(self) -> str | None:
+        return self.server or os.environ.get("SYNVIRT_SERVER")
+
+    def connect(self) -> "Client":
+        """The service at --server, else the one of this host by its Unix socket. It is first spoken to by the first request."""
+        from synvirt.cli.client import Client
+
+        if self.address is None:
+            settings = self.settings
+            return Client.local(settings.socket_path, base_url=settings.base_url)
+        user = self.user or os.environ.get("SYNVIRT_USER") or "admin"
+        password = os.environ.get("SYNVIRT_PASSWORD")
+        if password is None:
+            password = typer.prompt(f"Password of {user} at {self.address}", hide_input=True, err=True)
+        return Client.remote(self.address, user=user, password=password, ca_file=self.cacert, verify=not self.insecure)
+
+
+# Panel: the commands' own options come first in their help.
+def _option(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Service", show_default=False)
+
+
+# One row an option of `Options`, in its order.
+SHARED: dict[str, Any] = {
+    "data_dir": Annotated[
+        Path | None, _option("--data-dir", help="The service's folder [env: SYNVIRT_DATA_DIR]; its Unix socket is in it")
+    ],
+    "json": Annotated[bool, _option("--json", help="Print exactly what the service answers")],
+    "server": Annotated[str | None, _option("--server", help="A service elsewhere: https://HOST:8441 [env: SYNVIRT_SERVER]")],
+    "user": Annotated[
+        str | None, _option("--user", help="Its user [env: SYNVIRT_USER]; the password: env SYNVIRT_PASSWORD, or asked for")
+    ],
+    "cacert": Annotated[Path | None, _option("--cacert", help="Trust this certificate of the service")],
+    "insecure": Annotated[bool, _option("--insecure", help="Trust any certificate: whoever is in between reads the password")],
+}
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Makes of `command(options, …)` a Typer command that takes the shared options too.
+
+    The program's own callback is one as well: what it was given, the commands find in the root context.
+    """
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+
+    def run(**values: Any) -> None:
+        context: typer.Context = values.pop("context")
+        given = Options(**{name: values.pop(name) for name in SHARED})
+        before = context.find_root().obj
+        context.obj = given.over(before) if isinstance(before, Options) else given
+        command(context.obj, **values)
+
+    parameters = [
+        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=_unset(name))
+            for name, annotation in SHARED.items()
+        ),
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
+
+
+def _unset(name: str) -> Any:
+    return next(field.default for field in fields(Options) if field.name == name)

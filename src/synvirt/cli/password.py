@@ -1,0 +1,36 @@
+"""synvirt password [USER]: set a password in the users file. It is good at once, also in a service that runs."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from synvirt.cli.options import Options, with_options
+
+
+@with_options
+def password(
+    options: Options, name: Annotated[str, typer.Argument(metavar="USER", help="Added if it is new")] = "admin"
+) -> None:
+    """Set a user's password: asked for on a terminal, else the first line of the standard input.
+
+    It is written into the service's users file (auth = "file"), so it is run on the service's host, by the service's user.
+    """
+    from synvirt.accounts import set_password
+    from synvirt.errors import BadRequest
+    from synvirt.settings import prepare_data_dir
+
+    settings = options.settings
+    if options.address is not None:
+        raise BadRequest("passwords are set on the service's own host", hint="leave --server and SYNVIRT_SERVER out")
+    if settings.auth != "file":
+        raise BadRequest(f'the service checks the host\'s own accounts (auth = "{settings.auth}")', hint="passwd sets those")
+    if sys.stdin.isatty():
+        new = typer.prompt(f"New password of {name}", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        new = sys.stdin.readline().rstrip("\n")
+    if not new:
+        raise BadRequest("the password is empty")
+    prepare_data_dir(settings)
+    set_password(settings.keyring_dir / "users", name, new)
+    print(f"The password of {name} is set")

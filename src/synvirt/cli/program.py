@@ -1,0 +1,51 @@
+"""What every command has in common: errors as `code: detail` and a hint on stderr, never a traceback; the exit codes.
+
+0 done · 1 the job failed, or the service refused or is not there · 2 wrong usage
+"""
+
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from synvirt.errors import BadRequest, SynvirtError
+
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+
+
+class Program(TyperGroup):
+    """The group of all commands: an error of any of them is told here."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SynvirtError as error:
+            tell(error.code, error.detail, error.hint)
+            # BadRequest: an option or a setting is wrong, whoever noticed it.
+            raise typer.Exit(WRONG_USAGE if isinstance(error, BadRequest) else FAILED) from error
+        except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            if os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
+                raise
+            tell(
+                SynvirtError.code,
+                f"something unexpected went wrong in this command: {type(error).__name__}: {error}",
+                "SYNVIRT_LOG_LEVEL=debug shows where; please report it",
+            )
+            raise typer.Exit(FAILED) from error
+
+
+def tell(code: str, detail: str, hint: str | None) -> None:
+    print(f"{code}: {shown(detail)}", file=sys.stderr)
+    if hint:
+        print(f"hint: {shown(hint)}", file=sys.stderr)
+
+
+def shown(text: str) -> str:
+    """Names come from hostile archives: a terminal must not obey what is in them."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}" for character in text
+    )

@@ -1,0 +1,152 @@
+"""Watching a job from the stream: progress bars on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+from synvirt.cli.program import shown, tell
+from synvirt.errors import Internal
+from synvirt.model import Migration, Problem, Progress, ProgressUpdate, State
+
+if TYPE_CHECKING:
+    from synvirt.cli.client import Client, StreamEvent
+
+# A log is read by people: a line at each tenth, or when nothing was said for this long.
+LINES_A_COPY = 10
+LINE_EVERY_S = 10.0
+
+
+class Display(Protocol):
+    def moved(self, job: Migration) -> None: ...
+    def progressed(self, progress: Progress) -> None: ...
+    def said(self, text: str) -> None: ...
+
+
+def watch(
+    client: "Client", job: Migration, *, show: Display, each: Callable[["StreamEvent"], None] = lambda _: None
+) -> Migration:
+    """Follow `job` to its end; `each` sees every event as it came. KeyboardInterrupt leaves the job as it is.
+
+    The stream of one job begins with that job, also when it has ended.
+    """
+    show.moved(job)
+    for event in client.follow(job_id=job.id, on_lost=lambda: show.said("the service is gone; waiting for it to come back")):
+        each(event)
+        if event.event == "migration":
+            job = Migration.model_validate_json(event.data)
+            show.moved(job)
+            if job.ended:
+                return job
+        elif event.event == "progress":
+            show.progressed(ProgressUpdate.model_validate_json(event.data).progress)
+    raise Internal("the stream ended without the job")
+
+
+def display(*, quiet: bool) -> AbstractContextManager[Display]:
+    if quiet:
+        return nullcontext(_Quiet())
+    if sys.stdout.isatty():
+        return Bars()
+    return nullcontext(Lines())
+
+
+def verdict(job: Migration) -> bool:
+    """Tell the error of a job that failed; True when it is Completed."""
+    if job.state == State.COMPLETED:
+        return True
+    error = job.last_error
+    code, message, hint = (error.code, error.message, error.hint) if error else ("E_MIG_CANCELLED", str(job.state), None)
+    tell(code, message, hint)
+    return False
+
+
+class _Quiet:
+    def moved(self, job: Migration) -> None:
+        pass
+
+    def progressed(self, progress: Progress) -> None:
+        pass
+
+    def said(self, text: str) -> None:
+        pass
+
+
+class Lines:
+    """A line at each change of state, each new error, each tenth, and each ten silent seconds."""
+
+    def __init__(self, *, out: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out = out or (lambda text: print(text, flush=True))
+        self._clock = clock
+        self._state: State | None = None
+        self._error: Problem | None = None
+        self._told_at, self._told_part = clock(), 0
+
+    def moved(self, job: Migration) -> None:
+        if job.state != self._state:
+            self._state, self._told_part = job.state, 0
+            self.said(f"{job.state}  {job.name}")
+        if job.last_error is not None and job.last_error != self._error and not job.last_error.fatal:
+            self._error = job.last_error
+            self.said(f"{self._error.code}: {self._error.message}")
+
+    def progressed(self, progress: Progress) -> None:
+        part = LINES_A_COPY * progress.bytes_done // progress.bytes_total if progress.bytes_total else 0
+        if part > self._told_part or self._clock() >= self._told_at + LINE_EVERY_S:
+            self._told_part = part
+            self.said(f"{self._state}  {described(progress)}")
+
+    def said(self, text: str) -> None:
+        self._told_at = self._clock()
+        self._out(f"{time.strftime('%H:%M:%S')} {shown(text)}")
+
+
+class Bars(AbstractContextManager["Bars"]):
+    """One bar that grows, under a line for each state that is behind it."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        # The service knows the rate and the time to go; rich would guess them anew.
+        self._bar = RichProgress(
+            TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[figures]}", markup=False)
+        )
+        self._task = self._bar.add_task("", total=None, figures="")
+        self._lines = Lines(out=lambda text: self._bar.console.print(text, markup=False, highlight=False))
+
+    def __enter__(self) -> "Bars":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._bar.stop()
+
+    def moved(self, job: Migration) -> None:
+        self._lines.moved(job)
+        self._bar.update(self._task, description=str(job.state))
+        self.progressed(job.progress)
+
+    def progressed(self, progress: Progress) -> None:
+        figures = described(progress) if progress.bytes_total else ""
+        self._bar.update(self._task, completed=progress.bytes_done, total=progress.bytes_total or None, figures=figures)
+
+    def said(self, text: str) -> None:
+        self._lines.said(text)
+
+
+def described(progress: Progress) -> str:
+    percent = f"{100 * progress.bytes_done / progress.bytes_total:.0f} %" if progress.bytes_total else "…"
+    parts = [percent, f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}", f"{sized(progress.rate_bps)}/s"]
+    if progress.eta_s is not None:
+        parts.append(f"{progress.eta_s:.0f} s to go")
+    return ", ".join(parts)
+
+
+def sized(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

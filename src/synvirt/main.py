@@ -1,0 +1,229 @@
+"""The only module that names concrete classes and puts them together: the service, and the command line with it.
+
+Heavy modules are imported where they are used, so that `synvirt --help` has nothing to wait for.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+from uuid import UUID
+
+import typer
+
+from synvirt.cli import app
+from synvirt.cli.options import Options, with_options
+
+if TYPE_CHECKING:
+    from synvirt.api.server import Server
+    from synvirt.destinations import Destination
+    from synvirt.live import LiveAdapter
+    from synvirt.migrations.board import Board
+    from synvirt.migrations.rooms import Rooms
+    from synvirt.migrations.uploads import Uploads
+    from synvirt.model import LiveKind, Migration
+    from synvirt.settings import Settings
+    from synvirt.store import Store
+
+
+@dataclass(frozen=True)
+class Service:
+    server: "Server"
+    rooms: "Rooms"
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    def run(self, *, on_ready: Callable[[], None]) -> None:
+        self.server.run(on_ready=on_ready)
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def read_guest_file(self, uuid: UUID, path: str) -> bytes:
+        return self.rooms.hypervisor.read_guest_file(uuid, path)
+
+    def remove(self, job: "Migration") -> None:
+        """What a completed job made here."""
+        if job.domain is not None:
+            self.rooms.hypervisor.undefine(UUID(job.domain.uuid))
+        for disk in job.disks:
+            if disk.volume is not None:
+                self.rooms.destination.destroy(disk.volume)
+
+
+@contextmanager
+def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterator[Service]":
+    """A service on settings.data_dir, its jobs running, its sockets bound: `run()` it. All is let go of at the end.
+
+    The order matters: one service a folder (the lock) before anything of it is opened; the sockets before the jobs, so that
+    whoever cannot listen has begun nothing.
+    """
+    from synvirt.api.app import create_app
+    from synvirt.api.auth import authenticator
+    from synvirt.api.host_files import host_files_router
+    from synvirt.api.server import Server, data_dir_locked
+    from synvirt.api.uploads import uploads_router
+    from synvirt.keyring import migrator_key
+    from synvirt.migrations.board import Board
+    from synvirt.migrations.engine import Engine
+    from synvirt.migrations.intake import Intake, check_plan
+    from synvirt.migrations.uploads import Uploads, swept
+    from synvirt.settings import prepare_data_dir
+    from synvirt.store import Store
+
+    prepare_data_dir(settings)
+    with ExitStack() as stack:
+        stack.enter_context(data_dir_locked(settings.data_dir))
+        migrator_key(settings.keyring_dir / "migrator.key")
+        board = Board()
+        store = Store(settings.store_url, on_commit=board.committed)
+        stack.callback(store.close)
+        uploads = Uploads(store.uploads, settings)
+        rooms = _rooms(settings, store, board, uploads)
+        stack.callback(rooms.hypervisor.close)
+        engine = Engine(rooms, url=settings.store_url, host=settings.host_id, jobs_at_once=settings.jobs_at_once)
+        intake = Intake(
+            store,
+            board,
+            host=settings.host_id,
+            check=lambda plan: check_plan(rooms, plan),
+            begin=engine.begin,
+            wake=engine.wake,
+        )
+        routers = (host_files_router(settings.imports_dir), uploads_router(uploads))
+        app = create_app(intake, settings, authenticate=authenticator(settings, announce=announce), routers=routers)
+        server = Server(app, settings)
+        stack.enter_context(swept(uploads))
+        engine.start()
+        stack.callback(engine.close)
+        yield Service(server, rooms)
+
+
+def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploads") -> "Rooms":
+    from synvirt.disks.beneath import resolve_beneath
+    from synvirt.guests.virt_v2v import VirtV2vInPlace
+    from synvirt.hypervisor.accel import accelerator
+    from synvirt.hypervisor.libvirt_host import LibvirtHost
+    from synvirt.migrations.rooms import Rooms
+    from synvirt.offline.registry import BY_KIND, detect
+
+    root = settings.imports_dir
+    return Rooms(
+        store=store,
+        board=board,
+        import_root=root,
+        resolve=lambda path: resolve_beneath(root, path),
+        upload_path=lambda upload_id: uploads.get(upload_id).path,
+        importers=BY_KIND,
+        detect=lambda path: detect(path, root),
+        connect=_connect,
+        destination=_destination(settings),
+        hypervisor=LibvirtHost(settings.hypervisor_uri, settings.data_dir, boot_check=settings.boot_check),
+        preparer=VirtV2vInPlace(settings.virtio_win_iso, kvm=lambda: accelerator(settings.data_dir / "libvirt").kind == "kvm"),
+        boot_timeout_s=settings.boot_timeout_s,
+        copy_threads=settings.copy_threads,
+    )
+
+
+def _destination(settings: "Settings") -> "Destination":
+    from synvirt.destinations.directory import DirectoryDestination
+    from synvirt.errors import BadRequest
+
+    if settings.destination == "zfs" or (settings.destination == "auto" and settings.zfs_pool):
+        raise BadRequest(
+            "setting destination: zfs is not served yet", hint="leave zfs_pool unset, or set destination to directory"
+        )
+    return DirectoryDestination(settings.volumes_dir)
+
+
+async def _connect(kind: "LiveKind", source_id: UUID) -> "LiveAdapter":
+    from synvirt.errors import NotFound
+
+    raise NotFound(f"no source {source_id} of kind {kind} is registered")
+
+
+def log_to(level: str, file: TextIO) -> None:
+    """Lines for people in a terminal, JSON for collectors elsewhere; never the values of variables: some are secret."""
+    import logging
+
+    import structlog
+
+    people = file.isatty()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([] if people else [structlog.processors.format_exc_info]),
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+            if people
+            else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(file),
+    )
+
+
+@app.command()
+@with_options
+def serve(
+    options: Options,
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT to listen on; 127.0.0.1:8441 where no setting says else")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file (TOML); also SYNVIRT_CONFIG")] = None,
+) -> None:
+    """Run the service until Ctrl-C or SIGTERM; its jobs go on at the next start.
+
+    Example: synvirt serve --data-dir /var/lib/synvirt --listen 0.0.0.0:8441
+    """
+    from synvirt.settings import load
+
+    settings = load(config=config, flags={"data_dir": options.data_dir, "listen": listen})
+    log_to(settings.log_level, sys.stderr)
+    with service(settings, announce=partial(typer.echo, err=True)) as running:
+        running.run(on_ready=lambda: typer.echo(f"SynVirt serves at {running.address}", err=True))
+    _leave(0)
+
+
+@app.command()
+@with_options
+def demo(
+    options: Options,
+    payload_mib: Annotated[int, typer.Option(min=1, max=65536, help="MiB of real files on the sample's disk")] = 64,
+) -> None:
+    """Make a sample appliance, import it, see it boot.
+
+    In a terminal the service is left running until Ctrl-C; elsewhere it ends by itself. Example: synvirt demo --payload-mib 512
+    """
+    from synvirt.cli.demo import demo as run_demo
+    from synvirt.settings import load, prepare_data_dir
+
+    settings = load(flags={"data_dir": options.data_dir})
+    prepare_data_dir(settings)
+    # The story is told on the terminal: the service's own lines go beside it.
+    log_to(settings.log_level, (settings.data_dir / "demo.log").open("a"))
+    done = run_demo(
+        lambda chosen: service(chosen, announce=partial(typer.echo, err=True)),
+        settings,
+        payload_mib=payload_mib,
+        stay=sys.stdout.isatty() and sys.stdin.isatty(),
+    )
+    _leave(0 if done else 1)
+
+
+def _leave(code: int) -> NoReturn:
+    """A step may be waiting in a thread, for a guest to boot: Python would wait for it, and there is nothing to wait for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    app()
