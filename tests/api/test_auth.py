@@ -1,0 +1,262 @@
+"""Who may call: the users file, the host's accounts, and the door before every path but two."""
+
+import base64
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from synvirt import accounts
+from synvirt.api import auth
+from synvirt.api.auth import Remembering, Throttled, authenticator, pam_accounts
+from synvirt.errors import Unauthorized
+from synvirt.settings import Settings, prepare_data_dir
+from tests.fakes.service import PASSWORD, PREFIX, USER, Service
+from tests.needs import need, need_root
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+# ── the door ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """The TCP side, in clear on loopback."""
+    service = Service(tmp_path_factory.mktemp("service"), tls=False)
+    with service.served() as server, httpx.Client(base_url=server.address, timeout=20) as client:
+        yield client
+    service.close()
+
+
+@pytest.mark.parametrize("path", [f"{PREFIX}/migrations", f"{PREFIX}/migrations/stream", f"{PREFIX}/nothing", "/", "/metrics"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        basic(USER, "wrong"),
+        basic("nobody", PASSWORD),
+        basic("", ""),
+        {"Authorization": "Bearer x"},
+        {"Authorization": "Basic"},
+        {"Authorization": "Basic !!!"},
+        {"Authorization": "Basic " + base64.b64encode(b"no colon").decode()},
+        {"Authorization": "Basic " + base64.b64encode(b"\xff\xfe:\xff").decode()},
+        {"Authorization": "Basic " + base64.b64encode(b"admin:a\0b").decode()},
+        {"Authorization": "Basic " + "A" * 5000},
+        {"X-Forwarded-For": "127.0.0.1", "X-Synvirt-Local": "true", "synvirt.local": "true"},
+    ],
+    ids=lambda headers: str(headers)[:50],
+)
+def test_the_door_is_shut(door: httpx.Client, path: str, headers: dict[str, str]) -> None:
+    response = door.get(path, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (401, "E_MIG_AUTH_FAILED")
+    assert response.headers["WWW-Authenticate"] == 'Basic realm="SynVirt", charset="UTF-8"'
+    assert response.headers["Content-Type"] == "application/problem+json"
+
+
+def test_it_is_shut_before_the_body_is_read(door: httpx.Client) -> None:
+    assert door.post(f"{PREFIX}/migrations", content=b"nonsense").status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/openapi.json"])
+def test_two_paths_are_open(door: httpx.Client, path: str) -> None:
+    assert door.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["//healthz/../api/v1/migrator/migrations", "/healthz/", "/HEALTHZ", "/openapi.json/x"])
+def test_near_them_is_shut(door: httpx.Client, path: str) -> None:
+    assert door.get(path).status_code == 401
+
+
+@pytest.mark.parametrize("scheme", ["Basic", "basic", "BASIC"])
+def test_the_right_credentials(door: httpx.Client, scheme: str) -> None:
+    header = basic(USER, PASSWORD)["Authorization"].replace("Basic", scheme)
+    assert door.get(f"{PREFIX}/migrations", headers={"Authorization": header}).status_code == 200
+
+
+def test_the_socket_needs_none(service: Service, client: httpx.Client) -> None:
+    assert client.get("/migrations").status_code == 200
+
+
+# ── the users file ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_first_start_makes_admin_and_shows_the_password_once(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    prepare_data_dir(settings)
+    said: list[str] = []
+    check = authenticator(settings, announce=said.append)
+    [line] = said
+    password = line.split("password ")[1].split(":")[0]
+    check.check("admin", password, "")
+    with pytest.raises(Unauthorized):
+        check.check("admin", "guess", "")
+    users = settings.keyring_dir / "users"
+    assert users.stat().st_mode & 0o777 == 0o600
+    assert password not in users.read_text()
+    authenticator(settings, announce=said.append).check("admin", password, "")
+    assert len(said) == 1, "the second start says nothing"
+
+
+# ── remembering and throttling ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Asked:
+    """Counts what reaches it; right is `right`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, user: str, password: str, address: str) -> None:
+        self.count += 1
+        if password != "right":
+            raise Unauthorized
+
+
+def test_what_was_right_is_known_for_a_minute() -> None:
+    inner, now = Asked(), [0.0]
+    accounts = Remembering(inner, clock=lambda: now[0])
+    assert not accounts.knows("eve", "right")
+    accounts.check("eve", "right", "")
+    for moment, known in ((0, True), (59, True), (61, False)):
+        now[0] = moment
+        assert accounts.knows("eve", "right") == known
+    with pytest.raises(Unauthorized):
+        accounts.check("eve", "wrong", "")
+    assert not accounts.knows("eve", "wrong"), "what was wrong is never remembered"
+
+
+def test_it_forgets_all_when_the_accounts_change() -> None:
+    version = [1]
+    accounts = Remembering(Asked(), version=lambda: version[0])
+    accounts.check("eve", "right", "")
+    assert accounts.knows("eve", "right")
+    version[0] = 2
+    assert not accounts.knows("eve", "right")
+
+
+def test_it_tells_user_and_password_apart_and_keeps_neither() -> None:
+    accounts = Remembering(Asked())
+    accounts.check("eve", "right", "")
+    assert not accounts.knows("ever", "ight")
+    assert "right" not in str(accounts._right) + str(accounts._key)
+
+
+def test_it_remembers_a_bounded_number() -> None:
+    accounts = Remembering(Asked())
+    for number in range(2 * auth.REMEMBERED_MAX):
+        accounts.check(f"user{number}", "right", "")
+    assert len(accounts._right) == auth.REMEMBERED_MAX
+
+
+def test_strangers_who_guess_hold_up_nobody_who_is_known(tmp_path: Path) -> None:
+    """A wrong password takes PAM seconds. The known caller, the socket and /healthz do not wait for those."""
+    release = threading.Event()
+
+    def slow(user: str, password: str, address: str) -> None:
+        if password != PASSWORD:
+            release.wait(30)
+            raise Unauthorized
+
+    service = Service(tmp_path, check_password=slow, tls=False)
+    with service.served() as server, service.local() as local:
+        url = f"{server.address}{PREFIX}/migrations"
+        assert httpx.get(url, auth=httpx.BasicAuth(USER, PASSWORD)).status_code == 200
+        with ThreadPoolExecutor(60) as strangers:
+            guesses = [strangers.submit(httpx.get, url, auth=httpx.BasicAuth(USER, "guess"), timeout=60) for _ in range(60)]
+            time.sleep(0.5)
+            started = time.monotonic()
+            assert httpx.get(url, auth=httpx.BasicAuth(USER, PASSWORD), timeout=10).status_code == 200
+            assert httpx.get(f"{server.address}/healthz", timeout=10).status_code == 200
+            assert local.get("/migrations").status_code == 200
+            assert time.monotonic() - started < 5
+            assert not any(guess.done() for guess in guesses)
+            release.set()
+            assert {guess.result().status_code for guess in guesses} == {401}
+    service.close()
+
+
+def test_an_address_that_was_wrong_too_often_must_wait_and_others_need_not() -> None:
+    inner, now = Asked(), [0.0]
+    check = Throttled(inner, clock=lambda: now[0])
+    for _ in range(auth.FAILURES_ALLOWED):
+        with pytest.raises(Unauthorized):
+            check("eve", "wrong", "192.0.2.1")
+    asked = inner.count
+    with pytest.raises(Unauthorized, match="too many") as raised:
+        check("eve", "right", "192.0.2.1")
+    assert "60 s" in str(raised.value.hint)
+    assert inner.count == asked, "it is refused unasked"
+    check("eve", "right", "192.0.2.2")
+    now[0] = 61
+    check("eve", "right", "192.0.2.1")
+
+
+def test_it_watches_a_bounded_number_of_addresses() -> None:
+    check = Throttled(Asked())
+    for number in range(auth.ADDRESSES_WATCHED_MAX + 10):
+        with pytest.raises(Unauthorized):
+            check("eve", "wrong", f"address {number}")
+    assert len(check._failures) == auth.ADDRESSES_WATCHED_MAX
+
+
+def test_polling_is_not_slowed_by_scrypt(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    prepare_data_dir(settings)
+    said: list[str] = []
+    check = authenticator(settings, announce=said.append)
+    password = said[0].split("password ")[1].split(":")[0]
+    check.check("admin", password, "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accounts, "_scrypt", lambda *arguments: pytest.fail("scrypt ran again"))
+        assert check.knows("admin", password)
+
+
+# ── the host's accounts ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def account() -> Iterator[tuple[str, str]]:
+    """A real local account with a password, made for this test."""
+    need_root("a test account of the host")
+    for program in ("useradd", "chpasswd", "userdel"):
+        need(program, "passwd")
+    name, password = f"synvirt{os.getpid()}", "S3cret: ü"
+    subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True, timeout=30)
+    try:
+        subprocess.run(["chpasswd"], input=f"{name}:{password}\n".encode(), check=True, timeout=30)
+        yield name, password
+    finally:
+        subprocess.run(["userdel", name], check=True, timeout=30)
+
+
+def test_an_account_of_the_host(account: tuple[str, str], tmp_path: Path) -> None:
+    name, password = account
+    settings = Settings(data_dir=tmp_path, auth="pam")
+    check = authenticator(settings, announce=lambda line: pytest.fail("pam has no first account"))
+    check.check(name, password, "")
+    for user, wrong in ((name, "wrong"), (name, ""), ("nobody-of-that-name", password)):
+        with pytest.raises(Unauthorized, match="the user or the password is wrong"):
+            check.check(user, wrong, "")
+    service = Service(tmp_path, check_password=check.check, tls=False)
+    with service.served() as server:
+        url = f"{server.address}{PREFIX}/migrations"
+        assert httpx.get(url, auth=httpx.BasicAuth(name, password)).status_code == 200
+        assert httpx.get(url, auth=httpx.BasicAuth(name, "wrong")).status_code == 401
+    service.close()
+
+
+def test_an_account_that_has_expired(account: tuple[str, str]) -> None:
+    name, password = account
+    subprocess.run(["chage", "--expiredate", "2020-01-01", name], check=True, timeout=30)
+    with pytest.raises(Unauthorized):
+        pam_accounts("login")(name, password, "")

@@ -1,0 +1,272 @@
+"""The two sockets: modes, certificate, who is in the way, and a stop that waits for nobody."""
+
+import os
+import shutil
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+
+from synvirt.api import Server, data_dir_locked, tls
+from synvirt.api.tls import certificate, fingerprint
+from synvirt.errors import BadRequest, Conflict
+from synvirt.settings import Settings, prepare_data_dir
+from tests.fakes.service import PASSWORD, PREFIX, USER, Service
+from tests.needs import need
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_https_with_the_certificate_that_was_made(service_url: tuple[Service, str]) -> None:
+    service, url = service_url
+    trusting = ssl.create_default_context(cafile=str(service.settings.keyring_dir / "tls.crt"))
+    for host in ("127.0.0.1", "localhost"):
+        address = url.replace("127.0.0.1", host)
+        response = httpx.get(f"{address}{PREFIX}/migrations", verify=trusting, auth=httpx.BasicAuth(USER, PASSWORD))
+        assert response.status_code == 200
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"{url}/healthz")
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"{url.replace('https', 'http')}/healthz")
+
+
+@pytest.fixture
+def service_url(tmp_path: Path) -> Iterator[tuple[Service, str]]:
+    service = Service(tmp_path)
+    with service.served() as server:
+        yield service, server.address
+    service.close()
+
+
+def test_other_programs_trust_it_too(service_url: tuple[Service, str]) -> None:
+    service, url = service_url
+    found = subprocess.run(
+        [need("curl", "curl"), "--silent", "--cacert", service.settings.keyring_dir / "tls.crt", f"{url}/healthz"],
+        capture_output=True,
+        timeout=30,
+    )
+    assert b'"ok"' in found.stdout, found.stderr
+
+
+def test_the_modes_of_what_it_makes(service_url: tuple[Service, str]) -> None:
+    service, _ = service_url
+    assert mode(service.settings.socket_path) == 0o600
+    assert mode(service.settings.keyring_dir / "tls.key") == 0o600
+    assert mode(service.settings.keyring_dir / "tls.crt") == 0o600
+    assert mode(service.settings.keyring_dir) == 0o700
+
+
+def test_the_socket_is_gone_after_the_stop(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    with service.served():
+        assert service.settings.socket_path.is_socket()
+    assert not service.settings.socket_path.exists()
+    service.close()
+
+
+# ── the certificate ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    made = Settings(data_dir=tmp_path, listen="127.0.0.1:0")
+    prepare_data_dir(made)
+    return made
+
+
+def test_the_certificate_is_made_once_and_names_this_host(settings: Settings) -> None:
+    path, key = certificate(settings)
+    content = path.read_bytes(), key.read_bytes()
+    assert (certificate(settings), path.read_bytes(), key.read_bytes()) == ((path, key), *content)
+    made = x509.load_pem_x509_certificate(content[0])
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {"localhost", socket.gethostname()} <= set(names.get_values_for_type(x509.DNSName))
+    assert "127.0.0.1" in [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+    assert made.not_valid_before_utc < datetime.now(UTC) < made.not_valid_after_utc
+    openssl = need("openssl", "openssl")
+    told = subprocess.run(
+        [openssl, "x509", "-in", path, "-noout", "-fingerprint", "-sha256"], capture_output=True, text=True, timeout=30
+    )
+    assert told.stdout.strip().endswith(fingerprint(path))
+
+
+def test_one_that_soon_expires_is_made_anew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "VALID_DAYS", 20)
+    first = certificate(settings)[0].read_bytes()
+    monkeypatch.undo()
+    second = certificate(settings)[0].read_bytes()
+    assert first != second
+    assert x509.load_pem_x509_certificate(second).not_valid_after_utc > datetime.now(UTC) + timedelta(days=300)
+
+
+def test_a_certificate_cut_off_is_made_anew(settings: Settings) -> None:
+    path, _ = certificate(settings)
+    path.write_bytes(path.read_bytes()[:100])
+    x509.load_pem_x509_certificate(certificate(settings)[0].read_bytes())
+
+
+def test_the_operators_certificate(settings: Settings, tmp_path: Path) -> None:
+    path, key = certificate(settings)
+    mine = tmp_path / "mine.crt", tmp_path / "mine.key"
+    shutil.copy(path, mine[0])
+    shutil.copy(key, mine[1])
+    given = settings.model_copy(update={"tls_certificate": mine[0], "tls_key": mine[1]})
+    assert certificate(given) == mine
+    with pytest.raises(BadRequest, match="belong together"):
+        certificate(settings.model_copy(update={"tls_certificate": mine[0]}))
+    mine[1].unlink()
+    with pytest.raises(BadRequest, match=r"mine\.key cannot be read"):
+        certificate(given)
+
+
+def test_a_certificate_that_is_none_is_refused_before_anything_listens(settings: Settings, tmp_path: Path) -> None:
+    for name in ("mine.crt", "mine.key"):
+        (tmp_path / name).write_text("nonsense")
+    given = settings.model_copy(update={"tls_certificate": tmp_path / "mine.crt", "tls_key": tmp_path / "mine.key"})
+    service = Service(tmp_path, tls_certificate=tmp_path / "mine.crt", tls_key=tmp_path / "mine.key")
+    with pytest.raises(BadRequest, match=r"mine\.crt"):
+        Server(service.app, given)
+    assert not given.socket_path.exists()
+    service.close()
+
+
+# ── what is in the way ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_port_in_use(service_url: tuple[Service, str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    service, url = service_url
+    port = url.rpartition(":")[2]
+    other = service.settings.model_copy(
+        update={"data_dir": tmp_path_factory.mktemp("other"), "listen": f"127.0.0.1:{port}", "tls": False}
+    )
+    with pytest.raises(Conflict, match=f"127.0.0.1:{port} is in use"):
+        Server(service.app, other)
+
+
+def test_a_second_service_on_the_folder(service_url: tuple[Service, str]) -> None:
+    service, _ = service_url
+    with pytest.raises(Conflict, match="another service answers"):
+        Server(service.app, service.settings)
+    with service.local() as client:
+        assert client.get("/migrations").status_code == 200
+
+
+def test_a_socket_that_a_killed_service_left(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "synvirt.sock"))
+    service = Service(tmp_path)
+    with service.served(), service.local() as client:
+        assert client.get("/migrations").status_code == 200
+    service.close()
+
+
+def test_a_file_in_the_sockets_place_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "synvirt.sock").write_text("mine")
+    service = Service(tmp_path)
+    with pytest.raises(Conflict, match="in the way"):
+        Server(service.app, service.settings)
+    assert (tmp_path / "synvirt.sock").read_text() == "mine"
+    service.close()
+
+
+@pytest.mark.parametrize(
+    "listen", ["8441", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ":8441", "no such host:1", "1.2.3.4:1"]
+)
+def test_an_address_that_cannot_be(tmp_path: Path, listen: str) -> None:
+    service = Service(tmp_path)
+    with pytest.raises(BadRequest, match="listen"):
+        Server(service.app, service.settings.model_copy(update={"listen": listen}))
+    assert not service.settings.socket_path.exists()
+    service.close()
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
+def test_in_clear_only_on_loopback(tmp_path: Path, listen: str) -> None:
+    service = Service(tmp_path)
+    with pytest.raises(BadRequest, match="not a loopback address"):
+        Server(service.app, service.settings.model_copy(update={"listen": listen, "tls": False}))
+    service.close()
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    service = Service(long)
+    with pytest.raises(BadRequest, match="longer than a socket's path"):
+        Server(service.app, service.settings)
+    service.close()
+
+
+def test_the_folder_is_locked(tmp_path: Path) -> None:
+    with data_dir_locked(tmp_path):
+        with pytest.raises(Conflict, match=f"process {os.getpid()}") as raised, data_dir_locked(tmp_path):
+            pytest.fail("two hold it")
+        assert raised.value.hint
+    with data_dir_locked(tmp_path):
+        pass
+
+
+# ── the stop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+RUN = """
+    import sys
+    from pathlib import Path
+    from tests.fakes.service import Service
+
+    service = Service(Path(sys.argv[1]))
+    from synvirt.api import serve
+    serve(service.app, service.settings, on_ready=lambda: print("ready", flush=True))
+    service.close()
+    print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_soon_whoever_listens(tmp_path: Path, number: signal.Signals) -> None:
+    """One client reads its stream, one never does, one has asked nothing yet."""
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), tmp_path], stdout=subprocess.PIPE, text=True)
+    stuck, idle = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    try:
+        assert child.stdout is not None
+        while child.stdout.readline() != "ready\n":
+            assert child.poll() is None
+        path = str(tmp_path / "synvirt.sock")
+        reader = threading.Thread(target=_read_to_the_end, args=(path,))
+        reader.start()
+        for sock in (stuck, idle):
+            sock.connect(path)
+        stuck.sendall(f"GET {PREFIX}/migrations/stream HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        time.sleep(0.5)
+        child.send_signal(number)
+        rest, _ = child.communicate(timeout=20)  # a second or two; a stream's heartbeat alone would keep it for 15
+        assert (child.returncode, rest.splitlines()[-1]) == (0, "ended")
+        reader.join(5)
+        assert not reader.is_alive()
+    finally:
+        child.kill()
+        child.wait()
+        for sock in (stuck, idle):
+            sock.close()
+    assert not (tmp_path / "synvirt.sock").exists()
+
+
+def _read_to_the_end(path: str) -> None:
+    with (
+        httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://x") as client,
+        client.stream("GET", f"{PREFIX}/migrations/stream", timeout=20) as response,
+    ):
+        for _ in response.iter_lines():
+            pass  # to an orderly end: a broken one would raise

@@ -1,0 +1,234 @@
+"""The stream of updates: snapshots, replay, figures, heartbeats, and clients that do not read."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+
+from synvirt.api.stream import Pace
+from synvirt.cli.client import Client, StreamEvent
+from synvirt.model import Mode, Progress, State, now
+from tests.fakes.service import PREFIX, QUICK, Service, failed
+
+
+def listening(service: Service, **wanted: Any) -> Iterator[StreamEvent]:
+    with Client.local(service.settings.socket_path) as client:
+        yield from client.stream(**wanted)
+
+
+def states(events: Iterator[StreamEvent], count: int) -> list[tuple[str, str]]:
+    """(id, state) of the next `count` migrations."""
+    moves = ((document["id"], document["state"]) for document in (json.loads(e.data) for e in events if e.event == "migration"))
+    return list(islice(moves, count))
+
+
+def test_a_new_client_first_gets_every_job_that_has_not_ended(service: Service) -> None:
+    queued, copying, ended = (service.submit().id for _ in range(3))
+    service.move(copying, State.COPYING_FULL)
+    service.move(ended, State.COMPLETED)
+    service.move(queued, State.COPYING_FULL)
+    events = listening(service)
+    assert states(events, 2) == [(str(copying), "CopyingFull"), (str(queued), "CopyingFull")]
+    later = service.submit().id
+    assert states(events, 1) == [(str(later), "Queued")]
+
+
+def test_each_change_of_state_or_error_is_told_with_the_whole_job_and_a_growing_id(service: Service) -> None:
+    job = service.submit().id
+    events = listening(service)
+    assert states(events, 1) == [(str(job), "Queued")]
+    service.move(job, State.COPYING_FULL)
+    service.move(job, State.COPYING_FULL, error=failed())
+    service.move(job, State.FAILED)
+    told = list(islice(events, 3))
+    assert [json.loads(event.data)["state"] for event in told] == ["CopyingFull", "CopyingFull", "Failed"]
+    assert [json.loads(event.data)["last_error"] is not None for event in told] == [False, True, True]
+    ids = [event.id for event in told]
+    assert all(id_ is not None for id_ in ids)
+    assert ids == sorted({id_ for id_ in ids if id_})
+    assert json.loads(told[2].data) == json.loads(service.store.get(job).model_dump_json())
+
+
+def test_what_was_missed_is_replayed(service: Service) -> None:
+    job = service.submit().id
+    first = next(listening(service))
+    service.move(job, State.COPYING_FULL)
+    service.move(job, State.STARTING)
+    service.move(job, State.COMPLETED)
+    other = service.submit().id
+    replayed = states(listening(service, last_event_id=first.id), 4)
+    assert replayed == [(str(job), "CopyingFull"), (str(job), "Starting"), (str(job), "Completed"), (str(other), "Queued")]
+
+
+def test_a_long_replay_comes_in_pages(service: Service) -> None:
+    jobs = [str(service.submit().id) for _ in range(250)]
+    assert [id_ for id_, _ in states(listening(service, last_event_id=0), 250)] == jobs
+
+
+def test_a_cut_in_the_middle_of_the_snapshot_loses_nothing(service: Service) -> None:
+    """The ids of a snapshot ascend: wherever the client was cut off, the rest is a replay."""
+    jobs = {str(service.submit().id) for _ in range(5)}
+    for count in range(1, 6):
+        events = listening(service)
+        seen = list(islice(events, count))
+        rest = states(listening(service, last_event_id=seen[-1].id), 5 - count)
+        assert {json.loads(event.data)["id"] for event in seen} | {id_ for id_, _ in rest} == jobs
+
+
+@pytest.mark.parametrize("stranger", ["99999", "nonsense", "-1", "", "²", "9" * 400])
+def test_an_id_that_is_none_of_ours_starts_anew(service: Service, client: httpx.Client, stranger: str) -> None:
+    service.submit()
+    with client.stream("GET", "/migrations/stream", headers=[(b"Last-Event-ID", stranger.encode())]) as response:
+        assert response.status_code == 200
+        assert "event: migration" in islice(response.iter_lines(), 3)
+
+
+def test_it_is_narrowed_to_one_job(service: Service) -> None:
+    one, other = service.submit().id, service.submit().id
+    events = listening(service, job_id=one)
+    assert states(events, 1) == [(str(one), "Queued")]
+    for job in (other, one):
+        service.board.pin(job, State.QUEUED, Progress(bytes_total=10, bytes_done=1))
+    service.move(other, State.COPYING_FULL)
+    assert json.loads(next(events).data)["id"] == str(one)
+    service.move(one, State.COMPLETED)
+    assert states(events, 1) == [(str(one), "Completed")]
+    assert states(listening(service, job_id=one), 1) == [(str(one), "Completed")], "narrowed to a job that has ended: that job"
+
+
+@pytest.mark.parametrize("unknown", [str(UUID(int=1)), "nope"])
+def test_narrowed_to_no_job(client: httpx.Client, unknown: str) -> None:
+    response = client.get("/migrations/stream", params={"migration_id": unknown})
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.status_code == (404 if unknown != "nope" else 400)
+
+
+def test_its_headers(client: httpx.Client) -> None:
+    with client.stream("GET", "/migrations/stream") as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        assert response.headers["Cache-Control"] == "no-store"
+
+
+def test_figures_come_at_most_twice_a_second_a_job(tmp_path: Path) -> None:
+    service = Service(tmp_path, pace=Pace())
+    jobs = [service.submit().id for _ in range(3)]
+    done = threading.Event()
+
+    def work() -> None:
+        for number in range(10**9):
+            if done.wait(0.005):
+                return
+            for job in jobs:
+                service.board.pin(job, State.QUEUED, Progress(bytes_total=10**9, bytes_done=number))
+
+    with service.served():
+        threading.Thread(target=work, daemon=True).start()
+        seen: dict[str, list[float]] = {str(job): [] for job in jobs}
+        until = time.monotonic() + 3
+        for event in listening(service):
+            if event.event == "progress":
+                assert event.id is None
+                update = json.loads(event.data)
+                assert set(update) == {"id", "state", "progress"}
+                seen[update["id"]].append(time.monotonic())
+            if time.monotonic() > until:
+                break
+        done.set()
+    service.close()
+    for times in seen.values():
+        assert 3 <= len(times) <= 7
+        assert all(later - earlier > 0.4 for earlier, later in pairwise(times))
+
+
+def test_a_figure_that_stands_still_is_told_once(service: Service) -> None:
+    job = service.submit().id
+    service.board.pin(job, State.QUEUED, Progress(bytes_done=1))
+    events = listening(service)
+    assert [next(events).event for _ in range(2)] == ["migration", "progress"]
+    time.sleep(5 * QUICK.progress_every_s)
+    service.move(job, State.COPYING_FULL)
+    assert next(events).event == "migration"
+
+
+def test_it_beats(service: Service, client: httpx.Client) -> None:
+    with client.stream("GET", "/migrations/stream") as response:
+        started = time.monotonic()
+        lines = (line for line in response.iter_lines() if line.startswith(":"))
+        assert len(list(islice(lines, 4))) == 4
+    assert 0.6 < time.monotonic() - started < 5
+    assert Pace().heartbeat_every_s == 15
+
+
+def test_events_of_another_host_are_seen_without_the_board(service: Service) -> None:
+    """Several hosts share one database: their commits do not ring our board."""
+    job = service.submit().id
+    events = listening(service)
+    next(events)
+    service.store.on_commit = lambda: None
+    service.move(job, State.COPYING_FULL)
+    assert states(events, 1) == [(str(job), "CopyingFull")]
+
+
+def test_a_client_that_does_not_read_holds_up_nobody(service: Service) -> None:
+    """It takes no more than the socket's buffers: the job, the other clients and the service go on."""
+    job = service.submit().id
+    stuck = []
+    for _ in range(5):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(str(service.settings.socket_path))
+        sock.sendall(f"GET {PREFIX}/migrations/stream HTTP/1.1\r\nHost: x\r\nLast-Event-ID: 0\r\n\r\n".encode())
+        stuck.append(sock)
+    started = time.monotonic()
+    filler = [
+        failed("x" * 1000).model_copy(update={"at": now(), "message": f"{number} " + "x" * 20_000}) for number in range(60)
+    ]
+    for error in filler:
+        service.move(job, State.QUEUED, error=error)
+    assert time.monotonic() - started < 5
+    events = listening(service, last_event_id=0)
+    assert len(states(events, 61)) == 61
+    with service.local() as client:
+        assert client.get(f"/migrations/{job}").status_code == 200
+    for sock in stuck:
+        sock.close()
+
+
+def test_a_client_that_went_away_is_forgotten(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    with service.served() as server:
+        connections = server.connections
+        for _ in range(20):
+            events = listening(service)
+            service.submit()
+            next(events)
+            assert connections() > 0
+            del events
+        until = time.monotonic() + 5
+        while connections() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert connections() == 0
+    service.close()
+
+
+def test_the_downgrade_is_told(service: Service) -> None:
+    job = service.submit().id
+    events = listening(service)
+    next(events)
+
+    def downgrade(known: Any) -> Any:
+        note = failed().model_copy(update={"code": "E_MIG_CBT_UNSUPPORTED", "fatal": False})
+        return known.model_copy(update={"mode_effective": Mode.COLD, "last_error": note})
+
+    service.store.change(job, State.QUEUED, downgrade)
+    document = json.loads(next(events).data)
+    assert (document["last_error"]["code"], document["last_error"]["fatal"]) == ("E_MIG_CBT_UNSUPPORTED", False)
+    assert UUID(document["id"]) == job

@@ -1,0 +1,132 @@
+"""The client's own work: reading the stream as it may come, and answers that are not the service's."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synvirt.cli.client import LINE_LIMIT_CHARS, Client, ServiceUnreachable, StreamEvent, _events
+from synvirt.errors import BadRequest, Conflict, Internal, Unauthorized, VmNotFound
+from tests.fakes.service import Service
+from tests.needs import need_root
+
+DATA = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["migration", "progress"]), DATA, st.none() | st.integers(0, 2**40))))
+def test_what_the_service_writes_is_read_back(events: list[tuple[str, str, int | None]]) -> None:
+    from fastapi.sse import format_sse_event
+
+    wire = b""
+    for name, data, id_ in events:
+        wire += format_sse_event(comment="between")
+        wire += format_sse_event(event=name, data_str=data, id=str(id_) if id_ is not None else None)
+    assert list(_events(iter(wire.decode().split("\n")))) == [StreamEvent(*event) for event in events]
+
+
+@given(st.lists(st.text()))
+def test_any_lines_at_all_are_no_trouble(lines: list[str]) -> None:
+    list(_events(iter(lines)))
+
+
+def test_an_event_that_was_cut_off_is_none() -> None:
+    assert list(_events(iter(["event: migration", "data: {", "id: 3"]))) == []
+
+
+def test_a_line_without_end_is_refused() -> None:
+    with pytest.raises(Internal):
+        list(_events(iter(["data: " + "x" * LINE_LIMIT_CHARS])))
+
+
+@contextmanager
+def answering(status: int, body: bytes, content_type: str = "application/problem+json") -> Iterator[Client]:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        with Client.remote(f"http://127.0.0.1:{server.server_port}", user="a", password="b") as client:
+            yield client
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (409, "E_MIG_CONFLICT", Conflict),
+        (404, "E_MIG_VM_NOT_FOUND", VmNotFound),
+        (401, "E_MIG_AUTH_FAILED", Unauthorized),
+        (400, "E_MIG_OF_A_LATER_VERSION", Internal),
+    ],
+)
+def test_a_refusal_is_raised_as_what_it_was(status: int, code: str, error: type[Exception]) -> None:
+    with answering(status, b'{"code": "%s", "detail": "so it is", "hint": "do"}' % code.encode()) as client:
+        with pytest.raises(error, match="so it is") as raised:
+            client.ask("GET", "/migrations")
+        assert raised.value.hint == "do"  # type: ignore[attr-defined]
+        with pytest.raises(error, match="so it is"):
+            next(client.stream())
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b'{"code": 1}', b""])
+@pytest.mark.parametrize("status", [404, 502, 302])
+def test_what_is_no_service_of_ours(status: int, body: bytes) -> None:
+    with answering(status, body, "text/html") as client, pytest.raises(Internal, match=f"answered {status}"):
+        client.ask("GET", "/migrations")
+
+
+def test_an_answer_that_is_no_migration() -> None:
+    with answering(200, b"<html>") as client, pytest.raises(Internal, match="not as a SynVirt service"):
+        client.migration("x")
+
+
+def test_a_peer_that_speaks_something_else() -> None:
+    with pytest.raises(BadRequest), Client.remote("ftp://x", user="a", password="b"):
+        pass
+
+
+def test_the_socket_of_a_service_that_was_killed(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "synvirt.sock"))
+    with Client.local(tmp_path / "synvirt.sock") as client:
+        for ask in (lambda: client.ask("GET", "/migrations"), lambda: next(client.stream())):
+            with pytest.raises(ServiceUnreachable, match="Connection refused") as raised:
+                ask()
+            assert raised.value.hint == f"start it: synvirt serve --data-dir {tmp_path}"
+
+
+def test_the_socket_of_another_user(service: Service) -> None:
+    """As somebody who is not root: for root there is no socket of another user's."""
+    need_root("becoming another user")
+    for folder in (service.settings.data_dir, *service.settings.data_dir.parents):
+        if folder != Path("/") and folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):
+            folder.chmod(0o755)
+    code = (
+        "import os, sys; from pathlib import Path; from synvirt.cli.client import Client; os.setgid(65534); os.setuid(65534);"
+        " Client.local(Path(sys.argv[1])).ask('GET', '/migrations')"
+    )
+    command: list[str | Path] = [sys.executable, "-c", code, service.settings.socket_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "belongs to another user" in done.stderr

@@ -1,0 +1,279 @@
+"""What each command prints and how it exits, against a real service."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from typer.testing import CliRunner
+
+from synvirt.cli import app, importing
+from synvirt.cli.options import SHARED, Options
+from synvirt.cli.program import shown
+from synvirt.model import HostPathRef, LiveKind, LiveVmRef, Mode, OfflineKind, PlanSource, Progress, State, Warm
+from tests.cli.conftest import Run
+from tests.fakes.service import PASSWORD, PLAN, USER, Service, failed
+
+
+def test_help_waits_for_nothing() -> None:
+    """Slow modules are loaded when a command runs, not before."""
+    slow = {"pydantic", "httpx", "fastapi", "rich", "sqlalchemy", "dbos"}
+    code = f"import sys, synvirt.main; print(*sorted({slow} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["migrations", "--help"], ["import", "--help"], ["migrations", "watch", "--help"]]
+)
+def test_help(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 0
+    assert "Usage:" in done.stdout
+
+
+def test_the_version(run: Run) -> None:
+    assert run("--version").stdout.startswith("synvirt 0.")
+
+
+def test_the_kinds_are_the_models() -> None:
+    assert set(importing.KINDS) == {str(kind) for kind in OfflineKind}
+
+
+def test_every_shared_option_is_an_option_of_options() -> None:
+    assert list(SHARED) == list(Options.__dataclass_fields__)
+
+
+# ── no service ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("arguments", [["migrations", "list"], ["migrations", "watch", str(UUID(int=1))]])
+def test_no_service_says_how_to_start_one(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"no service answers at {tmp_path}/synvirt.sock" in done.stderr
+    assert f"hint: start it: synvirt serve --data-dir {tmp_path}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["migrations", "list", "--limit", "0"],
+        ["import"],
+        ["import", "x.ova", "--mode", "tepid"],
+        ["import", "x.ova", "--kind", "floppy"],
+        ["migrations", "show"],
+        ["--server", "gopher://x", "migrations", "list"],
+        ["--server", "http://192.0.2.1", "migrations", "list"],
+        ["--server", "https://192.0.2.1", "--cacert", "/nonexistent", "migrations", "list"],
+        ["--server", "https://192.0.2.1", "import", "relative.ova"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.setenv("SYNVIRT_PASSWORD", "x")
+    done = run(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr
+
+
+def test_a_wrong_setting_is_wrong_usage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYNVIRT_JOBS_AT_ONCE", "many")
+    done = run("migrations", "list")
+    assert done.exit_code == 2
+    assert "E_MIG_BAD_REQUEST: setting jobs_at_once" in done.stderr
+
+
+def test_what_nobody_foresaw_is_told_without_a_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        raise ValueError("surprise")
+
+    monkeypatch.setattr(Options, "connect", broken)
+    done = run("migrations", "list")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("E_MIG_INTERNAL: something unexpected went wrong in this command: ValueError: surprise")
+    assert "Traceback" not in done.output
+
+
+# ── migrations ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_empty_list(service: Service, run: Run) -> None:
+    assert run("migrations", "list").stdout == "There are no migrations\n"
+
+
+def test_list(service: Service, run: Run) -> None:
+    first, second = service.submit(), service.submit()
+    service.move(first.id, State.COPYING_FULL)
+    service.board.pin(first.id, State.COPYING_FULL, Progress(bytes_total=4 << 30, bytes_done=1 << 30))
+    lines = run("migrations", "list").stdout.splitlines()
+    assert lines[0].split() == ["ID", "NAME", "STATE", "DONE", "CREATED"]
+    assert lines[1].startswith(f"{second.id}  web.ova  Queued")
+    assert lines[2].startswith(f"{first.id}  web.ova  CopyingFull  1.0 GiB of 4.0 GiB")
+    page = run("migrations", "list", "--limit", "1").stdout
+    assert str(first.id) not in page
+    cursor = page.split("--cursor ")[1].strip()
+    assert str(first.id) in run("migrations", "list", "--cursor", cursor).stdout
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_json_is_exactly_what_the_service_answers(service: Service, run: Run, place: str) -> None:
+    job = service.submit()
+    with service.local() as client:
+        for path, command in (("/migrations", ["list"]), (f"/migrations/{job.id}", ["show", str(job.id)])):
+            arguments = ["--json", "migrations", *command] if place == "before" else ["migrations", *command, "--json"]
+            assert run(*arguments).stdout == client.get(path).text + "\n"
+
+
+def test_an_option_after_the_command_wins(service: Service, tmp_path: Path) -> None:
+    service.submit()
+    done = CliRunner().invoke(app, ["--data-dir", "/nonexistent", "migrations", "list", "--data-dir", str(tmp_path)])
+    assert "web.ova" in done.stdout
+
+
+def test_a_flag_wins_over_the_environment(service: Service, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    service.submit()
+    monkeypatch.setenv("SYNVIRT_DATA_DIR", "/nonexistent")
+    assert "web.ova" in run("migrations", "list").stdout
+    monkeypatch.setenv("SYNVIRT_DATA_DIR", str(tmp_path))
+    assert "web.ova" in CliRunner().invoke(app, ["migrations", "list"]).stdout
+
+
+def test_show(service: Service, run: Run) -> None:
+    job = service.submit()
+    service.move(job.id, State.FAILED, error=failed())
+    told = run("migrations", "show", job.id).stdout
+    for part in (str(job.id), "Failed", "E_MIG_DISK_WRITE_FAILED: the disk is full", "make room", "Queued"):
+        assert part in told
+
+
+def test_the_beginning_of_an_id_is_enough(service: Service, run: Run) -> None:
+    job = service.submit()
+    assert str(job.id) in run("migrations", "show", str(job.id)[:8]).stdout
+    missing = run("migrations", "show", "zzz")
+    assert (missing.exit_code, missing.stderr.splitlines()[0]) == (1, "E_MIG_NOT_FOUND: there is no migration zzz")
+    for _ in range(40):
+        service.submit()
+    ambiguous = [run("migrations", "show", digit) for digit in "0123456789abcdef"]
+    assert any(done.exit_code == 2 and "migrations begin with" in done.stderr for done in ambiguous)
+
+
+def test_cancel_and_cutover(service: Service, run: Run) -> None:
+    job = service.submit()
+    assert "is asked to stop" in run("migrations", "cancel", job.id).stdout
+    assert service.store.cancel_requested(job.id)
+    refused = run("migrations", "cutover", job.id)
+    assert (refused.exit_code, refused.stderr.splitlines()[0].split(":")[0]) == (1, "E_MIG_CONFLICT")
+    service.move(job.id, State.CANCELLED)
+    again = run("migrations", "cancel", job.id)
+    assert (again.exit_code, again.stderr.split(":")[0]) == (1, "E_MIG_CONFLICT")
+    waiting = service.submit(
+        PLAN.model_copy(
+            update={
+                "source": PlanSource(Live=LiveKind.VIM_API),
+                "source_ref": LiveVmRef(kind="live_vm", source_id=UUID(int=1), vm_id="vm-1"),
+                "mode": Mode.WARM,
+                "warm": Warm(cutover="manual"),
+            }
+        )
+    )
+    assert json.loads(run("migrations", "cutover", waiting.id, "--json").stdout)["id"] == str(waiting.id)
+
+
+def test_a_name_from_an_archive_cannot_command_the_terminal(service: Service, run: Run) -> None:
+    evil = "evil\x9b31m\u202e[bold]name"
+    service.submit(PLAN.model_copy(update={"name": evil}))
+    told = run("migrations", "list").stdout
+    assert "evil\ufffd31m\ufffd[bold]name" in told
+    assert shown("a\x1b[31mb\nc\td") == "a\ufffd[31mb\nc\ufffdd"
+
+
+# ── import and inspect ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def ova(tmp_path: Path) -> Path:
+    """In the import root; what is in it does not matter where --kind is given."""
+    (tmp_path / "imports").mkdir(exist_ok=True)
+    path = tmp_path / "imports" / "web.ova"
+    path.write_bytes(b"nothing")
+    return path
+
+
+@pytest.mark.parametrize("how", ["absolute", "inside", "here"])
+def test_import_finds_the_file(service: Service, run: Run, ova: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "here":
+        monkeypatch.chdir(ova.parent.parent)
+    given = {"absolute": str(ova), "inside": "web.ova", "here": "imports/web.ova"}[how]
+    done = run("import", given, "--kind", "ova_archive", "--name", "www")
+    [begun] = service.begun
+    assert (done.exit_code, done.stdout) == (0, f"Job {begun} is queued. Watch it: synvirt migrations watch {begun}\n")
+    plan = service.store.get(begun).plan
+    assert plan.source_ref == HostPathRef(kind="offline_host_path", path=str(ova))
+    assert (plan.source.Offline, plan.mode, plan.target.name) == (OfflineKind.OVA_ARCHIVE, Mode.COLD, "www")
+
+
+def test_import_prints_the_job_as_json(service: Service, run: Run, ova: Path) -> None:
+    done = run("import", ova, "--kind", "qcow2", "--mode", "warm", "--json")
+    job = service.store.get(service.begun[0])
+    assert json.loads(done.stdout) == json.loads(job.model_dump_json())
+    assert job.plan.mode == Mode.WARM
+
+
+def test_import_of_what_it_does_not_know(service: Service, run: Run, ova: Path) -> None:
+    for arguments, code in (
+        (["import", ova], "E_MIG_UNSUPPORTED_FORMAT"),
+        (["import", "missing.ova"], "E_MIG_HOST_PATH_REJECTED"),
+        (["import", ova.parent / "missing.ova"], "E_MIG_NOT_FOUND"),
+        (["import", "/etc/passwd"], "E_MIG_HOST_PATH_REJECTED"),
+    ):
+        done = run(*arguments)
+        assert (done.exit_code, done.stderr.split(":")[0]) == (1, code), done.stderr
+    assert service.begun == []
+
+
+def test_inspect_refuses_with_a_cause(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"nothing")
+    done = run("inspect", tmp_path / "x.bin")
+    assert (done.exit_code, done.stderr.split(":")[0]) == (1, "E_MIG_UNSUPPORTED_FORMAT")
+
+
+# ── password ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_password(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from synvirt.accounts import FileAccounts
+
+    assert run("password", "eve", typed="a new one\n").stdout == "The password of eve is set\n"
+    FileAccounts(tmp_path / "keyring" / "users")("eve", "a new one", "")
+    assert run("password", "eve", typed="\n").exit_code == 2
+    monkeypatch.setenv("SYNVIRT_AUTH", "pam")
+    assert "host's own accounts" in run("password", "eve", typed="x\n").stderr
+
+
+# ── over HTTPS ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_service_elsewhere(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(tmp_path)
+    service.submit()
+    certificate = tmp_path / "keyring" / "tls.crt"
+    with service.served() as server:
+        elsewhere = ["migrations", "list", "--server", server.address, "--user", USER]
+        assert "web.ova" in run(*elsewhere, "--cacert", certificate, typed=f"{PASSWORD}\n").stdout, "the password is asked for"
+        monkeypatch.setenv("SYNVIRT_PASSWORD", PASSWORD)
+        assert "web.ova" in run(*elsewhere, "--cacert", certificate).stdout
+        assert "web.ova" in run(*elsewhere, "--insecure").stdout
+        untrusted = run(*elsewhere)
+        assert (untrusted.exit_code, "--cacert" in untrusted.stderr) == (1, True)
+        assert "CERTIFICATE_VERIFY_FAILED" in untrusted.stderr
+        monkeypatch.setenv("SYNVIRT_PASSWORD", "wrong")
+        refused = run(*elsewhere, "--cacert", certificate)
+        assert (refused.exit_code, refused.stderr.split(":")[0]) == (1, "E_MIG_AUTH_FAILED")
+    gone = run(*elsewhere, "--insecure")
+    assert (gone.exit_code, f"no service answers at {server.address}" in gone.stderr) == (1, True)
+    service.close()

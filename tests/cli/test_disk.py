@@ -1,0 +1,201 @@
+"""synvirt disk: what it prints, how it ends, and that nothing half-made is ever left."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from synvirt.cli import app
+from tests.devices import loop_device
+from tests.offline import appliances
+
+MIB = 1 << 20
+
+
+def disk(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["disk", *map(str, arguments)])
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    path = tmp_path / "disk.raw"
+    with path.open("wb") as file:
+        file.truncate(64 * MIB)
+        file.write(b"boot" * 1000)
+        file.seek(40 * MIB)
+        file.write(os.urandom(3 * MIB))
+    return path
+
+
+@pytest.mark.parametrize("image_format", ["raw", "qcow2", "vhdx", "vpc", "vdi"])
+def test_converts_any_format_to_the_same_raw_disk(image_format: str, raw: Path, tmp_path: Path) -> None:
+    image = raw if image_format == "raw" else appliances.image(tmp_path / "images", "disk", image_format, raw.read_bytes())
+    target = tmp_path / "out" / "target.raw"
+    target.parent.mkdir()
+    result = disk("convert", "--json", image, target)
+    assert result.exit_code == 0, result.output
+    assert target.read_bytes() == raw.read_bytes()
+    assert target.stat().st_blocks * 512 < 8 * MIB
+    report = json.loads(result.stdout)
+    assert report["size_bytes"] == 64 * MIB == report["bytes_written"] + report["bytes_zero"]
+    assert 0 < report["bytes_written"] <= 4 * MIB
+    assert report["bytes_read"] >= 3 * MIB
+    assert report["rate_bps"] > 0
+    assert [path.name for path in target.parent.iterdir()] == ["target.raw"]
+
+
+def test_says_what_was_done(raw: Path, tmp_path: Path) -> None:
+    result = disk("convert", raw, tmp_path / "target.raw")
+    assert result.exit_code == 0
+    assert "64.0 MiB, of which 3." in result.stdout
+    assert result.stderr == ""
+
+
+def test_info_says_format_sizes_and_extents(raw: Path, tmp_path: Path) -> None:
+    image = appliances.image(tmp_path / "images", "disk.qcow2", "qcow2", raw.read_bytes())
+    result = disk("info", "--json", image)
+    assert result.exit_code == 0, result.output
+    [described] = json.loads(result.stdout)["disks"]
+    assert described["name"] == "disk.qcow2"
+    assert described["format"] == "qcow2"
+    assert described["over"] == ["raw"]
+    assert described["size_bytes"] == 64 * MIB == described["data_bytes"] + described["zero_bytes"]
+    assert 3 * MIB <= described["data_bytes"] <= 4 * MIB
+    plain = disk("info", image)
+    assert "format           qcow2" in plain.stdout.splitlines()
+
+
+def test_a_target_that_exists_is_replaced_only_by_force(raw: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target.raw"
+    target.write_text("precious")
+    result = disk("convert", raw, target)
+    assert result.exit_code == 1
+    assert result.stderr == "E_MIG_CONFLICT: target.raw is there already\nhint: --force replaces it\n"
+    assert target.read_text() == "precious"
+    assert disk("convert", "--force", raw, target).exit_code == 0
+    assert target.read_bytes() == raw.read_bytes()
+
+
+def test_a_damaged_image_leaves_no_target(raw: Path, tmp_path: Path) -> None:
+    image = appliances.image(tmp_path / "images", "disk.qcow2", "qcow2", raw.read_bytes())
+    os.truncate(image, image.stat().st_size - 2 * MIB)
+    result = disk("convert", image, tmp_path / "target.raw")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(("E_MIG_MALFORMED_ARCHIVE: ", "E_MIG_DISK_READ_FAILED: "))
+    assert not (tmp_path / "target.raw").exists()
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["convert"],
+        ["convert", "/absent", "target.raw"],
+        ["info", "/absent"],
+        ["convert", "{raw}", "target.raw", "--threads", "0"],
+        ["convert", "{raw}", "target.raw", "--disk", "other"],
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments: list[str], raw: Path) -> None:
+    result = disk(*(argument.format(raw=raw) for argument in arguments))
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_a_packed_image_is_not_copied_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img.gz"
+    path.write_bytes(b"\x1f\x8b" + bytes(1000))
+    result = disk("convert", path, tmp_path / "target.raw")
+    assert result.exit_code == 1
+    assert "gunzip" in result.stderr
+    assert not (tmp_path / "target.raw").exists()
+
+
+def test_a_device_is_written_only_by_force_and_wholly(raw: Path, tmp_path: Path) -> None:
+    backing = tmp_path / "backing.raw"
+    backing.write_bytes(b"x" * 65 * MIB)
+    with loop_device(backing) as device:
+        assert "E_MIG_CONFLICT" in disk("convert", raw, device).stderr
+        result = disk("convert", "--force", raw, device)
+        assert result.exit_code == 0, result.output
+    assert backing.read_bytes() == raw.read_bytes() + b"x" * MIB
+
+
+def test_the_only_disk_of_an_appliance_is_copied_and_its_digest_checked(tmp_path: Path) -> None:
+    path = appliances.archive(tmp_path / "vm.ova", appliances.appliance("qemu_user"))
+    result = disk("convert", "--json", path, tmp_path / "target.raw")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["checksums_verified"] == ["disk1.qcow2"]
+    assert (tmp_path / "target.raw").read_bytes() == appliances.raw_disk(seed=0)
+
+
+def test_a_wrong_digest_leaves_no_target(tmp_path: Path) -> None:
+    files = appliances.appliance("qemu_user")
+    files["disk1.qcow2"] = files["disk1.qcow2"][:-1] + bytes([files["disk1.qcow2"][-1] ^ 1])
+    path = appliances.archive(tmp_path / "vm.ova", files)
+    result = disk("convert", path, tmp_path / "target.raw")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("E_MIG_MALFORMED_ARCHIVE: disk1.qcow2: its SHA256 is ")
+    assert not (tmp_path / "target.raw").exists()
+
+
+def test_of_several_disks_one_is_named(tmp_path: Path) -> None:
+    path = appliances.archive(tmp_path / "vm.ova", appliances.appliance())
+    names = [described["name"] for described in json.loads(disk("info", "--json", path).stdout)["disks"]]
+    assert len(names) == 2
+    result = disk("convert", path, tmp_path / "target.raw")
+    assert result.exit_code == 2
+    assert all(name in result.stderr for name in names)
+    assert disk("convert", path, tmp_path / "target.raw", "--disk", names[1]).exit_code == 0
+    assert (tmp_path / "target.raw").read_bytes() == appliances.raw_disk(appliances.DISK_BYTES * 2, seed=1)
+
+
+def opened_by(child: "subprocess.Popen[str]", folder: Path) -> bool:
+    """Has the program a file open in the folder, by a name or without one?"""
+    for descriptor in Path(f"/proc/{child.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if str(folder) in str(descriptor.readlink()):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_it_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    source, folder = tmp_path / "disk.raw", tmp_path / "out"
+    folder.mkdir()
+    with source.open("wb") as file:
+        for _ in range(512):
+            file.write(os.urandom(MIB))
+    argv = [sys.executable, "-c", "from synvirt.cli import app; app()", "disk", "convert", str(source), f"{folder}/target.raw"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as child:
+        deadline = time.monotonic() + 30
+        while not opened_by(child, folder) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        child.send_signal(number)
+        _, stderr = child.communicate(timeout=30)
+    source.unlink()
+    assert child.returncode != 0, "it was faster than the signal: make the disk larger"
+    assert list(folder.iterdir()) == []
+    assert "Traceback" not in stderr
+
+
+def test_a_raw_disk_loads_neither_numpy_nor_the_importers(raw: Path, tmp_path: Path) -> None:
+    """They take longer to load than a small disk takes to copy."""
+    with raw.open("r+b") as file:
+        file.seek(510)
+        file.write(b"\x55\xaa")
+    code = (
+        "import sys; from synvirt.cli import app\n"
+        f"app(['disk', 'convert', '{raw}', '{tmp_path}/target.raw'], standalone_mode=False)\n"
+        "print([name for name in ('numpy', 'synvirt.offline.registry', 'rich', 'fastapi') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert (tmp_path / "target.raw").read_bytes() == raw.read_bytes()

@@ -1,0 +1,233 @@
+"""synvirt uploads: what it sends, what it prints, how it ends."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from synvirt.cli.uploads import Lines
+from synvirt.model import UploadRef
+from tests.cli.conftest import Run
+from tests.fakes.service import PASSWORD, PLAN, Service
+from tests.offline import appliances
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "elsewhere" / 'a "web" münchen.ova'
+    path.parent.mkdir()
+    path.write_bytes(os.urandom(3 * MIB + 5))
+    return path
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def added(run: Run, path: Path, *more: object) -> dict[str, Any]:
+    done = run("uploads", "add", path, "--json", *more)
+    assert done.exit_code == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_add_sends_the_file_and_its_digest(service: Service, run: Run, file: Path) -> None:
+    done = run("uploads", "add", file)
+    assert done.exit_code == 0, done.stderr
+    [upload] = service.uploads.page(limit=10)[0]
+    assert (upload.filename, upload.sha256, upload.size_bytes) == (file.name, digest(file), file.stat().st_size)
+    assert Path(upload.path).read_bytes() == file.read_bytes()
+    lines = done.stdout.splitlines()
+    assert lines[-1] == f"Upload {upload.id} has SHA-256 {upload.sha256}. Import it: synvirt import '{upload.path}'"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d a \"web\" münchen.ova  100 %, 3.0 MiB of 3.0 MiB, .*/s, 0 s to go", lines[-2])
+
+
+def test_add_prints_what_the_service_answers(service: Service, run: Run, file: Path) -> None:
+    answer = added(run, file, "--sha256", digest(file).upper())
+    with service.local() as client:
+        assert client.get(f"/uploads/{answer['id']}").json() == answer
+
+
+def test_an_empty_file(service: Service, run: Run, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.img"
+    empty.touch()
+    assert added(run, empty)["size_bytes"] == 0
+
+
+def test_a_digest_that_is_another_files_is_refused(service: Service, run: Run, file: Path) -> None:
+    done = run("uploads", "add", file, "--sha256", "0" * 64)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("E_MIG_UPLOAD_REJECTED: ")
+    assert "hint: " in done.stderr
+    assert service.uploads.page(limit=10) == ([], None)
+
+
+@pytest.mark.parametrize("what", ["absent", "folder", "pipe", "digest"])
+def test_what_is_no_file_is_wrong_usage(service: Service, run: Run, tmp_path: Path, what: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "digest").touch()
+    os.mkfifo(tmp_path / "pipe")
+    done = run("uploads", "add", tmp_path / what, *(["--sha256", "abc"] if what == "digest" else []))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert {"absent": "cannot be read", "folder": ".ova", "pipe": "is not a file", "digest": "hexadecimal"}[what] in done.stderr
+
+
+def test_a_file_over_the_cap_is_not_sent_in_vain(tmp_path: Path, run: Run) -> None:
+    service = Service(tmp_path, upload_cap_bytes=MIB)
+    large = tmp_path / "large.img"
+    with large.open("wb") as file:
+        file.truncate(1 << 40)  # sparse: sent whole it would take an hour
+    with service.served():
+        started = time.monotonic()
+        done = run("uploads", "add", large, "--json")
+        assert time.monotonic() - started < 15
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("E_MIG_UPLOAD_REJECTED: the file is over the cap of 1048576 bytes")
+    service.close()
+
+
+def test_a_file_that_shrinks_while_it_is_sent(service: Service, run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink = lambda self, sent, total: os.truncate(file, sent)  # noqa: E731
+    monkeypatch.setattr(Lines, "sent", shrink)
+    done = run("uploads", "add", file)
+    assert done.exit_code == 2
+    assert "became shorter while it was sent" in done.stderr
+    _eventually_nothing(service)
+
+
+def test_list_show_and_remove(service: Service, run: Run, file: Path) -> None:
+    assert run("uploads", "list").stdout == "There are no uploads\n"
+    upload = added(run, file)
+    other = added(run, file)
+    listed = run("uploads", "list").stdout.splitlines()
+    assert listed[0].split() == ["ID", "NAME", "SIZE", "EXPIRES"]
+    assert [line.split()[0] for line in listed[1:]] == [other["id"], upload["id"]]
+    assert "3.0 MiB" in listed[1]
+    page = run("uploads", "list", "--limit", "1")
+    assert page.stdout.splitlines()[-1].startswith("There are more: --cursor ")
+    cursor = page.stdout.split()[-1]
+    assert json.loads(run("uploads", "list", "--cursor", cursor, "--json").stdout)["items"] == [upload]
+    sheet = run("uploads", "show", upload["id"][:13]).stdout
+    assert f"sha256      {upload['sha256']}" in sheet.splitlines()
+    assert json.loads(run("uploads", "show", upload["id"], "--json").stdout) == upload
+    assert run("uploads", "remove", upload["id"]).stdout == f"Upload {upload['id']} is removed\n"
+    gone = run("uploads", "show", upload["id"])
+    assert (gone.exit_code, gone.stdout) == (1, "")
+    assert gone.stderr.startswith("E_MIG_UPLOAD_NOT_FOUND: ")
+    assert run("uploads", "show", "zzz").stderr.startswith("E_MIG_NOT_FOUND: there is no upload zzz")
+
+
+def test_what_a_job_reads_stays(service: Service, run: Run, file: Path) -> None:
+    upload = added(run, file)
+    ref = UploadRef(kind="upload", upload_id=UUID(upload["id"]))
+    job = service.submit(PLAN.model_copy(update={"source_ref": ref}))
+    assert job.name == file.name
+    done = run("uploads", "remove", upload["id"])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"E_MIG_CONFLICT: upload {upload['id']} is read by 1 job(s)")
+    assert str(job.id) in done.stderr
+
+
+def test_inspect(service: Service, run: Run, tmp_path: Path) -> None:
+    archive = appliances.archive(tmp_path / "web.ova", appliances.appliance("qemu_user"))
+    upload = added(run, archive)
+    answer = json.loads(run("uploads", "inspect", upload["id"], "--json").stdout)
+    assert answer["offline_kind"] == "ova_archive"
+    told = run("uploads", "inspect", upload["id"]).stdout.splitlines()
+    assert told[0] == "kind         ova_archive"
+    assert any(line.startswith("disk         ") for line in told)
+
+
+def test_to_a_service_elsewhere(tmp_path: Path, run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYNVIRT_PASSWORD", PASSWORD)
+    service = Service(tmp_path)
+    with service.served() as server:
+        certificate = service.settings.keyring_dir / "tls.crt"
+        answer = added(run, file, "--server", server.address, "--cacert", certificate)
+        assert answer["sha256"] == digest(file)
+        monkeypatch.setenv("SYNVIRT_PASSWORD", "wrong")
+        refused = run("uploads", "add", file, "--server", server.address, "--cacert", certificate)
+        assert refused.exit_code == 1
+        assert refused.stderr.startswith("E_MIG_AUTH_FAILED")
+    service.close()
+
+
+def test_an_interrupt_leaves_nothing(service: Service, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a body that the service has begun to write."""
+    large = tmp_path / "large.img"
+    with large.open("wb") as file:
+        file.truncate(8 << 30)
+    argv = [
+        sys.executable,
+        "-c",
+        "from synvirt.cli import app; app()",
+        "--data-dir",
+        str(tmp_path),
+        "uploads",
+        "add",
+        str(large),
+    ]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        until = time.monotonic() + 30
+        while not list(service.settings.uploads_dir.iterdir()) and time.monotonic() < until:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGINT)
+        _, stderr = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert stderr == "Interrupted: nothing of the upload is left\n"
+    _eventually_nothing(service)
+
+
+def test_a_service_that_dies_is_told(tmp_path: Path, run: Run, file: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "synvirt.sock"))
+    listener.listen()
+
+    def die() -> None:
+        connection, _ = listener.accept()
+        connection.recv(1000)
+        connection.close()
+
+    thread = threading.Thread(target=die)
+    thread.start()
+    done = run("uploads", "add", file)
+    thread.join(10)
+    listener.close()
+    assert done.exit_code == 1
+    assert "no service answers at" in done.stderr
+
+
+def test_lines_come_at_each_tenth_and_each_ten_seconds() -> None:
+    said: list[str] = []
+    now = [0.0]
+    lines = Lines("x\x1b.ova", out=said.append, clock=lambda: now[0])
+    for sent in range(1, 1001):
+        now[0] += 0.01
+        lines.sent(sent, 1000)
+    assert len(said) == 10
+    assert "\x1b" not in said[0]
+    assert "10 %" in said[0]
+    now[0] += 10
+    lines.sent(1000, 1000)
+    assert len(said) == 11
+
+
+def _eventually_nothing(service: Service) -> None:
+    until = time.monotonic() + 10
+    while list(service.settings.uploads_dir.iterdir()) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert list(service.settings.uploads_dir.iterdir()) == []
+    assert service.uploads.page(limit=10) == ([], None)

@@ -1,0 +1,215 @@
+"""Watching a job: to its end, through a restart, until Ctrl-C, on a terminal and elsewhere."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from synvirt.cli.client import Client, ServiceUnreachable
+from synvirt.cli.watching import Lines, described, sized
+from synvirt.model import Migration, Mode, Progress, State
+from tests.cli.conftest import Run
+from tests.fakes.service import Service, failed
+
+SYNVIRT: list[str | Path] = [sys.executable, "-c", "from synvirt.cli import app; app()"]
+
+
+def begin_then(service: Service, *states: State, pause_s: float = 0.15) -> None:
+    """Each new job moves through `states`; a copy has ten figures."""
+
+    def move(job_id: UUID) -> None:
+        for state in states:
+            time.sleep(pause_s)
+            service.move(job_id, state, error=failed() if state == State.FAILED else None)
+            if state == State.COPYING_FULL:
+                for done in range(11):
+                    service.board.pin(job_id, state, Progress(bytes_total=10 << 30, bytes_done=done << 30, rate_bps=1e9))
+                    time.sleep(pause_s)
+        service.board.unpin(job_id)
+
+    service.begin = lambda job_id: threading.Thread(target=move, args=(job_id,), daemon=True).start()
+
+
+@pytest.fixture
+def ova(service: Service) -> str:
+    (service.settings.imports_dir / "web.ova").write_bytes(b"nothing")
+    return "web.ova"
+
+
+def test_a_job_that_completes(service: Service, run: Run, ova: str) -> None:
+    begin_then(service, State.COPYING_FULL, State.STARTING, State.COMPLETED)
+    done = run("import", ova, "--kind", "ova_archive", "--wait")
+    lines = [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
+    assert done.exit_code == 0
+    assert [line for line in lines if line.endswith("web.ova")] == [
+        f"{state}  web.ova" for state in ("Queued", "CopyingFull", "Starting", "Completed")
+    ]
+    figures = [line for line in lines if "%" in line]
+    assert 3 <= len(figures) <= 11
+    assert figures[0].startswith("CopyingFull  ")
+    assert figures[-1].endswith("10.0 GiB of 10.0 GiB, 953.7 MiB/s")
+
+
+@pytest.mark.parametrize("end", [State.FAILED, State.CANCELLED])
+def test_a_job_that_does_not(service: Service, run: Run, ova: str, end: State) -> None:
+    begin_then(service, State.COPYING_FULL, end, pause_s=0.02)
+    done = run("import", ova, "--kind", "ova_archive", "--wait")
+    assert done.exit_code == 1
+    expected = "E_MIG_DISK_WRITE_FAILED: the disk is full\nhint: make room" if end == State.FAILED else "E_MIG_CANCELLED: "
+    assert done.stderr.startswith(expected)
+
+
+def test_waiting_with_json_prints_the_ended_job_and_nothing_else(service: Service, run: Run, ova: str) -> None:
+    begin_then(service, State.COPYING_FULL, State.COMPLETED, pause_s=0.02)
+    done = run("import", ova, "--kind", "ova_archive", "--wait", "--json")
+    job = Migration.model_validate_json(done.stdout)
+    assert (done.exit_code, job.state) == (0, State.COMPLETED)
+    assert job == service.store.get(job.id)
+
+
+def test_watching_with_json_prints_each_event(service: Service, run: Run) -> None:
+    begin_then(service, State.COPYING_FULL, State.COMPLETED, pause_s=0.1)
+    job = service.submit()
+    done = run("migrations", "watch", job.id, "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {event["id"] for event in events} == {str(job.id)}
+    assert [event["state"] for event in events if "plan" in event][-2:] == ["CopyingFull", "Completed"]
+    assert [event for event in events if "plan" not in event], "figures"
+
+
+def test_watching_what_has_ended(service: Service, run: Run) -> None:
+    job = service.submit()
+    service.move(job.id, State.COMPLETED)
+    assert run("migrations", "watch", job.id).exit_code == 0
+    told = run("migrations", "watch", job.id, "--json")
+    assert (told.exit_code, json.loads(told.stdout)["state"]) == (0, "Completed")
+
+
+def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_told(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    job = service.submit()
+    with service.served():
+        command: list[str | Path] = [*SYNVIRT, "--data-dir", tmp_path, "migrations", "watch", str(job.id)]
+        watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert watching.stdout is not None
+        told = [watching.stdout.readline()]
+        service.move(job.id, State.COPYING_FULL)
+        told += [watching.stdout.readline()]
+    service.move(job.id, State.STARTING)
+    service.move(job.id, State.COMPLETED)
+    time.sleep(0.5)
+    service.close()
+    again = Service(tmp_path)
+    with again.served():
+        rest, _ = watching.communicate(timeout=20)
+    again.close()
+    assert watching.returncode == 0
+    assert [line.split(" ", 1)[1] for line in [*told, *rest.splitlines(keepends=True)]] == [
+        "Queued  web.ova\n",
+        "CopyingFull  web.ova\n",
+        "the service is gone; waiting for it to come back\n",
+        "Starting  web.ova\n",
+        "Completed  web.ova\n",
+    ]
+
+
+def test_patience_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synvirt.cli.client.RECONNECT_EVERY_S", 0.05)
+    service = Service(tmp_path)
+    job = service.submit()
+    with Client.local(service.settings.socket_path) as client:
+        with service.served():
+            events = client.follow(job_id=job.id, patience_s=0.5)
+            next(events)
+        with pytest.raises(ServiceUnreachable, match="no service answers"):
+            list(events)
+    service.close()
+
+
+def test_ctrl_c_leaves_the_job_running_and_says_how_to_watch_it_again(service: Service, ova: str) -> None:
+    arguments: list[str | Path] = ["--data-dir", service.settings.data_dir, "import", ova, "--kind", "ova_archive", "--wait"]
+    child = subprocess.Popen([*SYNVIRT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert "Queued" in child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=20)
+    [job] = service.begun
+    assert (child.returncode, out, err) == (130, f"The job goes on. Watch it again: synvirt migrations watch {job}\n", "")
+    assert not service.store.cancel_requested(job)
+
+
+def test_bars_on_a_terminal(service: Service, ova: str) -> None:
+    begin_then(service, State.COPYING_FULL, State.COMPLETED)
+    ours, theirs = pty.openpty()
+    arguments: list[str | Path] = ["--data-dir", service.settings.data_dir, "import", ova, "--kind", "ova_archive", "--wait"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen([*SYNVIRT, *arguments], stdout=theirs, env=environment) as child:
+        os.close(theirs)
+        screen = _all_of(ours, lambda: child.poll() is not None)
+        assert child.wait(20) == 0
+    os.close(ours)
+    for part in ("CopyingFull", "━", "GiB of 10.0 GiB", "Completed"):
+        assert part in screen
+
+
+def _all_of(descriptor: int, ended: Callable[[], bool]) -> str:
+    screen = b""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if select.select([descriptor], [], [], 0.2)[0]:
+            try:
+                screen += os.read(descriptor, 65536)
+            except OSError:  # the other side is closed
+                break
+        elif ended():
+            break
+    return screen.decode()
+
+
+# ── the words, without a service ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_line_at_each_tenth_and_each_ten_silent_seconds() -> None:
+    told: list[str] = []
+    now = [0.0]
+    lines = Lines(out=told.append, clock=lambda: now[0])
+    for done in range(101):
+        now[0] += 0.01
+        lines.progressed(Progress(bytes_total=100, bytes_done=done))
+    assert len(told) == 10
+    told.clear()
+    for _ in range(60):
+        now[0] += 1
+        lines.progressed(Progress(bytes_total=100, bytes_done=100))
+    assert len(told) == 6
+
+
+def test_a_note_that_is_not_fatal_is_told_once(service: Service) -> None:
+    told: list[str] = []
+    lines = Lines(out=told.append)
+    note = failed("it cannot track changes").model_copy(update={"code": "E_MIG_CBT_UNSUPPORTED", "fatal": False})
+    job = service.submit().model_copy(update={"last_error": note, "mode_effective": Mode.COLD})
+    for _ in range(3):
+        lines.moved(job)
+    assert [line.split(" ", 1)[1] for line in told] == ["Queued  web.ova", "E_MIG_CBT_UNSUPPORTED: it cannot track changes"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (3 << 50, "3072.0 TiB")]
+)
+def test_sizes(count: int, text: str) -> None:
+    assert sized(count) == text
+
+
+def test_figures_without_a_total() -> None:
+    assert described(Progress()) == "…, 0 B of 0 B, 0 B/s"

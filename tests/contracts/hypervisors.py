@@ -1,0 +1,180 @@
+"""The laws of Hypervisor, as one suite. An implementation joins by a subclass whose fixture `case` opens it."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
+from synvirt.hypervisor import Hypervisor, Volume
+from synvirt.model import (
+    MIB,
+    Disk,
+    Domain,
+    HostPathRef,
+    Migration,
+    MigrationPlan,
+    Mode,
+    OfflineKind,
+    PlanSource,
+    VmManifest,
+    now,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HypervisorCase:
+    """`running`: None where no such domain is. `silence`: from now on, guests that start never show a sign of life."""
+
+    hypervisor: Hypervisor
+    folder: Path
+    running: Callable[[UUID], bool | None]
+    add_foreign: Callable[[str, UUID], None]
+    power_off: Callable[[UUID], None]
+    silence: Callable[[], None]
+
+
+def job(manifest: VmManifest | None = None, **target: object) -> Migration:
+    """A job that has been copied and stands before its Starting."""
+    plan = MigrationPlan.model_validate(
+        {
+            "source": PlanSource(Offline=OfflineKind.OVA_ARCHIVE),
+            "source_ref": HostPathRef(kind="offline_host_path", path="/imports/x.ova"),
+            "mode": Mode.COLD,
+            "target": target,
+        }
+    )
+    number = uuid4()
+    empty = Disk(key="disk1", label="disk1", capacity_bytes=MIB)
+    manifest = manifest or VmManifest(vm_id="x", name=f"guest {number.hex[:6]}", disks=(empty,), memory_bytes=64 * MIB)
+    return Migration(id=number, name="x", plan=plan, manifest=manifest, mode_effective=Mode.COLD, created_at=now())
+
+
+def define(case: HypervisorCase, migration: Migration | None = None) -> Domain:
+    """An empty disk, so a guest that never boots and never stops."""
+    migration = migration or job()
+    image = case.folder / f"{migration.id}.raw"
+    with image.open("wb") as file:
+        file.truncate(MIB)
+    domain = case.hypervisor.domain_xml(migration, [Volume("disk1", str(image), "file")])
+    case.hypervisor.define(domain)
+    return domain
+
+
+def never() -> bool:
+    return False
+
+
+class HypervisorContract:
+    @pytest.fixture
+    def case(self) -> HypervisorCase:
+        raise NotImplementedError
+
+    def test_the_same_job_is_the_same_domain(self, case: HypervisorCase) -> None:
+        migration = job()
+        volume = Volume("disk1", str(case.folder / "a volume & more.raw"), "file")
+        domain = case.hypervisor.domain_xml(migration, [volume])
+        assert domain == case.hypervisor.domain_xml(migration, [volume])
+        draft = case.hypervisor.domain_xml(migration, [])
+        assert (draft.name, draft.uuid) == (domain.name, domain.uuid)
+        assert domain.uuid != case.hypervisor.domain_xml(job(), [volume]).uuid
+        assert "a volume &amp; more.raw" in domain.xml
+
+    def test_define_start_undefine_each_twice(self, case: HypervisorCase) -> None:
+        migration = job()
+        domain = define(case, migration)
+        uuid = UUID(domain.uuid)
+        assert case.running(uuid) is False
+        define(case, migration)
+        assert case.running(uuid) is False
+        case.hypervisor.start(uuid)
+        case.hypervisor.start(uuid)
+        assert case.running(uuid) is True
+        case.hypervisor.define(domain)
+        assert case.running(uuid) is True, "defining again must not stop the guest"
+        case.hypervisor.undefine(uuid)
+        assert case.running(uuid) is None
+        case.hypervisor.undefine(uuid)
+        assert case.running(uuid) is None
+
+    def test_does_not_start_what_is_not_defined(self, case: HypervisorCase) -> None:
+        with pytest.raises(DomainDefineFailed):
+            case.hypervisor.start(uuid4())
+
+    def test_a_name_or_uuid_of_our_own_is_free(self, case: HypervisorCase) -> None:
+        case.hypervisor.check_free("nobody has this name", uuid4())
+        domain = define(case)
+        case.hypervisor.check_free(domain.name, UUID(domain.uuid))
+
+    def test_a_name_of_another_job_is_taken(self, case: HypervisorCase) -> None:
+        domain = define(case)
+        with pytest.raises(Conflict, match=domain.name):
+            case.hypervisor.check_free(domain.name, uuid4())
+
+    def test_leaves_foreign_domains_alone(self, case: HypervisorCase) -> None:
+        migration, other = job(name="foreign"), uuid4()
+        case.add_foreign("foreign", other)
+        with pytest.raises(Conflict, match="foreign"):
+            case.hypervisor.check_free("foreign", migration.id)
+        with pytest.raises(DomainDefineFailed):
+            define(case, migration)
+        with pytest.raises(Conflict):
+            case.hypervisor.check_free("another name", other)
+        with pytest.raises(Conflict):
+            case.hypervisor.undefine(other)
+        assert case.running(other) is False
+
+    def test_a_guest_that_stops_fails_at_once(self, case: HypervisorCase) -> None:
+        case.silence()
+        uuid = UUID(define(case).uuid)
+        case.hypervisor.start(uuid)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(case.hypervisor.wait_until_booted, uuid, 60, never)
+            time.sleep(0.5)
+            began = time.monotonic()
+            case.power_off(uuid)
+            with pytest.raises(GuestBootFailed, match="stopped"):
+                waiting.result(timeout=60)
+            assert time.monotonic() - began < 10
+
+    def test_a_guest_that_never_started_fails_at_once(self, case: HypervisorCase) -> None:
+        uuid = UUID(define(case).uuid)
+        with pytest.raises(GuestBootFailed):
+            case.hypervisor.wait_until_booted(uuid, 60, never)
+        with pytest.raises(GuestBootFailed):
+            case.hypervisor.wait_until_booted(uuid4(), 60, never)
+
+    def test_a_silent_guest_fails_when_its_time_is_over(self, case: HypervisorCase) -> None:
+        case.silence()
+        uuid = UUID(define(case).uuid)
+        case.hypervisor.start(uuid)
+        began = time.monotonic()
+        with pytest.raises(GuestBootFailed, match="2 s"):
+            case.hypervisor.wait_until_booted(uuid, 2, never)
+        assert 2 <= time.monotonic() - began < 12
+        assert case.running(uuid) is True, "whoever waited decides what becomes of the domain"
+
+    def test_a_wait_ends_when_it_is_cancelled(self, case: HypervisorCase) -> None:
+        case.silence()
+        uuid = UUID(define(case).uuid)
+        case.hypervisor.start(uuid)
+        began = time.monotonic()
+        with pytest.raises(Cancelled):
+            case.hypervisor.wait_until_booted(uuid, 60, lambda: time.monotonic() > began + 1)
+        assert time.monotonic() - began < 6
+
+    def test_serves_several_jobs_at_once(self, case: HypervisorCase) -> None:
+        def live_and_die(_: int) -> UUID:
+            uuid = UUID(define(case).uuid)
+            case.hypervisor.start(uuid)
+            assert case.running(uuid) is True
+            case.hypervisor.undefine(uuid)
+            return uuid
+
+        with ThreadPoolExecutor(4) as pool:
+            ended = list(pool.map(live_and_die, range(4)))
+        assert [case.running(uuid) for uuid in ended] == [None] * 4

@@ -1,0 +1,233 @@
+"""Nothing outside the folder is ever opened: by the kernel's walk, by our own, under races, by any spelling."""
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from synvirt.disks import beneath
+from synvirt.disks.beneath import open_beneath, open_reference, resolve_beneath
+from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError
+
+
+@pytest.fixture(params=["kernel", "steps"])
+def walk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every law holds with openat2 and where the system has none."""
+    if request.param == "steps":
+
+        def absent(folder: int, name: str) -> int:
+            raise OSError(errno.ENOSYS, "no such call")
+
+        monkeypatch.setattr(beneath, "_openat2", absent)
+    return str(request.param)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "imports"
+    (root / "vm" / "snapshots").mkdir(parents=True)
+    (root / "vm" / "disk.vmdk").write_text("inside")
+    (root / "top.vmdk").write_text("top")
+    (tmp_path / "secret").write_text("outside")
+    (tmp_path / "imports-too").mkdir()
+    (tmp_path / "imports-too" / "secret").write_text("outside")
+    return root
+
+
+def content(descriptor: int) -> str:
+    with os.fdopen(descriptor) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vm/disk.vmdk", "./vm//disk.vmdk", "vm/snapshots/../disk.vmdk", "vm/../vm/disk.vmdk", "{root}/vm/disk.vmdk"],
+)
+def test_opens_what_lies_beneath(tree: Path, walk: str, name: str) -> None:
+    name = name.format(root=tree)
+    assert content(open_beneath(tree, name)) == "inside"
+    assert resolve_beneath(tree, name) == tree / "vm" / "disk.vmdk"
+
+
+def test_follows_links_that_stay_beneath(tree: Path, walk: str) -> None:
+    (tree / "vm" / "snapshots" / "base.vmdk").symlink_to("../disk.vmdk")
+    (tree / "alias").symlink_to("vm/snapshots")
+    assert content(open_beneath(tree, "alias/base.vmdk")) == "inside"
+    assert resolve_beneath(tree, "alias/base.vmdk") == tree / "vm" / "disk.vmdk"
+
+
+def test_the_root_may_itself_be_a_link(tree: Path, walk: str, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tree)
+    assert content(open_beneath(link, f"{link}/vm/disk.vmdk")) == "inside"
+    assert resolve_beneath(link, f"{tree}/vm/disk.vmdk") == tree / "vm" / "disk.vmdk"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret",
+        "vm/../../secret",
+        "/etc/passwd",
+        "{root}/../secret",
+        "{root}-too/secret",
+        "json:{{}}",
+        "nbd://localhost:10809/x",
+        "nbd:unix:/run/x",
+        "file:vm/disk.vmdk",
+        "C:\\disks\\disk.vmdk",
+        "vm/disk.vmdk\0.txt",
+        "",
+        "x" * 5000,
+        "\ud800",
+        "out",
+        "out-absolute",
+        "out-folder/secret",
+        "loop",
+        "proc/self/root/etc/passwd",
+    ],
+)
+def test_refuses_what_leads_out(tree: Path, walk: str, name: str, tmp_path: Path) -> None:
+    (tree / "out").symlink_to("../secret")
+    (tree / "out-absolute").symlink_to(tmp_path / "secret")
+    (tree / "out-folder").symlink_to("..")
+    (tree / "loop").symlink_to("loop")
+    (tree / "proc").symlink_to("/proc")
+    name = name.format(root=tree)
+    with pytest.raises(HostPathRejected):
+        open_beneath(tree, name)
+    with pytest.raises(HostPathRejected):
+        resolve_beneath(tree, name)
+
+
+def test_refuses_an_absolute_link_even_if_it_comes_back(tree: Path, walk: str) -> None:
+    """It means another file as soon as the folder is mounted or copied elsewhere."""
+    (tree / "link").symlink_to(tree / "top.vmdk")
+    with pytest.raises(HostPathRejected):
+        open_beneath(tree, "link")
+
+
+def test_refuses_pipes_sockets_and_folders_without_opening(tree: Path, walk: str) -> None:
+    os.mkfifo(tree / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        here = Path.cwd()
+        os.chdir(tree)  # a socket's path may have 107 bytes
+        try:
+            listening.bind("socket")
+        finally:
+            os.chdir(here)
+        for name in ("pipe", "socket"):
+            with pytest.raises(HostPathRejected):
+                open_beneath(tree, name)
+            with pytest.raises(HostPathRejected):
+                resolve_beneath(tree, name)
+    with pytest.raises(HostPathRejected, match="plain file"):
+        open_beneath(tree, "vm")
+    assert resolve_beneath(tree, "vm") == tree / "vm"
+
+
+@pytest.mark.parametrize("name", ["none", "none/disk.vmdk", "top.vmdk/x"])
+def test_says_what_is_missing(tree: Path, walk: str, name: str) -> None:
+    with pytest.raises(NotFound, match="no file"):
+        open_beneath(tree, name)
+
+
+def test_leaks_no_descriptor(tree: Path, walk: str) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for name in ("vm/disk.vmdk", "../secret", "none", "vm", "vm/../../x", "json:"):
+        try:
+            os.close(open_beneath(tree, name))
+        except SynvirtError:
+            continue
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.fixture
+def swapping(tree: Path, tmp_path: Path) -> Iterator[Path]:
+    """`imports/turn` is now a folder, now a link out, as fast as the machine can."""
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / "file").write_text("outside")
+    (tree / "good").mkdir()
+    (tree / "good" / "file").write_text("inside")
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            (tree / "good").rename(tree / "turn")
+            (tree / "turn").rename(tree / "good")
+            (tree / "turn").symlink_to("../evil")
+            (tree / "turn").unlink()
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        yield tree
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_rename_in_the_middle_never_leads_out(swapping: Path, walk: str) -> None:
+    seen: set[str] = set()
+    for _ in range(3000):
+        try:
+            seen.add(content(open_beneath(swapping, "turn/file")))
+        except (HostPathRejected, NotFound) as problem:
+            seen.add(type(problem).__name__)
+    assert "outside" not in seen
+    assert seen & {"inside", "NotFound", "HostPathRejected"}
+
+
+PARTS = st.sampled_from(["..", ".", "", "vm", "snapshots", "disk.vmdk", "top.vmdk", "out", "up", "secret", "imports", "a:b"])
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=st.lists(PARTS, min_size=1, max_size=8))
+def test_both_walks_agree_on_any_path(tree: Path, parts: list[str]) -> None:
+    """The kernel's verdict is the oracle for ours."""
+    if not (tree / "out").is_symlink():
+        (tree / "out").symlink_to("../secret")
+        (tree / "vm" / "up").symlink_to("..")
+
+    def verdict() -> str:
+        try:
+            return content(open_beneath(tree, "/".join(parts)))
+        except SynvirtError as problem:
+            return type(problem).__name__
+
+    def absent(folder: int, name: str) -> int:
+        raise OSError(errno.EPERM, "refused by a sandbox")
+
+    kernel = verdict()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beneath, "_openat2", absent)
+        assert verdict() == kernel
+    assert kernel != "outside"
+
+
+def test_a_reference_starts_from_the_images_folder(tree: Path) -> None:
+    descriptor, name = open_reference(tree, "vm/snapshots/disk-1.vmdk", "../disk.vmdk")
+    assert content(descriptor) == "inside"
+    assert resolve_beneath(tree, name) == tree / "vm" / "disk.vmdk"
+
+
+def test_a_reference_without_a_root_is_refused() -> None:
+    with pytest.raises(HostPathRejected, match="may open no other"):
+        open_reference(None, "disk.vmdk", "other.vmdk")
+
+
+@pytest.mark.parametrize("reference", ["../../secret", "/etc/passwd", "json:{}", "nbd://h/x"])
+def test_a_reference_that_leaves_is_refused(tree: Path, reference: str) -> None:
+    with pytest.raises(HostPathRejected):
+        open_reference(tree, "vm/disk.vmdk", reference)
+
+
+def test_a_missing_reference_makes_the_image_malformed(tree: Path) -> None:
+    with pytest.raises(MalformedArchive, match="not there"):
+        open_reference(tree, "vm/disk.vmdk", "disk-s001.vmdk")

@@ -1,0 +1,60 @@
+"""What a file is, by its magic; and that the tables know every format there is a spec for."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from synvirt.disks import IMAGES, MAGICS, detect, open_reader
+from synvirt.disks.specs import NESTING_MAX, ImageSpec, RawSpec, ReaderSpec
+from synvirt.errors import MalformedArchive, UnsupportedFormat
+
+FORMATS = get_args(ImageSpec.model_fields["format"].annotation)
+
+
+def test_every_format_has_a_magic_and_a_reader() -> None:
+    assert {name for name, *_ in MAGICS} == set(FORMATS)
+    assert set(IMAGES) == set(FORMATS)
+
+
+@pytest.mark.parametrize(("name", "at", "magic"), MAGICS)
+def test_a_magic_is_found_in_a_file_and_in_a_range_of_one(name: str, at: int, magic: bytes, tmp_path: Path) -> None:
+    content = bytearray(4096)
+    start = at if at >= 0 else len(content) + at
+    content[start : start + len(magic)] = magic
+    path = tmp_path / "image"
+    path.write_bytes(content)
+    raw = RawSpec(path=str(path))
+    assert detect(path) == ImageSpec(format=name, over=raw, root=str(tmp_path), name="image")
+    path.write_bytes(b"x" * 777 + content + b"y" * 777)
+    member = RawSpec(path=str(path), offset=777, length=4096)
+    found = detect(path, offset=777, length=4096, name="disk1")
+    assert found == ImageSpec(format=name, over=member, root=str(tmp_path), name="disk1")
+    assert detect(path) == raw
+
+
+@pytest.mark.parametrize("content", [b"", b"Q", b"QFI", b"conectix", b"x" * 600])
+def test_what_has_no_magic_is_raw_however_short(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(content)
+    assert detect(path).format == ("vhd" if content == b"conectix" else "raw")
+
+
+def test_images_lie_in_one_another_only_so_deep(tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(bytes(4096))
+    spec: ReaderSpec = RawSpec(path=str(path))
+    for _ in range(NESTING_MAX):
+        spec = ImageSpec(format="qcow2", over=spec)
+    with pytest.raises(MalformedArchive, match=f"more than {NESTING_MAX} deep"):
+        open_reader(spec)
+
+
+def test_a_reader_that_refuses_its_image_leaves_no_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(b"no image" * 1000)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for name in FORMATS:
+        with pytest.raises((MalformedArchive, UnsupportedFormat)):
+            open_reader(ImageSpec(format=name, over=RawSpec(path=str(path)), name="image"))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,240 @@
+"""A fake platform with real disks: VMs run, write, are snapshot and shut down; changes are tracked; faults are asked for.
+
+Everything lies in a folder, so that a service that was killed finds the platform as it left it, and the copy worker reads its
+disks as files. `FakePlatform` is the platform with its guests, `FakeAdapter` a session with it: the LiveAdapter under test.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from synvirt.disks.specs import ChangedSpec, RawSpec, ReaderSpec
+from synvirt.errors import AuthFailed, CbtReset, SnapshotFailed, SourceUnreachable, VmNotFound
+from synvirt.live import SnapshotRef, VmRow
+from synvirt.model import KIB, Disk, GuestOs, LiveKind, Nic, VmManifest
+
+# The granularity at which this platform tracks changes, as QEMU's bitmaps and vSphere's do.
+TRACKED_BYTES = 64 * KIB
+
+
+class FakePlatform:
+    """`faults` (set them with `fault`): how often each of them is still to happen.
+
+    unreachable, wrong_password, snapshot_failed: the next calls fail so.
+    no_change_ids: snapshots come without change ids, as before a stun.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._state() as state:
+            state.setdefault("vms", {})
+            state.setdefault("faults", {})
+            state.setdefault("supports_warm", True)
+
+    def add_vm(self, vm_id: str, disks: dict[str, bytes], *, family: str = "linux", cbt: bool = True) -> None:
+        with self._state() as state:
+            state["vms"][vm_id] = {
+                "power": "on",
+                "family": family,
+                "cbt": cbt,
+                "cbt_enabled": False,
+                "cbt_epoch": str(uuid4()),
+                "sequence": 0,
+                "journal": [],
+                "sizes": {key: len(content) for key, content in disks.items()},
+                "snapshots": {},
+                "marks": [],
+            }
+        for key, content in disks.items():
+            self.disk_path(vm_id, key).parent.mkdir(parents=True, exist_ok=True)
+            self.disk_path(vm_id, key).write_bytes(content)
+
+    def disk_path(self, vm_id: str, key: str) -> Path:
+        return self.folder / vm_id / f"{key}.raw"
+
+    def guest_writes(self, vm_id: str, key: str, offset: int, data: bytes, *, tracked: bool = True) -> bool:
+        """The guest writes to its disk; false when it is off. `tracked=False`: the platform lies about this one."""
+        with self._state() as state:
+            vm = state["vms"][vm_id]
+            if vm["power"] != "on":
+                return False
+            with self.disk_path(vm_id, key).open("r+b") as disk:
+                disk.seek(offset)
+                disk.write(data)
+            if tracked and vm["cbt_enabled"]:
+                vm["sequence"] += 1
+                vm["journal"].append([vm["sequence"], key, offset, len(data)])
+        return True
+
+    def fault(self, name: str, times: int) -> None:
+        with self._state() as state:
+            state["faults"][name] = times
+
+    def lose_change_ids(self, vm_id: str) -> None:
+        """The host crashed: change tracking begins anew, and what older change ids refer to is forgotten."""
+        with self._state() as state:
+            state["vms"][vm_id]["cbt_epoch"] = str(uuid4())
+            state["vms"][vm_id]["journal"] = []
+
+    def power(self, vm_id: str, power: str) -> None:
+        with self._state() as state:
+            state["vms"][vm_id]["power"] = power
+
+    def set_supports_warm(self, supported: bool) -> None:
+        with self._state() as state:
+            state["supports_warm"] = supported
+
+    def vm(self, vm_id: str) -> dict[str, Any]:
+        with self._state() as state:
+            if vm_id not in state["vms"]:
+                raise VmNotFound(f"there is no VM {vm_id}")
+            found: dict[str, Any] = state["vms"][vm_id]
+            return found
+
+    def strike(self, name: str) -> bool:
+        """Does this fault happen now?"""
+        with self._state() as state:
+            left = state["faults"].get(name, 0)
+            state["faults"][name] = max(0, left - 1)
+            return bool(left > 0)
+
+    @contextmanager
+    def change(self, vm_id: str) -> Iterator[dict[str, Any]]:
+        with self._state() as state:
+            if vm_id not in state["vms"]:
+                raise VmNotFound(f"there is no VM {vm_id}")
+            yield state["vms"][vm_id]
+
+    @property
+    def supports_warm(self) -> bool:
+        with self._state() as state:
+            return bool(state["supports_warm"])
+
+    def vm_ids(self) -> list[str]:
+        with self._state() as state:
+            return list(state["vms"])
+
+    @contextmanager
+    def _state(self) -> Iterator[dict[str, Any]]:
+        """One at a time, over threads and processes; written whole or not at all."""
+        with (self.folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            path = self.folder / "state.json"
+            state = json.loads(path.read_text()) if path.exists() else {}
+            yield state
+            new = path.with_suffix(".new")
+            new.write_text(json.dumps(state))
+            new.rename(path)
+
+
+class FakeAdapter:
+    kind: ClassVar[LiveKind] = LiveKind.LIBVIRT_REMOTE
+
+    def __init__(self, platform: FakePlatform) -> None:
+        self.platform = platform
+
+    async def connect(self) -> None:
+        self._faults()
+        if self.platform.strike("wrong_password"):
+            raise AuthFailed("the fake platform refused the password")
+
+    async def supports_warm(self) -> bool:
+        return self.platform.supports_warm
+
+    async def list_vms(self) -> list[VmRow]:
+        return [VmRow(vm_id, vm_id, self.platform.vm(vm_id)["power"]) for vm_id in self.platform.vm_ids()]
+
+    async def inspect(self, vm_id: str) -> VmManifest:
+        self._faults()
+        vm = self.platform.vm(vm_id)
+        return VmManifest(
+            vm_id=vm_id,
+            name=vm_id,
+            power_state=vm["power"],
+            memory_bytes=512 << 20,
+            guest_os=GuestOs(family=vm["family"]),
+            cbt_available=vm["cbt"],
+            cbt_reason=None if vm["cbt"] else "its disks cannot hold bitmaps",
+            disks=tuple(
+                Disk(key=key, label=key, capacity_bytes=size, boot_order=number + 1, cbt_enabled=vm["cbt_enabled"])
+                for number, (key, size) in enumerate(vm["sizes"].items())
+            ),
+            nics=(Nic(key="nic-0", mac="52:54:00:00:00:01"),),
+        )
+
+    async def enable_cbt(self, vm_id: str) -> None:
+        with self.platform.change(vm_id) as vm:
+            vm["cbt_enabled"] = True
+
+    async def snapshot(self, vm_id: str, name: str) -> SnapshotRef:
+        self._faults()
+        with self.platform.change(vm_id) as vm:
+            if name not in vm["snapshots"]:
+                folder = self._snapshot_folder(vm_id, name)
+                folder.mkdir(parents=True, exist_ok=True)
+                for key in vm["sizes"]:
+                    shutil.copyfile(self.platform.disk_path(vm_id, key), folder / f"{key}.raw")
+                vm["snapshots"][name] = f"{vm['cbt_epoch']}/{vm['sequence']}"
+            change_id = vm["snapshots"][name]
+            keys = list(vm["sizes"]) if vm["cbt_enabled"] else []
+        if self.platform.strike("snapshot_failed"):
+            raise SnapshotFailed(f"the fake platform could not snapshot {vm_id}")
+        if self.platform.strike("no_change_ids"):
+            keys = []
+        return SnapshotRef(id=name, change_ids=dict.fromkeys(keys, change_id))
+
+    async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        self._faults()
+        whole = RawSpec(path=str(self._snapshot_folder(vm_id, snapshot.id) / f"{disk.key}.raw"))
+        if since is None:
+            return whole
+        vm = self.platform.vm(vm_id)
+        epoch, sequence = since.split("/")
+        until = vm["snapshots"][snapshot.id].split("/")
+        if epoch != vm["cbt_epoch"] or until[0] != epoch:
+            raise CbtReset(f"disk {disk.key}: change id {since} is unknown")
+        areas = {
+            block
+            for number, key, offset, length in vm["journal"]
+            if key == disk.key and int(sequence) < number <= int(until[1])
+            for block in range(offset // TRACKED_BYTES, (offset + length - 1) // TRACKED_BYTES + 1)
+        }
+        size = vm["sizes"][disk.key]
+        starts = sorted(block * TRACKED_BYTES for block in areas)
+        return ChangedSpec(over=whole, areas=tuple((start, min(TRACKED_BYTES, size - start)) for start in starts))
+
+    async def shutdown(self, vm_id: str) -> None:
+        self._faults()
+        self.platform.power(vm_id, "off")
+
+    async def power_on(self, vm_id: str) -> None:
+        self._faults()
+        self.platform.power(vm_id, "on")
+
+    async def mark(self, vm_id: str, note: str) -> None:
+        with self.platform.change(vm_id) as vm:
+            if note not in vm["marks"]:
+                vm["marks"].append(note)
+
+    async def cleanup(self, vm_id: str, name: str) -> None:
+        self._faults()
+        with self.platform.change(vm_id) as vm:
+            vm["snapshots"].pop(name, None)
+        shutil.rmtree(self._snapshot_folder(vm_id, name), ignore_errors=True)
+
+    async def close(self) -> None:
+        pass
+
+    def _snapshot_folder(self, vm_id: str, name: str) -> Path:
+        return self.platform.folder / vm_id / "snapshots" / os.path.basename(name)  # noqa: PTH119 - a name, not a path
+
+    def _faults(self) -> None:
+        if self.platform.strike("unreachable"):
+            raise SourceUnreachable("the fake platform does not answer")

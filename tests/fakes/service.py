@@ -1,0 +1,109 @@
+"""A running service without an engine: a real store, app and server; the test moves the jobs itself."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+
+from synvirt.api import Server, create_app
+from synvirt.api.auth import Check, Remembering
+from synvirt.api.host_files import host_files_router
+from synvirt.api.stream import Pace
+from synvirt.api.uploads import uploads_router
+from synvirt.errors import Unauthorized
+from synvirt.migrations.board import Board
+from synvirt.migrations.intake import Intake
+from synvirt.migrations.uploads import Uploads
+from synvirt.model import HostPathRef, Migration, MigrationPlan, Mode, OfflineKind, PlanSource, Problem, State, StateVisit, now
+from synvirt.settings import Settings, prepare_data_dir
+from synvirt.store import Store
+
+PREFIX = "/api/v1/migrator"
+USER, PASSWORD = "admin", "correct horse"
+QUICK = Pace(tick_s=0.02, ask_every_s=0.1, progress_every_s=0.1, heartbeat_every_s=0.3)
+PLAN = MigrationPlan(
+    source=PlanSource(Offline=OfflineKind.OVA_ARCHIVE),
+    source_ref=HostPathRef(kind="offline_host_path", path="/imports/web.ova"),
+    mode=Mode.COLD,
+)
+
+
+def only_admin(user: str, password: str, address: str) -> None:
+    if (user, password) != (USER, PASSWORD):
+        raise Unauthorized("the user or the password is wrong")
+
+
+class Service:
+    """`begin` is called with the id of each new job, as the engine would be."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        check_password: Check = only_admin,
+        check: Callable[[MigrationPlan], None] = lambda plan: None,
+        pace: Pace = QUICK,
+        idle_s: float = 20,
+        **settings: object,
+    ) -> None:
+        self.settings = Settings.model_validate({"data_dir": data_dir, "listen": "127.0.0.1:0"} | settings)
+        prepare_data_dir(self.settings)
+        self.board = Board()
+        self.store = Store(self.settings.store_url, on_commit=self.board.committed)
+        self.begun: list[UUID] = []
+        self.woken: list[UUID] = []
+        self.begin: Callable[[UUID], None] = self.begun.append
+        self.intake = Intake(
+            self.store,
+            self.board,
+            host="local",
+            check=check,
+            begin=self._begin,
+            wake=self.woken.append,
+        )
+        self.uploads = Uploads(self.store.uploads, self.settings)
+        routers = (host_files_router(self.settings.imports_dir), uploads_router(self.uploads, idle_s=idle_s))
+        self.app = create_app(self.intake, self.settings, authenticate=Remembering(check_password), routers=routers, pace=pace)
+
+    def _begin(self, job_id: UUID) -> None:
+        self.begin(job_id)
+
+    def submit(self, plan: MigrationPlan = PLAN) -> Migration:
+        return self.intake.submit(plan)
+
+    def move(self, job_id: UUID, state: State, *, error: Problem | None = None) -> Migration:
+        def change(job: Migration) -> Migration:
+            visits = (*job.history, StateVisit(state=state, at=now()))
+            return job.model_copy(update={"state": state, "history": visits, "last_error": error or job.last_error})
+
+        return self.store.change(job_id, self.store.get(job_id).state, change)
+
+    @contextmanager
+    def served(self) -> Iterator[Server]:
+        """On real sockets, in a thread of its own."""
+        server = Server(self.app, self.settings)
+        ready = threading.Event()
+        thread = threading.Thread(target=server.run, kwargs={"on_ready": ready.set}, daemon=True)
+        thread.start()
+        try:
+            assert ready.wait(10), "the server did not start"
+            yield server
+        finally:
+            server.stop()
+            thread.join(10)
+            assert not thread.is_alive(), "the server did not stop"
+
+    def local(self) -> httpx.Client:
+        """By the Unix socket of the running service, under the migrator's prefix."""
+        transport = httpx.HTTPTransport(uds=str(self.settings.socket_path))
+        return httpx.Client(transport=transport, base_url=f"http://synvirt{PREFIX}", timeout=20)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def failed(message: str = "the disk is full") -> Problem:
+    return Problem(code="E_MIG_DISK_WRITE_FAILED", message=message, hint="make room", at=now(), state=State.COPYING_FULL)

@@ -1,0 +1,165 @@
+"""A whole house of fakes for a job to run in: real store, real copy workers, real volumes; fake platform and hypervisor.
+
+`House.run` does what the engine does, without DBOS: it moves a job until it ends. `Crash` at a chosen commit, then `run` again
+by a new House over the same folder, is a service that was killed and started.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from synvirt.destinations.directory import DirectoryDestination
+from synvirt.disks.beneath import resolve_beneath
+from synvirt.live import LiveAdapter
+from synvirt.migrations.advance import advance
+from synvirt.migrations.board import Board
+from synvirt.migrations.intake import Intake, check_plan
+from synvirt.migrations.job import Stop
+from synvirt.migrations.rooms import Rooms
+from synvirt.migrations.uploads import Uploads
+from synvirt.model import ENDS, LiveKind, Migration, MigrationPlan, OfflineKind, State
+from synvirt.offline.registry import BY_KIND, detect
+from synvirt.settings import Settings
+from synvirt.store import Store
+from tests.fakes.guests import FakePreparer
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.live import FakeAdapter, FakePlatform
+from tests.fakes.offline import FakeImporter
+
+SOURCE_ID = UUID(int=7)
+VM = "vm-1"
+
+
+class Crash(BaseException):
+    """The service dies here: nothing of ours may catch it."""
+
+
+class House:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        store_url: str | None = None,
+        hypervisor: FakeHypervisor | None = None,
+        preparer: FakePreparer | None = None,
+        family: str = "linux",
+        destination: DirectoryDestination | None = None,
+        real_importers: bool = False,
+    ) -> None:
+        """`real_importers`: those of the product, instead of the fake that serves ovf_folder."""
+        self.folder = folder
+        self.platform = FakePlatform(folder / "platform")
+        self.store = Store(store_url or f"sqlite:///{folder / 'store.db'}")
+        self.uploads = Uploads(self.store.uploads, Settings(data_dir=folder))
+        self.hypervisor = hypervisor or FakeHypervisor()
+        self.preparer = preparer or FakePreparer()
+        self.imports = folder / "imports"
+        self.imports.mkdir(exist_ok=True)
+        (folder / "volumes").mkdir(exist_ok=True)
+        self.destination = destination or DirectoryDestination(folder / "volumes")
+        self.board = Board()
+        self.rooms = Rooms(
+            store=self.store,
+            board=self.board,
+            import_root=self.imports,
+            resolve=lambda path: resolve_beneath(self.imports, path),
+            upload_path=lambda upload_id: self.uploads.get(upload_id).path,
+            importers=BY_KIND if real_importers else {OfflineKind.OVF_FOLDER: FakeImporter(family)},
+            detect=lambda path: detect(path, self.imports) if real_importers else FakeImporter(family),
+            connect=self.connect,
+            destination=self.destination,
+            hypervisor=self.hypervisor,
+            preparer=self.preparer,
+            boot_timeout_s=5,
+            # Often, so that a pass of a few MiB has watermarks to crash at.
+            flush_every_s=0.05,
+        )
+        self.stops: dict[UUID, Stop] = {}
+        self.intake = Intake(
+            self.store,
+            self.board,
+            host="local",
+            check=(lambda plan: check_plan(self.rooms, plan)) if real_importers else (lambda plan: None),
+            begin=lambda job_id: None,
+            wake=self.wake,
+        )
+
+    async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        assert source_id == SOURCE_ID
+        return FakeAdapter(self.platform)
+
+    def wake(self, job_id: UUID) -> None:
+        if self.store.cancel_requested(job_id):
+            self.stops.setdefault(job_id, Stop()).set()
+
+    def run(self, job_id: UUID) -> Migration:
+        """Move the job until it ends, as the engine does."""
+        stop = self.stops.setdefault(job_id, Stop())
+
+        async def until_the_end() -> Migration:
+            while True:
+                job = await asyncio.to_thread(self.store.get, job_id)
+                if job.state in ENDS:
+                    return job
+                if await asyncio.to_thread(self.store.cancel_requested, job_id):
+                    stop.set()
+                await advance(self.rooms, job, job.state, stop)
+
+        return asyncio.run(until_the_end())
+
+    def volume(self, job: Migration, key: str = "disk-0") -> Path:
+        name = next(disk.volume for disk in job.disks if disk.key == key)
+        assert name is not None
+        return Path(self.destination.device(name))
+
+    def leftovers(self, vm_id: str | None = None) -> list[str]:
+        """What a job that ended badly should not have left anywhere."""
+        left = [str(path) for path in (self.folder / "volumes").rglob("*")]
+        left += [f"domain {uuid}" for uuid in self.hypervisor.domains]
+        if vm_id is not None:
+            left += [f"snapshot {name}" for name in self.platform.vm(vm_id)["snapshots"]]
+        return left
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def live_plan(mode: str = "Warm", **fields: Any) -> MigrationPlan:
+    return MigrationPlan.model_validate(
+        {
+            "source": {"Live": "libvirt_remote"},
+            "source_ref": {"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": VM},
+            "mode": mode,
+            **fields,
+        }
+    )
+
+
+def offline_plan(path: Path, mode: str = "Cold", kind: str = "ovf_folder", **fields: Any) -> MigrationPlan:
+    return MigrationPlan.model_validate(
+        {
+            "source": {"Offline": kind},
+            "source_ref": {"kind": "offline_host_path", "path": str(path)},
+            "mode": mode,
+            **fields,
+        }
+    )
+
+
+def states(job: Migration) -> list[State]:
+    return [visit.state for visit in job.history]
+
+
+def crash_at(commit: int) -> Callable[[], None]:
+    """An on_commit that raises Crash right after the given commit, counted from 1."""
+    seen = 0
+
+    def committed() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == commit:
+            raise Crash
+
+    return committed

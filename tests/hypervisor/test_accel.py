@@ -1,0 +1,123 @@
+"""Whether KVM works is found out by running a guest."""
+
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from synvirt.hypervisor import accel
+from tests.needs import need
+from tests.processes import command_line
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    need(accel.EMULATOR, "qemu-system-x86")
+    monkeypatch.setattr(accel, "_known", None)
+
+
+def pretend_kvm(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path:
+    """A /dev/kvm that is there, and a QEMU that does what the script says and counts how often it was run."""
+    (folder / "bin").mkdir()
+    emulator = folder / "bin" / accel.EMULATOR
+    emulator.write_text(f"#!/bin/sh\necho run >> {folder / 'runs'}\n{script}\n")
+    emulator.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(accel, "KVM_DEVICE", folder)
+    return folder / "runs"
+
+
+def test_the_probe_guest_runs_to_its_end_where_guests_run() -> None:
+    assert accel.boots_under("tcg") is None
+
+
+def test_the_probe_guest_gets_through_long_mode(tmp_path: Path) -> None:
+    """The count is in 64-bit code: a probe that ended before it would call a KVM good that stands still there."""
+    image = tmp_path / "probe.img"
+    counter = bytes.fromhex("b900e1f505")
+    assert accel.PROBE_SECTOR.count(counter) == 1
+    # The same guest, halted after its count: QEMU is still there, since the exit comes from long mode and nowhere else.
+    image.write_bytes(accel.PROBE_SECTOR.replace(bytes.fromhex("b010e6f4"), bytes.fromhex("ebfe9090")))
+    argv = [accel.EMULATOR, "-machine", "pc", "-accel", "tcg", "-m", "32", "-display", "none", "-no-reboot", "-nodefaults"]
+    argv += ["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-drive", f"file={image},format=raw,if=ide"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(argv, timeout=3, check=False)
+
+
+def test_answers_in_bounded_time_on_this_machine() -> None:
+    began = time.monotonic()
+    found = accel.accelerator()
+    assert found.kind in ("kvm", "tcg")
+    assert found.reason
+    assert time.monotonic() - began < accel.PROBE_LIMIT_S + 5
+    if found.kind == "kvm":
+        assert accel.boots_under("kvm") is None
+
+
+def test_no_device_needs_no_guest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs = pretend_kvm(monkeypatch, tmp_path, "exit 33")
+    monkeypatch.setattr(accel, "KVM_DEVICE", tmp_path / "nothing")
+    assert accel.accelerator().kind == "tcg"
+    assert not runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "reason"),
+    [
+        ("exit 33", "kvm", "ran under KVM"),
+        ("exit 0", "tcg", "before its guest"),
+        ("echo 'Could not access KVM kernel module: Permission denied' >&2; exit 1", "tcg", "Permission denied"),
+        ("exec sleep 60", "tcg", "did not come to its end"),
+    ],
+)
+def test_a_device_is_not_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, kind: str, reason: str) -> None:
+    monkeypatch.setattr(accel, "PROBE_LIMIT_S", 0.5)
+    pretend_kvm(monkeypatch, tmp_path, script)
+    found = accel.accelerator()
+    assert found.kind == kind
+    assert reason in found.reason
+
+
+def test_a_probe_ends_though_its_service_was_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend_kvm(monkeypatch, tmp_path, f"echo $$ > {tmp_path / 'pid'}; exec sleep 61")
+    code = "from synvirt.hypervisor import accel; accel.PROBE_LIMIT_S = 1; accel.boots_under('kvm')"
+    service = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid").exists() or not (pid := (tmp_path / "pid").read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    service.kill()
+    service.wait()
+    while command_line(int(pid)):  # empty for what is gone, and for a zombie that nobody waits for
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_one_probe_for_all_threads_and_the_next_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs = pretend_kvm(monkeypatch, tmp_path, "sleep 0.2; exit 33")
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda _: accel.accelerator(tmp_path), range(8)))
+    monkeypatch.setattr(accel, "_known", None)
+    assert {*found, accel.accelerator(tmp_path)} == {accel.Accelerator("kvm", "a guest ran under KVM")}
+    assert runs.read_text().count("run") == 1
+
+
+@pytest.mark.parametrize("spoil", ["host", "kind", "text", "gone"])
+def test_what_was_remembered_is_doubted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spoil: str) -> None:
+    """Another boot of the host, another QEMU, a file that somebody broke."""
+    runs = pretend_kvm(monkeypatch, tmp_path, "exit 33")
+    accel.accelerator(tmp_path)
+    kept = tmp_path / "accelerator.json"
+    if spoil in ("host", "kind"):
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), spoil: "other"}))
+    elif spoil == "text":
+        kept.write_text("[1, {")
+    else:
+        kept.unlink()
+    monkeypatch.setattr(accel, "_known", None)
+    assert accel.accelerator(tmp_path).kind == "kvm"
+    assert runs.read_text().count("run") == 2

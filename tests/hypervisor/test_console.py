@@ -1,0 +1,74 @@
+"""A guest's console is quoted where its boot fails: its last lines, bounded whatever the guest writes."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from synvirt.hypervisor import console
+
+
+@pytest.mark.parametrize(
+    ("shown", "cause"),
+    [
+        ("Booting from Hard Disk...\nBoot failed: could not read the boot disk\n\nNo bootable device.", "nothing to boot from"),
+        ("BdsDxe: No bootable option or device was found.", "nothing to boot from"),
+        ("error: no such device: 5b1f.\nEntering rescue mode...\ngrub rescue>", "boot loader"),
+        ("Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)", "root file system"),
+        ("Gave up waiting for root file system device.", "root file system"),
+        ("ALERT! UUID=0a3f does not exist.  Dropping to a shell!", "root file system"),
+        ("dracut-initqueue[319]: Warning: dracut-initqueue timeout - starting timeout scripts", "root file system"),
+        ("Kernel panic - not syncing: Attempted to kill init!", "panicked"),
+        ("You are in emergency mode. After logging in, type", "emergency"),
+    ],
+)
+def test_known_ends_have_a_cause_and_a_hint(shown: str, cause: str) -> None:
+    known = console.cause(shown)
+    assert known is not None
+    assert cause in known.cause
+    assert known.hint
+
+
+def test_an_ordinary_boot_has_no_cause() -> None:
+    assert console.cause("[    1.0] Linux version 6.1\nDebian GNU/Linux 12 web ttyS0\n\nweb login:") is None
+
+
+def test_a_login_prompt_is_the_last_thing_shown() -> None:
+    assert console.LOGIN_PROMPT.search("Debian GNU/Linux 12 web ttyS0\nweb login:")
+    assert not console.LOGIN_PROMPT.search("Last login: Mon Nov 3\n$")
+
+
+@given(st.binary(max_size=3 * console.TAIL_BYTES))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+def test_a_tail_is_short_plain_text(tmp_path: Path, written: bytes) -> None:
+    log = tmp_path / "console.log"
+    log.write_bytes(written)
+    shown = console.tail(log)
+    assert len(shown.split("\n")) <= console.TAIL_LINES
+    assert all(len(line) <= console.LINE_CHARS for line in shown.split("\n"))
+    assert not set(shown) & set(map(chr, [*range(10), *range(11, 32), 127]))
+
+
+def test_the_tail_ends_where_the_console_ends_without_its_colours(tmp_path: Path) -> None:
+    log = tmp_path / "console.log"
+    log.write_bytes(b"x" * 100_000 + b"\r\n\x1b[0;1;31mfailed\x1b[0m to start\r\n\r\nend\r\n")
+    assert console.tail(log).endswith("failed to start\nend")
+
+
+def test_no_console_is_an_empty_tail(tmp_path: Path) -> None:
+    assert console.tail(tmp_path / "nothing.log") == ""
+
+
+def test_a_log_that_outgrows_its_limit_is_cut_to_its_tail_and_goes_on(tmp_path: Path) -> None:
+    log, small = tmp_path / "a.log", tmp_path / "b.log"
+    small.write_bytes(b"short")
+    with log.open("ab") as qemu:  # holds it open for appending, as QEMU does
+        qemu.write(b"old" * console.LOG_LIMIT_BYTES + b"the tail")
+        qemu.flush()
+        console.trim(tmp_path)
+        assert log.stat().st_size <= console.TAIL_BYTES
+        qemu.write(b" and more")
+        qemu.flush()
+    assert log.read_bytes().endswith(b"the tail and more")
+    assert small.read_bytes() == b"short"

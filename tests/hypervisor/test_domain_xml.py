@@ -1,0 +1,257 @@
+"""Domain XML: golden documents that libvirt's own schema accepts, and laws for whatever a manifest may say."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synvirt.errors import DomainDefineFailed, Internal
+from synvirt.hypervisor import Volume
+from synvirt.hypervisor.domain_xml import BUSES, NAME_LIMIT_BYTES, Host, build, job_of, safe_name
+from synvirt.model import GIB, MIB, Disk, GuestOs, Migration, NetworkMap, Nic, State, StateVisit, VmManifest, now
+from tests.contracts.hypervisors import job
+from tests.fakes.hypervisor import HOST
+from tests.needs import need
+
+GOLDEN = Path(__file__).parent / "golden"
+JOB_ID = UUID("6f1c3c0a-3c5f-4b52-9f57-7d8f4d3f6a01")
+
+
+def disk(key: str, *, boot_order: int | None = None) -> Disk:
+    return Disk(key=key, label=key, capacity_bytes=GIB, boot_order=boot_order)
+
+
+def volumes(manifest: VmManifest, *, device_type: str = "file") -> list[Volume]:
+    return [Volume(one.key, f"/volumes/{one.key}", device_type) for one in manifest.disks]
+
+
+def fixed(manifest: VmManifest, *, prepared: bool = False, **target: object) -> Migration:
+    history = (StateVisit(state=State.V2V_PROCESSING, at=now()),) if prepared else ()
+    return job(manifest, **target).model_copy(update={"id": JOB_ID, "history": history})
+
+
+LINUX = VmManifest(
+    vm_id="vm-1",
+    name="web 1 / front",
+    cpu_count=4,
+    cores_per_socket=2,
+    memory_bytes=4 * GIB,
+    guest_os=GuestOs(family="linux"),
+    disks=(disk("data"), disk("system", boot_order=1)),
+    nics=(
+        Nic(key="n1", mac="00:50:56:AB:cd:01", model="vmxnet3", network="VM Network"),
+        Nic(key="n2", network="Storage", connected=False),
+    ),
+)
+WINDOWS = VmManifest(
+    vm_id="vm-2",
+    name="win",
+    firmware="uefi",
+    secure_boot=True,
+    tpm=True,
+    cpu_count=2,
+    memory_bytes=8 * GIB,
+    guest_os=GuestOs(family="windows"),
+    disks=(disk("c"),),
+    nics=(Nic(key="n1", mac="00:15:5d:01:02:03", network="lan"),),
+)
+OTHER = VmManifest(vm_id="vm-3", name="appliance", disks=(disk("one"),), nics=(Nic(key="n1"),))
+SYSTEM = Host("kvm", "/log/{uuid}.log", "network:default", "network", HOST.uefi, HOST.uefi_secure, tpm=True)
+
+CASES: dict[str, Callable[[], str]] = {
+    "linux": lambda: (
+        build(fixed(LINUX, network_map=[NetworkMap(source="Storage", target="bridge:br0")]), volumes(LINUX), HOST).xml
+    ),
+    "windows-kvm": lambda: (
+        build(
+            fixed(WINDOWS, prepared=True, network_map=[NetworkMap(source="lan", target="office")]),
+            volumes(WINDOWS, device_type="block"),
+            SYSTEM,
+        ).xml
+    ),
+    "other": lambda: build(fixed(OTHER), volumes(OTHER), HOST).xml,
+    "scsi": lambda: build(fixed(LINUX, disk_bus="scsi", name="renamed", cpu_count=3), volumes(LINUX), HOST).xml,
+    "ide": lambda: build(fixed(OTHER, disk_bus="ide"), volumes(OTHER), HOST).xml,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str) -> None:
+    """After a change that is meant: write the new document there, and read it."""
+    assert CASES[name]() == (GOLDEN / f"{name}.xml").read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_libvirt_accepts_it(name: str) -> None:
+    need("xmllint", "libxml2-utils")  # virt-xml-validate calls it
+    validate = need("virt-xml-validate", "libvirt-clients")
+    done = subprocess.run([validate, str(GOLDEN / f"{name}.xml"), "domain"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ── laws ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TEXT = st.text(st.characters(exclude_categories=()), max_size=40)  # control characters and lone surrogates too
+FAMILY = st.sampled_from(["windows", "linux", "other"])
+MANIFESTS = st.builds(
+    VmManifest,
+    vm_id=st.just("x"),
+    name=TEXT,
+    cpu_count=st.integers(-1, 64),
+    cores_per_socket=st.integers(-1, 9),
+    memory_bytes=st.integers(0, 1 << 45),
+    guest_os=st.builds(GuestOs, family=FAMILY),
+    disks=st.lists(TEXT, unique=True, max_size=30).map(lambda keys: tuple(disk(key) for key in keys)),
+    nics=st.lists(st.builds(Nic, key=TEXT, mac=st.none() | TEXT, network=TEXT, model=TEXT), max_size=3).map(tuple),
+)
+
+
+@given(MANIFESTS, st.lists(st.builds(NetworkMap, source=TEXT, target=TEXT), max_size=2), st.booleans())
+def test_whatever_the_manifest_says_it_is_a_document_of_the_same_job(
+    manifest: VmManifest, mapped: list[NetworkMap], prepared: bool
+) -> None:
+    migration = fixed(manifest, prepared=prepared).model_copy(
+        update={
+            "plan": job().plan.model_copy(
+                update={"target": job().plan.target.model_copy(update={"network_map": tuple(mapped)})}
+            )
+        }
+    )
+    given_volumes = [Volume(one.key, f"/volumes/{number}", "file") for number, one in enumerate(manifest.disks)]
+    domain = build(migration, given_volumes, HOST)
+    assert domain == build(migration, list(reversed(given_volumes)), HOST)
+    root = ET.fromstring(domain.xml.encode())
+    assert root.findtext("uuid") == str(JOB_ID)
+    assert root.findtext("name") == domain.name
+    paths = [source.get("file") for source in root.findall("devices/disk/source")]
+    assert paths == [volume.path for volume in given_volumes], "disks keep the manifest's order"
+    assert len({target.get("dev") for target in root.findall("devices/disk/target")}) == len(given_volumes)
+    assert len({serial.text for serial in root.findall("devices/disk/serial")}) == len(given_volumes)
+    orders = sorted(int(boot.get("order", 0)) for boot in root.findall("devices/disk/boot"))
+    assert orders == list(range(1, len(given_volumes) + 1))
+    topology = root.find("cpu/topology")
+    assert topology is not None
+    assert int(topology.get("sockets", 0)) * int(topology.get("cores", 0)) == int(root.findtext("vcpu", "0")) >= 1
+
+
+@given(TEXT)
+def test_a_safe_name_is_a_file_name_and_stays_what_it_is(wanted: str) -> None:
+    name = safe_name(wanted, fallback="vm")
+    assert name == safe_name(name, fallback="vm")
+    assert 0 < len(name.encode()) <= NAME_LIMIT_BYTES + len("vm-")
+    assert not set(name) & set("/\\ \n\0<>&'\"")
+    assert name[0] not in "-."
+    assert not name.isdecimal(), "virsh would take it for a number"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"), [("web 1 / front", "web-1-front"), ("..", "vm"), ("", "vm"), ("42", "vm-42"), ("Büro", "Büro")]
+)
+def test_safe_names(wanted: str, name: str) -> None:
+    assert safe_name(wanted, fallback="vm") == name
+
+
+# ── choices ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("family", "prepared", "bus", "nic"),
+    [
+        ("linux", False, "virtio", "virtio"),
+        ("windows", False, "sata", "e1000e"),
+        ("windows", True, "virtio", "virtio"),
+        ("other", False, "sata", "e1000e"),
+    ],
+)
+def test_devices_are_those_the_guest_has_drivers_for(family: str, bus: str, nic: str, *, prepared: bool) -> None:
+    manifest = VmManifest(vm_id="x", name="x", guest_os=GuestOs(family=family), disks=(disk("a"),), nics=(Nic(key="n"),))
+    root = ET.fromstring(build(fixed(manifest, prepared=prepared), volumes(manifest), HOST).xml)
+    assert [target.get("bus") for target in root.findall("devices/disk/target")] == [bus]
+    assert [model.get("type") for model in root.findall("devices/interface/model")] == [nic]
+
+
+@pytest.mark.parametrize("bus", BUSES)
+def test_the_plan_chooses_the_bus(bus: str) -> None:
+    root = ET.fromstring(build(fixed(LINUX, disk_bus=bus), volumes(LINUX), HOST).xml)
+    assert {target.get("bus") for target in root.findall("devices/disk/target")} == {bus}
+
+
+def test_a_bus_that_libvirt_lacks_is_refused() -> None:
+    with pytest.raises(DomainDefineFailed, match="nvme"):
+        build(fixed(LINUX, disk_bus="nvme"), volumes(LINUX), HOST)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_uefi_without_firmware_on_the_host_names_the_package(secure: bool) -> None:
+    manifest = LINUX.model_copy(update={"firmware": "uefi", "secure_boot": secure})
+    with pytest.raises(DomainDefineFailed) as caught:
+        build(fixed(manifest), [], Host("tcg", "/log/{uuid}"))
+    assert "ovmf" in str(caught.value.hint)
+
+
+def test_a_volume_of_no_disk_is_our_own_mistake() -> None:
+    with pytest.raises(Internal):
+        build(fixed(LINUX), [Volume("nothing", "/x", "file")], HOST)
+
+
+def test_a_job_without_a_manifest_has_no_domain_yet() -> None:
+    with pytest.raises(Internal):
+        build(job().model_copy(update={"manifest": None}), [], HOST)
+
+
+def test_a_skipped_disk_is_left_out() -> None:
+    root = ET.fromstring(build(fixed(LINUX), volumes(LINUX)[1:], HOST).xml)
+    assert [source.get("file") for source in root.findall("devices/disk/source")] == ["/volumes/system"]
+
+
+def test_twenty_seven_disks_have_the_names_that_linux_gives() -> None:
+    manifest = LINUX.model_copy(update={"disks": tuple(disk(str(number)) for number in range(28))})
+    root = ET.fromstring(build(fixed(manifest), volumes(manifest), HOST).xml)
+    names = [target.get("dev") for target in root.findall("devices/disk/target")]
+    assert (names[0], names[25], names[26], names[27]) == ("vda", "vdz", "vdaa", "vdab")
+
+
+@pytest.mark.parametrize("mac", [None, "", "01:00:5e:00:00:01", "00:50:56:ab:cd", "x" * 17])
+def test_a_mac_that_no_card_can_have_is_replaced_by_one_that_stays(mac: str | None) -> None:
+    manifest = OTHER.model_copy(update={"nics": (Nic(key="a", mac=mac), Nic(key="b", mac=mac))})
+    root = ET.fromstring(build(fixed(manifest), volumes(manifest), HOST).xml)
+    first, second = (one.get("address", "") for one in root.findall("devices/interface/mac"))
+    assert first.startswith("52:54:00:")
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "kind", "name"),
+    [
+        ("user", HOST, "user", None),
+        ("bridge:br1", HOST, "bridge", "br1"),
+        ("network:lan", HOST, "network", "lan"),
+        ("br1", HOST, "bridge", "br1"),
+        ("lan", SYSTEM, "network", "lan"),
+        (None, HOST, "user", None),
+        (None, SYSTEM, "network", "default"),
+    ],
+)
+def test_networks(target: str | None, host: Host, kind: str, name: str | None) -> None:
+    mapped = [] if target is None else [NetworkMap(source="", target=target)]
+    root = ET.fromstring(build(fixed(OTHER, network_map=mapped), volumes(OTHER), host).xml)
+    interface = root.find("devices/interface")
+    assert interface is not None
+    source = interface.find("source")
+    assert (interface.get("type"), None if source is None else source.get(kind)) == (kind, name)
+
+
+def test_the_mark_of_a_job_is_read_back() -> None:
+    assert job_of(build(fixed(OTHER), volumes(OTHER), HOST).xml) == str(JOB_ID)
+    assert job_of(f"<job xmlns='x' id='{JOB_ID}'/>") == str(JOB_ID), "as libvirt quotes it"
+    assert job_of("<domain id='7'/>") is None
+
+
+def test_the_least_memory_is_what_something_boots_with() -> None:
+    manifest = OTHER.model_copy(update={"memory_bytes": 0})
+    assert f">{64 * MIB}<" in build(fixed(manifest), volumes(manifest), HOST).xml

@@ -1,0 +1,24 @@
+"""A service without its API: the engine over a house of fakes, in a process of its own that a test can kill.
+
+python -m tests.migrations.engine_process FOLDER STORE_URL
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from synvirt.migrations.engine import Engine
+from tests.house import House
+
+
+def main() -> None:
+    house = House(Path(sys.argv[1]), store_url=sys.argv[2])
+    engine = Engine(house.rooms, url=sys.argv[2], host="local", jobs_at_once=2)
+    engine.start()
+    print("ready", flush=True)
+    while True:
+        time.sleep(1)
+
+
+if __name__ == "__main__":
+    main()

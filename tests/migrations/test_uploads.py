@@ -1,0 +1,70 @@
+"""A plan that names an upload: imported whole, kept while it is read, refused when it is not there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.errors import Conflict, InvalidPlan, UploadNotFound
+from synvirt.model import MigrationPlan, State, Upload
+from synvirt.settings import Settings, prepare_data_dir
+from tests.house import House
+from tests.offline.appliances import image, raw_disk
+
+RAW = raw_disk()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    prepare_data_dir(Settings(data_dir=tmp_path))
+    house = House(tmp_path, real_importers=True)
+    yield house
+    house.close()
+
+
+@pytest.fixture
+def upload(house: House, tmp_path: Path) -> Upload:
+    incoming = house.uploads.begin("web.qcow2")
+    incoming.write(memoryview(image(tmp_path / "images", "web.qcow2", "qcow2", RAW).read_bytes()))
+    return incoming.finish(None)
+
+
+def plan(upload_id: UUID, kind: str = "qcow2") -> MigrationPlan:
+    ref = {"kind": "upload", "upload_id": str(upload_id)}
+    return MigrationPlan.model_validate({"source": {"Offline": kind}, "source_ref": ref, "mode": "Cold"})
+
+
+def test_an_upload_is_imported(house: House, upload: Upload) -> None:
+    job = house.intake.submit(plan(upload.id))
+    assert job.name == "web.qcow2"
+    with pytest.raises(Conflict):
+        house.uploads.remove(upload.id)
+    done = house.run(job.id)
+    assert done.state == State.COMPLETED, done.last_error
+    assert done.manifest is not None
+    assert done.manifest.name == "web"
+    assert house.volume(done, "disk0").read_bytes() == RAW
+    house.uploads.remove(upload.id)
+
+
+def test_an_upload_of_another_kind_is_refused_at_once(house: House, upload: Upload) -> None:
+    with pytest.raises(InvalidPlan, match=r"web.qcow2 is of kind qcow2, not vmdk"):
+        house.intake.submit(plan(upload.id, "vmdk"))
+
+
+def test_an_upload_that_is_not_there_is_refused_at_once(house: House) -> None:
+    nobody = uuid4()
+    with pytest.raises(UploadNotFound, match=str(nobody)):
+        house.intake.submit(plan(nobody))
+
+
+def test_an_upload_that_is_gone_when_the_job_begins_fails_it(house: House, upload: Upload) -> None:
+    job = house.intake.submit(plan(upload.id))
+    house.store.uploads.remove(upload.id)
+    failed = house.run(job.id)
+    assert failed.state == State.FAILED
+    assert failed.last_error is not None
+    assert failed.last_error.code == "E_MIG_UPLOAD_NOT_FOUND"
+    assert failed.last_error.hint
+    assert house.leftovers() == []

@@ -1,0 +1,474 @@
+"""OVA archives as they are met: whole and damaged, with and without digests, packed by all sorts of tools."""
+
+import bz2
+import gzip
+import lzma
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from synvirt import programs
+from synvirt.disks import open_reader
+from synvirt.disks.specs import ImageSpec, RawSpec
+from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
+from synvirt.model import MIB, VmManifest
+from synvirt.offline import OpenedDisk
+from synvirt.offline.ova_archive import OvaArchive
+from synvirt.offline.registry import detect
+from tests.contracts.readers import read_all
+from tests.needs import need
+from tests.offline import appliances
+
+OVA = OvaArchive()
+
+
+def inspected(path: Path) -> VmManifest:
+    assert detect(path, path.parent).kind == "ova_archive"
+    return OVA.inspect(path, path.parent)
+
+
+def opened(path: Path, key: str = "vmdisk1") -> OpenedDisk:
+    return OVA.open_disk(path, path.parent, key)
+
+
+def concern_ids(vm: VmManifest) -> set[str]:
+    return {concern.id for concern in vm.concerns}
+
+
+def member_bytes(path: Path, disk: OpenedDisk) -> bytes:
+    """The bytes of the archive that the disk's spec points at."""
+    spec = disk.reader.over if isinstance(disk.reader, ImageSpec) else disk.reader
+    assert isinstance(spec, RawSpec)
+    assert spec.length is not None
+    with path.open("rb") as file:
+        file.seek(spec.offset)
+        return file.read(spec.length)
+
+
+@pytest.fixture
+def files() -> dict[str, bytes]:
+    return appliances.appliance("virtualbox")
+
+
+@pytest.mark.parametrize("exporter", sorted(appliances.DISKS))
+def test_every_exporters_appliance_is_read_in_place(exporter: str, tmp_path: Path) -> None:
+    files = appliances.appliance(exporter)
+    path = appliances.archive(tmp_path / "a.ova", files)
+    vm = inspected(path)
+    assert not {concern.id for concern in vm.concerns if concern.category == "Critical"}
+    for disk, name in zip(vm.disks, appliances.DISKS[exporter], strict=True):
+        found = opened(path, disk.key)
+        assert isinstance(found.reader, ImageSpec)
+        assert (found.reader.format, found.reader.name, found.reader.root) == (disk.format, name, None)
+        assert disk.capacity_bytes == (16 * MIB if name == "disk2.vmdk" else 8 * MIB)
+        assert member_bytes(path, found) == files[name]
+        (checksum,) = found.checksums
+        assert (checksum.algorithm, checksum.name, checksum.length) == ("sha256", name, len(files[name]))
+
+
+# ── packing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("order", ["as exported", "backwards"])
+def test_members_in_any_order_and_dialect(files: dict[str, bytes], order: str, tar_format: int, tmp_path: Path) -> None:
+    names = list(files) if order == "as exported" else list(reversed(files))
+    path = appliances.archive(tmp_path / "a.ova", {name: files[name] for name in names}, tar_format)
+    assert inspected(path).name == "Debian 12"
+    assert member_bytes(path, opened(path)) == files["disk1.vmdk"]
+
+
+def test_packed_with_dot_slash_by_a_person(files: dict[str, bytes], tmp_path: Path) -> None:
+    need("tar", "tar")
+    folder = appliances.folder(tmp_path / "in", files)
+    path = tmp_path / "a.ova"
+    programs.run(["tar", "-cf", str(path), "-C", str(folder), "."], timeout_s=30)
+    assert member_bytes(path, opened(path)) == files["disk1.vmdk"]
+    assert opened(path).checksums
+
+
+def test_packed_in_a_folder(files: dict[str, bytes], tmp_path: Path) -> None:
+    path = appliances.archive(tmp_path / "a.ova", {f"export/vm/{name}": data for name, data in files.items()})
+    assert inspected(path).name == "Debian 12"
+    assert member_bytes(path, opened(path)) == files["disk1.vmdk"]
+    assert opened(path).checksums[0].name == "export/vm/disk1.vmdk"
+
+
+def test_disks_in_a_subfolder_of_the_description(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["virtualbox.ovf"] = files["virtualbox.ovf"].replace(b'href="disk1.vmdk"', b'href="disks/disk1.vmdk"')
+    files["disks/disk1.vmdk"] = files.pop("disk1.vmdk")
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert member_bytes(path, opened(path)) == files["disks/disk1.vmdk"]
+
+
+def test_url_encoded_names(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["virtualbox.ovf"] = files["virtualbox.ovf"].replace(b'href="disk1.vmdk"', b'href="my%20disk%231.vmdk"')
+    files["my disk#1.vmdk"] = files.pop("disk1.vmdk")
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert member_bytes(path, opened(path)) == files["my disk#1.vmdk"]
+
+
+def test_a_name_that_only_looks_url_encoded(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["virtualbox.ovf"] = files["virtualbox.ovf"].replace(b'href="disk1.vmdk"', b'href="disk%201.vmdk"')
+    files["disk%201.vmdk"] = files.pop("disk1.vmdk")
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert member_bytes(path, opened(path)) == files["disk%201.vmdk"]
+
+
+def test_macos_puts_a_shadow_beside_each_file(files: dict[str, bytes], tmp_path: Path) -> None:
+    shadows = {f"._{name}": b"\0\5\x16\7Mac OS X" for name in files}
+    path = appliances.archive(tmp_path / "a.ova", {**shadows, **files})
+    assert inspected(path).name == "Debian 12"
+
+
+def test_a_capital_suffix(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["VM.OVF"] = files.pop("virtualbox.ovf")
+    del files["virtualbox.mf"]
+    assert inspected(appliances.archive(tmp_path / "VM.OVA", files)).name == "Debian 12"
+
+
+def test_any_suffix_or_none(files: dict[str, bytes], tmp_path: Path) -> None:
+    assert inspected(appliances.archive(tmp_path / "upload", files)).name == "Debian 12"
+
+
+def test_two_descriptions(files: dict[str, bytes], tmp_path: Path) -> None:
+    path = appliances.archive(tmp_path / "a.ova", {**files, "other.ovf": files["virtualbox.ovf"]})
+    with pytest.raises(MalformedArchive, match=r"a.ova has 2 descriptions: other.ovf, virtualbox.ovf"):
+        inspected(path)
+
+
+def test_a_description_below_another_is_not_the_one(files: dict[str, bytes], tmp_path: Path) -> None:
+    assert inspected(appliances.archive(tmp_path / "a.ova", {"old/a.ovf": b"<x/>", **files})).name == "Debian 12"
+
+
+def test_the_disk_is_a_link_in_the_archive(files: dict[str, bytes], tmp_path: Path) -> None:
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", {name: data for name, data in files.items() if name != "disk1.vmdk"})
+    with tarfile.open(path, "a") as archive:
+        link = tarfile.TarInfo("disk1.vmdk")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    with pytest.raises(MalformedArchive, match=r"'disk1.vmdk' is a link or device in a.ova, not a file"):
+        inspected(path)
+
+
+@pytest.mark.parametrize("href", ["../../etc/passwd", "/etc/passwd", "a/../../b", "..%2f..%2fetc%2fpasswd"])
+def test_a_description_that_points_out_of_the_archive(files: dict[str, bytes], href: str, tmp_path: Path) -> None:
+    files["virtualbox.ovf"] = files["virtualbox.ovf"].replace(b'href="disk1.vmdk"', f'href="{href}"'.encode())
+    del files["virtualbox.mf"]
+    with pytest.raises(MalformedArchive, match="has no file"):
+        inspected(appliances.archive(tmp_path / "a.ova", files))
+
+
+def test_a_disk_on_a_web_server_is_a_critical_concern(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["virtualbox.ovf"] = files["virtualbox.ovf"].replace(b'href="disk1.vmdk"', b'href="https://example.org/disk1.vmdk"')
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert "disk-unreadable:vmdisk1" in concern_ids(inspected(path))
+    with pytest.raises(UnsupportedFormat, match="which is not in the package"):
+        opened(path)
+
+
+# ── digests ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("algorithm", ["SHA1", "SHA256", "SHA512"])
+@pytest.mark.parametrize("line", ["{algorithm}({name})= {digest}\n", "{algorithm} ({name}) = {digest}\r\n"])
+def test_digests_become_checks_of_the_copy(files: dict[str, bytes], line: str, algorithm: str, tmp_path: Path) -> None:
+    del files["virtualbox.mf"]
+    files["virtualbox.mf"] = appliances.manifest(files, algorithm, line)
+    path = appliances.archive(tmp_path / "a.ova", files)
+    inspected(path)
+    assert [check.algorithm for check in opened(path).checksums] == [algorithm.lower()]
+
+
+def test_no_manifest_is_said_and_no_more(files: dict[str, bytes], tmp_path: Path) -> None:
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert "checksums-missing" in concern_ids(inspected(path))
+    assert opened(path).checksums == ()
+
+
+def test_a_manifest_of_another_name_counts_if_it_is_the_only_one(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["manifest.mf"] = files.pop("virtualbox.mf")
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert opened(path).checksums
+    assert "checksums-missing" not in concern_ids(inspected(path))
+
+
+def test_a_manifest_that_leaves_the_disk_out(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["virtualbox.mf"] = appliances.manifest({"virtualbox.ovf": files["virtualbox.ovf"]})
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert "checksums-incomplete" in concern_ids(inspected(path))
+    assert opened(path).checksums == ()
+
+
+def test_an_edited_description(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["virtualbox.ovf"] = files["virtualbox.ovf"].replace(b"2048</rasd:VirtualQuantity>", b"4096</rasd:VirtualQuantity>")
+    path = appliances.archive(tmp_path / "a.ova", files)
+    with pytest.raises(
+        MalformedArchive, match=r"virtualbox.ovf does not have the SHA256 digest that virtualbox.mf gives"
+    ) as caught:
+        inspected(path)
+    assert "remove the manifest" in (caught.value.hint or "")
+    with pytest.raises(MalformedArchive):
+        opened(path)
+
+
+def test_a_manifest_that_names_what_is_not_there(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["virtualbox.mf"] += b"SHA1(second.vmdk)= " + b"0" * 40
+    with pytest.raises(MalformedArchive, match=r"names the file 'second.vmdk', which a.ova does not have"):
+        inspected(appliances.archive(tmp_path / "a.ova", files))
+
+
+def test_signed_appliances_say_that_the_signature_is_not_checked(files: dict[str, bytes], tmp_path: Path) -> None:
+    path = appliances.archive(tmp_path / "a.ova", {**files, "virtualbox.cert": b"-----BEGIN CERTIFICATE-----\n"})
+    assert "signature-not-checked" in concern_ids(inspected(path))
+
+
+# ── disks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("image_format", ["qcow2", "vpc", "vhdx", "vdi", "vmdk"])
+def test_any_image_inside_is_known_by_its_first_bytes(files: dict[str, bytes], image_format: str, tmp_path: Path) -> None:
+    disk = appliances.image(tmp_path, "disk1.vmdk", image_format, appliances.raw_disk(12 * MIB))
+    files["disk1.vmdk"] = disk.read_bytes()
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", files)
+    vm = inspected(path)
+    assert (vm.disks[0].format, vm.disks[0].capacity_bytes) == ({"vpc": "vhd"}.get(image_format, image_format), 12 * MIB)
+    assert "disk-capacity-differs:vmdisk1" in concern_ids(vm)
+    spec = opened(path).reader
+    assert spec.format == vm.disks[0].format
+
+
+def test_a_raw_disk_is_a_range_of_the_archive(tmp_path: Path) -> None:
+    raw = appliances.raw_disk()
+    name = "90b62105-4ae8-4a4b-826b-dfe970ae28d9/25534d4f-d07d-459d-a9ef-3ed733cbcdef"
+    path = appliances.archive(tmp_path / "a.ova", {"vm.ovf": appliances.description("ovirt_storage_domain"), name: raw})
+    assert inspected(path).disks[0].capacity_bytes == len(raw)
+    found = opened(path, "25534d4f-d07d-459d-a9ef-3ed733cbcdef")
+    assert isinstance(found.reader, RawSpec)
+    assert member_bytes(path, found) == raw
+
+
+def test_a_guest_cannot_turn_its_raw_disk_into_an_image(tmp_path: Path) -> None:
+    """Whoever can write to a raw disk can write a qcow2 header with a backing file into its first sector."""
+    raw = b"QFI\xfb\0\0\0\3" + appliances.raw_disk()[8:]
+    name = "90b62105-4ae8-4a4b-826b-dfe970ae28d9/25534d4f-d07d-459d-a9ef-3ed733cbcdef"
+    path = appliances.archive(tmp_path / "a.ova", {"vm.ovf": appliances.description("ovirt_storage_domain"), name: raw})
+    assert inspected(path).disks[0].format == "raw"
+    assert isinstance(opened(path, "25534d4f-d07d-459d-a9ef-3ed733cbcdef").reader, RawSpec)
+
+
+def test_a_vmdk_that_is_none(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["disk1.vmdk"] = b"\0" * 4096
+    del files["virtualbox.mf"]
+    with pytest.raises(MalformedArchive, match=r"disk1.vmdk is to be a vmdk image, but does not begin like one"):
+        inspected(appliances.archive(tmp_path / "a.ova", files))
+
+
+def test_a_missing_disk(files: dict[str, bytes], tmp_path: Path) -> None:
+    del files["virtualbox.mf"], files["disk1.vmdk"]
+    with pytest.raises(MalformedArchive, match=r"a.ova has no file 'disk1.vmdk', which its description needs"):
+        inspected(appliances.archive(tmp_path / "a.ova", files))
+
+
+def test_a_differencing_disk_is_a_critical_concern(files: dict[str, bytes], tmp_path: Path) -> None:
+    files["virtualbox.ovf"] = files["virtualbox.ovf"].replace(
+        b'ovf:fileRef="file1"', b'ovf:fileRef="file1" ovf:parentRef="vmdisk0"'
+    )
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert "disk-unreadable:vmdisk1" in concern_ids(inspected(path))
+    with pytest.raises(UnsupportedFormat, match="holds only what differs from disk 'vmdisk0'"):
+        opened(path)
+
+
+def test_a_qcow2_with_a_backing_file(files: dict[str, bytes], tmp_path: Path) -> None:
+    appliances.image(tmp_path, "base.qcow2", "qcow2", appliances.raw_disk())
+    overlay = tmp_path / "overlay"
+    programs.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", str(overlay)], timeout_s=30)
+    files["disk1.vmdk"] = overlay.read_bytes()
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", files)
+    assert "disk-unreadable:vmdisk1" in concern_ids(inspected(path))
+    with pytest.raises(HostPathRejected, match=r"base.qcow2"):
+        open_reader(opened(path).reader)
+
+
+def test_an_encrypted_disk_is_a_critical_concern(files: dict[str, bytes], tmp_path: Path) -> None:
+    disk = tmp_path / "luks.qcow2"
+    secret = ["--object", "secret,id=s,data=abc"]
+    options = ["-o", "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"]
+    programs.run(["qemu-img", "create", "-q", *secret, "-f", "qcow2", *options, str(disk), "8M"], timeout_s=60)
+    files["disk1.vmdk"] = disk.read_bytes()
+    del files["virtualbox.mf"]
+    path = appliances.archive(tmp_path / "a.ova", files)
+    (critical,) = [concern for concern in inspected(path).concerns if concern.category == "Critical"]
+    assert "encrypt" in critical.assessment
+
+
+# ── files that are not what they hold ────────────────────────────────────────────────────────────────────────────────
+
+
+def chunked(data: bytes, size: int) -> dict[str, bytes]:
+    return {f"disk1.vmdk.{number:09d}": data[at : at + size] for number, at in enumerate(range(0, len(data), size))}
+
+
+def content(disk: OpenedDisk) -> bytes:
+    reader = open_reader(disk.reader)
+    try:
+        return read_all(reader)
+    finally:
+        reader.close()
+
+
+def with_file_attributes(files: dict[str, bytes], attributes: str) -> dict[str, bytes]:
+    """The appliance without manifest and disk, its file reference changed."""
+    old = b'ovf:href="disk1.vmdk"'
+    assert old in files["virtualbox.ovf"]
+    return {"virtualbox.ovf": files["virtualbox.ovf"].replace(old, old + f" {attributes}".encode())}
+
+
+def test_a_disk_in_chunks(files: dict[str, bytes], tmp_path: Path) -> None:
+    disk = files["disk1.vmdk"]
+    packed = {**with_file_attributes(files, f'ovf:chunkSize="65536" ovf:size="{len(disk)}"'), **chunked(disk, 65536)}
+    packed["virtualbox.mf"] = appliances.manifest(packed)
+    path = appliances.archive(tmp_path / "a.ova", packed)
+    vm = inspected(path)
+    assert (vm.disks[0].format, vm.disks[0].capacity_bytes) == ("vmdk", 8 * MIB)
+    assert "checksums-incomplete" not in concern_ids(vm)
+    assert content(opened(path)) == appliances.raw_disk(seed=0)
+    assert len(opened(path).checksums) == -(-len(disk) // 65536)
+
+
+@pytest.mark.parametrize("gone", ["first", "middle", "last"])
+def test_a_missing_chunk(files: dict[str, bytes], gone: str, tmp_path: Path) -> None:
+    disk = files["disk1.vmdk"]
+    chunks = chunked(disk, 65536)
+    del chunks[sorted(chunks)[{"first": 0, "middle": 3, "last": -1}[gone]]]
+    packed = {**with_file_attributes(files, f'ovf:chunkSize="65536" ovf:size="{len(disk)}"'), **chunks}
+    with pytest.raises(MalformedArchive, match="is cut into chunks, of which"):
+        inspected(appliances.archive(tmp_path / "a.ova", packed))
+
+
+def test_a_chunk_of_another_length(files: dict[str, bytes], tmp_path: Path) -> None:
+    chunks = chunked(files["disk1.vmdk"], 65536)
+    chunks["disk1.vmdk.000000001"] = chunks["disk1.vmdk.000000001"][:-1]
+    packed = {**with_file_attributes(files, 'ovf:chunkSize="65536"'), **chunks}
+    with pytest.raises(MalformedArchive, match=r"disk1.vmdk.000000001 has 65535 bytes, where a chunk has 65536"):
+        inspected(appliances.archive(tmp_path / "a.ova", packed))
+
+
+def test_a_disk_in_gzip(files: dict[str, bytes], tmp_path: Path) -> None:
+    packed = {**with_file_attributes(files, 'ovf:compression="gzip"'), "disk1.vmdk": gzip.compress(files["disk1.vmdk"])}
+    packed["virtualbox.mf"] = appliances.manifest(packed)
+    path = appliances.archive(tmp_path / "a.ova", packed)
+    vm = inspected(path)
+    assert (vm.disks[0].format, vm.disks[0].capacity_bytes) == ("vmdk", 8 * MIB)
+    assert "disk-compressed:vmdisk1" in concern_ids(vm)
+    assert content(opened(path)) == appliances.raw_disk(seed=0)
+    (checksum,) = opened(path).checksums
+    assert checksum.length == len(packed["disk1.vmdk"])
+
+
+def test_a_disk_in_gzip_in_chunks(files: dict[str, bytes], tmp_path: Path) -> None:
+    packed = with_file_attributes(files, 'ovf:compression="gzip" ovf:chunkSize="50000"')
+    path = appliances.archive(tmp_path / "a.ova", {**packed, **chunked(gzip.compress(files["disk1.vmdk"]), 50000)})
+    assert inspected(path).disks[0].format == "vmdk"
+    assert content(opened(path)) == appliances.raw_disk(seed=0)
+
+
+def test_identity_is_no_compression(files: dict[str, bytes], tmp_path: Path) -> None:
+    packed = {**with_file_attributes(files, 'ovf:compression="identity"'), "disk1.vmdk": files["disk1.vmdk"]}
+    assert content(opened(appliances.archive(tmp_path / "a.ova", packed))) == appliances.raw_disk(seed=0)
+
+
+def test_another_compression_is_a_critical_concern(files: dict[str, bytes], tmp_path: Path) -> None:
+    packed = {**with_file_attributes(files, 'ovf:compression="xz"'), "disk1.vmdk": b"x"}
+    path = appliances.archive(tmp_path / "a.ova", packed)
+    assert "disk-unreadable:vmdisk1" in concern_ids(inspected(path))
+    with pytest.raises(UnsupportedFormat, match=r"disk1.vmdk is compressed by 'xz'; gzip is read"):
+        opened(path)
+
+
+def test_a_file_that_is_to_be_gzip_and_is_not(files: dict[str, bytes], tmp_path: Path) -> None:
+    packed = {**with_file_attributes(files, 'ovf:compression="gzip"'), "disk1.vmdk": files["disk1.vmdk"]}
+    with pytest.raises(MalformedArchive, match=r"disk1.vmdk is to be a gzip file"):
+        inspected(appliances.archive(tmp_path / "a.ova", packed))
+
+
+def test_a_gzip_bomb_in_an_appliance_is_refused_by_the_disks_size(files: dict[str, bytes], tmp_path: Path) -> None:
+    bomb = gzip.compress(files["disk1.vmdk"] + bytes(256 * MIB))
+    path = appliances.archive(tmp_path / "a.ova", {**with_file_attributes(files, 'ovf:compression="gzip"'), "disk1.vmdk": bomb})
+    with pytest.raises(MalformedArchive, match="larger than the disk in it can be"):
+        content(opened(path))
+
+
+def test_a_blank_disk_needs_no_file(files: dict[str, bytes], tmp_path: Path) -> None:
+    text = files["virtualbox.ovf"].replace(b' ovf:fileRef="file1"', b"")
+    path = appliances.archive(tmp_path / "a.ova", {"a.ovf": text, "disk1.vmdk": files["disk1.vmdk"]})
+    vm = inspected(path)
+    assert vm.disks[0].capacity_bytes == 8 * MIB
+    assert not [concern for concern in vm.concerns if concern.category == "Critical"]
+    assert content(opened(path)) == bytes(8 * MIB)
+
+
+# ── damage ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_truncated_archive_says_what_is_missing(files: dict[str, bytes], tmp_path: Path) -> None:
+    path = appliances.archive(tmp_path / "a.ova", files)
+    path.write_bytes(path.read_bytes()[:200_000])
+    with pytest.raises(
+        MalformedArchive, match=r"cut short: member 'disk1.vmdk' has \d+ bytes at offset \d+, the archive only 200000"
+    ):
+        inspected(path)
+
+
+def test_a_download_page_instead_of_an_appliance(tmp_path: Path) -> None:
+    (tmp_path / "a.ova").write_bytes(b"<!DOCTYPE html><html>Please log in</html>" * 50)
+    with pytest.raises(UnsupportedFormat, match=r"a.ova is of no kind that is known; looked for were ova_archive"):
+        detect(tmp_path / "a.ova", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"),
+    [("gzip", gzip.compress), ("xz", lzma.compress), ("bzip2", bz2.compress), ("zstd", zstandard.ZstdCompressor().compress)],
+)
+def test_compressed_archives_are_named(
+    name: str, compress: Callable[[bytes], bytes], files: dict[str, bytes], tmp_path: Path
+) -> None:
+    path = appliances.archive(tmp_path / "a.ova", files)
+    path.write_bytes(compress(path.read_bytes()))
+    with pytest.raises(UnsupportedFormat, match=f"is an? {name} file") as caught:
+        detect(path, tmp_path)
+    assert "first" in (caught.value.hint or "")
+
+
+def test_an_archive_of_100_gib_is_inspected_within_a_second(files: dict[str, bytes], tmp_path: Path) -> None:
+    """A sparse file: where a reader read the data, it would take minutes."""
+    del files["virtualbox.mf"]
+    path = tmp_path / "a.ova"
+    size = 100 << 30
+    disk = tarfile.TarInfo("disk1.vmdk")
+    disk.size = size
+    with path.open("wb") as file:
+        file.write(disk.tobuf(tarfile.GNU_FORMAT))
+        file.write(files["disk1.vmdk"][:65536])
+        file.seek(512 + size)
+        description = tarfile.TarInfo("a.ovf")
+        description.size = len(files["virtualbox.ovf"])
+        file.write(description.tobuf() + files["virtualbox.ovf"])
+        file.truncate(file.tell() + 2048)
+    began = time.monotonic()
+    assert inspected(path).disks[0].format == "vmdk"
+    assert time.monotonic() - began < 1

@@ -1,0 +1,107 @@
+"""VHDX, qcow2 and VMDK by themselves: what is known, what is assumed, and chains of them."""
+
+from pathlib import Path
+
+import pytest
+
+from synvirt import programs
+from synvirt.disks import open_reader
+from synvirt.errors import HostPathRejected, UnsupportedFormat
+from synvirt.model import GIB, VmManifest
+from synvirt.offline.registry import detect
+from tests.contracts.readers import read_all
+from tests.offline import appliances
+from tests.offline.test_partitions import BASIC, ESP, LINUX, RESERVED, disk
+
+
+def inspected(path: Path) -> VmManifest:
+    return detect(path, path.parent).inspect(path, path.parent)
+
+
+def concern_ids(vm: VmManifest) -> set[str]:
+    return {concern.id for concern in vm.concerns}
+
+
+@pytest.mark.parametrize(("name", "image_format"), [("web server.qcow2", "qcow2"), ("web server.vhdx", "vhdx")])
+def test_hardware_is_assumed_and_said_to_be(name: str, image_format: str, tmp_path: Path) -> None:
+    path = appliances.image(tmp_path, name, image_format, appliances.raw_disk())
+    vm = inspected(path)
+    assert detect(path, tmp_path).kind == image_format
+    assert (vm.name, vm.cpu_count, vm.memory_bytes, vm.firmware, vm.nics) == ("web server", 2, 2 * GIB, "bios", ())
+    (only,) = vm.disks
+    assert (only.key, only.label, only.bus, only.boot_order, only.format) == ("disk0", name, "virtio", 1, image_format)
+    assert concern_ids(vm) == {"hardware-assumed", "guest-unknown"}
+
+
+def test_a_linux_disk_that_boots_by_uefi_only(tmp_path: Path) -> None:
+    raw = disk(tmp_path / "disk", "gpt", ESP, LINUX).read_bytes()
+    vm = inspected(appliances.image(tmp_path, "a.qcow2", "qcow2", raw))
+    assert (vm.firmware, vm.guest_os.family) == ("uefi", "linux")
+    assert "uefi-state-lost" in concern_ids(vm)
+
+
+def test_a_windows_disk_with_bitlocker(tmp_path: Path) -> None:
+    path = disk(tmp_path / "disk", "gpt", ESP, RESERVED, BASIC)
+    with path.open("r+b") as file:
+        file.seek(17 << 20)
+        file.write(b"\xeb\x58\x90-FVE-FS-")
+    vm = inspected(appliances.image(tmp_path, "a.vhdx", "vhdx", path.read_bytes()))
+    assert (vm.firmware, vm.guest_os.family) == ("uefi", "windows")
+    assert "disk-bitlocker:disk0" in concern_ids(vm)
+
+
+def test_a_file_without_a_suffix_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    assert detect(appliances.image(tmp_path, "download", "qcow2", appliances.raw_disk()), tmp_path).kind == "qcow2"
+
+
+def test_a_qcow2_chain_beneath_the_root(tmp_path: Path) -> None:
+    raw = appliances.raw_disk()
+    appliances.image(tmp_path, "base.qcow2", "qcow2", raw)
+    path = _overlay(tmp_path / "top.qcow2", "base.qcow2")
+    reader = open_reader(detect(path, tmp_path).open_disk(path, tmp_path, "disk0").reader)
+    assert read_all(reader) == raw
+    reader.close()
+
+
+@pytest.mark.parametrize("backing", ["/etc/hostname", "../secret.qcow2", "json:{}", "nbd://127.0.0.1/x"])
+def test_a_backing_file_out_of_the_root(backing: str, tmp_path: Path) -> None:
+    root = tmp_path / "imports"
+    root.mkdir()
+    appliances.image(tmp_path, "secret.qcow2", "qcow2", appliances.raw_disk())
+    path = _overlay(root / "top.qcow2", backing)
+    assert "disk-unreadable:disk0" in concern_ids(inspected(path))
+    with pytest.raises(HostPathRejected):
+        open_reader(detect(path, root).open_disk(path, root, "disk0").reader)
+
+
+def _overlay(path: Path, backing: str) -> Path:
+    argv = [
+        "qemu-img",
+        "create",
+        "-u",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        backing,
+        "-F",
+        "qcow2",
+        str(path),
+        str(appliances.DISK_BYTES),
+    ]
+    programs.run(argv, timeout_s=30)
+    return path
+
+
+@pytest.mark.parametrize(("image_format", "what"), [("vpc", "a VHD image by itself"), ("vdi", "a VDI image by itself")])
+def test_formats_that_are_no_kind_say_what_to_do(image_format: str, what: str, tmp_path: Path) -> None:
+    path = appliances.image(tmp_path, "disk", image_format, appliances.raw_disk())
+    with pytest.raises(UnsupportedFormat, match=what) as caught:
+        detect(path, tmp_path)
+    assert "qemu-img convert" in (caught.value.hint or "")
+
+
+def test_a_raw_disk_is_no_kind(tmp_path: Path) -> None:
+    (tmp_path / "disk.img").write_bytes(appliances.raw_disk())
+    with pytest.raises(UnsupportedFormat, match="of no kind that is known"):
+        detect(tmp_path / "disk.img", tmp_path)

@@ -1,0 +1,185 @@
+"""Folders of VirtualBox machines: a test an oddity."""
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from synvirt.disks import open_reader
+from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
+from synvirt.model import GIB, VmManifest
+from synvirt.offline import virtualbox
+from synvirt.offline.registry import detect
+from synvirt.offline.vbox_folder import VboxFolder
+from tests.contracts.readers import read_all
+from tests.offline import appliances, vbox_machines
+from tests.offline.vbox_machines import BASE, DATA, FIRST, MACHINE, SECOND, SEEN
+
+VBOX = VboxFolder()
+
+
+def parsed(*changes: tuple[str, str]) -> VmManifest:
+    text = MACHINE.decode()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return virtualbox.parse(text.encode(), "web.vbox").manifest
+
+
+def concern_ids(vm: VmManifest) -> set[str]:
+    return {concern.id for concern in vm.concerns}
+
+
+def content(path: Path, root: Path, key: str = "sata0:0") -> bytes:
+    reader = open_reader(VBOX.open_disk(path, root, key).reader)
+    try:
+        return read_all(reader)
+    finally:
+        reader.close()
+
+
+def test_a_machine() -> None:
+    vm = parsed()
+    assert (vm.name, vm.uuid, vm.cpu_count, vm.memory_bytes) == ("web", "3bd3d2a7-9d8b-4a3c-9a44-2b1f5c6f4d10", 2, 2 * GIB)
+    assert (vm.firmware, vm.tpm, vm.guest_os.family, vm.guest_os.id) == ("uefi", True, "linux", "Debian_64")
+    assert [(disk.key, disk.label, disk.bus, disk.controller, disk.unit) for disk in vm.disks] == [
+        ("ide1:1", "IDE 1-1", "ide", "ide1", 1),
+        ("sata0:0", "SATA 0", "sata", "sata0", 0),
+    ]
+    assert [(nic.key, nic.mac, nic.model, nic.network, nic.connected) for nic in vm.nics] == [
+        ("adapter0", "08:00:27:f3:c2:aa", "e1000", "NAT", True),
+        ("adapter1", "08:00:27:00:00:02", "virtio", "eth0", False),
+    ]
+    assert [(snapshot.name, snapshot.created_at) for snapshot in vm.snapshots] == [
+        ("clean", datetime(2024, 1, 1, 10, tzinfo=UTC)),
+        ("updated", datetime(2024, 2, 1, 10, tzinfo=UTC)),
+    ]
+    assert concern_ids(vm) == {"uefi-state-lost", "tpm", "snapshots-present"}
+
+
+def test_the_present_state_is_read_through_all_its_snapshots(tmp_path: Path) -> None:
+    folder = vbox_machines.machine(tmp_path / "web")
+    assert detect(folder, tmp_path).kind == "vbox_folder"
+    vm = VBOX.inspect(folder, tmp_path)
+    assert [(disk.key, disk.format, disk.capacity_bytes, disk.source_path) for disk in vm.disks] == [
+        ("ide1:1", "vmdk", 8 << 20, "data.vmdk"),
+        ("sata0:0", "vdi", 6 << 20, f"{{{SECOND}}}.vdi"),
+    ]
+    assert content(folder, tmp_path) == SEEN
+
+
+def test_a_newer_version_has_its_disks_in_hardware() -> None:
+    """1.19 moved StorageControllers; both places are read."""
+    moved = MACHINE.replace(b"</Hardware>\n    <StorageControllers>", b"<StorageControllers>")
+    moved = moved.replace(b"</StorageControllers>\n  </Machine>", b"</StorageControllers></Hardware></Machine>")
+    assert virtualbox.parse(moved, "a").manifest.disks == parsed().disks
+
+
+def test_before_version_4_the_registry_is_elsewhere_and_uuids_are_looked_for(tmp_path: Path) -> None:
+    start, end = MACHINE.index(b"<MediaRegistry>"), MACHINE.index(b"</MediaRegistry>") + len(b"</MediaRegistry>")
+    folder = vbox_machines.machine(tmp_path / "web", MACHINE[:start] + MACHINE[end:])
+    assert content(folder, tmp_path) == SEEN
+    vmdk = folder / "data.vmdk"
+    image = bytearray(vmdk.read_bytes())
+    end = image.index(b"\0", image.index(b"ddb.adapterType"))
+    line = f'ddb.uuid.image="{DATA}"\n'.encode()
+    image[end : end + len(line)] = line
+    vmdk.write_bytes(image)
+    assert content(folder, tmp_path, "ide1:1") == appliances.raw_disk(seed=1)
+
+
+def test_a_disk_that_was_renamed_is_found_by_its_uuid(tmp_path: Path) -> None:
+    folder = vbox_machines.machine(tmp_path / "web")
+    (folder / "web.vdi").rename(folder / "copy of web.vdi")
+    assert content(folder, tmp_path) == SEEN
+
+
+def test_a_missing_snapshot_says_which(tmp_path: Path) -> None:
+    folder = vbox_machines.machine(tmp_path / "web")
+    (folder / f"Snapshots/{{{FIRST}}}.vdi").unlink()
+    with pytest.raises(
+        MalformedArchive, match=f"medium {FIRST} is the file 'Snapshots/.*', and no image with that UUID is in web"
+    ):
+        VBOX.inspect(folder, tmp_path)
+
+
+def test_a_chain_that_is_a_loop(tmp_path: Path) -> None:
+    folder = vbox_machines.machine(tmp_path / "web")
+    (folder / "web.vdi").write_bytes(vbox_machines.vdi(vbox_machines.CHAIN[BASE], BASE, SECOND))
+    with pytest.raises(MalformedArchive, match="or a loop of them"):
+        VBOX.open_disk(folder, tmp_path, "sata0:0")
+
+
+def test_a_disk_outside_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "imports"
+    folder = vbox_machines.machine(root / "web")
+    shutil.move(folder / "web.vdi", tmp_path / "web.vdi")
+    (folder / "web.vdi").symlink_to("../../web.vdi")
+    with pytest.raises(HostPathRejected):
+        VBOX.inspect(folder, root)
+
+
+def test_an_encrypted_disk_is_a_critical_concern(tmp_path: Path) -> None:
+    old = b'format="VMDK" type="Writethrough"/>'
+    assert old in MACHINE
+    new = b'format="VMDK" type="Writethrough"><Property name="CRYPT/KeyStore" value="x"/></HardDisk>'
+    folder = vbox_machines.machine(tmp_path / "web", MACHINE.replace(old, new))
+    assert "disk-unreadable:ide1:1" in concern_ids(VBOX.inspect(folder, tmp_path))
+    with pytest.raises(UnsupportedFormat, match="is encrypted"):
+        VBOX.open_disk(folder, tmp_path, "ide1:1")
+
+
+def test_an_encrypted_machine_is_refused_with_the_reason() -> None:
+    text = b'<VirtualBox xmlns="http://www.virtualbox.org/" version="1.19-linux"><MachineEncrypted uuid="{x}"/></VirtualBox>'
+    with pytest.raises(UnsupportedFormat, match="is encrypted: the machine can be read with its password only"):
+        virtualbox.parse(text, "web.vbox")
+
+
+def test_the_global_file_is_no_machine() -> None:
+    with pytest.raises(MalformedArchive, match="VirtualBox' global file"):
+        virtualbox.parse(b'<VirtualBox version="1.12"><Global/></VirtualBox>', "VirtualBox.xml")
+
+
+def test_a_saved_state() -> None:
+    vm = parsed(('snapshotFolder="Snapshots"', 'snapshotFolder="Snapshots" stateFile="Snapshots/2024.sav"'))
+    assert vm.power_state == "suspended"
+    assert "suspended" in concern_ids(vm)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bus"),
+    [
+        ("PIIX3", "ide"),
+        ("ICH6", "ide"),
+        ("AHCI", "sata"),
+        ("LsiLogic", "scsi"),
+        ("BusLogic", "scsi"),
+        ("LsiLogicSas", "scsi"),
+        ("NVMe", "nvme"),
+        ("VirtioSCSI", "scsi"),
+    ],
+)
+def test_controllers(kind: str, bus: str) -> None:
+    vm = parsed(('name="SATA" type="AHCI" PortCount', f'name="SATA" type="{kind}" PortCount'))
+    assert vm.disks[1].bus == bus
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (f'{{{FIRST}}}" location', f'{{{BASE}}}" location', f"two hard disks have the UUID {BASE}"),
+        (f'uuid="{{{DATA}}}" location', 'uuid="x" location', "has no UUID"),
+        (
+            'type="HardDisk" port="1" device="1"',
+            'type="HardDisk" port="1" device="1"><Image uuid="{'
+            + BASE
+            + '}"/></AttachedDevice><AttachedDevice type="HardDisk" port="1" device="1"',
+            "two disks are attached at ide1:1",
+        ),
+        ("<VirtualBox", "<x/><VirtualBox", "not well-formed"),
+    ],
+)
+def test_damage_is_named(old: str, new: str, says: str) -> None:
+    with pytest.raises(MalformedArchive, match=says):
+        parsed((old, new))

@@ -1,0 +1,149 @@
+"""XVA archives as XenServer and XCP-ng export them."""
+
+from pathlib import Path
+
+import pytest
+
+from synvirt.errors import MalformedArchive, UnsupportedFormat
+from synvirt.model import GIB, VmManifest
+from synvirt.offline import ova_xml
+from synvirt.offline.registry import detect
+from tests.disks import xva_archives
+from tests.offline import appliances, ova_xml_text
+from tests.offline.ova_xml_text import Value
+
+MIB = 1 << 20
+SIZES = {"Ref:4": 10 * GIB, "Ref:5": GIB}
+
+
+def parsed(**changes: Value) -> VmManifest:
+    return ova_xml.parse(ova_xml_text.whole(SIZES, **changes), "ova.xml")
+
+
+def concern_ids(vm: VmManifest) -> set[str]:
+    return {concern.id for concern in vm.concerns}
+
+
+def test_a_vm_of_xcp_ng() -> None:
+    vm = parsed()
+    assert (vm.name, vm.uuid, vm.power_state) == ("web 1", "6a3f2c51-3f9e-8d6b-1f0c-0f4a2c9b7e11", "off")
+    assert (vm.cpu_count, vm.cores_per_socket, vm.memory_bytes, vm.firmware) == (4, 2, 4 * GIB, "bios")
+    assert (vm.guest_os.family, vm.guest_os.name) == ("linux", "Debian Bookworm 12")
+    first, second = vm.disks
+    assert (first.key, first.label, first.capacity_bytes, first.boot_order) == ("Ref:4", "system", 10 * GIB, 1)
+    assert (first.controller, first.unit, first.used_bytes) == ("ide0", 0, 1234567)
+    assert (second.key, second.label, second.controller, second.unit, second.boot_order) == ("Ref:5", "data", "ide0", 1, None)
+    assert [(nic.mac, nic.network) for nic in vm.nics] == [
+        ("26:5a:1c:0f:33:91", "Pool-wide network associated with eth0"),
+        ("26:5a:1c:0f:33:92", "Pool-wide network associated with eth0"),
+    ]
+    assert concern_ids(vm) == set()
+
+
+def test_uefi_secure_boot_and_tpm() -> None:
+    vm = parsed(HVM_boot_params={"firmware": "uefi"}, platform={"secureboot": "true", "vtpm": "true"}, VTPMs=["Ref:60"])
+    assert (vm.firmware, vm.secure_boot, vm.tpm) == ("uefi", True, True)
+    assert {"uefi-state-lost", "secure-boot", "tpm"} <= concern_ids(vm)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"other_config": {"base_template_name": "Windows Server 2022 (64-bit)"}},
+        {"other_config": {}, "platform": {"viridian": "true"}},
+        {"other_config": {}, "platform": {"device_id": "0002"}},
+    ],
+)
+def test_windows_by_template_or_platform(changes: dict[str, Value]) -> None:
+    assert parsed(**changes).guest_os.family == "windows"
+
+
+def test_a_paravirtualised_guest_is_a_critical_concern() -> None:
+    vm = parsed(PV_bootloader="pygrub", HVM_boot_policy="", HVM_boot_params={})
+    assert "paravirtualised" in {concern.id for concern in vm.concerns if concern.category == "Critical"}
+
+
+def test_a_suspended_vm() -> None:
+    vm = parsed(power_state="Suspended", suspend_VDI="Ref:9")
+    assert vm.power_state == "suspended"
+    assert "suspended" in concern_ids(vm)
+
+
+def test_snapshots_travel_beside_their_vm() -> None:
+    text = ova_xml_text.ova_xml(
+        ("VM", "Ref:0", ova_xml_text.vm(VBDs=[])),
+        ("VM", "Ref:1", ova_xml_text.vm(name_label="before the update", is_a_snapshot=True, is_a_template=True)),
+    )
+    vm = ova_xml.parse(text, "ova.xml")
+    assert (vm.name, [snapshot.name for snapshot in vm.snapshots]) == ("web 1", ["before the update"])
+    assert "snapshots-present" in concern_ids(vm)
+
+
+def test_an_exported_snapshot_is_the_vm() -> None:
+    vm = ova_xml.parse(ova_xml_text.ova_xml(("VM", "Ref:0", ova_xml_text.vm(is_a_snapshot=True, VBDs=[]))), "ova.xml")
+    assert vm.name == "web 1"
+    assert "no-disks" in concern_ids(vm)
+
+
+def test_two_vms_are_named() -> None:
+    both = [("VM", f"Ref:{number}", ova_xml_text.vm(name_label=f"vm{number}")) for number in range(2)]
+    with pytest.raises(UnsupportedFormat, match="holds 2 virtual machines: 'vm0', 'vm1'"):
+        ova_xml.parse(ova_xml_text.ova_xml(*both), "ova.xml")
+
+
+def test_more_than_four_disks_are_beyond_ide() -> None:
+    disks = [f"Ref:{100 + number}" for number in range(6)]
+    vbds = [("VBD", f"Ref:{200 + number}", ova_xml_text.vbd(disk, str(number))) for number, disk in enumerate(disks)]
+    vdis = [("VDI", disk, ova_xml_text.vdi(GIB, "disk")) for disk in disks]
+    text = ova_xml_text.ova_xml(("VM", "Ref:0", ova_xml_text.vm(VBDs=[key for _, key, _ in vbds])), *vbds, *vdis)
+    places = [(disk.controller, disk.unit) for disk in ova_xml.parse(text, "ova.xml").disks]
+    assert places == [("ide0", 0), ("ide0", 1), ("ide1", 0), ("ide1", 1), ("scsi0", 0), ("scsi0", 1)]
+
+
+def test_geneva_archives_of_xenserver_3() -> None:
+    text = b'<appliance version="0.1"><vm name="vm"><label>old</label></vm></appliance>'
+    with pytest.raises(UnsupportedFormat, match=r"is of version 0.1, from XenServer 3"):
+        ova_xml.parse(text, "ova.xml")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"<value>x</value>", "has no list of objects"),
+        (b"<value><struct/></value>", "has no list of objects"),
+        (ova_xml_text.ova_xml(), "describes no VM"),
+        (ova_xml_text.xml_rpc({"objects": ["x"]}).encode(), "an object without class"),
+        (b"<value><struct><member><name>a</name></member></struct></value>", "without name or value"),
+        (b"<value>" * 100 + b"</value>" * 100, "more than 40 deep"),
+        (b"<!DOCTYPE x><value/>", "document type definition"),
+        (b"<value>", "not well-formed"),
+    ],
+)
+def test_damage_is_named(text: bytes, says: str) -> None:
+    with pytest.raises(MalformedArchive, match=says):
+        ova_xml.parse(text, "ova.xml")
+
+
+def test_an_archive_packed_anew_with_ova_xml_behind_a_disk(tmp_path: Path) -> None:
+    import tarfile
+
+    path = tmp_path / "a.xva"
+    with tarfile.open(path, "w") as tar:
+        for name, data in xva_archives.pieces("Ref:4", b"x" * MIB):
+            xva_archives._add(tar, name, data)
+        xva_archives._add(tar, "ova.xml", ova_xml_text.whole(SIZES))
+    assert detect(path, tmp_path).inspect(path, tmp_path).name == "web 1"
+
+
+def test_a_truncated_archive_is_still_an_xva_by_its_name(tmp_path: Path) -> None:
+    path = xva_archives.archive(tmp_path / "a.xva", ova_xml_text.whole(SIZES), {})
+    path.write_bytes(path.read_bytes()[:1500])
+    with pytest.raises(MalformedArchive, match="cut short"):
+        detect(path, tmp_path).inspect(path, tmp_path)
+
+
+def test_an_ova_is_no_xva_and_the_other_way_round(tmp_path: Path) -> None:
+    xva = xva_archives.archive(tmp_path / "a.ova", ova_xml_text.whole(SIZES), {})
+    ova = appliances.archive(tmp_path / "a.xva", {"a.ovf": appliances.description("cdrom_only")})
+    assert detect(xva, tmp_path).kind == "xva_archive"
+    assert detect(ova, tmp_path).kind == "ova_archive"

@@ -1,0 +1,45 @@
+"""Folders of VirtualBox machines, by hand: VirtualBox itself is in no Debian release."""
+
+import struct
+from pathlib import Path
+from uuid import UUID
+
+from tests.offline import appliances
+
+MACHINE = (appliances.DESCRIPTIONS / "machine.vbox").read_bytes()
+BASE, FIRST, SECOND = (f"11111111-0000-4000-8000-00000000000{number}" for number in (1, 2, 3))
+DATA = "22222222-0000-4000-8000-000000000001"
+MIB = 1 << 20
+
+
+def vdi(raw: bytes, uuid: str, parent: str | None = None) -> bytes:
+    """A VDI by qemu-img; with a parent, a differencing one: blocks of zeros are the parent's then (VDICore.h, image type 4)."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        content = bytearray(appliances.image(Path(folder), "disk.vdi", "vdi", raw).read_bytes())
+    content[392:408] = UUID(uuid).bytes_le
+    if parent is not None:
+        struct.pack_into("<I", content, 76, 4)
+        content[424:440] = UUID(parent).bytes_le
+    return bytes(content)
+
+
+def blocks(text: str) -> bytes:
+    """A letter is a mebibyte of it (a VDI block), `-` one of zeros."""
+    return b"".join((block.encode() if block != "-" else b"\0") * MIB for block in text)
+
+
+# Each image's own blocks, and what the machine sees through the newest.
+CHAIN = {BASE: blocks("AAAA-A"), FIRST: blocks("-B----"), SECOND: blocks("--C--C")}
+SEEN = blocks("ABCA-C")
+
+
+def machine(folder: Path, description: bytes = MACHINE) -> Path:
+    (folder / "Snapshots").mkdir(parents=True)
+    (folder / "web.vbox").write_bytes(description)
+    (folder / "web.vdi").write_bytes(vdi(CHAIN[BASE], BASE))
+    (folder / f"Snapshots/{{{FIRST}}}.vdi").write_bytes(vdi(CHAIN[FIRST], FIRST, BASE))
+    (folder / f"Snapshots/{{{SECOND}}}.vdi").write_bytes(vdi(CHAIN[SECOND], SECOND, FIRST))
+    (folder / "data.vmdk").write_bytes(appliances.disk_file("vmdk", appliances.DISK_BYTES, 1))
+    return folder

@@ -1,0 +1,33 @@
+"""What runs on this machine, read from /proc."""
+
+import os
+from pathlib import Path
+
+
+def children(parent: int | None = None) -> dict[int, str]:
+    """The living descendants of a process (by default this one), with their command lines. Zombies do not live."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            parents[int(stat.parent.name)] = int(fields[1])
+    found = {parent or os.getpid()}
+    while new := {pid for pid, its_parent in parents.items() if its_parent in found} - found:
+        found |= new
+    found.discard(parent or os.getpid())
+    return {pid: command_line(pid) for pid in found}
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def workers(parent: int | None = None) -> list[int]:
+    """The copy workers among the descendants."""
+    return [pid for pid, command in children(parent).items() if "synvirt.migrations.worker" in command]

@@ -1,0 +1,37 @@
+"""libvirt opens one embedded driver a process: all tests that need one in this process share its folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.settings import Settings
+from tests.needs import need
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_links_left() -> Iterator[None]:
+    """Where a data_dir was gone with its test, the short link to it is of no use."""
+    yield
+    for link in Path("/run").glob("sv-*"):
+        if link.is_symlink() and not link.exists():
+            link.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Long, and of odd characters, as a data_dir may be: libvirt's sockets must come to lie in shorter paths."""
+    need("qemu-system-x86_64", "qemu-system-x86")
+    return tmp_path_factory.mktemp("a-data-dir-with-quite-a-long-name") / "and spaces & more"
+
+
+@pytest.fixture
+def host(data_dir: Path) -> Iterator[LibvirtHost]:
+    host = LibvirtHost(Settings(data_dir=data_dir).hypervisor_uri, data_dir)
+    yield host
+    for domain in host._connection.use().listAllDomains():
+        if domain.isActive():
+            domain.destroy()
+        domain.undefine()
+    host.close()

@@ -1,0 +1,58 @@
+"""A process that rules one guest, to be killed: `python -m tests.real.guest_child DATA_DIR ACTION JOB_ID`.
+
+It says what it has done, a line each, on stdout.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.errors import SynvirtError
+from synvirt.hypervisor import Volume
+from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.model import MIB, Domain, VmManifest
+from tests.contracts.hypervisors import job
+
+
+def say(text: object) -> None:
+    print(text, flush=True)
+
+
+def begin(host: LibvirtHost, folder: Path, job_id: UUID) -> None:
+    image = folder / "disk.raw"
+    with image.open("wb") as file:
+        file.truncate(MIB)
+    manifest = VmManifest(vm_id="x", name="guest", disks=job().manifest.disks, memory_bytes=64 * MIB)  # type: ignore[union-attr]
+    migration = job(manifest).model_copy(update={"id": job_id})
+    domain: Domain = host.domain_xml(migration, [Volume("disk1", str(image), "file")])
+    say("drawn")
+    host.define(domain)
+    say("defined")
+    host.start(job_id)
+    say("started")
+
+
+def main() -> None:
+    folder, action, job_id = Path(sys.argv[1]), sys.argv[2], UUID(sys.argv[3])
+    host = LibvirtHost(f"qemu:///embed?root={folder / 'libvirt'}", folder)
+    try:
+        if action == "begin":
+            begin(host, folder, job_id)
+            asyncio.run(asyncio.sleep(60))
+        elif action == "go on":
+            host.start(job_id)
+            say("started")
+            host.wait_until_booted(job_id, 1, lambda: False)
+        elif action == "end":
+            host.undefine(job_id)
+            say("gone")
+    except SynvirtError as error:
+        say(f"{type(error).__name__}: {error.detail} ({error.hint})")
+    except KeyboardInterrupt:
+        say("interrupted")
+    host.close()
+
+
+if __name__ == "__main__":
+    main()

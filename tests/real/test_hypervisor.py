@@ -1,0 +1,166 @@
+"""The real hypervisor: libvirt's embedded driver and QEMU, in this process."""
+
+import time
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from synvirt.errors import DomainDefineFailed, GuestBootFailed, Internal, NotFound
+from synvirt.hypervisor import console
+from synvirt.hypervisor.connection import Connection, embedded_root
+from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
+from synvirt.model import MIB, Disk, VmManifest
+from synvirt.settings import Settings
+from tests.contracts.hypervisors import HypervisorCase, HypervisorContract, define, job, never
+
+FOREIGN = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"""
+
+
+@pytest.fixture
+def case(host: LibvirtHost, tmp_path: Path) -> HypervisorCase:
+    def running(uuid: UUID) -> bool | None:
+        domain = host._find("lookupByUUIDString", str(uuid))
+        return None if domain is None else bool(domain.isActive())
+
+    def power_off(uuid: UUID) -> None:
+        domain = host._find("lookupByUUIDString", str(uuid))
+        assert domain is not None
+        domain.destroy()
+
+    def add_foreign(name: str, uuid: UUID) -> None:
+        host._connection.use().defineXML(FOREIGN.format(name=name, uuid=uuid))
+
+    return HypervisorCase(host, tmp_path, running, add_foreign, power_off, silence=lambda: None)
+
+
+class TestLibvirtHost(HypervisorContract):
+    @pytest.fixture
+    def case(self, case: HypervisorCase) -> HypervisorCase:
+        return case
+
+
+def test_a_disk_that_does_not_boot_is_told_by_its_console(case: HypervisorCase) -> None:
+    uuid = UUID(define(case).uuid)
+    case.hypervisor.start(uuid)
+    with pytest.raises(GuestBootFailed) as caught:
+        case.hypervisor.wait_until_booted(uuid, 5, never)
+    assert "No bootable device" in caught.value.detail
+    assert "found nothing to boot from" in caught.value.detail
+    assert "boot disk" in str(caught.value.hint)
+
+
+def test_a_volume_that_is_gone_does_not_start(case: HypervisorCase) -> None:
+    domain = define(case)
+    (case.folder / f"{domain.uuid}.raw").unlink()
+    with pytest.raises(DomainDefineFailed, match=r"No such file"):
+        case.hypervisor.start(UUID(domain.uuid))
+    assert case.running(UUID(domain.uuid)) is False
+
+
+def test_two_guests_never_share_a_volume(case: HypervisorCase) -> None:
+    first, second = define(case), define(case)
+    volume = case.folder / f"{second.uuid}.raw"
+    volume.unlink()
+    volume.hardlink_to(case.folder / f"{first.uuid}.raw")
+    case.hypervisor.start(UUID(first.uuid))
+    with pytest.raises(DomainDefineFailed) as caught:
+        case.hypervisor.start(UUID(second.uuid))
+    assert caught.value.hint == "another guest or program uses this volume"
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_uefi_variables_go_with_their_domain(case: HypervisorCase, data_dir: Path, secure: bool) -> None:
+    assert installed_uefi() is not None, "apt-get install ovmf"
+    disks = (Disk(key="disk1", label="disk1", capacity_bytes=MIB),)
+    manifest = VmManifest(
+        vm_id="x", name="uefi", firmware="uefi", secure_boot=secure, tpm=secure, memory_bytes=256 * MIB, disks=disks
+    )
+    uuid = UUID(define(case, job(manifest)).uuid)
+    case.hypervisor.start(uuid)
+    assert case.running(uuid) is True
+    variables = data_dir / "libvirt/lib/qemu/nvram"
+    assert len(list(variables.iterdir())) == 1
+    case.hypervisor.undefine(uuid)
+    assert list(variables.iterdir()) == []
+
+
+def test_a_domain_that_libvirt_refuses_is_our_error(case: HypervisorCase) -> None:
+    domain = define(case)
+    broken = domain.model_copy(
+        update={"xml": domain.xml.replace('bus="virtio"', 'bus="z80"').replace('bus="sata"', 'bus="z80"')}
+    )
+    with pytest.raises(DomainDefineFailed, match="z80"):
+        case.hypervisor.define(broken)
+
+
+def test_a_guest_without_an_agent_gives_no_file(case: HypervisorCase) -> None:
+    assert isinstance(case.hypervisor, LibvirtHost)
+    uuid = UUID(define(case).uuid)
+    case.hypervisor.start(uuid)
+    with pytest.raises(Internal, match="agent"):
+        case.hypervisor.read_guest_file(uuid, "/etc/hostname")
+    with pytest.raises(NotFound):
+        case.hypervisor.read_guest_file(UUID(int=1), "/etc/hostname")
+
+
+def test_running_is_enough_where_the_setting_says_so(
+    case: HypervisorCase, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("synvirt.hypervisor.libvirt_host.RUNNING_SETTLE_S", 1)
+    host = LibvirtHost(Settings(data_dir=data_dir).hypervisor_uri, data_dir, boot_check="running")
+    uuid = UUID(define(case).uuid)
+    host.start(uuid)
+    assert host.wait_until_booted(uuid, 30, never) == "running"
+    host.close()
+
+
+def test_a_login_prompt_is_a_sign_where_no_agent_comes(
+    case: HypervisorCase, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("synvirt.hypervisor.libvirt_host.AGENT_GRACE_S", 1)
+    uuid = UUID(define(case).uuid)
+    case.hypervisor.start(uuid)
+    log = data_dir / "libvirt/serial" / f"synvirt-{uuid}.log"
+    deadline = time.monotonic() + 30
+    while "No bootable" not in console.tail(log):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    with log.open("ab") as file:
+        file.write(b"\r\nweb login: ")
+    assert case.hypervisor.wait_until_booted(uuid, 30, never) == "console"
+    case.hypervisor.undefine(uuid)
+    assert not log.exists()
+
+
+def test_a_guest_that_floods_its_console_does_not_fill_the_disk(case: HypervisorCase, data_dir: Path) -> None:
+    case.hypervisor.check_free("x", UUID(int=1))  # opens the connection, and with it the trimming
+    log = data_dir / "libvirt/serial/synvirt-flood.log"
+    log.write_bytes(b"x" * (console.LOG_LIMIT_BYTES + 1))
+    deadline = time.monotonic() + 30
+    while log.stat().st_size > console.TAIL_BYTES:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    log.unlink()
+
+
+def test_an_unreachable_hypervisor_is_our_error() -> None:
+    connection = Connection("qemu+unix:///system?socket=/nonexistent/socket", lambda: None)
+    with pytest.raises(DomainDefineFailed, match="cannot be opened") as caught:
+        connection.use()
+    assert "doctor" in str(caught.value.hint)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("uri", "root"),
+    [
+        ("qemu:///embed?root=/var/lib/synvirt/libvirt", Path("/var/lib/synvirt/libvirt")),
+        ("qemu:///embed?root=/a%20b", Path("/a b")),
+        ("qemu:///system", None),
+        ("qemu+ssh://host/system?root=/x", None),
+    ],
+)
+def test_the_folder_of_an_embedded_driver(uri: str, root: Path | None) -> None:
+    assert embedded_root(uri) == root

@@ -1,0 +1,217 @@
+"""The whole product as a user runs it: `synvirt serve` in a process of its own, a real OVA, real libvirt and QEMU, kill -9."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synvirt.cli.client import Client
+from synvirt.errors import Conflict
+from synvirt.model import Migration, MigrationPlan, State
+from synvirt.sample import Sample, build
+from tests.processes import children, command_line, workers
+
+SYNVIRT = [sys.executable, "-m", "synvirt"]
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return build(tmp_path_factory.mktemp("sample"), payload_mib=24, keep_raw=True)
+
+
+@contextmanager
+def service(data_dir: Path) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
+    """`synvirt serve`, answering; ended with SIGTERM, as a supervisor does."""
+    said = data_dir.parent / "serve.log"
+    with said.open("wb") as log:
+        argv = [*SYNVIRT, "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen(argv, stdout=log, stderr=log)
+    try:
+        until(lambda: "SynVirt serves at" in said.read_text() or process.poll() is not None)
+        assert process.poll() is None, said.read_text()[-3000:]
+        with Client.local(data_dir / "synvirt.sock") as client:
+            yield process, client
+    finally:
+        process.terminate()
+        process.wait(15)
+
+
+def until(happened: Callable[[], Any], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def ended(client: Client, job: Migration) -> Migration:
+    until(lambda: client.migration(job.id).ended, 110)
+    return client.migration(job.id)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, sample: Sample) -> Iterator[Path]:
+    data_dir = tmp_path / "data"
+    (data_dir / "imports").mkdir(parents=True)
+    os.link(sample.ova, data_dir / "imports" / "a.ova")
+    yield data_dir
+    # The embedded driver's guests outlive the service, as guests should: here nobody wants them.
+    for pid in _guests(data_dir):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _guests(data_dir: Path) -> list[int]:
+    return [
+        int(entry.name)
+        for entry in Path("/proc").glob("[0-9]*")
+        if (command := command_line(int(entry.name))).startswith(("/usr/bin/qemu-system", "qemu-system"))
+        and str(data_dir) in command
+    ]
+
+
+def plan(data_dir: Path, *, start: bool = True, **fields: object) -> MigrationPlan:
+    return MigrationPlan.model_validate(
+        {
+            "source": {"Offline": "ova_archive"},
+            "source_ref": {"kind": "offline_host_path", "path": str(data_dir / "imports" / "a.ova")},
+            "mode": "Cold",
+            "target": {"start": start},
+            **fields,
+        }
+    )
+
+
+def volumes(data_dir: Path) -> list[Path]:
+    return list((data_dir / "volumes").rglob("*.raw"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_killed_service_brings_the_guest_home_all_the_same(data_dir: Path, sample: Sample) -> None:
+    with service(data_dir) as (process, client):
+        # Slow enough that there is a middle to be killed in.
+        job = client.submit(plan(data_dir, limits={"bandwidth_bps": 12 << 20}))
+        until(lambda: client.migration(job.id).progress.bytes_done > 0)
+        process.kill()
+        process.wait()
+        until(
+            lambda: (
+                not any("synvirt.migrations.worker" in command for command in children(1).values() if str(data_dir) in command)
+            )
+        )
+    with service(data_dir) as (process, client):
+        last = ended(client, job)
+        assert last.state == State.COMPLETED, last.last_error
+        assert last.boot_sign == "agent"
+        assert len(_guests(data_dir)) == 1
+        process.kill()
+        process.wait()
+    # The guest runs on without its service, and is found again.
+    assert len(_guests(data_dir)) == 1
+    with service(data_dir) as (_, client):
+        again = ended(client, client.submit(plan(data_dir)))
+        assert (again.state, again.last_error and again.last_error.code) == (State.FAILED, "E_MIG_CONFLICT")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_byte_arrives_and_a_killed_worker_goes_on(data_dir: Path, sample: Sample) -> None:
+    with service(data_dir) as (process, client):
+        job = client.submit(plan(data_dir, start=False, limits={"bandwidth_bps": 12 << 20}))
+        until(lambda: client.migration(job.id).progress.bytes_done > 0 and workers(process.pid))
+        os.kill(workers(process.pid)[0], signal.SIGKILL)
+        last = ended(client, job)
+        assert last.state == State.COMPLETED, last.last_error
+        assert sample.raw is not None
+        [volume] = volumes(data_dir)
+        subprocess.run(["cmp", sample.raw, volume], check=True)
+        assert volume.stat().st_blocks * 512 < volume.stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cancel_leaves_no_volume_process_or_domain(data_dir: Path) -> None:
+    with service(data_dir) as (process, client):
+        job = client.submit(plan(data_dir, limits={"bandwidth_bps": 4 << 20}))
+        until(lambda: client.migration(job.id).progress.bytes_done > 0)
+        client.cancel(job.id)
+        last = ended(client, job)
+        assert (last.state, last.last_error and last.last_error.code) == (State.CANCELLED, "E_MIG_CANCELLED")
+        assert volumes(data_dir) == []
+        assert workers(process.pid) == []
+        assert _guests(data_dir) == []
+        with pytest.raises(Conflict):
+            client.cancel(job.id)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cancel_while_the_guest_boots_leaves_nothing(data_dir: Path) -> None:
+    with service(data_dir) as (_, client):
+        job = client.submit(plan(data_dir))
+        until(lambda: _guests(data_dir))
+        client.cancel(job.id)
+        assert ended(client, job).state == State.CANCELLED
+        until(lambda: _guests(data_dir) == [])
+        assert volumes(data_dir) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_demo_ends_by_itself_and_tidies_up(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    demo = subprocess.run(
+        [*SYNVIRT, "demo", "--data-dir", data_dir, "--payload-mib", "8"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert "The guest answers: it runs from its new disk" in demo.stdout
+    for state in ("Queued", "CopyingFull", "Starting", "Completed"):
+        assert state in demo.stdout
+    assert volumes(data_dir) == []
+    assert list((data_dir / "imports").glob("*.ova")) == []
+    assert _guests(data_dir) == []
+
+
+@pytest.mark.timeout(60)
+def test_two_services_do_not_share_a_folder(data_dir: Path) -> None:
+    with service(data_dir):
+        second = subprocess.run([*SYNVIRT, "serve", "--data-dir", data_dir], capture_output=True, text=True, timeout=30)
+        assert second.returncode == 1
+        assert "E_MIG_CONFLICT" in second.stderr
+        assert "Traceback" not in second.stderr
+
+
+@pytest.mark.timeout(60)
+def test_the_folder_has_the_modes_of_the_specification(data_dir: Path) -> None:
+    with service(data_dir):
+        modes = {
+            "imports": 0o750,
+            "keyring": 0o700,
+            "keyring/migrator.key": 0o600,
+            "keyring/users": 0o600,
+            "synvirt.sock": 0o600,
+        }
+        assert {name: (data_dir / name).stat().st_mode & 0o777 for name in modes} == modes
+        assert (data_dir / "keyring/migrator.key").stat().st_size == 32
+        assert (data_dir / "migrator.db").exists()
+
+
+@pytest.mark.timeout(60)
+def test_what_json_prints_is_what_the_service_answers(data_dir: Path) -> None:
+    with service(data_dir) as (_, client):
+        job = client.submit(plan(data_dir, start=False))
+        ended(client, job)
+        argv = [*SYNVIRT, "migrations", "show", str(job.id), "--json", "--data-dir", str(data_dir)]
+        printed = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout
+        assert json.loads(printed) == json.loads(client.ask("GET", f"/migrations/{job.id}"))

@@ -1,0 +1,240 @@
+"""The laws of the store, on SQLite and on a real PostgreSQL."""
+
+import threading
+from collections.abc import Callable, Iterator
+from uuid import UUID, uuid4
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, make_url
+
+from synvirt.errors import Conflict, NotFound, PersistFailed
+from synvirt.model import Migration, MigrationPlan, Mode, Problem, Progress, State, now
+from synvirt.store import LedgerEntry, Store, Watermark
+from synvirt.store.tables import METADATA
+
+PLAN = MigrationPlan.model_validate(
+    {
+        "source": {"Offline": "ova_archive"},
+        "source_ref": {"kind": "offline_host_path", "path": "/imports/a.ova"},
+        "mode": "Cold",
+    }
+)
+
+
+def a_job(**fields: object) -> Migration:
+    return Migration(id=uuid4(), name="a", plan=PLAN, mode_effective=Mode.COLD, created_at=now()).model_copy(update=fields)
+
+
+def to(state: State) -> Callable[[Migration], Migration]:
+    return lambda job: job.model_copy(update={"state": state})
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    store = Store(database_url)
+    yield store
+    store.close()
+
+
+def test_the_alembic_versions_make_the_tables_of_tables_py(store: Store, database_url: str) -> None:
+    url = make_url(database_url)
+    if url.get_backend_name() == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, METADATA) == []
+    engine.dispose()
+
+
+def test_a_job_comes_back_as_it_went_in_and_after_a_restart(store: Store, database_url: str) -> None:
+    job = a_job(name="münchen – ✓")
+    store.add(job, host="h1")
+    assert store.get(job.id) == Migration.model_validate_json(job.model_dump_json())
+    again = Store(database_url)
+    assert again.get(job.id).name == job.name
+    assert again.host_of(job.id) == "h1"
+    again.close()
+
+
+def test_an_unknown_job_is_not_found(store: Store) -> None:
+    nobody = uuid4()
+    for ask in (store.get, store.request_cancel, store.cancel_requested, store.request_cutover, store.host_of):
+        with pytest.raises(NotFound, match=str(nobody)):
+            ask(nobody)
+
+
+def test_lists_are_newest_first_and_pages_miss_nobody(store: Store) -> None:
+    jobs = [a_job() for _ in range(7)]
+    for job in jobs:
+        store.add(job, host="h")
+    seen: list[UUID] = []
+    cursor = None
+    while True:
+        documents, cursor = store.documents(limit=3, cursor=cursor)
+        seen += [Migration.model_validate_json(document).id for document in documents]
+        if cursor is None:
+            break
+        store.add(a_job(), host="h")  # a job that comes in between is on no later page
+    assert seen == [job.id for job in reversed(jobs)]
+
+
+def test_a_full_last_page_has_no_next(store: Store) -> None:
+    for _ in range(4):
+        store.add(a_job(), host="h")
+    documents, cursor = store.documents(limit=2)
+    assert cursor is not None
+    documents, cursor = store.documents(limit=2, cursor=cursor)
+    assert (len(documents), cursor) == (2, None)
+
+
+def test_a_move_from_a_state_the_job_has_left_is_refused_and_changes_nothing(store: Store) -> None:
+    job = a_job()
+    store.add(job, host="h")
+    store.change(job.id, State.QUEUED, to(State.COPYING_FULL))
+    with pytest.raises(Conflict):
+        store.change(job.id, State.QUEUED, to(State.FAILED))
+    assert store.get(job.id).state == State.COPYING_FULL
+
+
+def test_of_many_who_move_a_job_at_once_one_wins(store: Store) -> None:
+    job = a_job()
+    store.add(job, host="h")
+    won: list[int] = []
+    ready = threading.Barrier(8)
+
+    def race(number: int) -> None:
+        ready.wait()
+        try:
+            store.change(job.id, State.QUEUED, to(State.COPYING_FULL))
+        except Conflict:
+            return
+        won.append(number)
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+
+
+def test_events_are_moves_and_new_errors_and_nothing_else(store: Store) -> None:
+    job = a_job()
+    store.add(job, host="h")
+    progress = Progress(bytes_done=1)
+    store.change(job.id, State.QUEUED, lambda job: job.model_copy(update={"progress": progress}))
+    store.change(job.id, State.QUEUED, to(State.COPYING_FULL))
+    problem = Problem(code="E_MIG_CBT_UNSUPPORTED", message="m", fatal=False, at=now(), state=State.COPYING_FULL)
+    store.change(job.id, State.COPYING_FULL, lambda job: job.model_copy(update={"last_error": problem}))
+    seen = [Migration.model_validate_json(event.document) for event in store.events_after(0)]
+    assert [(one.state, one.last_error is not None) for one in seen] == [
+        (State.QUEUED, False),
+        (State.COPYING_FULL, False),
+        (State.COPYING_FULL, True),
+    ]
+
+
+def test_event_ids_grow_and_a_reader_that_follows_them_misses_none(store: Store) -> None:
+    jobs = [a_job() for _ in range(6)]
+
+    def work(mine: list[Migration]) -> None:
+        for job in mine:
+            store.add(job, host="h")
+            store.change(job.id, State.QUEUED, to(State.COPYING_FULL))
+
+    threads = [threading.Thread(target=work, args=(jobs[at::2],)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    seen: list[UUID] = []
+    cursor = 0
+    while len(seen) < 12:
+        for event in store.events_after(cursor, limit=2):
+            assert event.id > cursor
+            cursor = event.id
+            seen.append(event.migration_id)
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == sorted([job.id for job in jobs] * 2)
+    assert store.last_event_id() == cursor
+    assert [event.migration_id for event in store.events_after(0, job_id=jobs[0].id)] == [jobs[0].id] * 2
+
+
+def test_wishes_are_kept_and_an_ended_job_takes_none(store: Store) -> None:
+    job = a_job()
+    store.add(job, host="h")
+    assert not store.cancel_requested(job.id)
+    store.request_cancel(job.id)
+    store.request_cancel(job.id)
+    store.request_cutover(job.id)
+    assert store.cancel_requested(job.id)
+    assert store.cutover_requested(job.id)
+    store.change(job.id, State.QUEUED, to(State.CANCELLED))
+    with pytest.raises(Conflict, match="Cancelled"):
+        store.request_cancel(job.id)
+
+
+def test_unended_jobs_are_those_of_the_host(store: Store) -> None:
+    mine, other, ended = a_job(), a_job(), a_job(state=State.COMPLETED)
+    for job, host in ((mine, "h1"), (other, "h2"), (ended, "h1")):
+        store.add(job, host=host)
+    assert [job.id for job in store.unended(host="h1")] == [mine.id]
+    assert {job.id for job in store.unended()} == {mine.id, other.id}
+
+
+def test_the_newest_watermark_of_each_disk_and_pass_counts(store: Store) -> None:
+    job = a_job()
+    store.add(job, host="h")
+    first = Watermark("a", 1, 10, 100, 10, 0, finished=False)
+    later = Watermark("a", 1, 2**50, 2**60, 2**50, 7, finished=True)
+    second = Watermark("a", 2, 1, 1, 1, 0, finished=False)
+    for mark in (first, later, second):
+        store.put_watermark(job.id, mark)
+    assert store.watermarks(job.id, 1) == {"a": later}
+    assert store.watermarks(job.id, 2) == {"a": second}
+
+
+def test_the_ledger_keeps_order_and_forgets_what_is_struck(store: Store) -> None:
+    job = a_job()
+    store.add(job, host="h")
+    for name in ("one", "two", "one"):
+        store.record(job.id, "volume", name)
+    store.record(job.id, "domain", "one")
+    assert store.ledger(job.id) == [LedgerEntry("volume", "one"), LedgerEntry("volume", "two"), LedgerEntry("domain", "one")]
+    store.strike(job.id, "volume", "one")
+    store.strike(job.id, "volume", "one")
+    assert store.ledger(job.id) == [LedgerEntry("volume", "two"), LedgerEntry("domain", "one")]
+
+
+def test_notes_are_remembered_and_replaced(store: Store) -> None:
+    job = a_job()
+    store.add(job, host="h")
+    assert store.noted(job.id, "k") is None
+    store.note(job.id, "k", "v")
+    store.note(job.id, "k", "w")
+    assert store.noted(job.id, "k") == "w"
+
+
+def test_every_commit_that_wrote_is_told(store: Store) -> None:
+    told: list[int] = []
+    store.on_commit = lambda: told.append(1)
+    job = a_job()
+    store.add(job, host="h")
+    store.get(job.id)
+    store.events_after(0)
+    assert len(told) == 1
+
+
+def test_a_store_that_cannot_be_opened_says_why() -> None:
+    with pytest.raises(PersistFailed, match="store failed"):
+        Store("sqlite:////nonexistent/folder/store.db")
+
+
+def test_thousands_of_jobs_are_listed_without_parsing_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing 5,000 jobs takes milliseconds because the rows are the answer's text: parsing would be the cost."""
+    for _ in range(20):
+        store.add(a_job(), host="h")
+    monkeypatch.setattr(Migration, "model_validate_json", lambda *_: pytest.fail("a list parses no job"))
+    assert len(store.documents(limit=20)[0]) == 20

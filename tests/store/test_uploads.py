@@ -1,0 +1,95 @@
+"""The uploads' queries, on SQLite and on a real PostgreSQL."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.errors import UploadNotFound
+from synvirt.model import (
+    HostPathRef,
+    Migration,
+    MigrationPlan,
+    Mode,
+    OfflineKind,
+    PlanSource,
+    SourceRef,
+    State,
+    Upload,
+    UploadRef,
+    now,
+)
+from synvirt.store import Store
+
+HOST = "h1"
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    store = Store(database_url)
+    yield store
+    store.close()
+
+
+def an_upload() -> Upload:
+    created, id_ = now(), uuid4()
+    return Upload(
+        id=id_,
+        filename="münchen.ova",
+        size_bytes=30 << 30,
+        sha256="0" * 64,
+        path=f"/imports/.uploads/{id_}/münchen.ova",
+        created_at=created,
+        expires_at=created + timedelta(days=7),
+    )
+
+
+def a_job(ref: SourceRef, state: State = State.QUEUED) -> Migration:
+    plan = MigrationPlan(source=PlanSource(Offline=OfflineKind.OVA_ARCHIVE), source_ref=ref, mode=Mode.COLD)
+    return Migration(id=uuid4(), name="a", plan=plan, state=state, mode_effective=Mode.COLD, created_at=now())
+
+
+def test_an_upload_comes_back_as_it_went_in_on_its_host_and_nowhere_else(store: Store) -> None:
+    upload = an_upload()
+    store.uploads.add(upload, host=HOST)
+    assert store.uploads.get(upload.id, host=HOST) == Upload.model_validate_json(upload.model_dump_json())
+    with pytest.raises(UploadNotFound, match=str(upload.id)):
+        store.uploads.get(upload.id, host="h2")
+    assert store.uploads.page(host="h2", limit=10) == ([], None)
+    assert store.uploads.all(host="h2") == []
+
+
+def test_pages_are_newest_first_and_miss_nobody(store: Store) -> None:
+    added = [an_upload() for _ in range(5)]
+    for upload in added:
+        store.uploads.add(upload, host=HOST)
+    seen: list[UUID] = []
+    cursor = None
+    while True:
+        found, cursor = store.uploads.page(host=HOST, limit=2, cursor=cursor)
+        seen += [upload.id for upload in found]
+        if cursor is None:
+            break
+        store.uploads.add(an_upload(), host=HOST)
+    assert seen == [upload.id for upload in reversed(added)]
+
+
+def test_what_is_removed_is_gone_and_may_be_removed_again(store: Store) -> None:
+    upload, other = an_upload(), an_upload()
+    for one in (upload, other):
+        store.uploads.add(one, host=HOST)
+    for _ in range(2):
+        store.uploads.remove(upload.id)
+    assert [left.id for left in store.uploads.all(host=HOST)] == [other.id]
+
+
+def test_the_readers_of_an_upload_are_the_jobs_that_name_it_and_have_not_ended(store: Store) -> None:
+    upload = an_upload()
+    by_id = a_job(UploadRef(kind="upload", upload_id=upload.id))
+    by_path = a_job(HostPathRef(kind="offline_host_path", path=upload.path), State.COPYING_FULL)
+    ended = a_job(UploadRef(kind="upload", upload_id=upload.id), State.FAILED)
+    other = a_job(UploadRef(kind="upload", upload_id=uuid4()))
+    for job in (by_id, by_path, ended, other):
+        store.add(job, host=HOST)
+    assert store.uploads.readers(upload.id) == [by_id.id, by_path.id]

@@ -1,0 +1,92 @@
+"""The users file: who is in it, who is not, and what a damaged one does."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from synvirt import accounts
+from synvirt.accounts import Account, FileAccounts, add_first_account, set_password
+from synvirt.api.auth import Remembering, authenticator
+from synvirt.errors import BadRequest, Internal, Unauthorized
+from synvirt.settings import Settings, prepare_data_dir
+
+
+def test_two_first_starts_have_two_passwords(tmp_path: Path) -> None:
+    assert add_first_account(tmp_path / "one") != add_first_account(tmp_path / "two")
+    assert add_first_account(tmp_path / "one") is None
+
+
+def test_a_password_that_was_set_is_good_at_once_and_the_old_one_is_not(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    prepare_data_dir(settings)
+    check = authenticator(settings, announce=lambda line: None)
+    users = settings.keyring_dir / "users"
+    set_password(users, "eve", "first ünïcode : pass")
+    check.check("eve", "first ünïcode : pass", "")
+    set_password(users, "eve", "second")
+    check.check("eve", "second", "")
+    with pytest.raises(Unauthorized):
+        check.check("eve", "first ünïcode : pass", "")
+    assert users.stat().st_mode & 0o777 == 0o600
+    assert users.read_text().count("eve:") == 1
+    assert "admin:" in users.read_text()
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a b", "a\nb", "#a", "x" * 65])
+def test_a_name_that_would_break_the_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadRequest):
+        set_password(tmp_path / "users", name, "x")
+    assert not (tmp_path / "users").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "admin:plain",
+        "admin:scrypt:16384:8:5:c2FsdA==",
+        "admin:scrypt:1073741824:8:1:c2FsdA==:aGFzaA==",
+        "admin:scrypt:16384:8:5:c2FsdA==:a",
+        "admin:scrypt:3:8:5:c2FsdA==:aGFzaA==",
+    ],
+)
+def test_a_damaged_users_file_lets_nobody_in_and_says_so_to_the_operator_only(tmp_path: Path, line: str) -> None:
+    users = tmp_path / "users"
+    users.write_text(line + "\n")
+    with pytest.raises((Internal, Unauthorized)) as raised:
+        FileAccounts(users)("admin", "plain", "")
+    assert str(tmp_path) not in str(raised.value)
+
+
+def test_a_users_file_that_is_gone_lets_nobody_in(tmp_path: Path) -> None:
+    check = FileAccounts(tmp_path / "users")
+    with pytest.raises(Internal) as raised:
+        Remembering(check, version=check.version).check("admin", "x", "")
+    assert str(tmp_path) not in str(raised.value)
+
+
+def test_a_name_that_is_not_there_takes_as_long_as_a_wrong_password(tmp_path: Path) -> None:
+    """Not by the clock, which is noisy here: by the number of scrypt runs."""
+    users = tmp_path / "users"
+    users.write_text(Account.of("right").line("admin"))
+    runs = []
+    real = accounts._scrypt
+
+    def counted(*arguments: object) -> bytes:
+        runs.append(arguments)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    check = FileAccounts(users)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accounts, "_scrypt", counted)
+        for user in ("admin", "nobody"):
+            with pytest.raises(Unauthorized, match="the user or the password is wrong"):
+                check(user, "wrong", "")
+    assert len(runs) == 2
+
+
+def test_a_check_of_scrypt_is_quick_enough_for_a_person() -> None:
+    account = Account.of("x")
+    started = time.process_time()
+    assert account.matches("x")
+    assert time.process_time() - started < 2

@@ -1,0 +1,113 @@
+"""The doctor finds what is here, says what is not, and judges only what the settings ask for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from synvirt.cli import app
+from synvirt.doctor import CHECKS, Check, Finding, Missing, examine, needs_met
+from synvirt.errors import Internal
+from synvirt.settings import Settings
+
+# Specification part 1, "Host requirements on the installed appliance".
+SPECIFIED = {"zfs", "blkdiscard", "virt-v2v-in-place", "virt-v2v hyperv", "qemu-img", "virtio-win.iso"}
+
+
+@pytest.fixture(autouse=True)
+def _no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding the accelerator takes seconds, and has tests of its own."""
+    monkeypatch.setattr("synvirt.hypervisor.accel.KVM_DEVICE", Path("/nonexistent/kvm"))
+    monkeypatch.setattr("synvirt.hypervisor.accel._known", None)
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def finding(name: str, settings: Settings) -> Finding:
+    return next(one for one in examine(settings) if one.name == name)
+
+
+def test_every_requirement_of_the_specification_has_a_row() -> None:
+    assert {check.name for check in CHECKS} >= SPECIFIED
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+def test_each_row_says_what_it_is_for_and_how_to_get_it(tmp_path: Path) -> None:
+    for one in examine(Settings(data_dir=tmp_path)):
+        assert one.detail, one
+        assert one.what_for, one
+        assert one.how_to_get, one
+
+
+def test_a_row_that_breaks_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(_: Settings) -> str:
+        raise Internal("its version cannot be read")
+
+    def lacks(_: Settings) -> str:
+        raise Missing("it is not here")
+
+    rows = (Check("a", "x", "y", breaks), Check("b", "x", "y", lacks), Check("c", "x", "y", lambda _: "1.0"))
+    monkeypatch.setattr("synvirt.doctor.CHECKS", rows)
+    found = [(one.name, one.found, one.detail) for one in examine(Settings(data_dir=tmp_path))]
+    assert found == [("a", False, "its version cannot be read"), ("b", False, "it is not here"), ("c", True, "1.0")]
+
+
+def test_what_no_setting_asks_for_may_be_missing() -> None:
+    def row(*, found: bool, needed: bool) -> Finding:
+        return Finding("x", found, needed, "", "", "")
+
+    assert needs_met([row(found=True, needed=True), row(found=False, needed=False)])
+    assert not needs_met([row(found=True, needed=True), row(found=False, needed=True)])
+
+
+def test_zfs_is_needed_once_a_pool_is_set(tmp_path: Path) -> None:
+    assert not finding("zfs", Settings(data_dir=tmp_path)).needed
+    for settings in (Settings(data_dir=tmp_path, zfs_pool="tank"), Settings(data_dir=tmp_path, destination="zfs")):
+        assert finding("zfs", settings).needed
+        assert finding("zfs pool", settings).needed
+        assert finding("blkdiscard", settings).needed
+
+
+@pytest.mark.parametrize(("drivers", "found"), [("input:disk\ninput:hyperv", True), ("input:disk\ninput:ova", False)])
+def test_a_conversion_tool_without_the_hyperv_driver_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivers: str, *, found: bool
+) -> None:
+    program(tmp_path, "virt-v2v", f"printf '{drivers}\\n'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert finding("virt-v2v hyperv", Settings(data_dir=tmp_path)).found is found
+
+
+def test_a_zfs_whose_module_is_not_loaded_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "zfs", "echo 'The ZFS modules are not loaded.' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    one = finding("zfs", Settings(data_dir=tmp_path))
+    assert not one.found
+    assert "modules are not loaded" in one.detail
+
+
+def test_the_driver_image_is_looked_for_where_the_setting_says(tmp_path: Path) -> None:
+    iso = tmp_path / "drivers.iso"
+    settings = Settings(data_dir=tmp_path, virtio_win_iso=iso)
+    assert not finding("virtio-win.iso", settings).found
+    iso.touch()
+    assert finding("virtio-win.iso", settings).found
+
+
+def test_a_data_dir_that_is_not_made_yet_is_judged_by_the_folder_above(tmp_path: Path) -> None:
+    assert finding("data_dir", Settings(data_dir=tmp_path / "not" / "yet")).found
+    assert not finding("data_dir", Settings(data_dir=Path("/proc/not/yet"))).found
+    assert list(tmp_path.iterdir()) == [], "looking must not change anything"
+
+
+def test_the_command_answers_json_and_exits_by_what_is_needed(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["doctor", "--json", "--data-dir", str(tmp_path)])
+    body = json.loads(answer.stdout)
+    assert [check["name"] for check in body["checks"]] == [check.name for check in CHECKS]
+    assert body["ok"] is (answer.exit_code == 0)
+    broken = CliRunner().invoke(app, ["doctor", "--data-dir", "/proc/not/yet"])
+    assert broken.exit_code == 1
+    assert "MISSING  data_dir" in broken.stdout

@@ -1,0 +1,28 @@
+"""What the documents say is so."""
+
+import re
+from pathlib import Path
+
+from synvirt.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_setting_is_described_once() -> None:
+    described = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)
+    assert sorted(described) == sorted(Settings.model_fields)
+
+
+def test_every_link_within_the_documents_leads_somewhere() -> None:
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_every_dependency_is_justified() -> None:
+    wanted = re.search(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+    assert wanted is not None
+    names = {re.split(r"[\[<>=]", name)[0] for name in re.findall(r'^ +"([^"]+)"', wanted[1], re.MULTILINE)}
+    described = re.findall(r"^\| (\w[\w.-]*) \|", (ROOT / "docs/dependencies.md").read_text(), re.MULTILINE)
+    assert names <= set(described), names - set(described)

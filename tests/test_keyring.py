@@ -1,0 +1,63 @@
+"""The sealing key: its file, and what it seals."""
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from synvirt.errors import SynvirtError
+from synvirt.keyring import KeyUnusable, migrator_key, seal, unseal
+
+
+def test_the_key_is_made_once_with_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "migrator.key"
+    key = migrator_key(path)
+    assert len(key) == 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert migrator_key(path) == key
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o400])
+def test_a_key_that_others_may_have_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "migrator.key"
+    migrator_key(path)
+    path.chmod(mode)
+    with pytest.raises(KeyUnusable, match=f"{mode:04o}"):
+        migrator_key(path)
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_key_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "migrator.key"
+    path.write_bytes(bytes(size))
+    path.chmod(0o600)
+    with pytest.raises(KeyUnusable, match="not 32"):
+        migrator_key(path)
+
+
+def test_a_link_to_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(bytes(32))
+    (tmp_path / "elsewhere").chmod(0o600)
+    (tmp_path / "migrator.key").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(KeyUnusable):
+        migrator_key(tmp_path / "migrator.key")
+
+
+def test_what_is_sealed_opens_for_its_owner_alone(tmp_path: Path) -> None:
+    key = migrator_key(tmp_path / "key")
+    sealed = seal(key, b"secret", belongs_to=b"source 1")
+    assert unseal(key, sealed, belongs_to=b"source 1") == b"secret"
+    assert b"secret" not in sealed
+    assert sealed != seal(key, b"secret", belongs_to=b"source 1")
+    other = migrator_key(tmp_path / "other")
+    attempts: tuple[Callable[[], bytes], ...] = (
+        lambda: unseal(key, sealed, belongs_to=b"source 2"),
+        lambda: unseal(other, sealed, belongs_to=b"source 1"),
+        lambda: unseal(key, sealed[:-1], belongs_to=b"source 1"),
+        lambda: unseal(key, bytes([sealed[0] ^ 1]) + sealed[1:], belongs_to=b"source 1"),
+        lambda: unseal(key, b"", belongs_to=b"source 1"),
+    )
+    for wrong in attempts:
+        with pytest.raises(SynvirtError):
+            wrong()

@@ -1,0 +1,54 @@
+"""Flags over variables over the file over defaults; a wrong setting is named."""
+
+from pathlib import Path
+
+import pytest
+
+from synvirt.errors import BadRequest
+from synvirt.settings import Settings, load, prepare_data_dir
+
+
+def test_the_nearest_word_counts(tmp_path: Path) -> None:
+    file = tmp_path / "synvirt.toml"
+    file.write_text('listen = "127.0.0.1:1"\njobs_at_once = 2\nlog_level = "debug"\n[boot]\ntimeout_s = 7\n')
+    environ = {"SYNVIRT_JOBS_AT_ONCE": "3", "SYNVIRT_LOG_LEVEL": "error", "OTHER": "x"}
+    settings = load(config=file, environ=environ, flags={"log_level": "warning", "listen": None})
+    assert (settings.listen, settings.boot_timeout_s) == ("127.0.0.1:1", 7)
+    assert (settings.jobs_at_once, settings.log_level) == (3, "warning")
+    assert settings.auth == "file"
+
+
+def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
+    file = tmp_path / "synvirt.toml"
+    file.write_text(f'data_dir = "{tmp_path}"')
+    assert load(environ={"SYNVIRT_CONFIG": str(file)}).data_dir == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("jobs_at_once = 0", "jobs_at_once"), ("no_such = 1", "no_such"), ("x = [", "synvirt.toml"), ('auth = "none"', "auth")],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "synvirt.toml"
+    file.write_text(text)
+    with pytest.raises(BadRequest, match=named):
+        load(config=file, environ={})
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"none\.toml"):
+        load(config=tmp_path / "none.toml", environ={})
+
+
+def test_variables_that_are_no_settings_are_left_alone() -> None:
+    environ = {"SYNVIRT_MIGRATOR_SKIP_GO_SHIM": "1", "SYNVIRT_PASSWORD": "secret", "SYNVIRT_DATA_DIR": "/srv/synvirt"}
+    assert load(environ=environ).data_dir == Path("/srv/synvirt")
+
+
+def test_the_folder_is_made_with_its_modes_and_mended(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    prepare_data_dir(settings)
+    settings.imports_dir.chmod(0o777)
+    prepare_data_dir(settings)
+    assert settings.imports_dir.stat().st_mode & 0o777 == 0o750
+    assert settings.keyring_dir.stat().st_mode & 0o777 == 0o700
