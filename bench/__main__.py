@@ -1,0 +1,138 @@
+"""python -m bench [ROW …]: measures the rows whose names contain one of the words, or all; prints a Markdown table."""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.measure import Result, RunFailed, measure
+from bench.reflink import NoReflinks, reflink_folder
+from bench.rows import ROWS, Row
+from bench.sources import MIB, Sources, needs, original_of
+from synvirt.programs import find
+
+# Program: the Debian package that has it.
+PROGRAMS = {"qemu-img": "qemu-utils", "qemu-nbd": "qemu-utils", "nbdcopy": "libnbd-bin", "mke2fs": "e2fsprogs"}
+# In units of the disk's data: the disk, an image of it, an archive of that, a target, and a margin.
+SPACE_NEEDED = 5
+
+
+def main() -> None:
+    options = _options()
+    rows = [row for row in ROWS if not options.rows or any(word in row.name for word in options.rows)]
+    missing = [f"{name} (apt-get install {package})" for name, package in PROGRAMS.items() if find(name) is None]
+    if not rows or missing:
+        sys.exit(f"needs {', '.join(missing)}" if missing else f"no row is named so; there are: {[row.name for row in ROWS]}")
+    folder = _folder(options.folder, options.data_mib, keep=options.keep)
+    target = folder / f"target-{os.getpid()}.raw"
+    results: list[Result] = []
+    failures: list[str] = []
+    try:
+        sources = Sources(folder / f"data-{options.data_mib}", options.data_mib)
+        for number, row in enumerate(rows):
+            print(f"measuring {row.name} …", file=sys.stderr, flush=True)
+            try:
+                results.append(_measured(row, sources, target, options.rounds))
+            except (RunFailed, NoReflinks) as failure:
+                failures.append(f"{row.name}: {failure}")
+            if not options.keep:
+                _drop_unneeded(sources, rows[number + 1 :])
+    finally:
+        target.unlink(missing_ok=True)
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps([_as_json(result) for result in results]) if options.json else _table(results))
+    if failures:
+        sys.exit("\n".join(["not measured:", *failures]))
+
+
+def _measured(row: Row, sources: Sources, target: Path, rounds: int) -> Result:
+    original = sources.get(original_of(row.source))
+    if not row.reflink:
+        return measure(row, sources.get, target, original, rounds)
+    with reflink_folder(target.parent, 4 * original.stat().st_size) as place:
+
+        def get(name: str) -> Path:
+            if not (place / name).exists():
+                subprocess.run(["cp", sources.get(name), place / name], check=True)
+                os.sync()  # what is not on the file system yet cannot be shared
+            return place / name
+
+        return measure(row, get, place / "target.raw", original, rounds)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="words of row names; by default all rows")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side that count; their median is printed")
+    parser.add_argument("--data-mib", type=int, default=2300, help="real files on the disk")
+    parser.add_argument("--folder", type=Path, help="where to work: by default in memory, if there is room")
+    parser.add_argument("--keep", action="store_true", help="leave the images for the next run")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def _folder(wanted: Path | None, data_mib: int, *, keep: bool) -> Path:
+    """Of this run alone, unless its images shall be found by the next one."""
+    place, needed = Path("/dev/shm"), data_mib * MIB * SPACE_NEEDED
+    if wanted is not None:
+        place = wanted
+    elif not place.is_dir() or min(shutil.disk_usage(place).free, _free_memory_bytes()) < needed:
+        place = Path(tempfile.gettempdir())
+        print(f"no {needed // MIB} MiB free in memory: measuring on {place}, where the disk is the limit", file=sys.stderr)
+    place.mkdir(parents=True, exist_ok=True)
+    return place / f"synvirt-bench-{os.getuid()}" if keep else Path(tempfile.mkdtemp(prefix="synvirt-bench-", dir=place))
+
+
+def _free_memory_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _drop_unneeded(sources: Sources, rows: list[Row]) -> None:
+    """Memory is short: what no later row reads goes."""
+    wanted = set().union(*(needs(row.source) | needs(row.peer_source or row.source) for row in rows)) if rows else set()
+    if any(row.source.endswith(".ova") for row in rows):
+        wanted.add("stream.vmdk")
+    wanted.add("disk.raw")
+    for path in sources.folder.iterdir():
+        if path.name not in wanted:
+            sources.drop(path.name)
+
+
+def _table(results: list[Result]) -> str:
+    lines = [
+        "| row | ours s (cpu) | peer s (cpu) | ratio | reach | peak MiB | ok |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for result in results:
+        verdict = "yes" if result.reached else "wrong content" if not result.equal else "no"
+        lines.append(
+            f"| {result.row.name} | {result.seconds:.2f} ({result.cpu_seconds:.2f})"
+            f" | {result.peer_seconds:.2f} ({result.peer_cpu_seconds:.2f})"
+            f" | {result.ratio:.2f} | ≥ {result.row.reach:g} | {result.memory_mib:.0f} | {verdict} |"
+        )
+    return "\n".join(lines)
+
+
+def _as_json(result: Result) -> dict[str, object]:
+    return {
+        "row": result.row.name,
+        "seconds": result.seconds,
+        "cpu_seconds": result.cpu_seconds,
+        "peer_seconds": result.peer_seconds,
+        "peer_cpu_seconds": result.peer_cpu_seconds,
+        "ratio": result.ratio,
+        "reach": result.row.reach,
+        "memory_mib": result.memory_mib,
+        "equal": result.equal,
+        "reached": result.reached,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Whole processes, measured from outside: wall time, and the most memory that any one of them held."""
+
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.rows import Row
+from synvirt.disks.raw import RawReader
+
+COMPARED_BYTES = 4 << 20
+OURS = [str(Path(sys.executable).parent / "synvirt"), "disk", "convert"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`cpu_seconds` is the work done; it tells what a busy machine's wall time hides."""
+
+    seconds: float
+    cpu_seconds: float
+    memory_mib: float
+
+
+class RunFailed(Exception):
+    """A command ended badly: its row has no figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    row: Row
+    ours: list[Run]
+    peers: list[Run]
+    equal: bool
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(run.seconds for run in self.ours)
+
+    @property
+    def peer_seconds(self) -> float:
+        return statistics.median(run.seconds for run in self.peers)
+
+    @property
+    def cpu_seconds(self) -> float:
+        return statistics.median(run.cpu_seconds for run in self.ours)
+
+    @property
+    def peer_cpu_seconds(self) -> float:
+        return statistics.median(run.cpu_seconds for run in self.peers)
+
+    @property
+    def ratio(self) -> float:
+        return self.peer_seconds / self.seconds
+
+    @property
+    def memory_mib(self) -> float:
+        return max(run.memory_mib for run in self.ours)
+
+    @property
+    def reached(self) -> bool:
+        return (
+            self.equal
+            and self.ratio >= self.row.reach
+            and self.memory_mib <= self.row.memory_mib_max
+            and (self.row.seconds_max is None or self.seconds <= self.row.seconds_max)
+        )
+
+
+def measure(row: Row, get: Callable[[str], Path], target: Path, original: Path, rounds: int) -> Result:
+    """Ours and the peer in turn, so that whatever else the machine does falls on both; a first round is not counted.
+
+    The first round touches the memory that the later ones are given again: on a virtual machine the first touch costs most.
+    """
+    source, peer_source = get(row.source), get(row.peer_source or row.source)
+    ours_argv = [*OURS, str(source), str(target)]
+    peer_argv = [part.format(peer_source=peer_source, target=target) for part in shlex.split(row.peer)]
+    ours, peers, equal = [], [], True
+    for turn in range(rounds + 1):
+        run = _timed(ours_argv)
+        if turn == 0:
+            equal = same_content(original, target)
+        else:
+            ours.append(run)
+        target.unlink()
+        run = _timed(peer_argv)
+        if turn > 0:
+            peers.append(run)
+        target.unlink()
+    return Result(row, ours, peers, equal)
+
+
+def _timed(argv: list[str]) -> Run:
+    # As installed: with byte code cached. An environment that forbids caching would have us compile ourselves each time.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    began = time.perf_counter()
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True) as child:
+        stderr = child.stderr.read() if child.stderr else ""
+        _, status, usage = os.wait4(child.pid, 0)
+        seconds = time.perf_counter() - began
+        child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode != 0:
+        raise RunFailed(f"{shlex.join(argv)} ended with {child.returncode}: {stderr.strip()[-500:]}")
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def same_content(one: Path, other: Path) -> bool:
+    """Byte for byte, without reading what is a hole in both."""
+    first, second = RawReader(str(one)), RawReader(str(other))
+    try:
+        if first.size != second.size:
+            return False
+        data = [extent for reader in (first, second) for extent in reader.extents() if not extent.zero]
+        mine, theirs = bytearray(COMPARED_BYTES), bytearray(COMPARED_BYTES)
+        for extent in data:
+            for at in range(extent.start, extent.end, COMPARED_BYTES):
+                length = min(COMPARED_BYTES, extent.end - at)
+                first.read_into(at, memoryview(mine)[:length])
+                second.read_into(at, memoryview(theirs)[:length])
+                if mine[:length] != theirs[:length]:
+                    return False
+        return True
+    finally:
+        first.close()
+        second.close()
