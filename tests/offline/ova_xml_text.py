@@ -111,3 +111,12 @@ def whole(sizes: Mapping[str, int], **changes: Value) -> bytes:
         ("network", "Ref:30", {"name_label": "Pool-wide network associated with eth0", "bridge": "xenbr0"}),
         ("SR", "Ref:40", {"name_label": "Local storage"}),
     )
+
+
+def one_disk(size: int, *, memory_bytes: int) -> bytes:
+    """The VM above with the disk Ref:4 alone."""
+    return ova_xml(
+        ("VM", "Ref:0", vm(VBDs=["Ref:10"], VIFs=[], VCPUs_at_startup="1", platform={}, memory_static_max=str(memory_bytes))),
+        ("VBD", "Ref:10", vbd("Ref:4", "0", bootable=True)),
+        ("VDI", "Ref:4", vdi(size, "system")),
+    )

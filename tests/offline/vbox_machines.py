@@ -43,3 +43,29 @@ def machine(folder: Path, description: bytes = MACHINE) -> Path:
     (folder / f"Snapshots/{{{SECOND}}}.vdi").write_bytes(vdi(CHAIN[SECOND], SECOND, FIRST))
     (folder / "data.vmdk").write_bytes(appliances.disk_file("vmdk", appliances.DISK_BYTES, 1))
     return folder
+
+
+def one_disk(*, memory_mib: int, extension: str = "vdi") -> bytes:
+    """A .vbox of a machine with one disk, on SATA, and one snapshot of it: the image FIRST over BASE."""
+    return f"""<?xml version="1.0"?>
+<VirtualBox xmlns="http://www.virtualbox.org/" version="1.16-linux">
+  <Machine uuid="{{3bd3d2a7-9d8b-4a3c-9a44-2b1f5c6f4d10}}" name="wrapped" OSType="Debian_64" snapshotFolder="Snapshots">
+    <MediaRegistry><HardDisks>
+      <HardDisk uuid="{{{BASE}}}" location="web.{extension}" format="{extension.upper()}" type="Normal">
+        <HardDisk uuid="{{{FIRST}}}" location="Snapshots/{{{FIRST}}}.{extension}" format="{extension.upper()}"/>
+      </HardDisk>
+    </HardDisks></MediaRegistry>
+    <Snapshot uuid="{{0a0a0a0a-0000-4000-8000-000000000001}}" name="before" timeStamp="2024-01-01T10:00:00Z"/>
+    <Hardware>
+      <CPU count="1"/>
+      <Memory RAMSize="{memory_mib}"/>
+      <Network><Adapter slot="0" enabled="true" MACAddress="080027F3C2AA" type="82540EM"><NAT/></Adapter></Network>
+    </Hardware>
+    <StorageControllers>
+      <StorageController name="SATA" type="AHCI" PortCount="1">
+        <AttachedDevice type="HardDisk" port="0" device="0"><Image uuid="{{{FIRST}}}"/></AttachedDevice>
+      </StorageController>
+    </StorageControllers>
+  </Machine>
+</VirtualBox>
+""".encode()

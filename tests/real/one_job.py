@@ -1,0 +1,45 @@
+"""A whole service for one job, as `synvirt demo` runs it: `python -m tests.real.one_job DATA_DIR`, a plan on stdin.
+
+A process of its own, since libvirt opens one embedded driver a process. It prints what came of the job and what the guest's
+agent reads in the sample's id file, as JSON, and leaves no guest running.
+"""
+
+import json
+import sys
+import threading
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.cli.client import Client
+from synvirt.cli.watching import display, watch
+from synvirt.main import log_to, service
+from synvirt.model import MigrationPlan, State
+from synvirt.sample import ID_PATH
+from synvirt.settings import Settings
+
+
+def main() -> None:
+    settings = Settings(data_dir=Path(sys.argv[1]), listen="127.0.0.1:0")
+    log_to("info", sys.stderr)
+    plan = MigrationPlan.model_validate_json(sys.stdin.read())
+    with service(settings, announce=lambda text: None) as running, Client.local(settings.socket_path) as client:
+        ready = threading.Event()
+        server = threading.Thread(target=running.run, kwargs={"on_ready": ready.set})
+        server.start()
+        try:
+            if not ready.wait(60):
+                raise TimeoutError("the service did not start")
+            with display(quiet=True) as show:
+                job = watch(client, client.submit(plan), show=show)
+            answer = {"job": job.model_dump(mode="json"), "id": None}
+            if job.state == State.COMPLETED and job.domain is not None:
+                answer["id"] = running.read_guest_file(UUID(job.domain.uuid), ID_PATH).decode().strip()
+                running.remove(job)
+        finally:
+            running.stop()
+            server.join()
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
