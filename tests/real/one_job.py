@@ -31,14 +31,14 @@ def main() -> None:
                 raise TimeoutError("the service did not start")
             with display(quiet=True) as show:
                 job = watch(client, client.submit(plan), show=show)
-            answer = {"job": job.model_dump(mode="json"), "id": None}
+            found: str | None = None
             if job.state == State.COMPLETED and job.domain is not None:
-                answer["id"] = running.read_guest_file(UUID(job.domain.uuid), ID_PATH).decode().strip()
+                found = running.read_guest_file(UUID(job.domain.uuid), ID_PATH).decode().strip()
                 running.remove(job)
         finally:
             running.stop()
             server.join()
-    sys.stdout.write(json.dumps(answer))
+    sys.stdout.write(json.dumps({"job": job.model_dump(mode="json"), "id": found}))
 
 
 if __name__ == "__main__":
