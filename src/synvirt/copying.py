@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
-from synvirt.model import KIB, MIB
+from synvirt.sizes import KIB, MIB
 
 # Large enough that Python's share vanishes, small enough that 64 threads stay under 256 MiB (`make bench` repeats the measure).
 REQUEST_BYTES = 4 * MIB

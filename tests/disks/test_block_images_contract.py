@@ -9,7 +9,7 @@ import pytest
 from synvirt.blocks import DiskReader
 from synvirt.disks import open_reader
 from synvirt.disks.raw import RawReader
-from synvirt.disks.specs import ImageSpec, RawSpec
+from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec
 from synvirt.disks.vdi import VdiReader
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.disks import vdi_images, vhd_images, vhdx_images
@@ -17,10 +17,9 @@ from tests.disks.vhd_images import Vhd
 from tests.disks.vhdx_images import FULL, MIB, NOT_PRESENT, PARENT_IDENTITY, PARTIAL, ZERO, Vhdx, lose_power
 
 
-def opened(path: Path, image_format: str) -> DiskReader:
+def opened(path: Path, image_format: ImageFormat) -> DiskReader:
     over = RawSpec(path=str(path))
-    spec = {"format": image_format, "over": over, "root": str(path.parent), "name": path.name}
-    return open_reader(ImageSpec.model_validate(spec))
+    return open_reader(ImageSpec(format=image_format, over=over, root=str(path.parent), name=path.name))
 
 
 class TestVhdx(ReaderContract):

@@ -4,18 +4,20 @@ import hashlib
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from synvirt.copying import copy
 from synvirt.disks import checksum
 from synvirt.disks.checksum import Checksums, check
-from synvirt.disks.specs import ChecksumSpec
+from synvirt.disks.specs import ChecksumAlgorithm, ChecksumSpec
 from synvirt.errors import Cancelled, DiskReadFailed, Internal, MalformedArchive
 from tests.fakes.disks import BLOCK_BYTES, MemoryReader, MemoryWriter, ThrottledReader
 
-ALGORITHMS = ("sha1", "sha256", "sha512")
+ALGORITHMS: tuple[ChecksumAlgorithm, ...] = get_args(ChecksumAlgorithm)
 
 
 @pytest.fixture
@@ -26,31 +28,24 @@ def archive(tmp_path: Path) -> Path:
 
 
 def spec_of(
-    archive: Path, *, algorithm: str = "sha256", offset: int = 1536, length: int = 2_500_000, wrong: bool = False
+    archive: Path, *, algorithm: ChecksumAlgorithm = "sha256", offset: int = 1536, length: int = 2_500_000, wrong: bool = False
 ) -> ChecksumSpec:
     digest = hashlib.new(algorithm, archive.read_bytes()[offset : offset + length]).hexdigest()
     expected = digest[::-1] if wrong else digest
-    return ChecksumSpec.model_validate(
-        {
-            "path": str(archive),
-            "offset": offset,
-            "length": length,
-            "algorithm": algorithm,
-            "expected": expected,
-            "name": "disk1.vmdk",
-        }
+    return ChecksumSpec(
+        path=str(archive), offset=offset, length=length, algorithm=algorithm, expected=expected, name="disk1.vmdk"
     )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_right_digest_passes_in_any_case_of_letters(archive: Path, algorithm: str) -> None:
+def test_a_right_digest_passes_in_any_case_of_letters(archive: Path, algorithm: ChecksumAlgorithm) -> None:
     spec = spec_of(archive, algorithm=algorithm)
     check(spec)
-    check(spec.model_copy(update={"expected": f" {spec.expected.upper()}\n"}))
+    check(replace(spec, expected=f" {spec.expected.upper()}\n"))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_wrong_digest_names_the_member_and_both_digests(archive: Path, algorithm: str) -> None:
+def test_a_wrong_digest_names_the_member_and_both_digests(archive: Path, algorithm: ChecksumAlgorithm) -> None:
     wrong = spec_of(archive, algorithm=algorithm, wrong=True)
     with pytest.raises(MalformedArchive, match=r"disk1\.vmdk.*is [0-9a-f]{40}.*says [0-9a-f]{40}") as caught:
         check(wrong)

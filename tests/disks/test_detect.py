@@ -6,10 +6,10 @@ from typing import get_args
 import pytest
 
 from synvirt.disks import IMAGES, MAGICS, detect, open_reader
-from synvirt.disks.specs import NESTING_MAX, ImageSpec, RawSpec, ReaderSpec
+from synvirt.disks.specs import NESTING_MAX, ImageFormat, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 
-FORMATS = get_args(ImageSpec.model_fields["format"].annotation)
+FORMATS = get_args(ImageFormat)
 
 
 def test_every_format_has_a_magic_and_a_reader() -> None:
@@ -18,7 +18,7 @@ def test_every_format_has_a_magic_and_a_reader() -> None:
 
 
 @pytest.mark.parametrize(("name", "at", "magic"), MAGICS)
-def test_a_magic_is_found_in_a_file_and_in_a_range_of_one(name: str, at: int, magic: bytes, tmp_path: Path) -> None:
+def test_a_magic_is_found_in_a_file_and_in_a_range_of_one(name: ImageFormat, at: int, magic: bytes, tmp_path: Path) -> None:
     content = bytearray(4096)
     start = at if at >= 0 else len(content) + at
     content[start : start + len(magic)] = magic

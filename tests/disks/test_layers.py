@@ -16,7 +16,8 @@ from synvirt.disks.blank import BlankReader
 from synvirt.disks.gzipped import GzippedReader
 from synvirt.disks.joined import FILES_MAX, JoinedReader
 from synvirt.disks.raw import RawReader
-from synvirt.disks.specs import READER_SPEC, BlankSpec, GzipSpec, ImageSpec, JoinedSpec, RawSpec
+from synvirt.disks.spec_json import READER_SPEC
+from synvirt.disks.specs import BlankSpec, GzipSpec, ImageFormat, ImageSpec, JoinedSpec, RawSpec
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract, read, read_all
 from tests.offline import appliances
@@ -146,16 +147,15 @@ def test_more_chunks_than_files_may_be_open(tmp_path: Path) -> None:
         JoinedReader([RawSpec(path=str(tmp_path / str(number))) for number in range(FILES_MAX + 1)])
 
 
-@pytest.mark.parametrize("kind", ["stream", "vmdk", "qcow2", "vhdx"])
-def test_an_image_in_gzip_in_chunks(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "image_format"), [("stream", "vmdk"), ("vmdk", "vmdk"), ("qcow2", "qcow2"), ("vhdx", "vhdx")])
+def test_an_image_in_gzip_in_chunks(kind: str, image_format: ImageFormat, tmp_path: Path) -> None:
     data = gzip.compress(appliances.disk_file(kind, appliances.DISK_BYTES, 0), 1)
     parts = []
     for number, at in enumerate(range(0, len(data), 100_000)):
         (tmp_path / str(number)).write_bytes(data[at : at + 100_000])
         parts.append(RawSpec(path=str(tmp_path / str(number))))
     over = GzipSpec(over=JoinedSpec(parts=tuple(parts)), size_max_bytes=1 << 30, name="disk.gz")
-    image_format = "vmdk" if kind == "stream" else kind
-    spec = ImageSpec.model_validate({"format": image_format, "over": over, "name": "disk.gz"})
+    spec = ImageSpec(format=image_format, over=over, name="disk.gz")
     reader: DiskReader = open_reader(READER_SPEC.validate_json(READER_SPEC.dump_json(spec)))
     assert read_all(reader) == appliances.raw_disk(seed=0)
     reader.close()

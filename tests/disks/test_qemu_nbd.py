@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,7 +16,7 @@ from synvirt.disks import open_reader
 from synvirt.disks.qcow2 import Qcow2Reader
 from synvirt.disks.qemu_nbd import QemuNbdReader
 from synvirt.disks.raw import RawReader
-from synvirt.disks.specs import QemuSpec
+from synvirt.disks.specs import QemuDriver, QemuSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all
 from tests.disks.block_images import bytes_of, qemu
@@ -66,7 +67,7 @@ class TestQemuNbdReader(ReaderContract):
         if driver != request.param:
             offset, length = 1536, image.stat().st_size
             image.write_bytes(b"\xff" * offset + image.read_bytes() + b"\xff" * 5000)
-        spec = QemuSpec(driver=driver, path=str(image), offset=offset, length=length)
+        spec = QemuSpec(driver=cast(QemuDriver, driver), path=str(image), offset=offset, length=length)
         # Formats count in clusters of their own.
         with QemuNbdReaderOf(spec) as size:
             content = raw.read_bytes().ljust(size, b"\0")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from synvirt.disks import open_reader
 from synvirt.disks.raw import RawReader
-from synvirt.disks.specs import READER_SPEC, RawSpec, XvaSpec
+from synvirt.disks.spec_json import READER_SPEC
+from synvirt.disks.specs import RawSpec, XvaSpec
 from synvirt.disks.xva import XvaReader
 from synvirt.errors import MalformedArchive, SynvirtError
 from tests.contracts.readers import ReaderCase, ReaderContract, check_extents, read, read_all

@@ -6,7 +6,6 @@ so that listing jobs never waits for numpy.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.disks.blank import BlankReader
@@ -21,6 +20,7 @@ from synvirt.disks.specs import (
     ChangedSpec,
     FileWriterSpec,
     GzipSpec,
+    ImageFormat,
     ImageSpec,
     JoinedSpec,
     NbdSpec,
@@ -30,8 +30,6 @@ from synvirt.disks.specs import (
     XvaSpec,
 )
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-
-ImageFormat = Literal["vmdk", "qcow2", "vhdx", "vhd", "vdi"]
 
 # Takes the bytes of the image's file, which the reader then owns and closes.
 ImageOpener = Callable[[DiskReader, ImageSpec], DiskReader]

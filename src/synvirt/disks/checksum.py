@@ -17,7 +17,7 @@ from typing import Self
 from synvirt.disks.raw import RawReader
 from synvirt.disks.specs import ChecksumSpec
 from synvirt.errors import Cancelled, Internal, MalformedArchive, SynvirtError
-from synvirt.model import MIB
+from synvirt.sizes import MIB
 
 # Fits the processor's second-level cache, and asks `stop` a few hundred times a second.
 STEP_BYTES = MIB

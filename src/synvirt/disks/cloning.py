@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from synvirt.blocks import DiskReader, DiskWriter, Extent, Place, Placed
 from synvirt.disks.raw import RawWriter
 from synvirt.errors import Cancelled
-from synvirt.model import GIB
+from synvirt.sizes import GIB
 
 # linux/fs.h: _IOW(0x94, 13, struct file_clone_range), which is four 64-bit numbers.
 FICLONERANGE = 0x4020940D

@@ -19,7 +19,7 @@ import nbd
 
 from synvirt.blocks import Extent, coalesced
 from synvirt.errors import CbtReset, DiskReadFailed, SourceUnreachable
-from synvirt.model import GIB, MIB
+from synvirt.sizes import GIB, MIB
 
 ALLOCATION = nbd.CONTEXT_BASE_ALLOCATION
 _DIRTY = 1

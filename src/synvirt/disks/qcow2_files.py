@@ -17,7 +17,7 @@ from synvirt.disks.beneath import open_reference
 from synvirt.disks.qcow2_header import L1_BYTES_MAX, Header, read_header
 from synvirt.disks.qcow2_mapping import WindowCache
 from synvirt.disks.raw import RawReader
-from synvirt.disks.specs import ImageSpec, RawSpec
+from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 
 # ESXi stops at 32. Each file is an open descriptor, and some calls of the 1000 that Python lets nest.
@@ -27,7 +27,7 @@ _CHAIN_L1_BYTES_MAX = 2 * L1_BYTES_MAX
 
 # QEMU's names of formats, to ours. `file` is what old versions wrote for raw.
 _RAW_FORMATS = frozenset({"raw", "file"})
-_IMAGE_FORMATS = {"qcow2": "qcow2", "vmdk": "vmdk", "vhdx": "vhdx", "vpc": "vhd", "vdi": "vdi"}
+_IMAGE_FORMATS: dict[str, ImageFormat] = {"qcow2": "qcow2", "vmdk": "vmdk", "vhdx": "vhdx", "vpc": "vhd", "vdi": "vdi"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,11 @@ def _opened(
         return file
     if named == "qcow2":
         return open_qcow2(file, chain)
-    opener = IMAGES.get(_IMAGE_FORMATS.get(named, ""))
-    if opener is None:
+    known = _IMAGE_FORMATS.get(named)
+    if known is None:
         raise UnsupportedFormat(f"the backing file {chain.name!r} is a {named!r} image, which is not read")
     root = None if chain.root is None else str(chain.root)
-    spec = ImageSpec.model_validate(
-        {"format": _IMAGE_FORMATS[named], "over": RawSpec(path=chain.name), "root": root, "name": chain.name}
-    )
-    return opener(file, spec)
+    return IMAGES[known](file, ImageSpec(format=known, over=RawSpec(path=chain.name), root=root, name=chain.name))
 
 
 def _unambiguous_format(file: DiskReader, name: str) -> str:

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from synvirt.blocks import Extent, Place
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, SynvirtError
-from synvirt.model import MIB
+from synvirt.sizes import MIB
 
 # preadv and pwritev need no lock, so as many as there may be copy threads.
 CALLS_AT_ONCE = 64

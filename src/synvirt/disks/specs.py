@@ -4,28 +4,41 @@
 
 An image lies over another reader, the bytes of its file, so any format may lie in any other: a VMDK in a tar member is a
 VMDK over a range of a raw file. `open_reader` and `open_writer` in this package turn a spec into the thing.
+
+Plain data classes: a model of pydantic's may have one as a field, and `spec_json` reads and writes one by itself, yet a copy
+on the command line need not wait for pydantic. Offsets and lengths are bytes.
 """
 
-from typing import Annotated, Literal
-
-from pydantic import Field, TypeAdapter
-
-from synvirt.model import Bytes, Received
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 # A VMDK in a gzip in a tar is 3 deep, a differencing chain is not nesting. 8 leaves room and stops a loop.
 NESTING_MAX = 8
 
+ImageFormat = Literal["vmdk", "qcow2", "vhdx", "vhd", "vdi"]
+QemuDriver = Literal["qcow2", "luks", "qcow", "qed", "bochs", "cloop", "dmg", "parallels", "vdi", "vhdx", "vpc"]
+ChecksumAlgorithm = Literal["sha1", "sha256", "sha512"]
 
-class RawSpec(Received):
+
+class Spec:
+    """What all specs share: a field that is not known is an error, not silence."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawSpec(Spec):
     """A range of a file or block device, as it is. A tar member is one; `length` None means up to its end."""
 
     format: Literal["raw"] = "raw"
     path: str
-    offset: Bytes = 0
-    length: Bytes | None = None
+    offset: int = 0
+    length: int | None = None
 
 
-class ImageSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpec(Spec):
     """A disk image over the bytes of its file.
 
     `root` is the folder that files named inside the image (backing files, extents, parents) must lie in; None refuses any.
@@ -34,34 +47,37 @@ class ImageSpec(Received):
     `parent` is what a differencing image lies over, where the image itself cannot say (VDI); no other format takes one.
     """
 
-    format: Literal["vmdk", "qcow2", "vhdx", "vhd", "vdi"]
+    format: ImageFormat
     over: "ReaderSpec"
     root: str | None = None
     name: str = ""
     parent: "ReaderSpec | None" = None
 
 
-class NbdSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NbdSpec(Spec):
     """An NBD export. `bitmap` names a dirty-bitmap context (`qemu:dirty-bitmap:…`): extents are then the dirty ones only."""
 
     format: Literal["nbd"] = "nbd"
     uri: str
     bitmap: str | None = None
-    connections: Annotated[int, Field(ge=1, le=64)] = 4
+    connections: int = 4
 
 
-class QemuSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QemuSpec(Spec):
     """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed."""
 
     format: Literal["qemu"] = "qemu"
-    driver: Literal["qcow2", "luks", "qcow", "qed", "bochs", "cloop", "dmg", "parallels", "vdi", "vhdx", "vpc"]
+    driver: QemuDriver
     path: str
-    offset: Bytes = 0
-    length: Bytes | None = None
+    offset: int = 0
+    length: int | None = None
     name: str = ""
 
 
-class ChangedSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedSpec(Spec):
     """Some areas, (start, length) each, of another disk: a delta as a platform that tracks changes lists it."""
 
     format: Literal["changed"] = "changed"
@@ -69,69 +85,75 @@ class ChangedSpec(Received):
     areas: tuple[tuple[int, int], ...]
 
 
-class XvaSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XvaSpec(Spec):
     """A disk in an XVA archive: the folder of its pieces, and the size that the archive's ova.xml gives."""
 
     format: Literal["xva"] = "xva"
     over: "ReaderSpec"
     folder: str
-    size_bytes: Bytes
+    size_bytes: int
     name: str = ""
 
 
-class JoinedSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedSpec(Spec):
     """Ranges of files, one after the other: a file that was cut into chunks."""
 
     format: Literal["joined"] = "joined"
     parts: tuple[RawSpec, ...]
 
 
-class GzipSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GzipSpec(Spec):
     """What a gzip file holds; more than `size_max_bytes` of it are refused."""
 
     format: Literal["gzip"] = "gzip"
     over: "ReaderSpec"
-    size_max_bytes: Bytes
+    size_max_bytes: int
     name: str = ""
 
 
-class BlankSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlankSpec(Spec):
     """A disk of zeros, which lies in no file."""
 
     format: Literal["blank"] = "blank"
-    size_bytes: Bytes
+    size_bytes: int
 
 
-AnyReaderSpec = RawSpec | ImageSpec | NbdSpec | QemuSpec | ChangedSpec | XvaSpec | JoinedSpec | GzipSpec | BlankSpec
-ReaderSpec = Annotated[AnyReaderSpec, Field(discriminator="format")]
+ReaderSpec = RawSpec | ImageSpec | NbdSpec | QemuSpec | ChangedSpec | XvaSpec | JoinedSpec | GzipSpec | BlankSpec
 
 
-class FileWriterSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileWriterSpec(Spec):
     """A sparse file of exactly `size_bytes`, already made by its destination."""
 
     kind: Literal["file"] = "file"
     path: str
-    size_bytes: Bytes
+    size_bytes: int
 
 
-class BlockWriterSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWriterSpec(Spec):
     """A block device (a zvol) of at least `size_bytes`: the disk's true size, which may be less than the device's."""
 
     kind: Literal["block"] = "block"
     path: str
-    size_bytes: Bytes
+    size_bytes: int
 
 
-WriterSpec = Annotated[FileWriterSpec | BlockWriterSpec, Field(discriminator="kind")]
+WriterSpec = FileWriterSpec | BlockWriterSpec
 
 
-class ChecksumSpec(Received):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChecksumSpec(Spec):
     """A file range whose digest is checked in the same pass as the copy (an OVA's manifest line)."""
 
     path: str
-    offset: Bytes = 0
-    length: Bytes
-    algorithm: Literal["sha1", "sha256", "sha512"]
+    offset: int = 0
+    length: int
+    algorithm: ChecksumAlgorithm
     expected: str
     name: str
 
@@ -149,7 +171,3 @@ def paths(spec: ReaderSpec) -> list[str]:
             return [part.path for part in spec.parts]
         case _:
             return []
-
-
-READER_SPEC: TypeAdapter[AnyReaderSpec] = TypeAdapter(ReaderSpec)
-WRITER_SPEC: TypeAdapter[FileWriterSpec | BlockWriterSpec] = TypeAdapter(WriterSpec)

@@ -23,7 +23,7 @@ import numpy as np
 from synvirt.blocks import DiskReader, Extent, Place
 from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, MappedDisk, Places
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.model import KIB, MIB
+from synvirt.sizes import KIB, MIB
 
 SIGNATURE: Final = 0xBEDA107F
 # Preheader (64 bytes of text, signature, version) and header up to the parent's UUID; version 1.1 may add a geometry after it.

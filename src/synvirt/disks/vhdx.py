@@ -39,7 +39,7 @@ from synvirt.disks.vhdx_header import (
 )
 from synvirt.disks.vhdx_log import replay
 from synvirt.errors import MalformedArchive
-from synvirt.model import MIB
+from synvirt.sizes import MIB
 
 Entries = NDArray[np.uint64]
 

@@ -17,7 +17,7 @@ from uuid import UUID
 from synvirt.blocks import DiskReader
 from synvirt.disks.crc32c import crc32c
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.model import KIB, MIB, TIB
+from synvirt.sizes import KIB, MIB, TIB
 
 FILE_SIGNATURE: Final = b"vhdxfile"
 # Section 2.2: five structures of 64 KiB, then nothing before 1 MiB.

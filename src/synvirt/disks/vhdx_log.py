@@ -20,7 +20,7 @@ from synvirt.blocks import DiskReader, Extent, ExtentCursor, coalesced
 from synvirt.disks.blockmap import fill_zeros
 from synvirt.disks.vhdx_header import Header, checksum_is_right, read_bytes
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
-from synvirt.model import KIB, MIB
+from synvirt.sizes import KIB, MIB
 
 SECTOR: Final = 4 * KIB
 # Hyper-V makes logs of 1 MiB. The whole ring is held while it is replayed, three times while it is checked.

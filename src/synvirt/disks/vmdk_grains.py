@@ -22,7 +22,7 @@ from synvirt.blocks import DiskReader
 from synvirt.disks.blockmap import PARENT, ZERO, Places, Run
 from synvirt.disks.vmdk_sparse import SECTOR, Kind, Marker, Sparse, cut_off, read_at
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.model import MIB
+from synvirt.sizes import MIB
 
 # As many entries as 64 hosted tables or 8 of the others have.
 WINDOW_GRAINS: Final = 32 << 10

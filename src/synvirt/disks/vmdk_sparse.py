@@ -18,7 +18,7 @@ import numpy as np
 
 from synvirt.blocks import DiskReader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.model import MIB, TIB
+from synvirt.sizes import MIB, TIB
 
 SECTOR: Final = 512
 

@@ -13,7 +13,7 @@ from synvirt.disks.inflate import Damaged, inflate_zlib
 from synvirt.disks.vmdk_grains import RECORD, GrainMap, record_bytes_max
 from synvirt.disks.vmdk_sparse import SECTOR
 from synvirt.errors import DiskReadFailed
-from synvirt.model import MIB
+from synvirt.sizes import MIB
 
 # What one call reads: the grains of a request of copy(), mostly.
 _BATCH_BYTES: Final = 4 * MIB

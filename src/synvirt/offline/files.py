@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from synvirt.disks import MAGICS, ImageFormat, image_format, open_reader
+from synvirt.disks import MAGICS, image_format, open_reader
 from synvirt.disks.beneath import open_beneath, resolve_beneath
 from synvirt.disks.raw import RawReader
-from synvirt.disks.specs import AnyReaderSpec, ImageSpec, RawSpec, ReaderSpec
+from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, UnsupportedFormat
 from synvirt.model import Concern, Disk
 from synvirt.offline import concerns, partitions
@@ -171,8 +171,8 @@ def disk_spec(file: FileRange, root: Path, *, declared: str = "", inner_root: Pa
 
 
 def image_over(
-    content: AnyReaderSpec, found: ImageFormat | None, *, name: str, declared: str, inner_root: Path | None = None
-) -> AnyReaderSpec:
+    content: ReaderSpec, found: ImageFormat | None, *, name: str, declared: str, inner_root: Path | None = None
+) -> ReaderSpec:
     """The image of the format `found` in `content`; `content` itself, raw, where there is none and none was declared."""
     if found is not None:
         return ImageSpec(format=found, over=content, root=None if inner_root is None else str(inner_root), name=name)

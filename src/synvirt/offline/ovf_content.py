@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from synvirt.disks.specs import AnyReaderSpec, BlankSpec, GzipSpec, JoinedSpec, RawSpec
+from synvirt.disks.specs import BlankSpec, GzipSpec, JoinedSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.model import Disk
 from synvirt.offline import files
@@ -24,7 +24,7 @@ class Content:
     """The bytes of a disk's file: how to read them, and the ranges of host files they lie in (for their digests). `head` is
     their beginning where it can be had at once only by inflating; `measurable` is false where their length cannot be."""
 
-    spec: AnyReaderSpec
+    spec: ReaderSpec
     parts: tuple[FileRange, ...] = ()
     head: bytes | None = None
     measurable: bool = True

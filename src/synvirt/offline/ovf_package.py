@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
-from synvirt.disks.specs import AnyReaderSpec, ChecksumSpec, ImageSpec, RawSpec
+from synvirt.disks.specs import ChecksumSpec, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, UnsupportedFormat
 from synvirt.model import Concern, Disk, VmManifest
 from synvirt.offline import OpenedDisk, concerns, files, manifest_file, ovf
@@ -116,7 +116,7 @@ class _Opened:
         source = self.description.sources[disk.key]
         return content_of(disk, source, find, root=self._package.root, label=self._package.label)
 
-    def _spec(self, disk: Disk, content: Content) -> AnyReaderSpec:
+    def _spec(self, disk: Disk, content: Content) -> ReaderSpec:
         declared = self.description.sources[disk.key].format
         if isinstance(content.spec, RawSpec):
             inner_root = self._package.inner_root

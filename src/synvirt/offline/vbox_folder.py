@@ -1,5 +1,6 @@
 """A VirtualBox machine as files: the folder that holds it, or its .vbox by its own path."""
 
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import ClassVar
@@ -70,7 +71,7 @@ def _spec(folder: Folder, machine: Machine, disk: Disk) -> ReaderSpec:
         chain[uuid] = spec
         uuid = _parent(folder, machine, uuid) if spec.format == "vdi" else None
     newest_last = list(reversed(chain.values()))
-    return reduce(lambda parent, child: child.model_copy(update={"parent": parent}), newest_last)
+    return reduce(lambda parent, child: replace(child, parent=parent), newest_last)
 
 
 def _parent(folder: Folder, machine: Machine, uuid: str) -> str | None:
