@@ -1,36 +1,33 @@
 """Volumes as sparse raw files under a folder: the embedded destination, which works on any host.
 
-{folder}/{job_id}/{sanitized label}.raw
+    {folder}/{job_id}/{sanitized label}.raw             the volume
+    {folder}/{job_id}/{sanitized label}.raw.protected   what it held when it was protected: a reflink, which takes no room
+
+Reflinks are a matter of the file system: XFS, Btrfs, bcachefs (ioctl_ficlonerange(2)). Elsewhere nothing can be protected.
 """
 
 import contextlib
 import errno
-import hashlib
+import fcntl
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 from uuid import UUID
 
+from synvirt.destinations.naming import sanitized_label
+from synvirt.disks.raw import HINTS
 from synvirt.disks.specs import FileWriterSpec, WriterSpec
 from synvirt.errors import DiskWriteFailed
 
-# A file name holds 255 bytes; the job's folder is separate. Room is left for the digest and the suffix.
-LABEL_CHARS_MAX = 100
-# 6 bytes of digest: two labels of one job that sanitize alike collide once in 10^14 jobs.
-DIGEST_BYTES = 6
-
-
-def sanitized_label(label: str) -> str:
-    """A label as a name of letters, digits, `-`, `_` and `.`: itself where it is one already, else with a digest of the
-    original behind it, so that «a b» and «a_b» stay two disks."""
-    safe = re.sub(r"[^A-Za-z0-9._-]", "_", label).lstrip(".-")[:LABEL_CHARS_MAX]
-    # A label that ends as if it had a digest gets one of its own: else it could be made to collide.
-    if safe == label and safe and not re.search(r"-[0-9a-f]{12}$", safe):
-        return safe
-    digest = hashlib.blake2b(label.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).hexdigest()
-    return f"{safe or 'disk'}-{digest}"
+# linux/fs.h: _IOW(0x94, 9, int)
+FICLONE = 0x40049409
+# What a file system without reflinks answers, and one whose files cannot share here (two mounts, a swap file, NFS before 4.2).
+NO_REFLINKS = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS, errno.EINVAL, errno.EXDEV})
+# What volume_name gives: no path leaves the folder.
+NAME = re.compile(r"[0-9a-f-]{36}/\w[\w.-]*\.raw", re.ASCII)
 
 
 class DirectoryDestination:
@@ -45,7 +42,7 @@ class DirectoryDestination:
 
     def create(self, name: str, size_bytes: int) -> None:
         path = self._path(name)
-        try:
+        with _failing(f"volume {name} cannot be made"):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             try:
@@ -62,8 +59,6 @@ class DirectoryDestination:
                 os.close(descriptor)
             _sync_folder(path.parent)
             _sync_folder(self.folder)
-        except OSError as error:
-            raise _failed(name, "cannot be made", error) from error
 
     def open(self, name: str, size_bytes: int) -> WriterSpec:
         return FileWriterSpec(path=str(self._path(name)), size_bytes=size_bytes)
@@ -73,23 +68,67 @@ class DirectoryDestination:
 
     def destroy(self, name: str) -> None:
         path = self._path(name)
-        try:
-            path.unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):
+        with _failing(f"volume {name} cannot be removed"):
+            for one in (path, _protected(path), _unfinished(path)):
+                one.unlink(missing_ok=True)
+            try:
                 path.parent.rmdir()
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:  # another disk of the job is still there
-                raise _failed(name, "cannot be removed", error) from error
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):  # another disk of the job is still there
+                    raise
 
     def free_bytes(self) -> int:
-        return shutil.disk_usage(self.folder).free
+        with _failing("the folder of the volumes cannot be looked at"):
+            return shutil.disk_usage(self.folder).free
+
+    def protect(self, name: str) -> bool:
+        path = self._path(name)
+        with _failing(f"volume {name} cannot be protected"):
+            return _protected(path).exists() or _shared(path, _protected(path))
+
+    def roll_back(self, name: str) -> None:
+        path = self._path(name)
+        with _failing(f"volume {name} cannot be rolled back"):
+            if not (_protected(path).exists() and _shared(_protected(path), path)):
+                raise DiskWriteFailed(f"volume {name} is not protected: there is nothing to roll it back to")
+
+    def release(self, name: str) -> None:
+        path = self._path(name)
+        with _failing(f"volume {name} cannot be released"):
+            for one in (_protected(path), _unfinished(path)):
+                one.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
-        path = self.folder / name
         # Names come from volume_name by way of the store: this guards against a store that someone edited.
-        if ".." in path.parts or not path.is_relative_to(self.folder):
-            raise DiskWriteFailed(f"volume name {name!r} leaves the destination folder")
-        return path
+        if not NAME.fullmatch(name):
+            raise DiskWriteFailed(f"{name!r} is no name of a volume in a folder")
+        return self.folder / name
+
+
+def _protected(path: Path) -> Path:
+    return path.with_name(f"{path.name}.protected")
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"{path.name}.unfinished")
+
+
+def _shared(path: Path, twin: Path) -> bool:
+    """Make `twin` a file of the same bytes, on the same blocks, whole or not at all; False where there are no reflinks."""
+    unfinished = _unfinished(twin.with_name(twin.name.removesuffix(".protected")))
+    try:
+        with path.open("rb") as source, unfinished.open("wb") as target:
+            os.fchmod(target.fileno(), path.stat().st_mode & 0o777)
+            fcntl.ioctl(target.fileno(), FICLONE, source.fileno())
+            os.fsync(target.fileno())
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        if error.errno in NO_REFLINKS:
+            return False
+        raise
+    unfinished.replace(twin)
+    _sync_folder(twin.parent)
+    return True
 
 
 def _sync_folder(folder: Path) -> None:
@@ -100,6 +139,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _failed(name: str, what: str, error: OSError) -> DiskWriteFailed:
-    hint = "free space on the destination, or choose another" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
-    return DiskWriteFailed(f"volume {name} {what}: {error.strerror}", hint=hint)
+@contextlib.contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """An OSError as the DiskWriteFailed it is."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskWriteFailed(f"{what}: {error.strerror}", hint=HINTS.get(error.errno or 0)) from error

@@ -1,0 +1,183 @@
+"""The laws of Destination, as one suite. A destination joins by a subclass whose fixture `case` makes one that is empty."""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.destinations import Destination
+from synvirt.disks import open_writer
+from synvirt.errors import DiskWriteFailed
+
+MIB = 1 << 20
+# Of no block size in use a multiple.
+SIZE = 3 * MIB + 513
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationCase:
+    """`another`: a second destination over the same place, as the service has after a restart. `volumes()`: all that there is
+    in the place, as somebody who looks from outside sees it. `protects`: volumes can be protected there."""
+
+    destination: Destination
+    another: Callable[[], Destination]
+    volumes: Callable[[], list[str]]
+    protects: bool = True
+
+
+def write(destination: Destination, name: str, size: int, offset: int, data: bytes) -> None:
+    writer = open_writer(destination.open(name, size))
+    try:
+        writer.write(offset, memoryview(data))
+        writer.flush()
+    finally:
+        writer.close()
+
+
+def read(destination: Destination, name: str, offset: int, length: int) -> bytes:
+    descriptor = os.open(destination.device(name), os.O_RDONLY)
+    try:
+        return os.pread(descriptor, length, offset)
+    finally:
+        os.close(descriptor)
+
+
+class DestinationContract:
+    @pytest.fixture
+    def case(self) -> DestinationCase:
+        raise NotImplementedError
+
+    def volume(self, case: DestinationCase, label: str = "Hard disk 1", *, job: UUID | None = None, size: int = SIZE) -> str:
+        name = case.destination.volume_name(job or uuid4(), label)
+        case.destination.create(name, size)
+        return name
+
+    def test_a_new_volume_reads_as_zeros_and_is_as_large_as_the_disk(self, case: DestinationCase) -> None:
+        name = self.volume(case)
+        device = case.destination.device(name)
+        end = _end(device)
+        assert SIZE <= end < SIZE + MIB
+        assert not any(read(case.destination, name, 0, end))
+        assert case.destination.open(name, SIZE).size_bytes == SIZE
+        assert case.destination.device_type in ("file", "block")
+
+    def test_made_again_it_is_the_same_volume(self, case: DestinationCase) -> None:
+        name = self.volume(case)
+        write(case.destination, name, SIZE, 70_000, b"kept")
+        case.another().create(name, SIZE)
+        assert read(case.destination, name, 70_000, 4) == b"kept"
+
+    def test_a_volume_of_another_size_is_refused_and_left_alone(self, case: DestinationCase) -> None:
+        name = self.volume(case)
+        write(case.destination, name, SIZE, 0, b"kept")
+        with pytest.raises(DiskWriteFailed, match=str(SIZE + 1)) as caught:
+            case.destination.create(name, SIZE + 1)
+        assert caught.value.hint
+        assert read(case.destination, name, 0, 4) == b"kept"
+
+    def test_the_name_comes_from_job_and_label_alone(self, case: DestinationCase) -> None:
+        job = uuid4()
+        assert case.destination.volume_name(job, "a b") == case.another().volume_name(job, "a b")
+        names = [case.destination.volume_name(one, label) for one in (job, uuid4()) for label in ("a b", "a_b", "", "é", "..")]
+        assert len(set(names)) == len(names)
+
+    def test_disks_of_a_job_lie_beside_each_other(self, case: DestinationCase) -> None:
+        job, labels = uuid4(), ("a b", "a_b", "Ärger/../x", "-", "x" * 300)
+        names = [self.volume(case, label, job=job) for label in labels]
+        for number, name in enumerate(names):
+            write(case.destination, name, SIZE, 0, b"disk %d" % number)
+        for number, name in enumerate(names):
+            assert read(case.destination, name, 0, 6) == b"disk %d" % number
+        for name in names:
+            case.destination.destroy(name)
+        assert case.volumes() == []
+
+    def test_what_is_destroyed_is_gone_and_can_be_made_anew(self, case: DestinationCase) -> None:
+        job = uuid4()
+        name, other = self.volume(case, job=job), self.volume(case, "other", job=job)
+        write(case.destination, name, SIZE, 0, b"old")
+        case.destination.destroy(name)
+        case.another().destroy(name)
+        assert len(case.volumes()) == 1
+        case.destination.create(name, SIZE)
+        assert read(case.destination, name, 0, 3) == bytes(3)
+        for one in (name, other):
+            case.destination.destroy(one)
+        assert case.volumes() == []
+
+    def test_a_volume_that_never_was_is_destroyed_too(self, case: DestinationCase) -> None:
+        case.destination.destroy(case.destination.volume_name(uuid4(), "disk"))
+
+    @pytest.mark.parametrize("name", ["../../etc/passwd", "elsewhere/disk", "", "a/../../b", "/etc/passwd", "x@y", "-r", "%"])
+    def test_names_that_are_not_of_this_destination_are_refused(self, case: DestinationCase, name: str) -> None:
+        destination = case.destination
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: destination.create(name, SIZE),
+            lambda: destination.destroy(name),
+            lambda: destination.protect(name),
+            lambda: destination.roll_back(name),
+            lambda: destination.release(name),
+        )
+        for call in calls:
+            with pytest.raises(DiskWriteFailed):
+                call()
+
+    def test_free_is_what_can_be_written(self, case: DestinationCase) -> None:
+        assert MIB < case.destination.free_bytes() < 1 << 60
+
+    def test_a_protected_volume_is_rolled_back(self, case: DestinationCase) -> None:
+        if not case.protects:
+            return  # as the test below has it
+        name, destination = self.volume(case), case.destination
+        write(destination, name, SIZE, 0, b"before" + bytes(1024))
+        assert destination.protect(name)
+        write(destination, name, SIZE, 0, b"half-way")
+        assert case.another().protect(name)  # a step that runs again after a crash: the first protection stands
+        for _ in range(2):
+            destination.roll_back(name)
+            assert read(destination, name, 0, 10) == b"before" + bytes(4)
+            write(destination, name, SIZE, 0, b"again")
+        for _ in range(2):
+            destination.release(name)
+        assert read(destination, name, 0, 6) == b"againe"
+        with pytest.raises(DiskWriteFailed):
+            destination.roll_back(name)
+        assert destination.protect(name)
+        destination.destroy(name)
+        assert case.volumes() == []
+
+    def test_where_nothing_can_be_protected_nothing_is_done(self, case: DestinationCase) -> None:
+        name = self.volume(case)
+        assert case.destination.protect(name) == case.protects
+        if not case.protects:
+            assert len(case.volumes()) == 1
+            with pytest.raises(DiskWriteFailed):
+                case.destination.roll_back(name)
+        case.destination.release(name)
+        case.destination.release(case.destination.volume_name(uuid4(), "never made"))
+
+    def test_jobs_make_volumes_at_the_same_time(self, case: DestinationCase) -> None:
+        barrier = threading.Barrier(4, timeout=60)
+        job = uuid4()
+
+        def make(number: int) -> str:
+            barrier.wait()
+            return self.volume(case, f"disk {number}", job=job if number < 2 else None)
+
+        with ThreadPoolExecutor(4) as pool:
+            names = list(pool.map(make, range(4)))
+            assert len(case.volumes()) == 4
+            list(pool.map(case.destination.destroy, names))
+        assert case.volumes() == []
+
+
+def _end(device: str) -> int:
+    descriptor = os.open(device, os.O_RDONLY)
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_END)
+    finally:
+        os.close(descriptor)
