@@ -7,6 +7,9 @@ AES-256-GCM (NIST SP 800-38D); what it belongs to is bound in as associated data
 import os
 import secrets
 import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -62,6 +65,92 @@ def _read(path: Path) -> bytes:
             hint="restore it from your backup: without it the credentials of registered sources cannot be opened",
         )
     return key
+
+
+# A secret sealed anew: the sealed bytes and what they belong to, in the present key; out come those of the next key.
+Reseal = Callable[[bytes, bytes], bytes]
+
+
+class Keyring:
+    """The key in use, and its change for another. From any thread.
+
+        key.new written ─▶ everything sealed anew, in one transaction ─▶ key.new takes the key's place
+
+    Whatever moment a crash comes at, one of both files opens what is stored: `settle` finds out which, and keeps that one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._next = path, path.with_name(f"{path.name}.new")
+        self._key = migrator_key(path)
+        self._changing = threading.RLock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While it lasts, no other thread changes the key: what is sealed is stored under the key that sealed it."""
+        with self._changing:
+            yield
+
+    def seal(self, secret: bytes, *, belongs_to: bytes) -> bytes:
+        with self._changing:
+            return seal(self._key, secret, belongs_to=belongs_to)
+
+    def unseal(self, sealed: bytes, *, belongs_to: bytes) -> bytes:
+        with self._changing:
+            return unseal(self._key, sealed, belongs_to=belongs_to)
+
+    def settle(self, sample: tuple[bytes, bytes] | None) -> None:
+        """End a change of keys that a crash left. `sample`: something sealed and what it belongs to; None: nothing is."""
+        with self._changing:
+            if not self._next.exists():
+                return
+            if sample is None or _opens(self._key, *sample):
+                self._next.unlink()
+            elif _opens(key := _read(self._next), *sample):
+                self._take_next(key)
+            else:
+                raise KeyUnusable(
+                    f"neither {self._path.name} nor {self._next.name} opens what is stored",
+                    hint="restore the keyring folder from your backup, of the same day as the store",
+                )
+
+    def rotate(self, store: Callable[[Reseal], int], sample: Callable[[], tuple[bytes, bytes] | None]) -> int:
+        """Change the key: `store` puts all that is sealed in its place anew, at once or not at all, and says how much."""
+        with self._changing:
+            self.settle(sample())
+            key = migrator_key(self._next)
+            _sync_folder(self._next.parent)
+
+            def anew(sealed: bytes, belongs_to: bytes) -> bytes:
+                return seal(key, unseal(self._key, sealed, belongs_to=belongs_to), belongs_to=belongs_to)
+
+            try:
+                count = store(anew)
+            except SynvirtError:
+                self.settle(sample())  # a commit whose answer was lost may have happened
+                raise
+            self._take_next(key)
+            return count
+
+    def _take_next(self, key: bytes) -> None:
+        self._next.replace(self._path)
+        _sync_folder(self._path.parent)
+        self._key = key
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _opens(key: bytes, sealed: bytes, belongs_to: bytes) -> bool:
+    try:
+        unseal(key, sealed, belongs_to=belongs_to)
+    except Internal:
+        return False
+    return True
 
 
 def seal(key: bytes, secret: bytes, *, belongs_to: bytes) -> bytes:

@@ -21,11 +21,11 @@ from synvirt.cli.options import Options, with_options
 if TYPE_CHECKING:
     from synvirt.api.server import Server
     from synvirt.destinations import Destination
-    from synvirt.live import LiveAdapter
     from synvirt.migrations.board import Board
     from synvirt.migrations.rooms import Rooms
+    from synvirt.migrations.sources import Sources
     from synvirt.migrations.uploads import Uploads
-    from synvirt.model import LiveKind, Migration
+    from synvirt.model import Migration
     from synvirt.settings import Settings
     from synvirt.store import Store
 
@@ -68,11 +68,14 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.api.auth import authenticator
     from synvirt.api.host_files import host_files_router
     from synvirt.api.server import Server, data_dir_locked
+    from synvirt.api.sources import sources_router
     from synvirt.api.uploads import uploads_router
-    from synvirt.keyring import migrator_key
+    from synvirt.keyring import Keyring
+    from synvirt.live.registry import BY_KIND as PLATFORMS
     from synvirt.migrations.board import Board
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.intake import Intake, check_plan
+    from synvirt.migrations.sources import Sources
     from synvirt.migrations.uploads import Uploads, swept
     from synvirt.settings import prepare_data_dir
     from synvirt.store import Store
@@ -80,12 +83,14 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     prepare_data_dir(settings)
     with ExitStack() as stack:
         stack.enter_context(data_dir_locked(settings.data_dir))
-        migrator_key(settings.keyring_dir / "migrator.key")
+        keyring = Keyring(settings.keyring_dir / "migrator.key")
         board = Board()
         store = Store(settings.store_url, on_commit=board.committed)
         stack.callback(store.close)
         uploads = Uploads(store.uploads, settings)
-        rooms = _rooms(settings, store, board, uploads)
+        folder = settings.data_dir / "sources"
+        sources = Sources(store.sources, keyring, host=settings.host_id, platforms=PLATFORMS, folder=folder)
+        rooms = _rooms(settings, store, board, uploads, sources)
         stack.callback(rooms.hypervisor.close)
         engine = Engine(rooms, url=settings.store_url, host=settings.host_id, jobs_at_once=settings.jobs_at_once)
         intake = Intake(
@@ -96,7 +101,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             begin=engine.begin,
             wake=engine.wake,
         )
-        routers = (host_files_router(settings.imports_dir), uploads_router(uploads))
+        routers = (host_files_router(settings.imports_dir), uploads_router(uploads), sources_router(sources))
         app = create_app(intake, settings, authenticate=authenticator(settings, announce=announce), routers=routers)
         server = Server(app, settings)
         stack.enter_context(swept(uploads))
@@ -105,7 +110,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         yield Service(server, rooms)
 
 
-def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploads") -> "Rooms":
+def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploads", sources: "Sources") -> "Rooms":
     from synvirt.disks.beneath import resolve_beneath
     from synvirt.guests.virt_v2v import VirtV2vInPlace
     from synvirt.hypervisor.accel import accelerator
@@ -122,7 +127,8 @@ def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploa
         upload_path=lambda upload_id: uploads.get(upload_id).path,
         importers=BY_KIND,
         detect=lambda path: detect(path, root),
-        connect=_connect,
+        connect=sources.connect,
+        check_source=sources.check_plan,
         destination=_destination(settings),
         hypervisor=LibvirtHost(settings.hypervisor_uri, settings.data_dir, boot_check=settings.boot_check),
         preparer=VirtV2vInPlace(settings.virtio_win_iso, kvm=lambda: accelerator(settings.data_dir / "libvirt").kind == "kvm"),
@@ -140,12 +146,6 @@ def _destination(settings: "Settings") -> "Destination":
             "setting destination: zfs is not served yet", hint="leave zfs_pool unset, or set destination to directory"
         )
     return DirectoryDestination(settings.volumes_dir)
-
-
-async def _connect(kind: "LiveKind", source_id: UUID) -> "LiveAdapter":
-    from synvirt.errors import NotFound
-
-    raise NotFound(f"no source {source_id} of kind {kind} is registered")
 
 
 def log_to(level: str, file: TextIO) -> None:

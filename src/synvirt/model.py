@@ -9,9 +9,21 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    StringConstraints,
+    model_validator,
+)
 
-KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+from synvirt import sizes
+
+KIB, MIB, GIB, TIB = sizes.KIB, sizes.MIB, sizes.GIB, sizes.TIB
 
 
 def now() -> datetime:
@@ -221,6 +233,8 @@ class Target(Received):
     start: bool = True
     network_map: tuple[NetworkMap, ...] = ()
     disk_bus: DiskBus | None = None
+    # keep: the source's UUID and MAC addresses, which no other domain here may have; new: its own, for a copy beside it.
+    identity: Literal["keep", "new"] = "keep"
 
 
 class Warm(Received):
@@ -315,10 +329,31 @@ class Pass(Model):
     finished_at: Time | None = None
 
 
+class Difference(Model):
+    """What the domain here has otherwise than its source, and why."""
+
+    what: str
+    source: str
+    here: str
+    why: str
+
+
 class Domain(Model):
     name: str
     uuid: str
     xml: str
+    differences: tuple[Difference, ...] = ()
+
+
+class BootAttempt(Model):
+    """A rung of the ladder: the guest was started with its disks on this bus. `sign` of life, or `trouble`; neither yet: it is
+    being tried."""
+
+    disk_bus: DiskBus
+    began_at: Time
+    ended_at: Time | None = None
+    sign: str | None = None
+    trouble: str | None = None
 
 
 class StateVisit(Model):
@@ -344,6 +379,7 @@ class Migration(Model):
     domain: Domain | None = None
     history: tuple[StateVisit, ...] = ()
     boot_sign: str | None = None
+    boot_attempts: tuple[BootAttempt, ...] = ()
     created_at: Time
     started_at: Time | None = None
     finished_at: Time | None = None
@@ -351,6 +387,87 @@ class Migration(Model):
     @property
     def ended(self) -> bool:
         return self.state in ENDS
+
+
+# ── sources: registered live platforms ───────────────────────────────────────────────────────────────────────────────
+
+
+def _colons(value: str) -> str:
+    """As browsers and `openssl x509 -fingerprint` show it, whether it came with colons or without."""
+    digits = value.replace(":", "").upper()
+    return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
+
+
+Fingerprint = Annotated[
+    str, StringConstraints(pattern=r"^([0-9A-Fa-f]{2}:){31}[0-9A-Fa-f]{2}$|^[0-9A-Fa-f]{64}$"), AfterValidator(_colons)
+]
+Endpoint = Annotated[str, StringConstraints(min_length=1, max_length=2048, pattern=r"^[^\x00-\x20\x7f]+$")]
+# A private key is the longest secret; 32 fields are more than any platform has.
+Credentials = Annotated[
+    dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], Annotated[SecretStr, Field(max_length=65536)]],
+    Field(max_length=32),
+]
+
+
+class SourceOptions(Received):
+    """What every platform takes; one that takes more has a model of its own over this one.
+
+    `fingerprint_sha256` pins the certificate that the platform must show, whoever signed it; without it, `verify_tls` asks for
+    one that this host's authorities signed."""
+
+    verify_tls: bool = True
+    fingerprint_sha256: Fingerprint | None = None
+
+
+class SourceRequest(Received):
+    """Body of POST /sources. Which credentials and options there are is the kind's to say: docs/platforms."""
+
+    name: Name
+    kind: LiveKind
+    endpoint: Endpoint
+    credentials: Credentials = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class SourceChange(Received):
+    """Body of PATCH /sources/:id: what is given replaces what was; another `endpoint` needs its credentials with it."""
+
+    name: Name | None = None
+    endpoint: Endpoint | None = None
+    credentials: Credentials | None = None
+    options: dict[str, Any] | None = None
+
+
+class SourceCheck(Model):
+    """One thing that must be so for the source to serve. `hint`: what to do where it is not."""
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str | None = None
+
+
+class SourceTest(Model):
+    """`latency_ms`: how long the platform took to take a connection, or to log in where it has no port."""
+
+    ok: bool
+    product: str | None = None
+    version: str | None = None
+    latency_ms: float | None = None
+    checks: tuple[SourceCheck, ...] = ()
+    at: Time
+
+
+class Source(Model):
+    """A registered live platform. Its credentials are sealed apart, and are in no answer."""
+
+    id: UUID
+    name: str
+    kind: LiveKind
+    endpoint: str
+    options: dict[str, Any] = Field(default_factory=dict)
+    created_at: Time
+    last_test: SourceTest | None = None
 
 
 # ── files: host files, uploads, what is in them ──────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from synvirt.disks.specs import ChangedSpec, RawSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtReset, SnapshotFailed, SourceUnreachable, VmNotFound
-from synvirt.live import SnapshotRef, VmRow
+from synvirt.live import About, SnapshotRef, VmRow
 from synvirt.model import KIB, Disk, GuestOs, LiveKind, Nic, VmManifest
 
 # The granularity at which this platform tracks changes, as QEMU's bitmaps and vSphere's do.
@@ -144,6 +144,9 @@ class FakeAdapter:
         self._faults()
         if self.platform.strike("wrong_password"):
             raise AuthFailed("the fake platform refused the password")
+
+    async def about(self) -> About:
+        return About("the fake platform", "1.0")
 
     async def supports_warm(self) -> bool:
         return self.platform.supports_warm

@@ -7,11 +7,19 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from synvirt.api.problems import MEDIA_TYPE
-from synvirt.model import HostFileRequest, Migration, PlanEnvelope, ProblemDetails, ProgressUpdate
+from synvirt.model import (
+    HostFileRequest,
+    Migration,
+    PlanEnvelope,
+    ProblemDetails,
+    ProgressUpdate,
+    SourceChange,
+    SourceRequest,
+)
 
 _REF = "#/components/schemas/{model}"
 # Named by hand-written parts of the document, so FastAPI does not see them.
-_MODELS = (PlanEnvelope, HostFileRequest, ProblemDetails, ProgressUpdate, Migration)
+_MODELS = (PlanEnvelope, HostFileRequest, SourceRequest, SourceChange, ProblemDetails, ProgressUpdate, Migration)
 
 # Paths whose query names a thing that may not be there, as a plan or another body does.
 _NAMING = ("/stream", "/host-files")

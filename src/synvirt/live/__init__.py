@@ -1,15 +1,20 @@
 """Live adapters: one file a platform. asyncio: a warm job waits for days, and thousands wait at once.
 
-`ADAPTERS` (in main.py's table) is the literal registry; being in it enrols an adapter in the contract suite.
+    registry.py   a line a platform: its form (what a source of it takes) and its adapter
+    form.py       endpoints, credentials and options checked before anything is tried
+
+Being in the registry enrols an adapter in the contract suite.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 from pydantic import Field
 
 from synvirt.disks.specs import ReaderSpec
-from synvirt.model import Disk, LiveKind, Model, VmManifest
+from synvirt.model import Disk, LiveKind, Model, SourceCheck, VmManifest
 
 
 class SnapshotRef(Model):
@@ -22,20 +27,54 @@ class SnapshotRef(Model):
 
 @dataclass(frozen=True, slots=True)
 class VmRow:
-    """A line of discovery."""
+    """A line of discovery. `folder`: where the platform shows the VM; None is what the platform did not say."""
 
     vm_id: str
     name: str
     power_state: str
+    folder: str = ""
+    cpu_count: int | None = None
+    memory_bytes: int | None = None
+    capacity_bytes: int | None = None
+    guest_os: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAccess:
+    """All that an adapter is made of. `folder` is the service's own, for sockets and scratch files: it may not be there yet."""
+
+    endpoint: str
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path = Path("/nonexistent")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where a platform listens. `tls`: by HTTPS, so that its certificate can be looked at before we log in."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a platform says of itself once it has let us in; `checks`: what our user may do there, one a privilege."""
+
+    product: str
+    version: str
+    checks: tuple[SourceCheck, ...] = ()
 
 
 class LiveAdapter(Protocol):
-    """One platform, one session.
+    """One platform, one session. Made of a SourceAccess, whose form it checks (BadRequest); `connect` reaches out first.
 
     Every method may be called again after a crash with the same arguments: `snapshot(vm_id, name)` finds the snapshot of that
     name, `shutdown`, `power_on`, `mark` and `cleanup` do nothing where all is done. Errors: SourceUnreachable, AuthFailed,
     VmNotFound, SnapshotFailed, CbtReset (from open_disk, when `since` is no longer known to the platform), Internal.
 
+    - `about`: who answers, and each missing privilege by name.
     - `open_disk(vm_id, snapshot, disk, since)`: the disk as it was in the snapshot; with `since`, a change id of an earlier
       snapshot, the reader's extents are the changed ones only.
     - `shutdown`: politely, then by force after a deadline; the VM is off when it returns.
@@ -43,9 +82,10 @@ class LiveAdapter(Protocol):
     - `cleanup`: removes the snapshot of that name and what belongs to it.
     """
 
-    kind: ClassVar[LiveKind]
-
+    @property
+    def kind(self) -> LiveKind: ...
     async def connect(self) -> None: ...
+    async def about(self) -> About: ...
     async def supports_warm(self) -> bool: ...
     async def list_vms(self) -> list[VmRow]: ...
     async def inspect(self, vm_id: str) -> VmManifest: ...

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from synvirt.errors import Conflict, InvalidPlan, NotFound
+from synvirt.errors import Conflict, InvalidPlan
 from synvirt.migrations.board import Board
 from synvirt.migrations.rooms import Rooms
 from synvirt.model import Migration, MigrationPlan, State, StateVisit, now
@@ -77,10 +77,11 @@ class Intake:
 
 
 def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
-    """What can be said at once: the file is there, beneath the import root, and of the kind that the plan says."""
-    if plan.source_ref.kind == "live_vm":
-        raise NotFound(f"no source {plan.source_ref.source_id} is registered")
-    if plan.source.Offline is None:
+    """What can be said at once: the source is registered, or the file is there, and it is of the kind that the plan says."""
+    if plan.source.Live is not None and plan.source_ref.kind == "live_vm":
+        rooms.check_source(plan.source.Live, plan.source_ref.source_id)
+        return
+    if plan.source.Offline is None or plan.source_ref.kind == "live_vm":
         raise RuntimeError("a plan's source fits its source_ref")
     importer = rooms.importers.get(plan.source.Offline)
     if importer is None:

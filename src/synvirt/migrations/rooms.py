@@ -6,6 +6,7 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.destinations import Destination
+from synvirt.errors import NotFound
 from synvirt.guests import GuestPreparer
 from synvirt.hypervisor import Hypervisor
 from synvirt.live import LiveAdapter
@@ -15,11 +16,16 @@ from synvirt.offline import OfflineImporter
 from synvirt.store import Store
 
 
+def _no_source(_kind: LiveKind, source_id: UUID) -> None:
+    raise NotFound(f"no source {source_id} is registered")
+
+
 @dataclass(frozen=True)
 class Rooms:
     """`resolve` turns a plan's path into the real path beneath `import_root`, or raises HostPathRejected; `upload_path` says
     where an upload lies, or raises UploadNotFound; `detect` says which importer a path is for. `connect` opens a session with a
-    registered source; whoever calls it closes it. The store and all that lies below it block: call them in threads."""
+    registered source; whoever calls it closes it. `check_source` raises NotFound, or InvalidPlan for another kind. The store
+    and all that lies below it block: call them in threads."""
 
     store: Store
     board: Board
@@ -32,6 +38,7 @@ class Rooms:
     destination: Destination
     hypervisor: Hypervisor
     preparer: GuestPreparer
+    check_source: Callable[[LiveKind, UUID], None] = _no_source
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0

@@ -1,4 +1,4 @@
-"""The persistent store: jobs, their events, watermarks and ledgers, uploads. SQL, on SQLite or PostgreSQL; blocking code."""
+"""The persistent store: jobs, events, watermarks, ledgers, uploads, sources. SQL, on SQLite or PostgreSQL; blocking code."""
 
 from synvirt.store.store import Event, LedgerEntry, Store, Watermark
 

@@ -5,6 +5,7 @@ migrations ──< events        a row a move, with the job as it was then: what
            ──< ledger        what the job made anywhere, written before it is made
            ──< notes         what a job must remember beyond what it shows (snapshots, change ids)
 uploads                      the archives that were uploaded whole; their bytes are files of their host
+sources                      the registered platforms, each with its credentials, sealed by its host's key
 """
 
 from sqlalchemy import (
@@ -14,6 +15,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -108,5 +110,19 @@ uploads = Table(
     Column("id", _ID, nullable=False, unique=True),
     Column("host", String(255), nullable=False),
     Column("document", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# `document` is the Source as the API answers it. `sealed` opens with the key of its host alone.
+sources = Table(
+    "sources",
+    METADATA,
+    Column("number", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", _ID, nullable=False, unique=True),
+    Column("host", String(255), nullable=False),
+    Column("name", String(255), nullable=False),
+    Column("document", Text, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+    UniqueConstraint("host", "name"),
     sqlite_autoincrement=True,
 )

@@ -1,0 +1,119 @@
+"""{base_url}/api/v1/migrator/sources: the live platforms that are registered, and the VMs on them.
+
+What blocks (the store, the sealing) is `def`, and run in threads; what speaks to a platform is `async def`.
+"""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from synvirt.api.received import documented, json_body
+from synvirt.errors import BadRequest
+from synvirt.live import VmRow
+from synvirt.migrations.sources import Sources
+from synvirt.model import Model, Source, SourceChange, SourceRequest, SourceTest, VmManifest
+
+PAGE_LIMIT = 1000
+# A row is some 200 bytes: what a large vCenter has fits into one answer.
+VMS_LIMIT = 5000
+# What SQL's BIGINT holds.
+CURSOR_LIMIT = 2**63 - 1
+
+VmId = Annotated[str, Path(min_length=1, max_length=1024)]
+
+
+class SourcePage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[Source, ...]
+    next_cursor: str | None
+
+
+class SourceVmPage(Model):
+    """By name. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[VmRow, ...]
+    next_cursor: str | None
+
+
+class KeyRotation(Model):
+    """How many sources' credentials are sealed with the new key."""
+
+    resealed: int
+
+
+Cursor = Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,18}$", description="`next_cursor` of a page")]
+
+
+def sources_router(sources: Sources) -> APIRouter:
+    router = APIRouter(tags=["sources"])
+
+    @router.post("/sources", status_code=201, response_model=Source, openapi_extra=documented(SourceRequest))
+    def register_source(
+        asked: Annotated[SourceRequest, Depends(json_body(SourceRequest))], request: Request, response: Response
+    ) -> Source:
+        """Register a source. Its form is checked, nothing is reached; the credentials are sealed and never shown."""
+        source = sources.add(asked)
+        response.headers["Location"] = f"{request.url.path}/{source.id}"
+        return source
+
+    @router.get("/sources", response_model=SourcePage)
+    def list_sources(limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT, cursor: Cursor = None) -> SourcePage:
+        """List the registered sources, newest first."""
+        items, following = sources.page(limit=limit, cursor=_number(cursor))
+        return SourcePage(items=tuple(items), next_cursor=None if following is None else str(following))
+
+    @router.get("/sources/{source_id}", response_model=Source)
+    def load_source(source_id: UUID) -> Source:
+        """Load one source."""
+        return sources.get(source_id)
+
+    @router.patch("/sources/{source_id}", response_model=Source, openapi_extra=documented(SourceChange))
+    def change_source(source_id: UUID, asked: Annotated[SourceChange, Depends(json_body(SourceChange))]) -> Source:
+        """Change a source: rename it, pin its certificate, give it new credentials."""
+        return sources.change(source_id, asked)
+
+    @router.delete("/sources/{source_id}", status_code=204)
+    def remove_source(source_id: UUID) -> None:
+        """Remove a source and its credentials. 409 while a job that has not ended reads from it."""
+        sources.remove(source_id)
+
+    @router.post("/sources/{source_id}/test", response_model=SourceTest)
+    async def test_source(
+        source_id: UUID,
+        deep: Annotated[bool, Query(description="Also take a snapshot, read 1 MiB of it, and remove it")] = False,
+        vm_id: Annotated[str | None, Query(description="The VM to do that on", min_length=1, max_length=1024)] = None,
+    ) -> SourceTest:
+        """Probe connectivity: address, port, certificate, login, privileges. What fails is in `checks`, with a hint."""
+        return await sources.test(source_id, deep=deep, vm_id=vm_id)
+
+    @router.get("/sources/{source_id}/vms", response_model=SourceVmPage)
+    async def discover_vms(
+        source_id: UUID,
+        limit: Annotated[int, Query(ge=1, le=VMS_LIMIT)] = VMS_LIMIT,
+        cursor: Cursor = None,
+        search: Annotated[str, Query(max_length=255, description="Part of a name or an id")] = "",
+    ) -> SourceVmPage:
+        """Discover the VMs on the source. The first page asks the platform; those after it are of the same moment."""
+        items, following = await sources.list_vms(source_id, limit=limit, cursor=_number(cursor) or 0, search=search)
+        return SourceVmPage(items=tuple(items), next_cursor=None if following is None else str(following))
+
+    @router.get("/sources/{source_id}/vms/{vm_id}", response_model=VmManifest)
+    async def inspect_vm(source_id: UUID, vm_id: VmId) -> VmManifest:
+        """Inspect one VM of the source."""
+        return await sources.inspect(source_id, vm_id)
+
+    @router.post("/keyring/rotate", response_model=KeyRotation)
+    def rotate_key() -> KeyRotation:
+        """Make a new key, and seal the credentials of all sources with it. The old key is gone once all are."""
+        return KeyRotation(resealed=sources.rotate_key())
+
+    return router
+
+
+def _number(cursor: str | None) -> int | None:
+    number = int(cursor) if cursor is not None else None
+    if number is not None and number > CURSOR_LIMIT:
+        raise BadRequest(f"cursor: {cursor} was never given out")
+    return number

@@ -1,0 +1,100 @@
+"""What a source of a kind takes: the endpoint's form, the credentials, the options. Checked before anything is tried.
+
+A platform's file states it as data:
+
+    class Login(Received):
+        user: str
+        password: SecretStr
+
+    FORM = Form(LiveKind.VIM_API, {"https": 443}, Login, SourceOptions)
+    place, login, options = FORM.read(access)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from synvirt.errors import BadRequest
+from synvirt.live import Reach, SourceAccess
+from synvirt.model import LiveKind, Received, SourceOptions
+
+C = TypeVar("C", bound=Received)
+O = TypeVar("O", bound=SourceOptions)  # noqa: E741 - beside C
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An endpoint, taken apart. `reach` is None where nothing is reached over the network."""
+
+    scheme: str
+    user: str | None
+    host: str | None
+    port: int | None
+    path: str
+    query: str
+
+    @property
+    def reach(self) -> Reach | None:
+        tls = self.scheme == "https"
+        return None if self.host is None or self.port is None else Reach(self.host, self.port, tls)
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Generic[C, O]):
+    """`schemes`: each with the port that it means; None where it has no host. `user_in_endpoint`: it may name one."""
+
+    kind: LiveKind
+    schemes: Mapping[str, int | None]
+    credentials: type[C]
+    options: type[O]
+    user_in_endpoint: bool = False
+
+    def read(self, access: SourceAccess) -> tuple[Place, C, O]:
+        """BadRequest, naming the field, never its value."""
+        place = self.place(access.endpoint)
+        credentials: C = _validated(self.credentials, access.credentials, "credentials")
+        return place, credentials, self.read_options(access.options)
+
+    def read_options(self, options: Mapping[str, Any]) -> O:
+        read: O = _validated(self.options, options, "options")
+        return read
+
+    def place(self, endpoint: str) -> Place:
+        hint = f"{self.kind} takes " + " or ".join(
+            f"{scheme}:///…" if port is None else f"{scheme}://host" for scheme, port in self.schemes.items()
+        )
+        try:
+            url = urlsplit(endpoint)
+            port = url.port
+        except ValueError as error:
+            raise BadRequest(f"endpoint: is no URL: {error}", hint=hint) from None
+        if url.scheme not in self.schemes:
+            raise BadRequest(f"endpoint: its scheme is {url.scheme[:40]!r}", hint=hint)
+        if url.password is not None:
+            raise BadRequest("endpoint: holds a password", hint="send it in credentials, where it is sealed")
+        if url.username is not None and not self.user_in_endpoint:
+            raise BadRequest("endpoint: holds a user", hint="send it in credentials")
+        meant = self.schemes[url.scheme]
+        if meant is not None and not url.hostname:
+            raise BadRequest("endpoint: names no host", hint=hint)
+        return Place(
+            scheme=url.scheme,
+            user=url.username,
+            host=url.hostname,
+            port=(port or meant) if url.hostname else None,
+            path=url.path,
+            query=url.query,
+        )
+
+
+def _validated(model: type[Any], values: Mapping[str, Any], what: str) -> Any:
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False, include_input=False, include_context=False)
+        told = "; ".join(f"{'.'.join([what, *map(str, one['loc'])])}: {one['msg']}" for one in mistakes[:5])
+        known = ", ".join(model.model_fields)
+        raise BadRequest(told, hint=f"{what} are {known}" if known else f"it takes no {what}") from None

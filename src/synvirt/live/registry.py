@@ -1,0 +1,47 @@
+"""The platforms: a line each. What is here is served under its kind, and enrolled in the contract suite."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from synvirt.live import LiveAdapter, SourceAccess
+from synvirt.live.form import Form
+from synvirt.live.libvirt_remote import FORM as LIBVIRT_REMOTE
+from synvirt.live.libvirt_remote import libvirt_remote
+from synvirt.live.prism_api import FORM as PRISM_API
+from synvirt.live.prism_api import prism_api
+from synvirt.live.pve_api import FORM as PVE_API
+from synvirt.live.pve_api import pve_api
+from synvirt.live.vim_api import FORM as VIM_API
+from synvirt.live.vim_api import vim_api
+from synvirt.live.wmi_api import FORM as WMI_API
+from synvirt.live.wmi_api import wmi_api
+from synvirt.live.xen_api import FORM as XEN_API
+from synvirt.live.xen_api import xen_api
+from synvirt.model import LiveKind
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """`form`: what a source of it takes. `open`: its adapter, of which nothing is reached yet; BadRequest where the form is
+    not kept."""
+
+    form: Form[Any, Any]
+    open: Callable[[SourceAccess], LiveAdapter]
+
+    @property
+    def kind(self) -> LiveKind:
+        return self.form.kind
+
+
+PLATFORMS: tuple[Platform, ...] = (
+    Platform(VIM_API, vim_api),
+    Platform(WMI_API, wmi_api),
+    Platform(PVE_API, pve_api),
+    Platform(LIBVIRT_REMOTE, libvirt_remote),
+    Platform(XEN_API, xen_api),
+    Platform(PRISM_API, prism_api),
+)
+
+BY_KIND: Mapping[LiveKind, Platform] = MappingProxyType({platform.kind: platform for platform in PLATFORMS})

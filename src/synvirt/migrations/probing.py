@@ -1,0 +1,197 @@
+"""Does a source serve? Looked at in the order in which a connection is made; what fails first ends the looking. asyncio.
+
+    address ─▶ port ─▶ certificate ─▶ login ─▶ privileges ─▶ deep: snapshot ─▶ read ─▶ cleanup
+
+A check that fails is an answer for the operator: what was found, and what to do about it.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+from uuid import uuid4
+
+from synvirt.disks import open_reader
+from synvirt.disks.specs import ReaderSpec
+from synvirt.errors import SynvirtError, VmNotFound
+from synvirt.live import About, LiveAdapter, Reach, SnapshotRef, tls
+from synvirt.model import MIB, Disk, SourceCheck, SourceOptions, SourceTest, now
+
+T = TypeVar("T")
+
+ADDRESS_TIMEOUT_S = 10.0
+# A login that takes longer is a platform that is down or a firewall that swallows.
+LOGIN_TIMEOUT_S = 60.0
+# A snapshot of a busy VM with a quiesced file system takes minutes.
+SNAPSHOT_TIMEOUT_S = 600.0
+
+
+class _Ended(Exception):
+    """A check failed: those after it would say the same again."""
+
+
+class _Probe:
+    def __init__(self) -> None:
+        self.checks: list[SourceCheck] = []
+        self.latency_ms: float | None = None
+        self.about: About | None = None
+
+    def passed(self, name: str, detail: str) -> None:
+        self.checks.append(SourceCheck(name=name, ok=True, detail=detail))
+
+    def failed(self, name: str, detail: str, hint: str | None) -> _Ended:
+        self.checks.append(SourceCheck(name=name, ok=False, detail=detail, hint=hint))
+        return _Ended()
+
+    async def tried(self, name: str, wanted: Awaitable[T], timeout_s: float, told: Callable[[T], str]) -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await wanted
+        except TimeoutError:
+            raise self.failed(name, f"no answer within {timeout_s:.0f} s", "is the platform overloaded?") from None
+        except SynvirtError as error:
+            raise self.failed(name, f"{error.code}: {error.detail}", error.hint) from None
+        self.passed(name, told(found))
+        return found
+
+    # ── one by one ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def address(self, reach: Reach) -> None:
+        try:
+            async with asyncio.timeout(ADDRESS_TIMEOUT_S):
+                found = await asyncio.get_running_loop().getaddrinfo(reach.host, reach.port, type=socket.SOCK_STREAM)
+        except (OSError, TimeoutError) as error:
+            cause = getattr(error, "strerror", None) or "no answer"
+            raise self.failed(
+                "address", f"the name {reach.host} leads to no address: {cause}", "check the spelling, and this host's DNS"
+            ) from None
+        self.passed("address", f"{reach.host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}")
+
+    async def port(self, reach: Reach) -> None:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(ADDRESS_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(reach.host, reach.port)
+        except (OSError, TimeoutError) as error:
+            cause = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "no answer"
+            hint = "is it running, is it this port, does a firewall let this host through?"
+            raise self.failed("port", f"{reach.host} takes no connection on port {reach.port}: {cause}", hint) from None
+        self.latency_ms = round((time.monotonic() - began) * 1000, 3)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        self.passed("port", f"{reach.host} takes connections on port {reach.port}")
+
+    async def certificate(self, reach: Reach, options: SourceOptions) -> None:
+        try:
+            shown = await asyncio.to_thread(tls.look, reach.host, reach.port)
+        except OSError as error:
+            cause = error.strerror or type(error).__name__
+            raise self.failed("certificate", f"port {reach.port} shows no certificate: {cause}", "is it this port?") from None
+        what = f"SHA-256 {shown.fingerprint}"
+        if options.fingerprint_sha256 is not None:
+            if shown.fingerprint != options.fingerprint_sha256:
+                changed = tls.certificate_changed(reach.host, shown.fingerprint, options.fingerprint_sha256)
+                raise self.failed("certificate", changed.detail, changed.hint)
+            self.passed("certificate", f"{what}, as pinned")
+        elif shown.refused is None:
+            self.passed("certificate", f"{what}, signed by an authority that this host trusts")
+        elif not options.verify_tls:
+            self.passed("certificate", f"{what}; not checked, as options.verify_tls is false")
+        else:
+            pin = f"options.fingerprint_sha256 = {shown.fingerprint}"
+            hint = f"compare it with the one on the platform; if it is the same, pin it: {pin}"
+            raise self.failed("certificate", f"{what} is not trusted by this host: {shown.refused}", hint)
+
+    async def login(self, adapter: LiveAdapter) -> None:
+        began = time.monotonic()
+        await self.tried("login", adapter.connect(), LOGIN_TIMEOUT_S, lambda _: "logged in")
+        if self.latency_ms is None:
+            self.latency_ms = round((time.monotonic() - began) * 1000, 3)
+
+    async def privileges(self, adapter: LiveAdapter) -> None:
+        self.about = about = await self.tried(
+            "platform", adapter.about(), LOGIN_TIMEOUT_S, lambda found: f"{found.product} {found.version}"
+        )
+        self.checks.extend(about.checks)
+        if not all(check.ok for check in about.checks):
+            raise _Ended
+
+    async def deep(self, adapter: LiveAdapter, vm_id: str | None) -> None:
+        """A snapshot of one VM, a MiB read from it, and both gone again."""
+        chosen: str = await self.tried("choose", _chosen(adapter, vm_id), LOGIN_TIMEOUT_S, lambda found: f"trying on {found}")
+        name = f"synvirt-test-{uuid4()}"
+        try:
+            snapshot = await self.tried(
+                "snapshot", adapter.snapshot(chosen, name), SNAPSHOT_TIMEOUT_S, lambda _: f"made one of {chosen}"
+            )
+            await self.tried(
+                "read",
+                _read(adapter, chosen, snapshot),
+                SNAPSHOT_TIMEOUT_S,
+                lambda found: f"read {found} bytes of its first disk",
+            )
+        finally:
+            await self.tried(
+                "cleanup", adapter.cleanup(chosen, name), SNAPSHOT_TIMEOUT_S, lambda _: "the snapshot is gone again"
+            )
+
+
+async def probe(
+    adapter: LiveAdapter, reach: Reach | None, options: SourceOptions, *, deep: bool, vm_id: str | None
+) -> SourceTest:
+    """`deep`: on `vm_id`, or on any VM that runs."""
+    found = _Probe()
+    try:
+        if reach is not None:
+            await found.address(reach)
+            await found.port(reach)
+            if reach.tls:
+                await found.certificate(reach, options)
+        await found.login(adapter)
+        await found.privileges(adapter)
+        if deep:
+            await found.deep(adapter, vm_id)
+    except _Ended:
+        pass
+    finally:
+        await adapter.close()
+    return SourceTest(
+        ok=all(check.ok for check in found.checks),
+        product=found.about.product if found.about else None,
+        version=found.about.version if found.about else None,
+        latency_ms=found.latency_ms,
+        checks=tuple(found.checks),
+        at=now(),
+    )
+
+
+async def _chosen(adapter: LiveAdapter, vm_id: str | None) -> str:
+    if vm_id is not None:
+        return vm_id
+    rows = await adapter.list_vms()
+    if not rows:
+        raise VmNotFound("there is no virtual machine to try on")
+    return next((row.vm_id for row in rows if row.power_state == "on"), rows[0].vm_id)
+
+
+async def _read(adapter: LiveAdapter, vm_id: str, snapshot: SnapshotRef) -> int:
+    manifest = await adapter.inspect(vm_id)
+    if not manifest.disks:
+        raise VmNotFound(f"{manifest.name} has no disk to read")
+    disk: Disk = manifest.disks[0]
+    spec = await adapter.open_disk(vm_id, snapshot, disk, None)
+    return await asyncio.to_thread(_read_first, spec)
+
+
+def _read_first(spec: ReaderSpec) -> int:
+    reader = open_reader(spec)
+    try:
+        length = min(MIB, reader.size)
+        reader.read_into(0, memoryview(bytearray(length)))
+    finally:
+        reader.close()
+    return length

@@ -1,0 +1,215 @@
+"""Sources: the registered platforms, their sealed credentials, and sessions with them.
+
+    POST /sources ─▶ form checked ─▶ credentials sealed, the source's id bound in ─▶ a row
+    a job, a test, a discovery ─▶ unsealed ─▶ the platform's adapter ─▶ connect
+
+The methods that block say so; the others are asyncio.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+from uuid import UUID, uuid4
+
+import structlog
+
+from synvirt.errors import BadRequest, InvalidPlan, SourceUnreachable
+from synvirt.keyring import Keyring, Reseal
+from synvirt.live import LiveAdapter, SourceAccess, VmRow
+from synvirt.live.registry import Platform
+from synvirt.migrations.probing import probe
+from synvirt.model import (
+    Credentials,
+    LiveKind,
+    Source,
+    SourceChange,
+    SourceRequest,
+    SourceTest,
+    VmManifest,
+    now,
+)
+from synvirt.store.sources import SourceRows
+
+# A discovery that is paged is asked of the platform once: the pages after the first come from what it said then.
+LISTING_KEPT_S = 60.0
+LISTINGS_KEPT_MAX = 32
+# Thousands of VMs come in two seconds; a platform that takes longer than this has stopped answering.
+ANSWER_TIMEOUT_S = 120.0
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+
+class Sources:
+    """The sources of this host. `folder`: where adapters keep sockets and scratch files, one folder a source."""
+
+    def __init__(
+        self, rows: SourceRows, keyring: Keyring, *, host: str, platforms: Mapping[LiveKind, Platform], folder: Path
+    ) -> None:
+        self._rows, self._keyring, self._host = rows, keyring, host
+        self._platforms, self._folder = platforms, folder
+        self._listings: dict[UUID, tuple[float, list[VmRow]]] = {}
+        keyring.settle(self._sample())
+
+    # ── kept (these block) ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, request: SourceRequest) -> Source:
+        source = Source(
+            id=uuid4(),
+            name=request.name,
+            kind=request.kind,
+            endpoint=request.endpoint,
+            options=request.options,
+            created_at=now(),
+        )
+        secrets = _revealed(request.credentials)
+        source = self._checked(source, secrets)
+        with self._keyring.held():
+            self._rows.add(source, self._sealed(source.id, secrets), host=self._host)
+        log.info("source registered", source=str(source.id), kind=source.kind)
+        return source
+
+    def get(self, source_id: UUID) -> Source:
+        return self._rows.get(source_id, host=self._host)
+
+    def page(self, *, limit: int, cursor: int | None) -> tuple[list[Source], int | None]:
+        return self._rows.page(host=self._host, limit=limit, cursor=cursor)
+
+    def change(self, source_id: UUID, asked: SourceChange) -> Source:
+        """What an old test said of another endpoint, login or certificate is said no more."""
+        if asked.endpoint is not None and asked.credentials is None:
+            raise BadRequest(
+                "credentials: are required with another endpoint", hint="what was sealed for one host is not sent to another"
+            )
+        fields = asked.model_dump(exclude={"credentials"}, exclude_unset=True, exclude_none=True)
+
+        def changed(before: Source, sealed: bytes) -> tuple[Source, bytes]:
+            after = before.model_copy(update={**fields, "last_test": None if set(fields) - {"name"} else before.last_test})
+            secrets = self._opened(source_id, sealed) if asked.credentials is None else _revealed(asked.credentials)
+            after = self._checked(after, secrets)
+            if asked.credentials is None:
+                return after, sealed
+            return after.model_copy(update={"last_test": None}), self._sealed(source_id, secrets)
+
+        with self._keyring.held():
+            source = self._rows.change(source_id, changed, host=self._host)
+        self._listings.pop(source_id, None)
+        return source
+
+    def remove(self, source_id: UUID) -> None:
+        """Conflict while a job that has not ended reads from it."""
+        self._rows.remove(source_id, host=self._host)
+        self._listings.pop(source_id, None)
+        log.info("source removed", source=str(source_id))
+
+    def rotate_key(self) -> int:
+        """Seal all credentials with a new key; how many sources there are."""
+
+        def store(anew: Reseal) -> int:
+            return self._rows.reseal(lambda source_id, sealed: anew(sealed, _belongs_to(source_id)), host=self._host)
+
+        count = self._keyring.rotate(store, self._sample)
+        log.info("key rotated", resealed=count)
+        return count
+
+    def check_plan(self, kind: LiveKind, source_id: UUID) -> None:
+        """NotFound, or InvalidPlan when the source is of another kind."""
+        source = self.get(source_id)
+        if source.kind != kind:
+            raise InvalidPlan(
+                f"source {source.name} is of kind {source.kind}, not {kind}", hint=f"submit it as {{Live: {source.kind}}}"
+            )
+
+    # ── spoken to ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        """The adapter of a source, not connected yet; whoever calls closes it."""
+        await asyncio.to_thread(self.check_plan, kind, source_id)
+        return await asyncio.to_thread(self._adapter, source_id)
+
+    async def test(self, source_id: UUID, *, deep: bool = False, vm_id: str | None = None) -> SourceTest:
+        """What works and what does not, in the order in which a connection is made. A failed check is an answer, no error."""
+        source = await asyncio.to_thread(self.get, source_id)
+        adapter = await asyncio.to_thread(self._adapter, source_id)
+        form = self._platforms[source.kind].form
+        reach, options = form.place(source.endpoint).reach, form.read_options(source.options)
+        result = await probe(adapter, reach, options, deep=deep, vm_id=vm_id)
+        await asyncio.to_thread(
+            self._rows.change,
+            source_id,
+            lambda now_, sealed: (now_.model_copy(update={"last_test": result}), sealed),
+            host=self._host,
+        )
+        return result
+
+    async def list_vms(
+        self, source_id: UUID, *, limit: int, cursor: int = 0, search: str = ""
+    ) -> tuple[list[VmRow], int | None]:
+        """A page from row `cursor` on, by name; the first page asks the platform. `search`: part of a name or an id."""
+        await asyncio.to_thread(self.get, source_id)
+        until, rows = self._listings.get(source_id, (0.0, []))
+        if cursor == 0 or time.monotonic() >= until:
+            rows = await self._asked(source_id, lambda adapter: adapter.list_vms())
+            rows = sorted(rows, key=lambda row: (row.name.casefold(), row.vm_id))
+            self._listings[source_id] = (time.monotonic() + LISTING_KEPT_S, rows)
+            while len(self._listings) > LISTINGS_KEPT_MAX:
+                self._listings.pop(next(iter(self._listings)))
+        wanted = search.casefold()
+        found = [row for row in rows if wanted in row.name.casefold() or wanted in row.vm_id.casefold()]
+        return found[cursor : cursor + limit], cursor + limit if len(found) > cursor + limit else None
+
+    async def inspect(self, source_id: UUID, vm_id: str) -> VmManifest:
+        return await self._asked(source_id, lambda adapter: adapter.inspect(vm_id))
+
+    async def _asked(self, source_id: UUID, ask: Callable[[LiveAdapter], Awaitable[T]]) -> T:
+        adapter = await asyncio.to_thread(self._adapter, source_id)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await adapter.connect()
+                return await ask(adapter)
+        except TimeoutError as error:
+            raise SourceUnreachable(f"the source did not answer within {ANSWER_TIMEOUT_S:.0f} s") from error
+        finally:
+            await adapter.close()
+
+    # ── opened (these block) ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _adapter(self, source_id: UUID) -> LiveAdapter:
+        source, sealed = self._rows.opened(source_id, host=self._host)
+        return self._made(source, self._opened(source_id, sealed))
+
+    def _made(self, source: Source, secrets: Mapping[str, str]) -> LiveAdapter:
+        access = SourceAccess(source.endpoint, secrets, source.options, self._folder / str(source.id))
+        return self._platforms[source.kind].open(access)
+
+    def _checked(self, source: Source, secrets: Mapping[str, str]) -> Source:
+        """With its options as the platform's model writes them; BadRequest where the form is not kept."""
+        platform = self._platforms.get(source.kind)
+        if platform is None:
+            raise BadRequest(f"kind: {source.kind} is not served")
+        access = SourceAccess(source.endpoint, secrets, source.options)
+        _, _, options = platform.form.read(access)
+        return source.model_copy(update={"options": options.model_dump(mode="json")})
+
+    def _sealed(self, source_id: UUID, secrets: Mapping[str, str]) -> bytes:
+        return self._keyring.seal(json.dumps(secrets).encode(), belongs_to=_belongs_to(source_id))
+
+    def _opened(self, source_id: UUID, sealed: bytes) -> dict[str, str]:
+        opened: dict[str, str] = json.loads(self._keyring.unseal(sealed, belongs_to=_belongs_to(source_id)))
+        return opened
+
+    def _sample(self) -> tuple[bytes, bytes] | None:
+        found = self._rows.any_sealed(host=self._host)
+        return None if found is None else (found[1], _belongs_to(found[0]))
+
+
+def _belongs_to(source_id: UUID) -> bytes:
+    return f"source {source_id}".encode()
+
+
+def _revealed(credentials: Credentials) -> dict[str, str]:
+    return {name: secret.get_secret_value() for name, secret in credentials.items()}

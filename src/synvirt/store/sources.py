@@ -1,0 +1,105 @@
+"""Queries about sources, in the store's transactions. A host's key seals its sources: each asks for its own."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from uuid import UUID
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from synvirt.errors import Conflict, NotFound
+from synvirt.model import ENDS, Source
+from synvirt.store.tables import migrations, sources
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+
+
+class SourceRows:
+    def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
+        self._reading, self._writing = reading, writing
+
+    def add(self, source: Source, sealed: bytes, *, host: str) -> None:
+        """Conflict when the host has a source of that name."""
+        with self._writing() as db:
+            _check_name_free(db, source, host)
+            db.execute(
+                insert(sources).values(
+                    id=str(source.id), host=host, name=source.name, document=source.model_dump_json(), sealed=sealed
+                )
+            )
+
+    def get(self, source_id: UUID, *, host: str) -> Source:
+        """NotFound."""
+        with self._reading() as db:
+            return _source(db, source_id, host)[0]
+
+    def opened(self, source_id: UUID, *, host: str) -> tuple[Source, bytes]:
+        """The source and its sealed credentials. NotFound."""
+        with self._reading() as db:
+            return _source(db, source_id, host)
+
+    def page(self, *, host: str, limit: int, cursor: int | None = None) -> tuple[list[Source], int | None]:
+        """Newest first, and the cursor of the next page (None: this was the last)."""
+        query = select(sources.c.number, sources.c.document).where(sources.c.host == host)
+        if cursor is not None:
+            query = query.where(sources.c.number < cursor)
+        with self._reading() as db:
+            rows = db.execute(query.order_by(sources.c.number.desc()).limit(limit + 1)).all()
+        found = [Source.model_validate_json(row.document) for row in rows[:limit]]
+        return found, rows[limit - 1].number if len(rows) > limit else None
+
+    def change(self, source_id: UUID, change: Callable[[Source, bytes], tuple[Source, bytes]], *, host: str) -> Source:
+        """NotFound; Conflict when another source of the host has the new name."""
+        with self._writing() as db:
+            before, sealed = _source(db, source_id, host)
+            after, sealed = change(before, sealed)
+            if after.name != before.name:
+                _check_name_free(db, after, host)
+            values = {"name": after.name, "document": after.model_dump_json(), "sealed": sealed}
+            db.execute(update(sources).where(sources.c.id == str(source_id)).values(**values))
+            return after
+
+    def remove(self, source_id: UUID, *, host: str) -> None:
+        """NotFound; Conflict while a job that has not ended reads from it."""
+        using = (
+            select(migrations.c.id)
+            .where(migrations.c.state.not_in([str(end) for end in ENDS]))
+            .where(migrations.c.document.contains(str(source_id)))
+            .order_by(migrations.c.number)
+        )
+        with self._writing() as db:
+            source, _ = _source(db, source_id, host)
+            jobs = [row.id for row in db.execute(using)]
+            if jobs:
+                raise Conflict(
+                    f"{len(jobs)} job(s) read from source {source.name}: {', '.join(jobs[:5])}",
+                    hint="wait for them to end, or cancel them",
+                )
+            db.execute(delete(sources).where(sources.c.id == str(source_id)))
+
+    def any_sealed(self, *, host: str) -> tuple[UUID, bytes] | None:
+        """One of the host's sources, with its sealed credentials; None where there are no sources."""
+        with self._reading() as db:
+            row = db.execute(select(sources.c.id, sources.c.sealed).where(sources.c.host == host).limit(1)).first()
+        return None if row is None else (UUID(row.id), row.sealed)
+
+    def reseal(self, reseal: Callable[[UUID, bytes], bytes], *, host: str) -> int:
+        """All of the host's at once, or none; how many there are."""
+        with self._writing() as db:
+            rows = db.execute(select(sources.c.id, sources.c.sealed).where(sources.c.host == host)).all()
+            for row in rows:
+                db.execute(update(sources).where(sources.c.id == row.id).values(sealed=reseal(UUID(row.id), row.sealed)))
+        return len(rows)
+
+
+def _source(db: Connection, source_id: UUID, host: str) -> tuple[Source, bytes]:
+    query = select(sources.c.document, sources.c.sealed).where(sources.c.id == str(source_id), sources.c.host == host)
+    row = db.execute(query).first()
+    if row is None:
+        raise NotFound(f"there is no source {source_id}", hint="synvirt sources list shows them")
+    return Source.model_validate_json(row.document), row.sealed
+
+
+def _check_name_free(db: Connection, source: Source, host: str) -> None:
+    same = select(sources.c.id).where(sources.c.host == host, sources.c.name == source.name)
+    if db.execute(same).first() is not None:
+        raise Conflict(f"a source named {source.name!r} is registered", hint="choose another name, or change that one")
