@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
+from synvirt import libvirt_library
 from synvirt.errors import DomainDefineFailed, Internal, SynvirtError
 
 # A Unix socket's path has 107 bytes, and libvirt puts up to 83 after ROOT:
@@ -95,33 +96,10 @@ def _hint(message: str) -> str:
 
 # ── the library ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_loop_lock = threading.Lock()
-_loop: threading.Thread | None = None
-
 
 def load() -> Any:
-    """libvirt's module, quiet, and with its event loop running, which must be there before the first connection."""
-    global _loop  # noqa: PLW0603 - libvirt has one event loop a process
-    with _loop_lock:
-        # Read when the library loads. Its warnings (that we run as root, that we confine nothing) are no news to anybody, and
-        # its errors are raised: without this it writes both to our stderr. Who hunts a fault sets a file here.
-        os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", "4:file:/dev/null")
-        try:
-            import libvirt
-        except ImportError as error:
-            raise DomainDefineFailed("libvirt's Python binding is missing", hint="apt-get install python3-libvirt") from error
-        if _loop is None:
-            libvirt.registerErrorHandler(lambda _context, _error: None, None)  # it would print what we raise
-            libvirt.virEventRegisterDefaultImpl()
-            _loop = threading.Thread(target=_run_for_ever, args=(libvirt,), name="libvirt-events", daemon=True)
-            _loop.start()
-        return libvirt
-
-
-def _run_for_ever(libvirt: Any) -> None:
-    while True:
-        with contextlib.suppress(libvirt.libvirtError):
-            libvirt.virEventRunDefaultImpl()
+    """libvirt's module, its event loop running. DomainDefineFailed, where it is missing."""
+    return libvirt_library.load(DomainDefineFailed)
 
 
 @contextlib.contextmanager
@@ -144,11 +122,12 @@ _UNBORN = re.compile(rb"<domstatus state='paused' reason='starting up' pid='0'")
 # libvirt registers its drivers again with each opening after a last closing, and has room for few (9.0: "Too many drivers").
 # So what is open stays open until the process ends, which lets go of the folder.
 _embedded_open: dict[Path, Any] = {}
+_embedded_lock = threading.Lock()
 atexit.register(_embedded_open.clear)  # before the interpreter takes the binding apart, which would complain
 
 
 def _embedded(libvirt: Any, root: Path) -> Any:
-    with _loop_lock:
+    with _embedded_lock:
         if root not in _embedded_open:
             _prepare(root)
             _forget_unborn(root)
