@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.cli.uploads import Lines
+from synvirt.cli.upload_shown import Lines
 from synvirt.model import UploadRef
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, PLAN, Service

@@ -1,17 +1,27 @@
-"""synvirt import PATH and synvirt inspect PATH: an appliance or a disk image, from a file or a folder."""
+"""synvirt import PATH and synvirt inspect PATH: an appliance or a disk image, from a file or a folder.
 
+The service says of which kind a file is. One that is not where the service can see it is sent there first (`--upload`).
+"""
+
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from synvirt.cli.migrations import follow
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
+from synvirt.cli.upload_shown import send
+
+if TYPE_CHECKING:
+    from synvirt.cli.client import Client
 
 Source = Annotated[Path, typer.Argument(metavar="PATH", help="A file or folder; relative to the import root, or to here")]
 # Spelled out: the enumeration's module is too slow to load for `--help`. A test holds the two together.
 KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vmcx_export", "vbox_folder", "xva_archive")
+BUSES = ("virtio", "scsi", "sata", "ide", "nvme")
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*([KMGT]i?B)", re.IGNORECASE)
 
 
 @with_options
@@ -21,50 +31,76 @@ def import_(
     *,
     mode: Annotated[str, typer.Option(help="warm or cold; an offline import is cold", metavar="MODE")] = "cold",
     kind: Annotated[str | None, typer.Option(help=f"What it is, if it is not recognised: {', '.join(KINDS)}")] = None,
+    upload: Annotated[bool, typer.Option("--upload", help="Send the file to the service first, and import it there")] = False,
     name: Annotated[str | None, typer.Option(help="The new domain's name")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, max=1024, help="Its processors; as the source has where not given")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Its memory, for example 4GiB")] = None,
+    disk_bus: Annotated[str | None, typer.Option(metavar="BUS", help=f"Its disks' bus: {', '.join(BUSES)}")] = None,
+    no_start: Annotated[bool, typer.Option("--no-start", help="Define it and leave it off")] = False,
+    skip_disk: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Leave this disk out; may be repeated")] = None,
+    waive: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Go on in spite of this critical concern; may be repeated")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended, and show its progress")] = False,
 ) -> None:
-    """Import a VM from a file or folder inside the import root."""
-    from synvirt.model import HostPathRef, MigrationPlan, Mode, OfflineKind, PlanSource, Target
+    """Import a VM from a file or folder inside the import root, or from a file here that is sent to the service.
 
-    if mode.capitalize() not in tuple(Mode):
+    Example: synvirt import web.ova --name web --wait
+    """
+    if mode.lower() not in ("warm", "cold"):
         raise typer.BadParameter(f"{mode} is neither warm nor cold", param_hint="--mode")
     if kind is not None and kind not in KINDS:
         raise typer.BadParameter(f"{kind} is none of {', '.join(KINDS)}", param_hint="--kind")
-    where = _in_import_root(options, path)
-    plan = MigrationPlan(
-        source=PlanSource(Offline=OfflineKind(kind) if kind else _detected(options, where)),
-        source_ref=HostPathRef(kind="offline_host_path", path=str(where)),
-        mode=Mode(mode.capitalize()),
-        name=name,
-        target=Target(name=name),
-    )
+    if disk_bus is not None and disk_bus not in BUSES:
+        raise typer.BadParameter(f"{disk_bus} is none of {', '.join(BUSES)}", param_hint="--disk-bus")
+    target = {"name": name, "cpu_count": cpus, "disk_bus": disk_bus, "start": not no_start, "memory_bytes": _memory(memory)}
     with options.connect() as client:
-        if not wait:
-            answer = client.ask("POST", "/migrations", json={"plan": plan.model_dump(mode="json")})
-            print(
-                answer
-                if options.json
-                else f"Job {_id_of(answer)} is queued. Watch it: synvirt migrations watch {_id_of(answer)}"
-            )
-            return
-        follow(options, client, str(client.submit(plan).id))
+        reference, inspection = _placed(options, client, path, upload=upload)
+        answer = client.ask(
+            "POST",
+            "/migrations",
+            json={
+                "plan": {
+                    "source": {"Offline": kind or _kind(client, inspection)},
+                    "source_ref": reference,
+                    "mode": mode.capitalize(),
+                    "name": name,
+                    "target": {key: value for key, value in target.items() if value is not None},
+                    "skip_disks": skip_disk or [],
+                    "waive_concerns": waive or [],
+                }
+            },
+        )
+        if wait:
+            follow(options, client, _field(answer, "id"))
+        elif options.json:
+            print(answer)
+        else:
+            print(f"Job {_field(answer, 'id')} is queued. Watch it: synvirt migrations watch {_field(answer, 'id')}")
 
 
 @with_options
 def inspect(options: Options, path: Source) -> None:
-    """Say what a file or folder is and which VM is in it. Nothing is copied, and no service is needed."""
-    from synvirt.disks.beneath import resolve_beneath
-    from synvirt.model import Inspection
-    from synvirt.offline.registry import detect
+    """Say what a file or folder is and which VM is in it. Nothing is copied, and no service is needed.
 
-    where = _in_import_root(options, path)
+    With --server it is a path there.
+    """
+    if options.address is not None:
+        with options.connect() as client:
+            answer = client.ask("POST", "/host-files/inspect", json={"path": str(path)})
+    else:
+        answer = _inspected_here(options, path)
+    print_inspection(answer, as_json=options.json)
+
+
+def _inspected_here(options: Options, path: Path) -> str:
+    from synvirt.offline import browsing
+
+    where = _here(options, path)
     imports = options.settings.imports_dir.absolute()
     # The files a VM is made of lie beside one another: outside the import root, its folder is all that may be read.
     root = imports if where.is_relative_to(imports) else where.parent
-    importer = detect(where, root)
-    manifest = importer.inspect(resolve_beneath(root, str(where)), root)
-    print_inspection(Inspection(offline_kind=importer.kind, manifest=manifest).model_dump_json(), as_json=options.json)
+    return browsing.inspect(root, str(where)).model_dump_json()
 
 
 def print_inspection(answer: str, *, as_json: bool) -> None:
@@ -78,37 +114,76 @@ def print_inspection(answer: str, *, as_json: bool) -> None:
         _describe(str(found.offline_kind), found.manifest)
 
 
-def _in_import_root(options: Options, path: Path) -> Path:
-    """An absolute path: what lies in the import root by that name, or else from here."""
-    from synvirt.errors import BadRequest
+# ── where the VM is ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    if options.address is not None and not path.is_absolute():
-        raise BadRequest(f"{path}: a service elsewhere needs the absolute path, as it is there")
+# What a request needs to have the service look at the source: its path, and its body if it has one.
+Inspection = tuple[str, dict[str, str] | None]
+
+
+def _placed(options: Options, client: "Client", path: Path, *, upload: bool) -> tuple[dict[str, str], Inspection]:
+    """The plan's source_ref. A service elsewhere sees its own files only: a relative path, or one that it has not, is a file
+    here, and is sent."""
+    elsewhere = options.address is not None
+    if not upload and elsewhere:
+        upload = not path.is_absolute() or (path.is_file() and not _is_there(client, path))
+    if upload:
+        id_ = _field(send(client, path, quiet=options.json), "id")
+        return {"kind": "upload", "upload_id": id_}, (f"/uploads/{id_}/inspect", None)
+    where = str(path if elsewhere else _here(options, path))
+    return {"kind": "offline_host_path", "path": where}, ("/host-files/inspect", {"path": where})
+
+
+def _is_there(client: "Client", path: Path) -> bool:
+    from synvirt.errors import HostPathRejected, NotFound, SynvirtError
+
+    try:
+        client.ask("POST", "/host-files/inspect", json={"path": str(path)})
+    except (HostPathRejected, NotFound):
+        return False
+    except SynvirtError:
+        return True  # it is there, and damaged: the service will say how
+    return True
+
+
+def _kind(client: "Client", inspection: Inspection) -> str:
+    from synvirt.errors import HostPathRejected, UnsupportedFormat
+
+    path, body = inspection
+    try:
+        return _field(client.ask("POST", path, json=body), "offline_kind")
+    except UnsupportedFormat as error:
+        raise UnsupportedFormat(error.detail, hint=error.hint or "--kind says what it is") from None
+    except HostPathRejected as error:
+        hint = "Copy or move it beneath the import root, or send the file: --upload"
+        raise HostPathRejected(error.detail, hint=hint) from None
+
+
+def _here(options: Options, path: Path) -> Path:
+    """An absolute path: what lies in the import root by that name, or else from here."""
     if path.is_absolute():
         return path
     inside = options.settings.imports_dir.absolute() / path
     return inside if inside.exists() else path.absolute()
 
 
-def _detected(options: Options, where: Path) -> Any:
-    from synvirt.errors import SynvirtError, UnsupportedFormat
-    from synvirt.offline.registry import detect
+def _memory(size: str | None) -> int | None:
+    if size is None:
+        return None
+    from synvirt.offline.units import quantity_bytes
 
-    try:
-        root = where.parent if options.address is not None else options.settings.imports_dir.absolute()
-        return detect(where, root).kind
-    except UnsupportedFormat as error:
-        raise UnsupportedFormat(error.detail, hint=error.hint or "--kind says what it is") from None
-    except SynvirtError as error:
-        if options.address is None:
-            raise
-        raise UnsupportedFormat(f"{where} cannot be looked at from here", hint="--kind says what it is") from error
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
+        raise typer.BadParameter(f"{size} is no size: 4GiB and 512MiB are", param_hint="--memory")
+    return quantity_bytes(match[1], match[2], "--memory")
 
 
-def _id_of(answer: str) -> str:
+def _field(answer: str, name: str) -> str:
     import json
 
-    return str(json.loads(answer)["id"])
+    return str(json.loads(answer)[name])
+
+
+# ── what it is, for people ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _describe(kind: str, manifest: Any) -> None:
@@ -126,7 +201,7 @@ def _describe(kind: str, manifest: Any) -> None:
         ),
         *(("network", f"{nic.key} {nic.mac or '-'} in {nic.network or '-'}") for nic in manifest.nics),
         *(
-            (concern.category.lower(), f"{concern.label}: {concern.assessment} {concern.remedy}")
+            (concern.category.lower(), f"{concern.id}: {concern.label}. {concern.assessment} {concern.remedy}")
             for concern in manifest.concerns
         ),
     ]

@@ -1,10 +1,6 @@
 """synvirt uploads add|list|show|remove|inspect"""
 
 import re
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,16 +9,12 @@ import typer
 from synvirt.cli.importing import print_inspection
 from synvirt.cli.listing import at, full_id, print_table
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import INTERRUPTED, shown
+from synvirt.cli.program import shown
+from synvirt.cli.upload_shown import send
 
 app = typer.Typer(no_args_is_help=True, help="Archives sent to the service, to be imported from there.")
 
 UploadId = Annotated[str, typer.Argument(metavar="ID", help="The upload's id; its beginning is enough when no other begins so")]
-Sent = Callable[[int, int], None]
-
-# A log is read by people: a line at each tenth, or when nothing was said for this long.
-LINES_A_FILE = 10
-LINE_EVERY_S = 10.0
 
 
 @app.command()
@@ -39,12 +31,7 @@ def add(
     if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise typer.BadParameter("is not 64 hexadecimal digits", param_hint="--sha256")
     with options.connect() as client:
-        try:
-            with _progress(file.name, quiet=options.json) as told:
-                answer = client.upload(file, sha256=sha256, on_sent=told)
-        except KeyboardInterrupt:
-            print("Interrupted: nothing of the upload is left", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
+        answer = send(client, file, sha256=sha256, quiet=options.json)
     if options.json:
         print(answer)
         return
@@ -113,47 +100,3 @@ def inspect(options: Options, upload: UploadId) -> None:
     with options.connect() as client:
         answer = client.ask("POST", f"/uploads/{full_id(client, 'upload', upload)}/inspect")
     print_inspection(answer, as_json=options.json)
-
-
-@contextmanager
-def _progress(name: str, *, quiet: bool) -> Iterator[Sent]:
-    """A bar on a terminal, lines elsewhere."""
-    if quiet:
-        yield lambda _sent, _total: None
-    elif sys.stdout.isatty():
-        with _bar(name) as told:
-            yield told
-    else:
-        yield Lines(name).sent
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Sent]:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task(shown(name), total=None)
-        yield lambda sent, total: bar.update(task, completed=sent, total=total)
-
-
-class Lines:
-    def __init__(
-        self, name: str, *, out: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._name, self._clock = name, clock
-        self._out = out or (lambda text: print(text, flush=True))
-        self._began_at = self._told_at = clock()
-        self._told_part = 0
-
-    def sent(self, sent: int, total: int) -> None:
-        from synvirt.cli.watching import described
-        from synvirt.model import Progress
-
-        part, moment = LINES_A_FILE * sent // total, self._clock()
-        if part == self._told_part and moment < self._told_at + LINE_EVERY_S:
-            return
-        self._told_part, self._told_at = part, moment
-        rate = sent / max(moment - self._began_at, 0.001)
-        told = Progress(bytes_total=total, bytes_done=sent, rate_bps=rate, eta_s=(total - sent) / rate)
-        self._out(f"{time.strftime('%H:%M:%S')} {shown(self._name)}  {described(told)}")
