@@ -196,6 +196,8 @@ class FakeAdapter:
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         self._faults()
         whole = RawSpec(path=str(self._snapshot_folder(vm_id, snapshot.id) / f"{disk.key}.raw"))
+        if snapshot.id not in self.platform.vm(vm_id)["snapshots"]:
+            raise SnapshotFailed(f"snapshot {snapshot.id} of {vm_id} is no more")
         if since is None:
             return whole
         vm = self.platform.vm(vm_id)
@@ -213,6 +215,11 @@ class FakeAdapter:
         starts = sorted(block * TRACKED_BYTES for block in areas)
         return ChangedSpec(over=whole, areas=tuple((start, min(TRACKED_BYTES, size - start)) for start in starts))
 
+    async def release(self, vm_id: str, name: str) -> None:
+        """Change ids stay good: they are numbers in the journal."""
+        self._faults()
+        self._let_go(vm_id, name)
+
     async def shutdown(self, vm_id: str) -> None:
         self._faults()
         self.platform.power(vm_id, "off")
@@ -228,6 +235,9 @@ class FakeAdapter:
 
     async def cleanup(self, vm_id: str, name: str) -> None:
         self._faults()
+        self._let_go(vm_id, name)
+
+    def _let_go(self, vm_id: str, name: str) -> None:
         with self.platform.change(vm_id) as vm:
             vm["snapshots"].pop(name, None)
         shutil.rmtree(self._snapshot_folder(vm_id, name), ignore_errors=True)

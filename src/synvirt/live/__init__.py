@@ -71,15 +71,21 @@ class LiveAdapter(Protocol):
     """One platform, one session. Made of a SourceAccess, whose form it checks (BadRequest); `connect` reaches out first.
 
     Every method may be called again after a crash with the same arguments: `snapshot(vm_id, name)` finds the snapshot of that
-    name, `shutdown`, `power_on`, `mark` and `cleanup` do nothing where all is done. Errors: SourceUnreachable, AuthFailed,
-    VmNotFound, SnapshotFailed, CbtReset (from open_disk, when `since` is no longer known to the platform), Internal.
+    name, `shutdown`, `power_on`, `mark`, `release` and `cleanup` do nothing where all is done. Errors: SourceUnreachable,
+    AuthFailed, VmNotFound, SnapshotFailed (from open_disk: the snapshot is no more, take it anew), CbtReset (from open_disk,
+    when `since` is no longer known to the platform), CbtUnsupported (from enable_cbt), Internal.
+
+    The names of a job's snapshots differ in the number after their last dash alone, which ascends. What `open_disk` answers is
+    good while the session lasts.
 
     - `about`: who answers, and each missing privilege by name.
     - `open_disk(vm_id, snapshot, disk, since)`: the disk as it was in the snapshot; with `since`, a change id of an earlier
       snapshot, the reader's extents are the changed ones only.
     - `shutdown`: politely, then by force after a deadline; the VM is off when it returns.
     - `mark`: leaves a note on the source VM that it has moved.
-    - `cleanup`: removes the snapshot of that name and what belongs to it.
+    - `release`: the disks of that snapshot have been read. What holds its data goes, since it grows or slows the guest; what
+      a later delta needs (a checkpoint, a change id) stays.
+    - `cleanup`: removes the snapshot of that name and what belongs to it; released before or not.
     """
 
     @property
@@ -92,6 +98,7 @@ class LiveAdapter(Protocol):
     async def enable_cbt(self, vm_id: str) -> None: ...
     async def snapshot(self, vm_id: str, name: str) -> SnapshotRef: ...
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec: ...
+    async def release(self, vm_id: str, name: str) -> None: ...
     async def shutdown(self, vm_id: str) -> None: ...
     async def power_on(self, vm_id: str) -> None: ...
     async def mark(self, vm_id: str, note: str) -> None: ...

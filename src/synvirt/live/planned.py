@@ -51,6 +51,9 @@ class Planned:
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         self._refuse(f"read disk {disk.key} of {vm_id}")
 
+    async def release(self, vm_id: str, name: str) -> None:
+        self._refuse(f"release {vm_id}")
+
     async def shutdown(self, vm_id: str) -> None:
         self._refuse(f"shut {vm_id} down")
 
