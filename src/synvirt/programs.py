@@ -8,8 +8,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,10 @@ from synvirt.errors import Cancelled, Internal, SynvirtError
 
 # Enough to say what went wrong, not enough to fill a log.
 STDERR_KEPT_CHARS = 2000
+LINE_KEPT_CHARS = 65536
+# A grandchild may hold the output open after the program has ended.
+LINES_LATE_S = 5
+GUARD = Path(__file__).with_name("guard.py")
 # Debian keeps administrators' tools (zfs, blkdiscard, libvirtd) here; a service's PATH often lacks them.
 ADMIN_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
@@ -49,43 +55,107 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     stop: Callable[[], bool] | None = None,
+    tell: Callable[[str], None] | None = None,
+    guarded: bool = False,
     missing: type[SynvirtError] = Internal,
 ) -> Output:
     """Run to the end. ProgramFailed on a bad exit or after `timeout_s`; Cancelled once `stop()` is true.
 
-    `env` is added to a small clean environment: the service's own may hold secrets.
+    `env` is added to a small clean environment: the service's own may hold secrets. `tell` gets each line of standard output as
+    it comes, which is then not kept. `guarded`: should this process die, the program dies too, and so do its children.
     """
     name = Path(argv[0]).name
-    with subprocess.Popen(
-        [_found(argv[0], missing), *argv[1:]],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=_environment(env),
-        cwd=cwd,
-        start_new_session=True,
-    ) as child:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                stdout, stderr = child.communicate(timeout=0.2 if stop else timeout_s)
-                break
-            except subprocess.TimeoutExpired:
-                cancelled = stop is not None and stop()
-                if cancelled or time.monotonic() >= deadline:
-                    end_group(child)
-                    _, stderr = child.communicate()
-                    if cancelled:
-                        raise Cancelled from None
-                    raise ProgramFailed(name, None, stderr) from None
-            except BaseException:
-                end_group(child)
-                raise
+    found = [_found(argv[0], missing), *argv[1:]]
+    with contextlib.ExitStack() as held:
+        if guarded:
+            found = [sys.executable, "-I", "-S", str(GUARD), *found]
+        lines = held.enter_context(_Lines(tell)) if tell else None
+        child = held.enter_context(
+            subprocess.Popen(
+                found,
+                stdin=held.enter_context(_life_line()) if guarded else subprocess.DEVNULL,
+                stdout=lines.write_end if lines else subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env=_environment(env),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        )
+        if lines:
+            lines.started()
+        stdout, stderr = _end_of(child, name, time.monotonic() + timeout_s, stop)
     if child.returncode != 0:
         raise ProgramFailed(name, child.returncode, stderr)
-    return Output(stdout, stderr)
+    return Output(stdout or "", stderr)
+
+
+def _end_of(
+    child: "subprocess.Popen[str]", name: str, deadline: float, stop: Callable[[], bool] | None
+) -> tuple[str | None, str]:
+    while True:
+        try:
+            return child.communicate(timeout=0.2 if stop else deadline - time.monotonic())
+        except subprocess.TimeoutExpired:
+            cancelled = stop is not None and stop()
+            if cancelled or time.monotonic() >= deadline:
+                end_group(child)
+                _, stderr = child.communicate()
+                if cancelled:
+                    raise Cancelled from None
+                raise ProgramFailed(name, None, stderr) from None
+        except BaseException:
+            end_group(child)
+            raise
+
+
+@contextlib.contextmanager
+def _life_line() -> Iterator[int]:
+    """The end of a pipe that the guard reads: it ends when this process does, however that happens."""
+    theirs, ours = os.pipe()
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+class _Lines:
+    """A child's output, line by line, in a thread of its own; what `tell` raises is raised when the child has ended."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._error: BaseException | None = None
+        read_end, self.write_end = os.pipe()
+        self._stream = os.fdopen(read_end, encoding="utf-8", errors="replace")
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> "_Lines":
+        return self
+
+    def started(self) -> None:
+        """The child has its copy of the write end: only when that is closed too does reading end."""
+        os.close(self.write_end)
+        self._thread.start()
+
+    def _read(self) -> None:
+        # A program that never ends its line is heard in pieces.
+        while line := self._stream.readline(LINE_KEPT_CHARS):
+            try:
+                self._tell(line.rstrip("\n"))
+            except BaseException as error:
+                self._error = self._error or error
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._thread.ident is None:
+            os.close(self.write_end)
+        else:
+            self._thread.join(LINES_LATE_S)
+        if not self._thread.is_alive():
+            self._stream.close()
+        if kind is None and self._error is not None:
+            raise self._error
 
 
 def start(

@@ -1,0 +1,96 @@
+"""Outside programs: how they are run, heard, stopped, and that none outlives whoever started it."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from synvirt.errors import Cancelled, Internal
+from synvirt.programs import ProgramFailed, run
+
+
+def test_what_a_program_says_is_returned() -> None:
+    output = run(["sh", "-c", "echo out; echo err >&2"], timeout_s=20)
+    assert (output.stdout, output.stderr) == ("out\n", "err\n")
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_bad_end_is_told_with_its_words(guarded: bool) -> None:
+    with pytest.raises(ProgramFailed, match="sh ended with 3: no such pool"):
+        run(["sh", "-c", "echo no such pool >&2; exit 3"], timeout_s=20, guarded=guarded)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_program_that_takes_too_long_is_ended_with_its_children(tmp_path: Path, guarded: bool) -> None:
+    with pytest.raises(ProgramFailed, match="took too long"):
+        run(["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/pid; wait"], timeout_s=1, guarded=guarded)
+    assert_ends(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_cancelled_program_is_ended(guarded: bool) -> None:
+    with pytest.raises(Cancelled):
+        run(["sleep", "600"], timeout_s=60, stop=lambda: True, guarded=guarded)
+
+
+def test_a_missing_program_is_named() -> None:
+    with pytest.raises(Internal, match="the program no-such-program is not installed"):
+        run(["no-such-program"], timeout_s=1)
+
+
+def test_lines_are_told_as_they_come(tmp_path: Path) -> None:
+    """The program waits for what we do at its first line: told at the end, it would never end."""
+    seen: list[str] = []
+
+    def tell(line: str) -> None:
+        seen.append(line)
+        (tmp_path / "go").touch()
+
+    script = f"echo first; while ! test -e {tmp_path}/go; do sleep 0.02; done; printf 'last without an end'"
+    assert run(["sh", "-c", script], timeout_s=30, tell=tell).stdout == ""
+    assert seen == ["first", "last without an end"]
+
+
+def test_a_listener_that_fails_is_heard_once_the_program_has_ended() -> None:
+    def tell(_line: str) -> None:
+        raise ValueError("no room for this line")
+
+    with pytest.raises(ValueError, match="no room"):
+        run(["sh", "-c", "yes | head -c 1000000"], timeout_s=30, tell=tell)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_a_guarded_program_and_its_children_die_with_whoever_runs_it(tmp_path: Path, sign: int) -> None:
+    script = f"sleep 600 & echo $! > {tmp_path}/child.new; mv {tmp_path}/child.new {tmp_path}/child; wait"
+    runner = subprocess.Popen(
+        [sys.executable, "-c", f"from synvirt.programs import run; run(['sh', '-c', {script!r}], timeout_s=600, guarded=True)"]
+    )
+    try:
+        wait_for((tmp_path / "child").exists)
+    finally:
+        runner.send_signal(sign)
+        runner.wait()
+    assert_ends(int((tmp_path / "child").read_text()))
+
+
+def assert_ends(pid: int) -> None:
+    wait_for(lambda: not _lives(pid))
+
+
+def _lives(pid: int) -> bool:
+    """A zombie whose parent does not reap it is dead enough."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(happened: Callable[[], bool], timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
