@@ -1,10 +1,11 @@
 # make run: install what is needed and do the main job. make test: prove it. make check: style, types, layers.
+# make lab: build the guest with zfs that some tests boot; once, some minutes, as root; kept in ~/.cache/synvirt-lab.
 # make bench: speed, as ratios against other tools in the same run.
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench clean setup-test
+.PHONY: help setup run test check bench clean setup-test lab
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -31,6 +32,10 @@ run: setup
 
 test: setup-test
 	$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+lab:
+	packaging/install-packages.sh packaging/packages-lab.txt
+	lab/build
 
 check: setup-test
 	$(BIN)/ruff format --check src tests bench

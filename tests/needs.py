@@ -8,7 +8,7 @@ import pytest
 from synvirt.programs import find
 
 
-def _lacking(reason: str) -> NoReturn:
+def lacking(reason: str) -> NoReturn:
     if os.environ.get("CI", "").lower() in ("true", "1"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
@@ -18,10 +18,10 @@ def need(program: str, package: str) -> str:
     """The program's path. Without it the test is skipped, loudly; on CI it fails, since CI must prove everything."""
     path = find(program)
     if path is None:
-        _lacking(f"needs the program {program}: apt-get install {package}")
+        lacking(f"needs the program {program}: apt-get install {package}")
     return path
 
 
 def need_root(what_for: str) -> None:
     if os.geteuid() != 0:
-        _lacking(f"needs root, for {what_for}: run the tests as root")
+        lacking(f"needs root, for {what_for}: run the tests as root")

@@ -1,0 +1,88 @@
+"""The lab guest of `make lab`: a small Debian with zfs, booted under QEMU for one command.
+
+    /host    this checkout, read-only, its virtual environment with it
+    /result  a folder of the test's: what the command leaves there is there when the guest is off
+
+The guest has a pool `tank` on a disk of its own, empty at each start; what it writes to its root disk is thrown away. It has no
+network. It is emulated, and Python in it is some 30 times slower than here: a test asks little of it.
+"""
+
+import hashlib
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.needs import lacking, need
+
+CHECKOUT = Path(__file__).parent.parent
+RECIPE = ("build", "initramfs-init", "guest-init")
+POOL_BYTES = 2 << 30
+MEMORY_MIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """`code`: the command's own, or None where the guest never came so far; `output`: what it said; `console`: the guest."""
+
+    code: int | None
+    output: str
+    console: str
+
+
+def folder() -> Path:
+    """Where `make lab` keeps the guest of this recipe. Skips, or fails on CI, where there is none."""
+    cache = os.environ.get("SYNVIRT_LAB") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "synvirt-lab"
+    recipe = hashlib.sha256(b"".join((CHECKOUT / "lab" / name).read_bytes() for name in RECIPE)).hexdigest()[:12]
+    made = sorted(Path(cache).glob(f"zfs-{recipe}-*"))
+    if not made:
+        lacking(f"needs the lab guest, a Debian with zfs: run `make lab` (it takes some minutes, once); looked in {cache}")
+    return made[-1]
+
+
+def run(command: str, result: Path, *, timeout_s: float) -> Said:
+    """Boot the guest, run the command in bash, and wait until it is off. `result` is /result in the guest."""
+    guest = folder()
+    emulator = need("qemu-system-x86_64", "qemu-system-x86")
+    pool, console = result / "pool.img", result / "console"
+    with pool.open("wb") as file:
+        file.truncate(POOL_BYTES)
+    (result / "command").write_text(command)
+    shares = [
+        part
+        for tag, path, mode in (("host", CHECKOUT, "on"), ("result", result, "off"))
+        for part in (
+            "-fsdev", f"local,id={tag},path={path},security_model=none,readonly={mode},multidevs=remap",
+            "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}",
+        )
+    ]  # fmt: skip
+    argv = [
+        emulator, "-nodefaults", "-no-user-config", "-nographic", "-no-reboot",
+        "-machine", "q35", "-accel", "tcg,tb-size=512", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MIB),
+        "-kernel", str(guest / "vmlinuz"), "-initrd", str(guest / "initrd"),
+        "-append", "console=ttyS0 quiet panic=-1 mitigations=off nokaslr",
+        "-serial", f"file:{console}",
+        # snapshot=on: the guest's root disk is never changed, so guests may run side by side.
+        "-drive", f"file={guest / 'root.img'},if=none,id=root,format=raw,snapshot=on,cache=unsafe",
+        "-device", "virtio-blk-pci,drive=root",
+        "-drive", f"file={pool},if=none,id=pool,format=raw,discard=unmap,cache=unsafe",
+        "-device", "virtio-blk-pci,drive=pool",
+        "-device", "virtio-rng-pci",
+        *shares,
+    ]  # fmt: skip
+    try:
+        subprocess.run(argv, timeout=timeout_s, stdin=subprocess.DEVNULL, check=True, capture_output=True, text=True)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the guest was not done in {timeout_s} s:\n{_tail(console)}\n{_tail(result / 'output')}", pytrace=False)
+    except subprocess.CalledProcessError as error:
+        pytest.fail(f"QEMU ended with {error.returncode}: {error.stderr[-2000:]}", pytrace=False)
+    finally:
+        pool.unlink()
+    code = (result / "code").read_text().strip() if (result / "code").exists() else ""
+    return Said(int(code) if code else None, _tail(result / "output", 200_000), _tail(console))
+
+
+def _tail(path: Path, chars: int = 5000) -> str:
+    return path.read_text(errors="replace")[-chars:] if path.exists() else ""
