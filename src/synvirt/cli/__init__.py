@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from synvirt.cli import disk, doctor, importing, migrations, password, uploads
+from synvirt.cli import disk, doctor, importing, migrations, password, sources, uploads
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import Program
 
@@ -39,6 +39,8 @@ def _before(
 
 
 app.add_typer(migrations.app, name="migrations")
+app.add_typer(sources.app, name="sources")
+app.add_typer(sources.keyring, name="keyring")
 app.add_typer(uploads.app, name="uploads")
 app.command("import")(importing.import_)
 app.command("inspect")(importing.inspect)

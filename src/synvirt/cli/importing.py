@@ -5,19 +5,23 @@ The service says of which kind a file is. One that is not where the service can 
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from synvirt.cli.describing import describe
 from synvirt.cli.migrations import follow
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import shown
+from synvirt.cli.sources import live_vm
 from synvirt.cli.upload_shown import send
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
 
 Source = Annotated[Path, typer.Argument(metavar="PATH", help="A file or folder; relative to the import root, or to here")]
+SourceOrVm = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A file or folder, in the import root or here; with --source a VM's name or id")
+]
 # Spelled out: the enumeration's module is too slow to load for `--help`. A test holds the two together.
 KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vmcx_export", "vbox_folder", "xva_archive")
 BUSES = ("virtio", "scsi", "sata", "ide", "nvme")
@@ -27,9 +31,13 @@ _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*([KMGT]i?B)", re.IGNORECAS
 @with_options
 def import_(
     options: Options,
-    path: Source,
+    path: SourceOrVm,
     *,
+    source: Annotated[str | None, typer.Option(help="The platform that the VM runs on: synvirt sources list")] = None,
     mode: Annotated[str, typer.Option(help="warm or cold; an offline import is cold", metavar="MODE")] = "cold",
+    cutover: Annotated[
+        str, typer.Option(help="Of a warm one: auto, or manual: by migrations cutover", metavar="WHEN")
+    ] = "auto",
     kind: Annotated[str | None, typer.Option(help=f"What it is, if it is not recognised: {', '.join(KINDS)}")] = None,
     upload: Annotated[bool, typer.Option("--upload", help="Send the file to the service first, and import it there")] = False,
     name: Annotated[str | None, typer.Option(help="The new domain's name")] = None,
@@ -43,31 +51,39 @@ def import_(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended, and show its progress")] = False,
 ) -> None:
-    """Import a VM from a file or folder inside the import root, or from a file here that is sent to the service.
+    """Import a VM from a file or folder inside the import root, from a file here that is sent to the service, or, with
+    --source, from the platform that it runs on.
 
-    Example: synvirt import web.ova --name web --wait
+    Examples: synvirt import web.ova --name web --wait; synvirt import web --source lab --mode warm
     """
     if mode.lower() not in ("warm", "cold"):
         raise typer.BadParameter(f"{mode} is neither warm nor cold", param_hint="--mode")
+    if cutover not in ("auto", "manual"):
+        raise typer.BadParameter(f"{cutover} is neither auto nor manual", param_hint="--cutover")
     if kind is not None and kind not in KINDS:
         raise typer.BadParameter(f"{kind} is none of {', '.join(KINDS)}", param_hint="--kind")
     if disk_bus is not None and disk_bus not in BUSES:
         raise typer.BadParameter(f"{disk_bus} is none of {', '.join(BUSES)}", param_hint="--disk-bus")
     target = {"name": name, "cpu_count": cpus, "disk_bus": disk_bus, "start": not no_start, "memory_bytes": _memory(memory)}
     with options.connect() as client:
-        reference, inspection = _placed(options, client, path, upload=upload)
+        if source is not None:
+            chosen, reference = live_vm(client, source, str(path))
+        else:
+            reference, inspection = _placed(options, client, path, upload=upload)
+            chosen = {"Offline": kind or _kind(client, inspection)}
         answer = client.ask(
             "POST",
             "/migrations",
             json={
                 "plan": {
-                    "source": {"Offline": kind or _kind(client, inspection)},
+                    "source": chosen,
                     "source_ref": reference,
                     "mode": mode.capitalize(),
                     "name": name,
                     "target": {key: value for key, value in target.items() if value is not None},
                     "skip_disks": skip_disk or [],
                     "waive_concerns": waive or [],
+                    "warm": {"cutover": cutover},
                 }
             },
         )
@@ -111,7 +127,7 @@ def print_inspection(answer: str, *, as_json: bool) -> None:
         print(answer)
     else:
         found = Inspection.model_validate_json(answer)
-        _describe(str(found.offline_kind), found.manifest)
+        describe(str(found.offline_kind), found.manifest)
 
 
 # ── where the VM is ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,29 +197,3 @@ def _field(answer: str, name: str) -> str:
     import json
 
     return str(json.loads(answer)[name])
-
-
-# ── what it is, for people ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _describe(kind: str, manifest: Any) -> None:
-    from synvirt.cli.watching import sized
-
-    rows = [
-        ("kind", kind),
-        ("name", manifest.name),
-        ("guest", f"{manifest.guest_os.name or manifest.guest_os.id or '-'} ({manifest.guest_os.family})"),
-        ("firmware", manifest.firmware + (", secure boot" if manifest.secure_boot else "") + (", TPM" if manifest.tpm else "")),
-        ("hardware", f"{manifest.cpu_count} CPUs, {sized(manifest.memory_bytes)} of memory"),
-        *(
-            ("disk", f"{disk.key} {disk.label}: {sized(disk.capacity_bytes)}, {disk.format}, {disk.bus}")
-            for disk in manifest.disks
-        ),
-        *(("network", f"{nic.key} {nic.mac or '-'} in {nic.network or '-'}") for nic in manifest.nics),
-        *(
-            (concern.category.lower(), f"{concern.id}: {concern.label}. {concern.assessment} {concern.remedy}")
-            for concern in manifest.concerns
-        ),
-    ]
-    for name, value in rows:
-        print(f"{name:12} {shown(value)}")

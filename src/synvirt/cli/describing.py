@@ -1,0 +1,28 @@
+"""A VmManifest as lines for people."""
+
+from typing import Any
+
+from synvirt.cli.program import shown
+
+
+def describe(kind: str, manifest: Any) -> None:
+    from synvirt.cli.watching import sized
+
+    rows = [
+        ("kind", kind),
+        ("name", manifest.name),
+        ("guest", f"{manifest.guest_os.name or manifest.guest_os.id or '-'} ({manifest.guest_os.family})"),
+        ("firmware", manifest.firmware + (", secure boot" if manifest.secure_boot else "") + (", TPM" if manifest.tpm else "")),
+        ("hardware", f"{manifest.cpu_count} CPUs, {sized(manifest.memory_bytes)} of memory"),
+        *(
+            ("disk", f"{disk.key} {disk.label}: {sized(disk.capacity_bytes)}, {disk.format}, {disk.bus}")
+            for disk in manifest.disks
+        ),
+        *(("network", f"{nic.key} {nic.mac or '-'} in {nic.network or '-'}") for nic in manifest.nics),
+        *(
+            (concern.category.lower(), f"{concern.id}: {concern.label}. {concern.assessment} {concern.remedy}")
+            for concern in manifest.concerns
+        ),
+    ]
+    for name, value in rows:
+        print(f"{name:12} {shown(value)}")

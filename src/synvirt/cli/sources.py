@@ -1,0 +1,350 @@
+"""synvirt sources add|list|show|change|test|vms|inspect|remove, and synvirt keyring rotate"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from synvirt.cli.listing import at, print_table
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import FAILED, shown
+
+app = typer.Typer(no_args_is_help=True, help="The platforms that VMs are moved from.")
+keyring = typer.Typer(no_args_is_help=True, help="The key that seals the credentials of sources.")
+
+SourceId = Annotated[str, typer.Argument(metavar="SOURCE", help="The source's name, its id, or the id's beginning")]
+# Spelled out: the enumeration's module is too slow to load for `--help`. A test holds the two together.
+KINDS = ("vim_api", "wmi_api", "pve_api", "libvirt_remote", "xen_api", "prism_api")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What you call it")]
+Endpoint = Annotated[str, typer.Argument(metavar="URL", help="https://vcenter.example, or qemu+ssh://root@host/system")]
+Kind = Annotated[str | None, typer.Option(metavar="KIND", help=f"{', '.join(KINDS)}; qemu… URLs are libvirt_remote")]
+User = Annotated[str | None, typer.Option("--source-user", help="The user on the platform; its password is asked for")]
+Secret = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FIELD", help="Another secret to be asked for, as token_secret; a line of the standard input each"),
+]
+Credential = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FIELD=VALUE", help="Another field of the credentials, that is no secret; FIELD=@FILE: a file's text"),
+]
+Option = Annotated[list[str] | None, typer.Option(metavar="FIELD=VALUE", help="An option of the platform: docs/platforms")]
+Fingerprint = Annotated[str | None, typer.Option(metavar="SHA256", help="Pin the certificate that the platform must show")]
+AnyCertificate = Annotated[bool, typer.Option("--any-certificate", help="Take any certificate: whoever is in between, too")]
+
+
+@app.command()
+@with_options
+def add(
+    options: Options,
+    name: Name,
+    endpoint: Endpoint,
+    *,
+    kind: Kind = None,
+    source_user: User = None,
+    secret: Secret = None,
+    credential: Credential = None,
+    option: Option = None,
+    fingerprint: Fingerprint = None,
+    any_certificate: AnyCertificate = False,
+) -> None:
+    """Register a platform. A password is asked for on a terminal, else it is the first line of the standard input.
+
+    Example: synvirt sources add lab https://vcenter.example --kind vim_api --source-user administrator@vsphere.local
+    """
+    import json
+
+    if kind is None and endpoint.startswith("qemu"):
+        kind = "libvirt_remote"
+    if kind not in KINDS:
+        raise typer.BadParameter(f"is one of {', '.join(KINDS)}", param_hint="--kind")
+    body = {
+        "name": name,
+        "kind": kind,
+        "endpoint": endpoint,
+        "credentials": _credentials(source_user, secret or [], credential or []),
+        "options": _platform_options(option or [], fingerprint, any_certificate=any_certificate),
+    }
+    with options.connect() as client:
+        answer = client.ask("POST", "/sources", json=body)
+    if options.json:
+        print(answer)
+        return
+    print(f"Source {shown(name)} is registered as {json.loads(answer)['id']}. Try it: synvirt sources test '{shown(name)}'")
+
+
+@app.command("list")
+@with_options
+def list_(
+    options: Options,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+) -> None:
+    """List the sources, newest first."""
+    import json
+
+    with options.connect() as client:
+        answer = client.ask("GET", "/sources", params={"limit": limit} | ({"cursor": cursor} if cursor else {}))
+    if options.json:
+        print(answer)
+        return
+    page = json.loads(answer)
+    if not page["items"]:
+        print("There are no sources")
+        return
+    rows = [(one["id"], shown(one["name"]), one["kind"], shown(one["endpoint"]), _tested(one)) for one in page["items"]]
+    print_table(("ID", "NAME", "KIND", "ENDPOINT", "TESTED"), rows)
+    if page["next_cursor"]:
+        print(f"There are more: --cursor {page['next_cursor']}")
+
+
+@app.command()
+@with_options
+def show(options: Options, source: SourceId) -> None:
+    """Show one source. Its credentials are shown to nobody."""
+    import json
+
+    with options.connect() as client:
+        answer = client.ask("GET", f"/sources/{source_id(client, source)}")
+    if options.json:
+        print(answer)
+        return
+    found = json.loads(answer)
+    for name in ("id", "name", "kind", "endpoint", "created_at"):
+        print(f"{name:11} {shown(str(found[name]))}")
+    for name, value in found["options"].items():
+        print(f"{'option':11} {shown(name)} = {shown(str(value))}")
+    print(f"{'tested':11} {_tested(found)}")
+
+
+@app.command()
+@with_options
+def change(
+    options: Options,
+    source: SourceId,
+    *,
+    name: Annotated[str | None, typer.Option(help="A new name")] = None,
+    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Another address; needs the credentials anew")] = None,
+    source_user: User = None,
+    secret: Secret = None,
+    credential: Credential = None,
+    option: Option = None,
+    fingerprint: Fingerprint = None,
+    any_certificate: AnyCertificate = False,
+) -> None:
+    """Change a source: rename it, pin its certificate, give it new credentials. Options replace all those it had."""
+    body: dict[str, Any] = {key: value for key, value in (("name", name), ("endpoint", endpoint)) if value is not None}
+    if credentials := _credentials(source_user, secret or [], credential or []):
+        body["credentials"] = credentials
+    if platform := _platform_options(option or [], fingerprint, any_certificate=any_certificate):
+        body["options"] = platform
+    with options.connect() as client:
+        answer = client.ask("PATCH", f"/sources/{source_id(client, source)}", json=body)
+    print(answer if options.json else f"Source {shown(source)} is changed")
+
+
+@app.command()
+@with_options
+def test(
+    options: Options,
+    source: SourceId,
+    *,
+    deep: Annotated[bool, typer.Option("--deep", help="Also take a snapshot, read 1 MiB of it, and remove it")] = False,
+    vm: Annotated[str | None, typer.Option(help="The id of the VM to do that on; else any that runs")] = None,
+) -> None:
+    """Try a source: address, port, certificate, login, privileges. Exits 1 when something is wrong."""
+    import json
+
+    asked: dict[str, Any] = {"deep": deep} | ({"vm_id": vm} if vm else {})
+    with options.connect() as client:
+        answer = client.ask("POST", f"/sources/{source_id(client, source)}/test", params=asked)
+    found = json.loads(answer)
+    if options.json:
+        print(answer)
+    else:
+        for check in found["checks"]:
+            print(shown(f"{'ok' if check['ok'] else 'FAILED':7} {check['name']:12} {check['detail']}"))
+            if check["hint"] and not check["ok"]:
+                print(shown(f"{'':7} {'':12} {check['hint']}"))
+        print("The source serves." if found["ok"] else "The source does not serve yet.")
+    if not found["ok"]:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+@with_options
+def vms(
+    options: Options,
+    source: SourceId,
+    *,
+    search: Annotated[str, typer.Option(help="Part of a name or an id")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=5000, help="At most this many")] = 5000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+) -> None:
+    """List the VMs on a source, by name."""
+    import json
+
+    from synvirt.cli.watching import sized
+
+    asked: dict[str, Any] = {"limit": limit, "search": search} | ({"cursor": cursor} if cursor else {})
+    with options.connect() as client:
+        answer = client.ask("GET", f"/sources/{source_id(client, source)}/vms", params=asked)
+    if options.json:
+        print(answer)
+        return
+    page = json.loads(answer)
+    if not page["items"]:
+        print("There are no VMs")
+        return
+    rows = [
+        (
+            shown(vm["vm_id"]),
+            shown(vm["name"]),
+            shown(vm["power_state"]),
+            str(vm["cpu_count"] or ""),
+            sized(vm["memory_bytes"]) if vm["memory_bytes"] else "",
+            sized(vm["capacity_bytes"]) if vm["capacity_bytes"] else "",
+            shown(vm["guest_os"]),
+        )
+        for vm in page["items"]
+    ]
+    print_table(("ID", "NAME", "POWER", "CPUS", "MEMORY", "DISKS", "GUEST"), rows)
+    if page["next_cursor"]:
+        print(f"There are more: --cursor {page['next_cursor']}")
+
+
+@app.command()
+@with_options
+def inspect(options: Options, source: SourceId, vm: Annotated[str, typer.Argument(metavar="VM", help="Its id")]) -> None:
+    """Say who a VM on a source is, whether it can be moved warm, and what may go wrong."""
+    from synvirt.cli.describing import describe
+    from synvirt.model import VmManifest
+
+    with options.connect() as client:
+        answer = client.ask("GET", f"/sources/{source_id(client, source)}/vms/{_segment(vm)}")
+    if options.json:
+        print(answer)
+        return
+    manifest = VmManifest.model_validate_json(answer)
+    describe(f"VM {vm}", manifest)
+    why_not = manifest.cbt_reason or "its changes are not tracked"
+    print(f"{'warm':12} {'yes' if manifest.cbt_available else f'no: {shown(why_not)}'}")
+
+
+@app.command()
+@with_options
+def remove(options: Options, source: SourceId) -> None:
+    """Remove a source and its credentials. Refused while a job reads from it."""
+    with options.connect() as client:
+        id_ = source_id(client, source)
+        client.ask("DELETE", f"/sources/{id_}")
+    if not options.json:
+        print(f"Source {shown(source)} is removed")
+
+
+@keyring.command()
+@with_options
+def rotate(options: Options) -> None:
+    """Make a new key, and seal the credentials of all sources with it."""
+    import json
+
+    with options.connect() as client:
+        answer = client.ask("POST", "/keyring/rotate")
+    print(
+        answer
+        if options.json
+        else f"The key is new; the credentials of {json.loads(answer)['resealed']} sources are sealed with it"
+    )
+
+
+# ── what others ask ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def source_id(client: Any, source: str) -> str:
+    """The id of the one source that is called so, or whose id begins so. An id in full is not looked up."""
+    import json
+    from uuid import UUID
+
+    from synvirt.errors import BadRequest, NotFound
+
+    try:
+        return str(UUID(source))
+    except ValueError:
+        pass
+    items = json.loads(client.ask("GET", "/sources"))["items"]
+    ids = [one["id"] for one in items if one["name"] == source] or [
+        one["id"] for one in items if one["id"].startswith(source.lower())
+    ]
+    if not ids:
+        raise NotFound(f"there is no source {source}", hint="synvirt sources list shows them")
+    if len(ids) > 1:
+        raise BadRequest(f"{len(ids)} sources' ids begin with {source}", hint="give more of the id, or the name")
+    return str(ids[0])
+
+
+def live_vm(client: Any, source: str, vm: str) -> tuple[dict[str, str], dict[str, str]]:
+    """A plan's `source` and `source_ref` for the one VM of the source that has this id or name."""
+    import json
+
+    from synvirt.errors import BadRequest, VmNotFound
+
+    id_ = source_id(client, source)
+    kind = json.loads(client.ask("GET", f"/sources/{id_}"))["kind"]
+    items = json.loads(client.ask("GET", f"/sources/{id_}/vms", params={"search": vm}))["items"]
+    ids = [one["vm_id"] for one in items if one["vm_id"] == vm] or [one["vm_id"] for one in items if one["name"] == vm]
+    if not ids:
+        raise VmNotFound(f"source {source} has no VM {vm}", hint="synvirt sources vms lists them")
+    if len(ids) > 1:
+        raise BadRequest(f"{len(ids)} VMs of {source} are called {vm}: {', '.join(ids[:5])}", hint="give the id")
+    return {"Live": kind}, {"kind": "live_vm", "source_id": id_, "vm_id": str(ids[0])}
+
+
+def _segment(text: str) -> str:
+    from urllib.parse import quote
+
+    return quote(text, safe="")
+
+
+def _tested(source: dict[str, Any]) -> str:
+    last = source["last_test"]
+    return "never" if last is None else f"{at(last['at'])} {'ok' if last['ok'] else 'FAILED'}"
+
+
+def _credentials(user: str | None, secrets: list[str], others: list[str]) -> dict[str, str]:
+    given = {"user": user} if user else {}
+    for field, value in map(_pair, others):
+        given[field] = _text(Path(value[1:])) if value.startswith("@") else value
+    asked = dict.fromkeys([*(["password"] if user and not secrets and "password" not in given else []), *secrets])
+    return given | {field: _asked(field) for field in asked}
+
+
+def _asked(field: str) -> str:
+    if sys.stdin.isatty():
+        return str(typer.prompt(field.replace("_", " ").capitalize(), hide_input=True, err=True))
+    return sys.stdin.readline().rstrip("\n")
+
+
+def _text(path: Path) -> str:
+    from synvirt.errors import BadRequest
+
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path} cannot be read as text: {error}") from error
+
+
+def _platform_options(pairs: list[str], fingerprint: str | None, *, any_certificate: bool) -> dict[str, Any]:
+    given: dict[str, Any] = dict(map(_pair, pairs))
+    if fingerprint is not None:
+        given["fingerprint_sha256"] = fingerprint
+    if any_certificate:
+        given["verify_tls"] = False
+    return given
+
+
+def _pair(text: str) -> tuple[str, str]:
+    field, equals, value = text.partition("=")
+    if not equals or not field:
+        raise typer.BadParameter(f"{text!r} is not FIELD=VALUE")
+    return field, value
