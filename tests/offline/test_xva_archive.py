@@ -1,5 +1,6 @@
 """XVA archives as XenServer and XCP-ng export them."""
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from synvirt.model import GIB, VmManifest
 from synvirt.offline import ova_xml
 from synvirt.offline.registry import detect
 from tests.disks import xva_archives
-from tests.offline import appliances, ova_xml_text
+from tests.offline import appliances, ova_xml_text, test_partitions
 from tests.offline.ova_xml_text import Value
 
 MIB = 1 << 20
@@ -125,8 +126,6 @@ def test_damage_is_named(text: bytes, says: str) -> None:
 
 
 def test_an_archive_packed_anew_with_ova_xml_behind_a_disk(tmp_path: Path) -> None:
-    import tarfile
-
     path = tmp_path / "a.xva"
     with tarfile.open(path, "w") as tar:
         for name, data in xva_archives.pieces("Ref:4", b"x" * MIB):
@@ -147,3 +146,48 @@ def test_an_ova_is_no_xva_and_the_other_way_round(tmp_path: Path) -> None:
     ova = appliances.archive(tmp_path / "a.xva", {"a.ovf": appliances.description("cdrom_only")})
     assert detect(xva, tmp_path).kind == "xva_archive"
     assert detect(ova, tmp_path).kind == "ova_archive"
+
+
+# ── what the disks tell ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+UNKNOWN: dict[str, Value] = {"other_config": {}, "platform": {}}
+
+
+@pytest.mark.parametrize(
+    ("types", "family"),
+    [((test_partitions.ESP, test_partitions.RESERVED, test_partitions.BASIC), "windows"), ((test_partitions.LINUX,), "linux")],
+)
+def test_a_guest_that_xapi_does_not_name_is_told_by_its_partitions(types: tuple[str, ...], family: str, tmp_path: Path) -> None:
+    raw = test_partitions.disk(tmp_path / "disk", "gpt", *types).read_bytes()
+    disks = {"Ref:4": raw, "Ref:5": bytes(2 * MIB)}
+    text = ova_xml_text.whole({key: len(disk) for key, disk in disks.items()}, **UNKNOWN)
+    path = xva_archives.archive(tmp_path / "a.xva", text, disks)
+    vm = detect(path, tmp_path).inspect(path, tmp_path)
+    assert vm.guest_os.family == family
+    assert "guest-unknown" not in concern_ids(vm)
+
+
+def test_bitlocker_in_an_xva(tmp_path: Path) -> None:
+    file = test_partitions.disk(tmp_path / "disk", "gpt", test_partitions.ESP, test_partitions.BASIC)
+    with file.open("r+b") as disk:
+        disk.seek(9 * MIB)
+        disk.write(b"\xeb\x58\x90-FVE-FS-")
+    raw = file.read_bytes()
+    disks = {"Ref:4": raw, "Ref:5": bytes(2 * MIB)}
+    path = xva_archives.archive(tmp_path / "a.xva", ova_xml_text.whole({key: len(disks[key]) for key in disks}), disks)
+    assert "disk-bitlocker:Ref:4" in concern_ids(detect(path, tmp_path).inspect(path, tmp_path))
+
+
+def test_a_disk_behind_gigabytes_of_others_is_not_looked_for(tmp_path: Path) -> None:
+    """Each piece is a header to walk over: a look at the last disk of a large archive would take minutes."""
+    disks = {"Ref:4": appliances.raw_disk(2 * MIB), "Ref:5": appliances.raw_disk(2 * MIB)}
+    path = tmp_path / "a.xva"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        xva_archives._add(archive, "ova.xml", ova_xml_text.whole({key: len(disks[key]) for key in disks}, **UNKNOWN))
+        for number in range(1500):
+            xva_archives._add(archive, f"Ref:4/{number:08d}", b"x" if number == 0 else b"")
+        for name, data in xva_archives.pieces("Ref:5", disks["Ref:5"]):
+            xva_archives._add(archive, name, data)
+    vm = detect(path, tmp_path).inspect(path, tmp_path)
+    assert [disk.capacity_bytes for disk in vm.disks] == [2 * MIB, 2 * MIB]

@@ -4,6 +4,9 @@
 """
 
 from synvirt.model import Concern, GuestOs
+from synvirt.offline.partitions import Layout
+
+UNKNOWN_GUEST = "guest-unknown"
 
 
 def of_machine(*, uefi: bool, secure_boot: bool, tpm: bool, guest: GuestOs, snapshots: int = 0) -> list[Concern]:
@@ -15,6 +18,12 @@ def of_machine(*, uefi: bool, secure_boot: bool, tpm: bool, guest: GuestOs, snap
     if snapshots:
         found.append(snapshots_present(snapshots))
     return found
+
+
+def of_layout(key: str, layout: Layout) -> list[Concern]:
+    """What follows from the partition table of the disk `key`."""
+    known = ((layout.dynamic, dynamic_disk), (layout.bitlocker, bitlocker), (layout.luks, luks))
+    return [constructor(key) for applies, constructor in known if applies]
 
 
 def no_disks() -> Concern:
@@ -99,7 +108,7 @@ def tpm_state() -> Concern:
 
 def unknown_guest(name: str) -> Concern:
     return Concern(
-        id="guest-unknown",
+        id=UNKNOWN_GUEST,
         category="Information",
         label="Unknown guest system",
         assessment=f"What runs in the VM is not known ({name or 'the source does not say'}); no drivers are put into it.",

@@ -24,7 +24,6 @@ _CAPACITY_SLACK_BYTES = 1 << 20
 _HEAD_BYTES = 64 << 10
 # A folder of an appliance in chunks has thousands of files; one of millions is something else.
 _ENTRIES_MAX = 100_000
-_LAYOUT_CONCERNS = (("dynamic", concerns.dynamic_disk), ("bitlocker", concerns.bitlocker), ("luks", concerns.luks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +215,7 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
         size, layout = reader.size, partitions.look(reader)
     finally:
         reader.close()
-    found = [constructor(disk.key) for flag, constructor in _LAYOUT_CONCERNS if getattr(layout, flag)]
+    found = concerns.of_layout(disk.key, layout)
     if disk.capacity_bytes and abs(size - disk.capacity_bytes) > _CAPACITY_SLACK_BYTES:
         found.append(concerns.capacity_differs(disk.key, disk.capacity_bytes, size))
     return Measured(disk.model_copy(update={"format": spec.format, "capacity_bytes": size}), layout, tuple(found))

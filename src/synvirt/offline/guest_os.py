@@ -46,6 +46,11 @@ def family(cim_id: str, *names: str) -> Family:
     return "linux" if number in _CIM_LINUX else "other"
 
 
+def names_another(guest: GuestOs) -> bool:
+    """Does the guest's name say that it is neither Windows nor Linux, rather than nothing that is known?"""
+    return bool(_OTHER.search(guest.name) or _OTHER.search(guest.id))
+
+
 def _family_of_name(name: str) -> Family | None:
     if _WINDOWS.search(name):
         return "windows"

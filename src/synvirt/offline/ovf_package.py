@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from synvirt.disks.specs import ChecksumSpec, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, UnsupportedFormat
 from synvirt.model import Concern, Disk, VmManifest
-from synvirt.offline import OpenedDisk, concerns, files, manifest_file, ovf
+from synvirt.offline import OpenedDisk, concerns, files, manifest_file, ovf, told_by_disks
 from synvirt.offline.files import FileRange, Measured
 from synvirt.offline.manifest_file import MANIFEST_MAX_BYTES, Digest
 from synvirt.offline.ovf_content import Content, content_of
@@ -55,8 +55,7 @@ def inspect(package: Package, name: str) -> VmManifest:
     opened = _Opened(package, name)
     manifest = opened.description.manifest
     measured = [opened.measured(disk) for disk in manifest.disks]
-    found = [*manifest.concerns, *(concern for each in measured for concern in each.concerns), *opened.integrity_concerns()]
-    return manifest.model_copy(update={"disks": tuple(each.disk for each in measured), "concerns": tuple(found)})
+    return told_by_disks.completed(manifest, measured, opened.integrity_concerns())
 
 
 def open_disk(package: Package, name: str, disk_key: str) -> OpenedDisk:

@@ -60,34 +60,52 @@ class Layout:
 UNKNOWN = Layout()
 
 
-def look(reader: DiskReader) -> Layout:
-    """Never raises: a disk that cannot be read fails where it is copied, with a better error."""
+def look(reader: DiskReader, *, within: int | None = None) -> Layout:
+    """Never raises: a disk that cannot be read fails where it is copied, with a better error.
+
+    `within`: only what lies in so many first bytes is looked at, where going further is dear.
+    """
     try:
-        return _look(reader)
+        return _look(_Beginning(reader, reader.size if within is None else min(within, reader.size)))
     except (SynvirtError, struct.error):
         return UNKNOWN
 
 
-def _look(reader: DiskReader) -> Layout:
-    mbr = _read(reader, 0, 512)
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """The first `size` bytes of a disk."""
+
+    reader: DiskReader
+    size: int
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Short at the end, empty beyond it."""
+        data = bytearray(max(0, min(length, self.size - offset)))
+        if data:
+            self.reader.read_into(offset, memoryview(data))
+        return bytes(data)
+
+
+def _look(disk: _Beginning) -> Layout:
+    mbr = disk.read(0, 512)
     if mbr[510:] != b"\x55\xaa":
         return UNKNOWN
     # Each partition: type, where it begins.
     table = [(kind, start * 512) for kind, start in struct.iter_unpack("<4xB3xI4x", mbr[446:510]) if kind]
     if any(kind == _GPT_PROTECTIVE for kind, _ in table):
-        return _described(reader, _gpt(reader), gpt=True)
-    return _described(reader, table, gpt=False)
+        return _described(disk, _gpt(disk), gpt=True)
+    return _described(disk, table, gpt=False)
 
 
-def _gpt(reader: DiskReader) -> list[tuple[UUID | int, int]]:
+def _gpt(disk: _Beginning) -> list[tuple[UUID | int, int]]:
     for sector in _SECTOR_SIZES:
-        header = _read(reader, sector, 92)
+        header = disk.read(sector, 92)
         if header[:8] != b"EFI PART":
             continue
         at, count, size = struct.unpack_from("<QII", header, 72)
         if size < 128 or size > 4096:
             return []
-        entries = _read(reader, at * sector, min(count, _ENTRIES_MAX) * size)
+        entries = disk.read(at * sector, min(count, _ENTRIES_MAX) * size)
         found: list[tuple[UUID | int, int]] = []
         for start in range(0, len(entries), size):
             kind = UUID(bytes_le=entries[start : start + 16])
@@ -98,10 +116,10 @@ def _gpt(reader: DiskReader) -> list[tuple[UUID | int, int]]:
     return []
 
 
-def _described(reader: DiskReader, table: Sequence[tuple[UUID | int, int]], *, gpt: bool) -> Layout:
+def _described(disk: _Beginning, table: Sequence[tuple[UUID | int, int]], *, gpt: bool) -> Layout:
     kinds = {kind for kind, _ in table}
     families = [_FAMILIES[kind] for kind, _ in table if kind in _FAMILIES]
-    begins = [_read(reader, start, 16) for _, start in sorted(table, key=lambda each: each[1]) if 0 < start <= reader.size - 16]
+    begins = [disk.read(start, 16) for _, start in sorted(table, key=lambda each: each[1]) if 0 < start <= disk.size - 16]
     # With both an EFI system partition and a BIOS boot partition the disk boots either way, and BIOS is the default.
     uefi = gpt and _EFI_SYSTEM in kinds and _BIOS_BOOT not in kinds
     return Layout(
@@ -111,11 +129,3 @@ def _described(reader: DiskReader, table: Sequence[tuple[UUID | int, int]], *, g
         bitlocker=any(begin[3:11] == b"-FVE-FS-" for begin in begins),
         luks=any(begin[:6] == b"LUKS\xba\xbe" for begin in begins),
     )
-
-
-def _read(reader: DiskReader, offset: int, length: int) -> bytes:
-    """Short at the disk's end, empty beyond it."""
-    data = bytearray(max(0, min(length, reader.size - offset)))
-    if data:
-        reader.read_into(offset, memoryview(data))
-    return bytes(data)

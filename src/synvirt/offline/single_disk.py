@@ -9,12 +9,11 @@ from pathlib import Path
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import NotFound
 from synvirt.model import GIB, Disk, GuestOs, VmManifest
-from synvirt.offline import OpenedDisk, concerns, files
+from synvirt.offline import OpenedDisk, concerns, files, told_by_disks
 
 DISK_KEY = "disk0"
 _DEFAULT_CPUS = 2
 _DEFAULT_MEMORY_BYTES = 2 * GIB
-_FAMILY_NAMES = {"windows": "Windows (by the partition table)", "linux": "Linux (by the partition table)"}
 
 
 def inspect(path: Path, root: Path, image_format: str) -> VmManifest:
@@ -42,7 +41,7 @@ def inspect(path: Path, root: Path, image_format: str) -> VmManifest:
         firmware="uefi" if uefi else "bios",
         cpu_count=_DEFAULT_CPUS,
         memory_bytes=_DEFAULT_MEMORY_BYTES,
-        guest_os=GuestOs(family=layout.family or "other", name=_FAMILY_NAMES.get(layout.family or "", "")),
+        guest_os=GuestOs() if layout.family in (None, "other") else told_by_disks.by_partitions(layout.family),
         cbt_reason="an offline import is a copy of files: nothing changes in them",
         disks=(measured.disk,),
         concerns=tuple(found),

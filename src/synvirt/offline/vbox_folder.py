@@ -10,7 +10,7 @@ from synvirt.disks.specs import ImageSpec, ReaderSpec
 from synvirt.disks.vdi import Kind, read_header
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.model import Disk, OfflineKind, VmManifest
-from synvirt.offline import OpenedDisk, files, virtualbox
+from synvirt.offline import OpenedDisk, files, told_by_disks, virtualbox
 from synvirt.offline.files import FileRange, Folder
 from synvirt.offline.virtualbox import Machine
 from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
@@ -32,9 +32,9 @@ class VboxFolder:
     def inspect(self, path: Path, root: Path) -> VmManifest:
         folder, machine = _read(path, root)
         measured = [files.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
-        disks = tuple(each.disk.model_copy(update={"source_path": _place(machine, each.disk)}) for each in measured)
-        found = (*machine.manifest.concerns, *(concern for each in measured for concern in each.concerns))
-        return machine.manifest.model_copy(update={"disks": disks, "concerns": found})
+        manifest = told_by_disks.completed(machine.manifest, measured)
+        disks = tuple(disk.model_copy(update={"source_path": _place(machine, disk)}) for disk in manifest.disks)
+        return manifest.model_copy(update={"disks": disks})
 
     def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
         folder, machine = _read(path, root)

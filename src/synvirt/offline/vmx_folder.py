@@ -7,7 +7,7 @@ from typing import ClassVar
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound
 from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
-from synvirt.offline import OpenedDisk, concerns, files, vmx
+from synvirt.offline import OpenedDisk, concerns, files, told_by_disks, vmx
 from synvirt.offline.files import Folder
 
 # .vmtx is a template; .vmxf, beside each .vmx, is something else.
@@ -25,16 +25,12 @@ class VmxFolder:
 
     def inspect(self, path: Path, root: Path) -> VmManifest:
         folder, name, machine = _read(path, root)
-        manifest = machine.manifest
-        measured = [files.measured(disk, partial(_spec, folder, machine)) for disk in manifest.disks]
-        found = [*manifest.concerns, *(concern for each in measured for concern in each.concerns)]
+        measured = [files.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
         taken = _snapshots(folder, name)
-        if taken:
-            found.append(concerns.snapshots_present(len(taken)))
+        found = [concerns.snapshots_present(len(taken))] if taken else []
         if _is_locked(folder):
             found.append(concerns.in_use())
-        disks = tuple(each.disk for each in measured)
-        return manifest.model_copy(update={"disks": disks, "snapshots": taken, "concerns": tuple(found)})
+        return told_by_disks.completed(machine.manifest.model_copy(update={"snapshots": taken}), measured, found)
 
     def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
         folder, _, machine = _read(path, root)

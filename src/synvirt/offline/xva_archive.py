@@ -5,18 +5,20 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from synvirt.disks import tar
+from synvirt.disks import open_reader, tar
 from synvirt.disks.raw import RawReader
 from synvirt.disks.specs import RawSpec, XvaSpec
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError
-from synvirt.model import OfflineKind, VmManifest
-from synvirt.offline import OpenedDisk, files, ova_xml
-from synvirt.offline.files import FileRange
+from synvirt.model import Disk, OfflineKind, VmManifest
+from synvirt.offline import OpenedDisk, concerns, files, ova_xml, partitions, told_by_disks
+from synvirt.offline.files import FileRange, Measured
 from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
 
 _DESCRIPTION = "ova.xml"
 # xapi writes it first; who packs an archive anew may put it elsewhere, but not behind many thousand pieces of disks.
 _MEMBERS_LOOKED_AT = 1000
+# Of a disk, to see its partitions: a thousand members more, and the start of a Windows or a Linux system partition.
+_LOOKED_AT_BYTES = 512 << 20
 
 
 class XvaArchive:
@@ -30,16 +32,39 @@ class XvaArchive:
         return path.suffix.lower() == ".xva"
 
     def inspect(self, path: Path, root: Path) -> VmManifest:
-        return ova_xml.parse(_description(path, root), f"{_DESCRIPTION} in {path.name}")
+        manifest = _parsed(path, root)
+        near = _folders(path, root)
+        return told_by_disks.completed(manifest, [_measured(disk, path, near) for disk in manifest.disks])
 
     def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
-        disk = next((disk for disk in self.inspect(path, root).disks if disk.key == disk_key), None)
+        disk = next((disk for disk in _parsed(path, root).disks if disk.key == disk_key), None)
         if disk is None:
             raise NotFound(f"{path.name} has no disk {disk_key!r}")
         # The digests lie in the archive, a piece each, and the reader checks them: there is no range to check here.
-        return OpenedDisk(
-            XvaSpec(over=RawSpec(path=str(path)), folder=disk.key, size_bytes=disk.capacity_bytes, name=path.name)
-        )
+        return OpenedDisk(_spec(disk, path))
+
+
+def _parsed(path: Path, root: Path) -> VmManifest:
+    return ova_xml.parse(_description(path, root), f"{_DESCRIPTION} in {path.name}")
+
+
+def _spec(disk: Disk, path: Path) -> XvaSpec:
+    return XvaSpec(over=RawSpec(path=str(path)), folder=disk.key, size_bytes=disk.capacity_bytes, name=path.name)
+
+
+def _folders(path: Path, root: Path) -> frozenset[str]:
+    """The disks that begin near the archive's own beginning: a disk is found by walking over all before it, piece by piece."""
+    with files.opened(files.whole_file(path, root), root) as archive:
+        return frozenset(member.name.partition("/")[0] for member in itertools.islice(tar.walk(archive), _MEMBERS_LOOKED_AT))
+
+
+def _measured(disk: Disk, path: Path, near: frozenset[str]) -> Measured:
+    """Its size is ova.xml's word; its partitions are looked at where that costs no walk over gigabytes."""
+    if disk.key not in near:
+        return Measured(disk)
+    with closing(open_reader(_spec(disk, path))) as reader:
+        layout = partitions.look(reader, within=_LOOKED_AT_BYTES)
+    return Measured(disk, layout, tuple(concerns.of_layout(disk.key, layout)))
 
 
 def _description(path: Path, root: Path) -> bytes:
