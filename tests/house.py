@@ -55,6 +55,7 @@ class House:
         self.uploads = Uploads(self.store.uploads, Settings(data_dir=folder))
         self.hypervisor = hypervisor or FakeHypervisor()
         self.preparer = preparer or FakePreparer()
+        self.preparer.folder = folder / "conversions"
         self.imports = folder / "imports"
         self.imports.mkdir(exist_ok=True)
         (folder / "volumes").mkdir(exist_ok=True)
@@ -116,7 +117,7 @@ class House:
 
     def leftovers(self, vm_id: str | None = None) -> list[str]:
         """What a job that ended badly should not have left anywhere."""
-        left = [str(path) for path in (self.folder / "volumes").rglob("*")]
+        left = [str(path) for folder in ("volumes", "conversions") for path in (self.folder / folder).rglob("*")]
         left += [f"domain {uuid}" for uuid in self.hypervisor.domains]
         if vm_id is not None:
             left += [f"snapshot {name}" for name in self.platform.vm(vm_id)["snapshots"]]

@@ -131,7 +131,12 @@ def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploa
         check_source=sources.check_plan,
         destination=_destination(settings),
         hypervisor=LibvirtHost(settings.hypervisor_uri, settings.data_dir, boot_check=settings.boot_check),
-        preparer=VirtV2vInPlace(settings.virtio_win_iso, kvm=lambda: accelerator(settings.data_dir / "libvirt").kind == "kvm"),
+        preparer=VirtV2vInPlace(
+            settings.data_dir / "conversions",
+            settings.virtio_win_iso,
+            settings.virt_tools_dir,
+            kvm=lambda: accelerator(settings.data_dir / "libvirt").kind == "kvm",
+        ),
         boot_timeout_s=settings.boot_timeout_s,
         copy_threads=settings.copy_threads,
     )

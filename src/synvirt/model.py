@@ -277,6 +277,8 @@ class MigrationPlan(Received):
     waive_concerns: tuple[str, ...] = ()
     warm: Warm = Warm()
     limits: Limits = Limits()
+    # virtio drivers put into the guest: `auto` into Windows, which cannot start without; `always` into Linux too.
+    conversion: Literal["auto", "always", "never"] = "auto"
 
     @model_validator(mode="after")
     def _source_fits_its_reference(self) -> Self:
@@ -356,6 +358,24 @@ class BootAttempt(Model):
     trouble: str | None = None
 
 
+MessageKind = Literal["message", "info", "warning", "error"]
+
+
+class ConversionMessage(Model):
+    at: Time
+    kind: MessageKind
+    text: str
+
+
+class Conversion(Model):
+    """What the tool that put drivers into the guest said, in its own words. Not finished: it runs, or it failed."""
+
+    tool: str
+    started_at: Time
+    finished_at: Time | None = None
+    messages: tuple[ConversionMessage, ...] = ()
+
+
 class StateVisit(Model):
     """When the job entered a state: its history is the list of these."""
 
@@ -378,6 +398,7 @@ class Migration(Model):
     manifest: VmManifest | None = None
     domain: Domain | None = None
     history: tuple[StateVisit, ...] = ()
+    conversion: Conversion | None = None
     boot_sign: str | None = None
     boot_attempts: tuple[BootAttempt, ...] = ()
     created_at: Time

@@ -58,6 +58,8 @@ class Settings(Received):
     # An upload that no job reads is removed after so long.
     upload_expires_days: Annotated[float, Field(gt=0, le=3650)] = 7
     virtio_win_iso: Path = Path("/usr/share/virtio-win/virtio-win.iso")
+    # Where rhsrvany.exe lies: virt-v2v puts it into a Windows guest to install the agent at the first start.
+    virt_tools_dir: Path = Path("/usr/share/virt-tools")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property

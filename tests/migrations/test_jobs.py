@@ -83,6 +83,25 @@ def test_a_windows_guest_is_prepared_before_it_starts(tmp_path: Path) -> None:
     assert states(job) == [State.QUEUED, State.COPYING_FULL, State.V2V_PROCESSING, State.STARTING, State.COMPLETED]
     assert house.volume(job).read_bytes().startswith(MARK)
     assert house.preparer.prepared == ["appliance"]
+    assert job.conversion is not None
+    assert job.conversion.finished_at is not None
+    assert [(one.kind, one.text) for one in job.conversion.messages] == [
+        ("message", "Opening the source"),
+        ("info", "This guest has virtio drivers installed."),
+    ]
+    assert not list((tmp_path / "conversions").iterdir())
+    house.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "conversion", "prepared"),
+    [("linux", "auto", False), ("linux", "always", True), ("windows", "auto", True), ("windows", "never", False)],
+)
+def test_the_plan_may_ask_for_a_conversion_or_forbid_it(tmp_path: Path, family: str, conversion: str, prepared: bool) -> None:
+    house = House(tmp_path, family=family)
+    job = run(house, offline_plan(imported(house), conversion=conversion))
+    assert job.state == State.COMPLETED
+    assert (State.V2V_PROCESSING in states(job)) == prepared == bool(house.preparer.prepared)
     house.close()
 
 
@@ -97,10 +116,12 @@ def test_a_missing_conversion_tool_is_found_before_anything_is_copied(tmp_path: 
 
 def test_a_failed_conversion_keeps_the_copy_and_leaves_no_domain(tmp_path: Path) -> None:
     house = House(tmp_path, family="windows", preparer=FakePreparer(fails=True))
-    job = run(house, offline_plan(imported(house)))
+    content = {DISK: some_disk()}
+    job = run(house, offline_plan(imported(house, content)))
     assert job.state == State.FAILED
     assert error_code(job) == "E_MIG_V2V_FAILED"
-    assert house.volume(job).exists()
+    assert house.volume(job).read_bytes() == content[DISK]
+    assert not list((tmp_path / "conversions").iterdir())
     assert house.hypervisor.domains == {}
     assert house.store.ledger(job.id) == []
     house.close()

@@ -1,17 +1,32 @@
 """Guest preparers: what must change inside a guest before it runs here. Blocking code."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from synvirt.model import VmManifest
+from synvirt.model import MessageKind, VmManifest
+
+# Told what the tool says, as it says it.
+Tell = Callable[[MessageKind, str], None]
 
 
 class GuestPreparer(Protocol):
-    """- `needed(manifest)`: does this guest need preparing (Windows does)?
+    """Prepares a guest in two halves, so that one that goes wrong never costs a new copy of the disks:
+
+        volumes ◀── read only ── convert ──▶ overlays, by the name of the job ── adopt ──▶ volumes
+
+    - `wants(manifest)`: does this guest need preparing by itself (Windows does)?
     - `check()`: V2vFailed with the cause, when the tool or the driver image is missing on this host.
-    - `prepare(manifest, devices, stop)`: injects the drivers into the volumes at `devices` (boot disk first); V2vFailed.
+    - `convert(name, ...)`: injects the drivers (boot disk first in `devices`); what changes is in overlays of that name, made
+      anew by each call. V2vFailed with the cause; Cancelled. The volumes are as they were.
+    - `adopt(name, devices)`: what the overlays hold goes into the volumes, durable on return. May run again after a crash in
+      the middle; nothing to do where there are none.
+    - `discard(name)`: no overlays of that name are left. Idempotent.
     """
 
-    def needed(self, manifest: VmManifest) -> bool: ...
+    tool: ClassVar[str]
+
+    def wants(self, manifest: VmManifest) -> bool: ...
     def check(self) -> None: ...
-    def prepare(self, manifest: VmManifest, devices: list[str], stop: Callable[[], bool]) -> None: ...
+    def convert(self, name: str, manifest: VmManifest, devices: list[str], tell: Tell, stop: Callable[[], bool]) -> None: ...
+    def adopt(self, name: str, devices: list[str]) -> None: ...
+    def discard(self, name: str) -> None: ...

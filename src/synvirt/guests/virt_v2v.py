@@ -1,75 +1,178 @@
 """Windows guests get their virtio drivers from virt-v2v-in-place, which knows every Windows there is.
 
-    manifest ─▶ a libvirt domain of the volumes ─▶ virt-v2v-in-place -i libvirtxml ─▶ the volumes, with drivers
+    overlays of the volumes ─▶ a libvirt domain ─▶ virt-v2v-in-place -i libvirtxml ─▶ the overlays, with drivers
 
-The tool runs the guest's disks in an appliance of its own (libguestfs); nothing of the guest runs on the host.
+The tool runs the guest's disks in an appliance of its own (libguestfs); nothing of the guest runs on the host. It ends well
+even where it found no driver, so what it says is read: virt-v2v(1), section «Machine readable output», has the form.
 """
 
+import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar, get_args
 from xml.etree import ElementTree as ET
 
 from synvirt.errors import V2vFailed
-from synvirt.model import VmManifest
+from synvirt.guests import Tell, overlays
+from synvirt.guests.driver_image import top_names
+from synvirt.model import MessageKind, VmManifest
 from synvirt.programs import ProgramFailed, find, run
 
 PROGRAM = "virt-v2v-in-place"
 # A conversion takes 2 to 5 minutes; one on a slow pool without KVM was seen to take 20.
 TIMEOUT_S = 3600
+# How an administrator tells libguestfs what it cannot find by itself: a kernel, a folder with room, more memory.
+ENVIRONMENT = (
+    "LIBGUESTFS_CACHEDIR",
+    "LIBGUESTFS_MEMSIZE",
+    "LIBGUESTFS_PATH",
+    "SUPERMIN_KERNEL",
+    "SUPERMIN_KERNEL_VERSION",
+    "SUPERMIN_MODULES",
+)
+# One of them starts the installer of the guest agent when Windows comes up.
+SERVICE_STARTERS = ("rhsrvany.exe", "pvvxsvc.exe")
+AGENT_FOLDER = "guest-agent"
+
+# What the tool says, and what it means to an operator. First match wins.
+_CAUSES = (
+    ("hibernat", "start Windows on the source, turn Fast Startup off (powercfg /h off), shut it down and start the job again"),
+    (
+        "could not read key",
+        "a volume is encrypted: suspend BitLocker (manage-bde -protectors -disable) on the source, then copy again",
+    ),
+    ("no virtio drivers available", "this virtio-win.iso has no driver for this Windows: use a newer or an older one"),
+    ("no operating system", 'no Windows was found on the disks: convert nothing ("conversion": "never") if that is so'),
+    ("not enough free space", "make room inside the guest and copy it again"),
+    ("rhsrvany", "put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says"),
+    ("read-only", "the file system was not shut down cleanly: start Windows on the source and shut it down"),
+)
+_WITHOUT_DRIVERS = "does not have virtio drivers installed"
 
 
 class VirtV2vInPlace:
-    """`iso` is the virtio driver image; the default is where Fedora's virtio-win package puts it (specification part 1)."""
+    """`iso` is the virtio driver image (or a folder with the same in it); the default is where Fedora's virtio-win package puts
+    it (specification part 1). `folder` holds the overlays; `virt_tools` the helper programs that go into the guest."""
 
-    def __init__(self, iso: Path = Path("/usr/share/virtio-win/virtio-win.iso"), *, kvm: Callable[[], bool]) -> None:
+    tool: ClassVar[str] = PROGRAM
+
+    def __init__(
+        self,
+        folder: Path,
+        iso: Path = Path("/usr/share/virtio-win/virtio-win.iso"),
+        virt_tools: Path = Path("/usr/share/virt-tools"),
+        *,
+        kvm: Callable[[], bool],
+    ) -> None:
+        self._folder = folder
         self._iso = iso
+        self._virt_tools = virt_tools
         self._kvm = kvm
 
-    def needed(self, manifest: VmManifest) -> bool:
+    def wants(self, manifest: VmManifest) -> bool:
         return manifest.guest_os.family == "windows"
 
     def check(self) -> None:
         if find(PROGRAM) is None:
-            raise V2vFailed(f"{PROGRAM} is not installed, and {self._what()}", hint="apt-get install virt-v2v")
+            raise V2vFailed(f"{PROGRAM} is not installed, and {_WHY}", hint="apt-get install virt-v2v")
         if not self._iso.exists():
             raise V2vFailed(
-                f"the virtio driver image {self._iso.name} is missing, and {self._what()}",
+                f"the virtio driver image {self._iso.name} is missing, and {_WHY}",
                 hint="put virtio-win.iso where the setting virtio_win_iso says",
             )
+        if AGENT_FOLDER in top_names(self._iso) and not any((self._virt_tools / name).exists() for name in SERVICE_STARTERS):
+            raise V2vFailed(
+                f"{self._iso.name} brings a guest agent, and what installs it is missing: {' or '.join(SERVICE_STARTERS)}",
+                hint="put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says",
+            )
 
-    def prepare(self, manifest: VmManifest, devices: list[str], stop: Callable[[], bool]) -> None:
+    def convert(self, name: str, manifest: VmManifest, devices: list[str], tell: Tell, stop: Callable[[], bool]) -> None:
         self.check()
-        env = {"VIRTIO_WIN": str(self._iso), "LIBGUESTFS_BACKEND": "direct"}
-        if not self._kvm():
-            env["LIBGUESTFS_BACKEND_SETTINGS"] = "force_tcg"
-        with tempfile.TemporaryDirectory(prefix="synvirt-v2v-") as folder:
-            domain = Path(folder, "guest.xml")
-            domain.write_bytes(_domain(manifest, devices))
+        laid = overlays.lay(self._folder / name, devices)
+        said = _Said(tell, hidden=(str(self._iso), str(self._folder / name)))
+        with tempfile.TemporaryDirectory(prefix="synvirt-v2v-") as work:
+            domain = Path(work, "guest.xml")
+            domain.write_bytes(_domain(manifest, laid))
+            argv = [PROGRAM, "--machine-readable=stream:stdout", "-i", "libvirtxml", str(domain)]
             try:
-                run([PROGRAM, "-i", "libvirtxml", str(domain)], timeout_s=TIMEOUT_S, env=env, stop=stop, missing=V2vFailed)
+                run(
+                    argv,
+                    timeout_s=TIMEOUT_S,
+                    env=self._environment(),
+                    stop=stop,
+                    tell=said.line,
+                    guarded=True,
+                    missing=V2vFailed,
+                )
             except ProgramFailed as error:
-                raise V2vFailed(f"{manifest.name}: {error.detail}", hint=_hint(error.stderr)) from error
+                raise _failed(manifest, said.last("error") or _last_line(error.stderr) or error.detail) from error
+        if said.heard(_WITHOUT_DRIVERS):
+            raise _failed(manifest, said.last("warning") or said.last("info") or "no driver was installed")
 
-    @staticmethod
-    def _what() -> str:
-        return "a Windows guest cannot start without virtio drivers"
+    def adopt(self, name: str, devices: list[str]) -> None:
+        overlays.take_over(self._folder / name, devices)
+
+    def discard(self, name: str) -> None:
+        overlays.remove(self._folder / name)
+
+    def _environment(self) -> dict[str, str]:
+        told = {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
+        if not self._kvm():
+            told["LIBGUESTFS_BACKEND_SETTINGS"] = "force_tcg"
+        return {
+            **told,
+            "LIBGUESTFS_BACKEND": "direct",
+            "VIRTIO_WIN": str(self._iso),
+            "VIRT_TOOLS_DATA_DIR": str(self._virt_tools),
+        }
 
 
-# What the tool says, and what it means to an operator. First match wins.
-_CAUSES = (
-    ("hibernated", "start Windows on the source, turn Fast Startup off (powercfg /h off), shut it down and try again"),
-    ("BitLocker", "suspend BitLocker on the source before the export"),
-    ("there are no virtio drivers available", "this virtio-win.iso has no driver for this Windows: use a newer or older one"),
-    ("read-only", "the file system was not shut down cleanly: start Windows on the source and shut it down"),
-)
+_WHY = "a Windows guest cannot start from virtio disks without drivers"
 
 
-def _hint(stderr: str) -> str | None:
-    return next((hint for words, hint in _CAUSES if words.lower() in stderr.lower()), None)
+class _Said:
+    """What the tool said, told on as it comes; paths of this host are left out."""
+
+    def __init__(self, tell: Tell, hidden: tuple[str, ...]) -> None:
+        self._tell = tell
+        self._hidden = hidden
+        self._messages: list[tuple[MessageKind, str]] = []
+
+    def line(self, line: str) -> None:
+        """A line of standard output: JSON, or words for a terminal, which say the same again."""
+        try:
+            record = json.loads(line)
+            kind, text = record["type"], str(record["message"])
+        except (ValueError, TypeError, KeyError):
+            return
+        if kind not in get_args(MessageKind):
+            return
+        for path in self._hidden:
+            text = text.replace(path, Path(path).name)
+        self._messages.append((kind, text))
+        self._tell(kind, text)
+
+    def last(self, kind: MessageKind) -> str | None:
+        return next((text for one, text in reversed(self._messages) if one == kind), None)
+
+    def heard(self, words: str) -> bool:
+        return any(words in text for _, text in self._messages)
 
 
-def _domain(manifest: VmManifest, devices: list[str]) -> bytes:
+def _failed(manifest: VmManifest, cause: str) -> V2vFailed:
+    hint = next((hint for words, hint in _CAUSES if words in cause.lower()), None)
+    return V2vFailed(f"{manifest.name} was not converted: {' '.join(cause.split())}", hint=hint)
+
+
+def _last_line(stderr: str) -> str | None:
+    """The tool prefixes its own words with its name; a library's may come without."""
+    lines = [line for line in stderr.splitlines() if line.startswith(f"{PROGRAM}: ")]
+    return lines[-1].removeprefix(f"{PROGRAM}: ") if lines else None
+
+
+def _domain(manifest: VmManifest, disks: list[Path]) -> bytes:
     """What the tool must know of the guest: its disks in order, its memory and its firmware."""
     domain = ET.Element("domain", type="kvm")
     ET.SubElement(domain, "name").text = manifest.name
@@ -77,10 +180,20 @@ def _domain(manifest: VmManifest, devices: list[str]) -> bytes:
     ET.SubElement(domain, "vcpu").text = str(manifest.cpu_count)
     os_element = ET.SubElement(domain, "os", firmware="efi") if manifest.firmware == "uefi" else ET.SubElement(domain, "os")
     ET.SubElement(os_element, "type", arch="x86_64").text = "hvm"
-    devices_element = ET.SubElement(domain, "devices")
-    for number, device in enumerate(devices):
-        disk = ET.SubElement(devices_element, "disk", type="file", device="disk")
-        ET.SubElement(disk, "driver", name="qemu", type="raw")
-        ET.SubElement(disk, "source", file=device)
-        ET.SubElement(disk, "target", dev=f"sd{chr(ord('a') + number % 26)}", bus="sata")
+    devices = ET.SubElement(domain, "devices")
+    for number, path in enumerate(disks):
+        disk = ET.SubElement(devices, "disk", type="file", device="disk")
+        ET.SubElement(disk, "driver", name="qemu", type="qcow2")
+        ET.SubElement(disk, "source", file=str(path))
+        ET.SubElement(disk, "target", dev=_device_name(number), bus="sata")
     return ET.tostring(domain)
+
+
+def _device_name(number: int) -> str:
+    """sda … sdz, sdaa, sdab …, as Linux counts."""
+    letters = ""
+    number += 1
+    while number:
+        number, letter = divmod(number - 1, 26)
+        letters = chr(ord("a") + letter) + letters
+    return f"sd{letters}"

@@ -91,6 +91,10 @@ async def _sweep_domain(job: Job, uuid: str) -> None:
     await job.in_thread(job.rooms.hypervisor.undefine, UUID(uuid))
 
 
+async def _sweep_conversion(job: Job, name: str) -> None:
+    await job.in_thread(job.rooms.preparer.discard, name)
+
+
 async def _sweep_snapshot(job: Job, name: str) -> None:
     await _at_source(job, lambda adapter, vm_id: adapter.cleanup(vm_id, name))
 
@@ -102,6 +106,7 @@ async def _sweep_source_power(job: Job, _name: str) -> None:
 SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
     "volume": _sweep_volume,
     "domain": _sweep_domain,
+    "conversion": _sweep_conversion,
     "snapshot": _sweep_snapshot,
     "source_power": _sweep_source_power,
 }

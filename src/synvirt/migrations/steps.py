@@ -4,6 +4,7 @@ Each takes the running job and answers the Facts by which `states.ROWS` chooses 
 ledger before it is made; what it must remember (a snapshot's change ids) is noted before it is used.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,7 @@ from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.migrations.job import Job
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.states import Facts
-from synvirt.model import Disk, DiskProgress, Mode, Pass, State, VmManifest, now
+from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, Pass, State, VmManifest, now
 from synvirt.offline import OfflineImporter
 
 Step = Callable[[Job], Awaitable[Facts]]
@@ -47,7 +48,7 @@ async def queued(job: Job) -> Facts:
     await job.change(**fields)
     draft = await job.in_thread(rooms.hypervisor.domain_xml, job.migration, [])
     await job.in_thread(rooms.hypervisor.check_free, draft.name, UUID(draft.uuid))
-    if rooms.preparer.needed(manifest):
+    if _converts(job, manifest):
         await job.in_thread(rooms.preparer.check)
     await _refuse_too_large(job, manifest)
     return Facts()
@@ -194,7 +195,7 @@ async def cutting_over(job: Job) -> Facts:
 def _facts(job: Job, *, converged: bool = False) -> Facts:
     return Facts(
         warm=job.migration.mode_effective is Mode.WARM,
-        prepare=job.rooms.preparer.needed(job.manifest),
+        prepare=_converts(job, job.manifest),
         converged=converged,
     )
 
@@ -342,9 +343,44 @@ async def _snapshot_disks(job: Job, adapter: LiveAdapter, snapshot: SnapshotRef,
 
 
 async def v2v_processing(job: Job) -> Facts:
+    """Converted beside the volumes, and taken over when that went well: a bad conversion never costs a new copy."""
+    preparer, name = job.rooms.preparer, str(job.id)
     devices = [job.rooms.destination.device(volume) for _, volume in _copied(job)]
-    await job.in_thread(job.rooms.preparer.prepare, job.manifest, devices, job.stop.is_set)
+    await job.record("conversion", name)
+    if job.migration.conversion is None or job.migration.conversion.finished_at is None:
+        await job.change(conversion=Conversion(tool=preparer.tool, started_at=now()))
+        loop = asyncio.get_running_loop()
+
+        def tell(kind: MessageKind, text: str) -> None:
+            """Called in the tool's thread, which waits: messages stay in order."""
+            asyncio.run_coroutine_threadsafe(_note_message(job, kind, text), loop).result()
+
+        await job.in_thread(preparer.convert, name, job.manifest, devices, tell, job.stop.is_set)
+        await _change_conversion(job, finished_at=now())
+    await job.in_thread(preparer.adopt, name, devices)
+    await job.in_thread(preparer.discard, name)
+    await job.strike("conversion", name)
     return _facts(job)
+
+
+# A tool that talks for ever must not make the job's record grow for ever; and nobody reads longer lines.
+MESSAGES_KEPT, MESSAGE_CHARS = 100, 1000
+
+
+async def _note_message(job: Job, kind: MessageKind, text: str) -> None:
+    messages = () if job.migration.conversion is None else job.migration.conversion.messages
+    message = ConversionMessage(at=now(), kind=kind, text=text[:MESSAGE_CHARS])
+    await _change_conversion(job, messages=(*messages, message)[-MESSAGES_KEPT:])
+
+
+async def _change_conversion(job: Job, **fields: object) -> None:
+    if job.migration.conversion is not None:
+        await job.change(conversion=job.migration.conversion.model_copy(update=fields))
+
+
+def _converts(job: Job, manifest: VmManifest) -> bool:
+    choice = job.migration.plan.conversion
+    return choice == "always" or (choice == "auto" and job.rooms.preparer.wants(manifest))
 
 
 async def starting(job: Job) -> Facts:
