@@ -1,0 +1,97 @@
+"""Files elsewhere, read where they lie: by HTTP ranges, from S3, from SMB shares. Never downloaded first.
+
+    Remote ── as data: which folder, how to get in       a field of specs, sealed with its job, opened again after a crash
+    RemoteReader ── a DiskReader of a file beneath it     pieces kept for a while, reading in order foreseen, retried
+        │ fetch(offset, length)
+    http.py · s3.py · smb.py ── one file a protocol       each knows what «the same file as before» means there
+        │ connect
+    Guard ── which hosts may be spoken to at all
+
+A file has a version: its ETag, its date, or the handle that keeps others from writing. All bytes come from one version; a file
+that changes while it is read is an error, never a mixture.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from synvirt.errors import SynvirtError
+from synvirt.remote.guard import Guard
+from synvirt.remote.urls import Url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """A folder elsewhere, beneath which files are read: `url` ends with a slash and has no secrets in it.
+
+    `query` (of a signed URL) goes with every request; `credentials` are those of `urls.CREDENTIALS` for the scheme. `ca_file`
+    is trusted beside the host's authorities; a `fingerprint_sha256` (hexadecimal, colons or none) is trusted instead of all.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    url: str
+    query: str = field(default="", repr=False)
+    credentials: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    verify_tls: bool = True
+    fingerprint_sha256: str | None = None
+    ca_file: str | None = None
+    region: str | None = None
+    endpoint: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+
+    @property
+    def guard(self) -> Guard:
+        return Guard(self.allowed_hosts)
+
+    def credential(self, name: str) -> str:
+        return dict(self.credentials).get(name, "")
+
+
+class Interrupted(Exception):
+    """One attempt failed in a way that another may not: `got` bytes came before, and `after_s` is how long the server asks us
+    to wait. Never leaves this package."""
+
+    def __init__(self, cause: str, *, got: int = 0, after_s: float | None = None) -> None:
+        super().__init__(cause)
+        self.cause, self.got, self.after_s = cause, got, after_s
+
+
+class RemoteFile(Protocol):
+    """An open file, at one version. `head` is what came with opening it: its first bytes, or none."""
+
+    @property
+    def shown(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def head(self) -> bytes: ...
+
+    def fetch(self, offset: int, into: memoryview) -> None:
+        """Fill `into`, in one attempt: Interrupted, or an error that no other attempt would mend. From any thread."""
+
+    def close(self) -> None: ...
+
+
+class Place(Protocol):
+    """A connection to where a Remote lies. `fetches_at_once`: as many as make it faster."""
+
+    fetches_at_once: int
+
+    def open(self, name: str) -> RemoteFile:
+        """The file `name` beneath the Remote, in one attempt. NotFound, AuthFailed, SourceUnreachable, Interrupted …"""
+
+    def names(self, folder: str) -> Iterable[str] | None:
+        """What lies in a folder beneath (`""`: in it); None where the place cannot tell."""
+
+    def close(self) -> None:
+        """Ends what is under way in other threads, too."""
+
+
+def unexpected(error: SynvirtError | Interrupted) -> str:
+    return error.cause if isinstance(error, Interrupted) else error.detail
+
+
+__all__ = ["Guard", "Interrupted", "Place", "Remote", "RemoteFile", "Url"]

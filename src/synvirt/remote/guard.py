@@ -1,0 +1,107 @@
+"""Which hosts the service speaks to because a caller asked it to. A caller's URL must not open doors that only this host has.
+
+A name is resolved once, each address is checked, and that very address is connected to: a name server that answers differently
+the second time changes nothing. Redirects come by here too.
+
+By default every address is allowed but those by which a host reaches itself and its cloud's metadata: loopback, link-local
+(169.254.0.0/16 with 169.254.169.254, fe80::/10), unspecified, multicast, and the two metadata addresses outside those.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from synvirt.errors import BadRequest, SourceUnreachable
+
+CONNECT_TIMEOUT_S: Final = 10.0
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# Alibaba's and AWS's metadata, which lie in networks that others use for hosts.
+_METADATA: Final = (ipaddress.ip_address("100.100.100.200"), ipaddress.ip_address("fd00:ec2::254"))
+# RFC 6052: an IPv4 address in these is reached through a translator.
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+# «This network» (RFC 1122 section 3.2.1.3): Linux takes 0.0.0.0 for itself.
+_THIS_NETWORK: Final = ipaddress.IPv4Network("0.0.0.0/8")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`allowed`: host names (`nas.example`, `*.example`), addresses and networks (`10.0.0.0/8`); none: all but the refused."""
+
+    allowed: tuple[str, ...] = ()
+
+    def addresses(self, host: str, port: int) -> list[str]:
+        """The host's addresses that may be spoken to. BadRequest where none may be, SourceUnreachable where it has none."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise SourceUnreachable(f"the host {host} is not known: {error}", hint="is its name right, and DNS?") from error
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        allowed = [address for address in addresses if self._allows(host, address)]
+        if not allowed:
+            raise BadRequest(
+                f"{host} ({', '.join(addresses[:4])}) is not among the hosts that may be read from",
+                hint="whoever runs the service can name it in the setting remote_allowed_hosts",
+            )
+        return allowed
+
+    def connect(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
+        """A connection to one of those addresses."""
+        return _connected(host, self.addresses(host, port), port, timeout_s)
+
+    def _allows(self, host: str, text: str) -> bool:
+        address = _meant(ipaddress.ip_address(text.partition("%")[0]))
+        if not self.allowed:
+            return not _is_own(address)
+        return any(_names(entry, host) or _holds(entry, address) for entry in self.allowed)
+
+
+def _connected(host: str, addresses: Sequence[str], port: int, timeout_s: float) -> socket.socket:
+    failure: OSError | None = None
+    for address in addresses:
+        try:
+            connection = socket.create_connection((address, port), timeout=timeout_s)
+        except OSError as error:
+            failure = error
+            continue
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+    raise SourceUnreachable(
+        f"{host}, port {port}, does not answer: {failure}", hint="does it run, and do firewalls let this host connect to it?"
+    ) from failure
+
+
+def _meant(address: Address) -> Address:
+    """The IPv4 address that an IPv6 one stands for; else itself."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        return address.ipv4_mapped or address.sixtofour or address
+    return address
+
+
+def _is_own(address: Address) -> bool:
+    return (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_unspecified
+        or address.is_multicast
+        or address in _METADATA
+        or (address.version == 4 and address in _THIS_NETWORK)
+    )
+
+
+def _names(entry: str, host: str) -> bool:
+    entry, host = entry.lower(), host.lower().rstrip(".")
+    return host.endswith(entry[1:]) if entry.startswith("*.") else host == entry
+
+
+def _holds(entry: str, address: Address) -> bool:
+    try:
+        return address in ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return False

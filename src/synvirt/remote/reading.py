@@ -1,0 +1,398 @@
+"""A DiskReader of a file elsewhere: few large requests instead of many small ones, several at once, tried again when they fail.
+
+What was fetched is kept as pieces, up to a bound for all files of a place together. Who reads in order, by however many threads
+and in whatever small steps, finds the next pieces fetched already: the window ahead doubles as long as the order holds, as the
+kernel's does for local files. Who jumps about, as the walk of an archive's headers does, costs 64 KiB a jump.
+"""
+
+import random
+import threading
+import time
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from synvirt.blocks import Extent
+from synvirt.errors import DiskReadFailed, SourceUnreachable, SynvirtError
+from synvirt.remote import Interrupted, Place, Remote, RemoteFile, urls
+from synvirt.sizes import MIB
+
+# Kept of all files of a place, and how far ahead of a reader is fetched. 4 copy threads of 4 MiB each fit in.
+KEPT_BYTES: Final = 64 * MIB
+AHEAD_MAX_BYTES: Final = 24 * MIB
+PIECE_MAX_BYTES: Final = 4 * MIB
+PIECE_MIN_BYTES: Final = 64 << 10
+# Places that a file is read in order from at once: the copy's, the checksum's, a table's or two.
+_STREAMS_MAX: Final = 8
+# Attempts in a row that brought no byte. With these pauses a server may be away for half a minute; a job's pass then waits
+# longer, and goes on from its watermark.
+PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+# A server that asks for more patience than this is not there, as far as one read goes.
+RETRY_AFTER_MAX_S: Final = 120.0
+
+T = TypeVar("T")
+
+
+def insisting(
+    attempt: Callable[[], T], where: str, *, pause: Callable[[float], object] = time.sleep, moved: Callable[[], int] = lambda: 0
+) -> T:
+    """The result of an attempt that is not Interrupted. SourceUnreachable after too many in a row that moved nothing."""
+    failures, before = 0, moved()
+    while True:
+        try:
+            return attempt()
+        except Interrupted as error:
+            failures = 1 if moved() > before else failures + 1
+            before = moved()
+            if failures > len(PAUSES_S) or (error.after_s or 0) > RETRY_AFTER_MAX_S:
+                raise SourceUnreachable(
+                    f"{where}: {error.cause}" + (f", {failures} times in a row" if failures > 1 else ""),
+                    hint="is the server overloaded, or the network in between unreliable? The job goes on from where it was.",
+                ) from error
+            # Spread: many readers that were cut off together shall not come back together.
+            pause(max(PAUSES_S[failures - 1] * random.uniform(0.5, 1), error.after_s or 0))  # noqa: S311 - no secret
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Bytes from `start` of a file, as they come."""
+
+    start: int
+    length: int
+    future: "Future[bytes | bytearray]"
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A place where somebody reads in order: the next read is expected at `at`; `window` bytes beyond are fetched."""
+
+    at: int
+    window: int = 0
+    fetched: int = 0
+
+
+class Kept:
+    """Pieces of all files of a place by age, so that their bytes together stay below a bound."""
+
+    def __init__(self, most: int = KEPT_BYTES) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._pieces: OrderedDict[int, tuple[_Pieces, _Piece]] = OrderedDict()
+
+    def add(self, owner: "_Pieces", piece: _Piece) -> list[tuple["_Pieces", _Piece]]:
+        """Those that must go for it. One that is still being fetched stays: somebody waits for it."""
+        with self._lock:
+            self._pieces[id(piece)] = owner, piece
+            self._bytes += piece.length
+            gone = []
+            for key, (its_owner, old) in list(self._pieces.items()):
+                if self._bytes <= self._most:
+                    break
+                if old is not piece and old.future.done():
+                    del self._pieces[key]
+                    self._bytes -= old.length
+                    gone.append((its_owner, old))
+            return gone
+
+    def used(self, piece: _Piece) -> None:
+        with self._lock:
+            if id(piece) in self._pieces:
+                self._pieces.move_to_end(id(piece))
+
+    def drop(self, piece: _Piece) -> None:
+        with self._lock:
+            if self._pieces.pop(id(piece), None) is not None:
+                self._bytes -= piece.length
+
+
+class _Pieces:
+    """One file's pieces: never overlapping, found by where they begin."""
+
+    def __init__(self, file: RemoteFile, kept: Kept, pool: ThreadPoolExecutor, closed: threading.Event) -> None:
+        self.file, self._kept, self._pool, self._closed = file, kept, pool, closed
+        self._lock = threading.Lock()
+        self._starts: list[int] = []
+        self._by_start: dict[int, _Piece] = {}
+        self._streams: list[_Stream] = []
+        self.requested_bytes = len(file.head)
+        if file.head:
+            ready: Future[bytes | bytearray] = Future()
+            ready.set_result(file.head)
+            self._insert(_Piece(0, len(file.head), ready))
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        at, end = offset, offset + len(buffer)
+        if at == end:
+            return
+        with self._lock:
+            wanted = self._scheduled(at, end)
+            self._look_ahead(at, end)
+        for piece in wanted:
+            try:
+                content = piece.future.result()
+            except BaseException:
+                self._forget(piece)  # so that who tries later asks anew
+                raise
+            self._kept.used(piece)
+            first, last = max(at, piece.start), min(end, piece.end)
+            buffer[first - offset : last - offset] = memoryview(content)[first - piece.start : last - piece.start]
+
+    # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _scheduled(self, start: int, end: int, *, at_least: int = PIECE_MIN_BYTES) -> list[_Piece]:
+        """The pieces that cover the range, those that were missing on their way."""
+        found, at = [], start
+        while at < end:
+            number = bisect_right(self._starts, at) - 1
+            piece = self._by_start[self._starts[number]] if number >= 0 else None
+            if piece is None or piece.end <= at:
+                following = self._starts[number + 1] if number + 1 < len(self._starts) else self.file.size
+                length = min(max(end - at, at_least), PIECE_MAX_BYTES, following - at, self.file.size - at)
+                piece = self._fetched(at, length)
+            found.append(piece)
+            at = piece.end
+        return found
+
+    def _fetched(self, start: int, length: int) -> _Piece:
+        self.requested_bytes += length
+        piece = _Piece(start, length, self._pool.submit(self._fetch, start, length))
+        self._insert(piece)
+        return piece
+
+    def _insert(self, piece: _Piece) -> None:
+        insort(self._starts, piece.start)
+        self._by_start[piece.start] = piece
+        for owner, old in self._kept.add(self, piece):
+            if owner is self:
+                self._remove(old)
+            else:
+                # Another file's: its own lock is not ours to take here. It finds the piece gone by its mark.
+                owner.let_go(old)
+
+    def _remove(self, piece: _Piece) -> None:
+        if self._by_start.get(piece.start) is piece:
+            del self._by_start[piece.start]
+            self._starts.pop(bisect_right(self._starts, piece.start) - 1)
+
+    def _look_ahead(self, start: int, end: int) -> None:
+        near = max(4 * (end - start), PIECE_MIN_BYTES)
+        stream = next((one for one in self._streams if abs(start - one.at) <= near), None)
+        if stream is None:
+            self._streams = [*self._streams[1 - _STREAMS_MAX :], _Stream(end, 0, end)]
+            return
+        stream.at, stream.fetched = max(stream.at, end), max(stream.fetched, end)
+        ahead = stream.fetched - stream.at
+        if ahead * 2 > stream.window or stream.fetched >= self.file.size:
+            return
+        stream.window = min(max(2 * stream.window, 2 * (end - start), PIECE_MIN_BYTES), AHEAD_MAX_BYTES)
+        until = min(stream.at + stream.window, self.file.size)
+        if until > stream.fetched:
+            self._scheduled(stream.fetched, until)
+            stream.fetched = until
+
+    # ── without it ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def let_go(self, piece: _Piece) -> None:
+        """From another file's thread, which holds that file's lock: try, rather than wait in a circle."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._remove(piece)
+            finally:
+                self._lock.release()
+        else:
+            self._pool.submit(self._forget, piece)
+
+    def _forget(self, piece: _Piece) -> None:
+        with self._lock:
+            self._remove(piece)
+        self._kept.drop(piece)
+
+    def _fetch(self, start: int, length: int) -> bytearray:
+        content = bytearray(length)
+        view, got = memoryview(content), 0
+
+        def attempt() -> None:
+            nonlocal got
+            if self._closed.is_set():
+                raise DiskReadFailed(f"{self.file.shown} was closed while it was read")
+            try:
+                self.file.fetch(start + got, view[got:])
+            except Interrupted as error:
+                got += error.got
+                raise
+
+        insisting(attempt, f"{self.file.shown}, offset {start + got}", pause=self._closed.wait, moved=lambda: got)
+        return content
+
+
+class RemoteReader:
+    """The bytes `offset … offset + length` of the file `name` beneath a Remote; `length` None means up to its end.
+
+    `version`: the file must be at it still (what `RemoteReader.version` was before). NotFound, AuthFailed, SourceUnreachable,
+    UnsupportedFormat (the server serves no ranges), DiskReadFailed (the file was changed).
+    """
+
+    max_readers = 64
+
+    def __init__(
+        self, remote: Remote, name: str, offset: int = 0, length: int | None = None, *, version: str | None = None
+    ) -> None:
+        self._remote = remote
+        self._live = _acquire(remote)
+        try:
+            self._pieces = self._live.pieces(name)
+            self._offset = offset
+            self.size = max(self._pieces.file.size - offset, 0) if length is None else length
+            self._check(version)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self, version: str | None) -> None:
+        file = self._pieces.file
+        if version is not None and version != file.version:
+            raise DiskReadFailed(
+                f"{file.shown} is not the file that it was: it was changed or replaced",
+                hint="let it be written to its end first, then submit again",
+            )
+        if self._offset + self.size > file.size:
+            raise DiskReadFailed(
+                f"{file.shown}: bytes {self._offset} to {self._offset + self.size} are wanted, but it ends at {file.size}",
+                hint="the file is cut off: copy it again from where it came",
+            )
+
+    @property
+    def version(self) -> str:
+        return self._pieces.file.version
+
+    def extents(self) -> Iterator[Extent]:
+        return iter([Extent(0, self.size)] if self.size else [])
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            shown = self._pieces.file.shown
+            raise DiskReadFailed(f"{shown}: {len(buffer)} bytes at offset {offset} are outside its {self.size}")
+        self._pieces.read_into(self._offset + offset, buffer)
+
+    def close(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None  # type: ignore[assignment]
+            _release(self._remote, live)
+
+
+# ── places that are connected to ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class _Live:
+    """A place, shared by all readers of the same Remote in this process: one login, one set of connections, one memory."""
+
+    place: Place
+    pool: ThreadPoolExecutor
+    users: int = 0
+    closed: threading.Event = field(default_factory=threading.Event)
+    kept: Kept = field(default_factory=Kept)
+    files: dict[str, _Pieces] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def pieces(self, name: str) -> _Pieces:
+        with self.lock:
+            if name not in self.files:
+                file = insisting(lambda: self.place.open(name), name, pause=self.closed.wait)
+                self.files[name] = _Pieces(file, self.kept, self.pool, self.closed)
+            return self.files[name]
+
+    def close(self) -> None:
+        self.closed.set()
+        self.place.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        for pieces in self.files.values():
+            pieces.file.close()
+
+
+_lives: dict[Remote, _Live] = {}
+_lives_lock = threading.Lock()
+
+
+def _acquire(remote: Remote) -> _Live:
+    with _lives_lock:
+        live = _lives.get(remote)
+        if live is None:
+            place = _connected(remote)
+            live = _lives[remote] = _Live(place, ThreadPoolExecutor(place.fetches_at_once, thread_name_prefix="remote"))
+        live.users += 1
+        return live
+
+
+def _release(remote: Remote, live: _Live) -> None:
+    with _lives_lock:
+        live.users -= 1
+        if live.users:
+            return
+        del _lives[remote]
+    live.close()
+
+
+@contextmanager
+def connected(remote: Remote) -> Iterator[None]:
+    """What is opened beneath the Remote stays open within: inspecting an archive opens it many times, and logs in once."""
+    live = _acquire(remote)
+    try:
+        yield
+    finally:
+        _release(remote, live)
+
+
+def names(remote: Remote, folder: str = "") -> list[str] | None:
+    """What lies in a folder beneath the Remote, sorted; None where its protocol knows no folders."""
+    live = _acquire(remote)
+    try:
+        found = insisting(lambda: live.place.names(folder), folder or remote.url, pause=live.closed.wait)
+        return None if found is None else sorted(found)
+    finally:
+        _release(remote, live)
+
+
+def size_of(remote: Remote, name: str) -> int:
+    """NotFound, where there is no such file."""
+    reader = RemoteReader(remote, name)
+    try:
+        return reader.size
+    finally:
+        reader.close()
+
+
+def _connected(remote: Remote) -> Place:
+    """The table of protocols. A module is imported when it is needed: SMB's is slow to load."""
+    match urls.parse(remote.url).scheme:
+        case "s3":
+            from synvirt.remote.s3 import S3Place
+
+            return S3Place(remote)
+        case "smb":
+            from synvirt.remote.smb import SmbPlace
+
+            return SmbPlace(remote)
+        case _:
+            from synvirt.remote.http import HttpPlace
+
+            return HttpPlace(remote)
+
+
+def requested_bytes(remote: Remote, name: str) -> int:
+    """How much was asked of the server for a file that is open, read-ahead included: what tests and benchmarks look at."""
+    with _lives_lock:
+        live = _lives[remote]
+    return live.files[name].requested_bytes
+
+
+__all__ = ["RemoteReader", "SynvirtError", "connected", "names", "requested_bytes", "size_of"]

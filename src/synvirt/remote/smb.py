@@ -1,0 +1,266 @@
+r"""Files of SMB shares (MS-SMB2, dialects 2.0.2 to 3.1.1), by the library smbprotocol: no mount, no root, no kernel module.
+
+    smb://DOMAIN;user@nas.example/share/folder/vm.vmx      the domain may also stand in the credentials
+
+A file is opened so that others may read it and nobody may write it: what is read is one version of it. Should the connection
+break, it is opened again, and must have the same size, date and identity as before.
+"""
+
+import contextlib
+import struct
+import threading
+import uuid
+from typing import Any, Final
+from urllib.parse import unquote
+
+import smbprotocol.exceptions as smb
+from smbprotocol import MAX_PAYLOAD_SIZE
+from smbprotocol.connection import Connection
+from smbprotocol.file_info import FileInformationClass
+from smbprotocol.open import (
+    CreateDisposition,
+    CreateOptions,
+    FileAttributes,
+    FilePipePrinterAccessMask,
+    ImpersonationLevel,
+    Open,
+    ShareAccess,
+    SMB2ReadResponse,
+)
+from smbprotocol.session import Session
+from smbprotocol.tree import TreeConnect
+
+from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, MalformedArchive, NotFound, SourceUnreachable, SynvirtError
+from synvirt.remote import Interrupted, Remote, urls
+from synvirt.remote.guard import CONNECT_TIMEOUT_S
+from synvirt.sizes import MIB
+
+READ_TIMEOUT_S: Final = 30.0
+# One request; servers take up to 8 MiB. Each costs as many credits as it has 64 KiB.
+REQUEST_BYTES: Final = MIB
+_CREDITS_WANTED: Final = 256
+# A folder of an appliance in chunks has thousands of files.
+_ENTRIES_MAX: Final = 100_000
+
+_NOT_THERE: Final = (
+    smb.ObjectNameNotFound,
+    smb.ObjectPathNotFound,
+    smb.NoSuchFile,
+    smb.BadNetworkName,
+    smb.ObjectNameInvalid,
+    smb.ObjectPathSyntaxBad,
+)
+_REFUSED: Final = (
+    smb.SMBAuthenticationError,
+    smb.LogonFailure,
+    smb.AccessDenied,
+    smb.WrongPassword,
+    smb.PasswordExpired,
+)
+_BROKEN: Final = (smb.SMBConnectionClosed, OSError, TimeoutError, struct.error)
+_NOT_THERE_HINT: Final = "check the name of the share and the path; smb://HOST/SHARE/FOLDER/FILE"
+_REFUSED_HINT: Final = "check username, password and domain, and that this user may read the share"
+
+
+class SmbPlace:
+    # The library is Python's own: more requests at once do not make it faster, but hide the network's delay.
+    fetches_at_once = 4
+
+    def __init__(self, remote: Remote) -> None:
+        url = urls.parse(remote.url)
+        self._remote, self._host, self._port, self._origin = remote, url.host, url.port, url.origin
+        share, _, folder = unquote(url.path).strip("/").partition("/")
+        if not share:
+            raise BadRequest("the URL names no share", hint="smb://HOST/SHARE/FOLDER/FILE")
+        self._share, self._folder = share, folder
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._tree: TreeConnect | None = None
+        self._closed = False
+        self.request_bytes = MAX_PAYLOAD_SIZE
+
+    def open(self, name: str) -> "SmbFile":
+        return SmbFile(self, f"{self._folder}/{name}".strip("/"))
+
+    def names(self, folder: str) -> list[str]:
+        path = f"{self._folder}/{folder}".strip("/")
+        handle = self.handle(path, folder=True)
+        found: list[str] = []
+        try:
+            while True:
+                try:
+                    page = handle.query_directory("*", FileInformationClass.FILE_NAMES_INFORMATION, 0)
+                except smb.NoMoreFiles:
+                    break
+                found += [entry["file_name"].get_value().decode("utf-16-le", "surrogatepass") for entry in page]
+                if len(found) > _ENTRIES_MAX:
+                    raise MalformedArchive(f"{self.shown(path)} has over {_ENTRIES_MAX} entries; no VM has")
+            handle.close()
+        except (smb.SMBException, *_BROKEN) as error:
+            raise self.translated(error, path) from error
+        return [f"{folder}/{name}" if folder else name for name in found if name not in (".", "..")]
+
+    def shown(self, path: str) -> str:
+        return f"{self._origin}/{self._share}/{path}"
+
+    def handle(self, path: str, *, folder: bool = False) -> Open:
+        """An open file or folder. NotFound, AuthFailed, Interrupted."""
+        try:
+            handle = Open(self.tree(), path.replace("/", "\\"))
+            handle.create(
+                ImpersonationLevel.Impersonation,
+                FilePipePrinterAccessMask.GENERIC_READ,
+                FileAttributes.FILE_ATTRIBUTE_NORMAL,
+                ShareAccess.FILE_SHARE_READ,
+                CreateDisposition.FILE_OPEN,
+                CreateOptions.FILE_DIRECTORY_FILE if folder else CreateOptions.FILE_NON_DIRECTORY_FILE,
+            )
+        except (smb.SMBException, *_BROKEN) as error:
+            raise self.translated(error, path) from error
+        return handle
+
+    def tree(self) -> TreeConnect:
+        """The share, connected to: once, and again after the connection broke."""
+        with self._lock:
+            if self._closed:
+                raise SourceUnreachable(f"{self._origin} was closed while it was read")
+            if self._tree is None:
+                # By its address: it was checked, and no name server is asked again.
+                address = self._remote.guard.addresses(self._host, self._port)[0]
+                connection = Connection(uuid.uuid4(), address, self._port)
+                try:
+                    connection.connect(timeout=CONNECT_TIMEOUT_S)
+                    self._tree = self._logged_in(connection)
+                except ValueError as error:  # the library's word for a host that does not answer
+                    raise SourceUnreachable(
+                        f"{self._origin}, port {self._port}, does not answer: {error.__cause__ or 'no SMB server'}",
+                        hint="does it run, and do firewalls let this host connect to it?",
+                    ) from error
+                except BaseException:
+                    _disconnect(connection)
+                    raise
+                self._connection = connection
+            return self._tree
+
+    def _logged_in(self, connection: Connection) -> TreeConnect:
+        remote = self._remote
+        user, domain = remote.credential("username"), remote.credential("domain")
+        session = Session(
+            connection,
+            username=f"{domain}\\{user}" if domain else user or "guest",
+            password=remote.credential("password"),
+            # Who may not log in as a guest is not encrypted for one.
+            require_encryption=False,
+            hostname_override=self._host,
+        )
+        session.connect()
+        tree = TreeConnect(session, f"\\\\{self._host}\\{self._share}")
+        tree.connect(require_secure_negotiate=bool(user))
+        # Credits are what requests are paid with, one for 64 KiB; a server gives a few at first, and may give fewer than asked.
+        connection.echo(sid=session.session_id, credit_request=_CREDITS_WANTED)
+        window = connection.sequence_window
+        share = max(1, (window["high"] - window["low"]) // (self.fetches_at_once + 1))
+        self.request_bytes = min(share * MAX_PAYLOAD_SIZE, REQUEST_BYTES, connection.max_read_size)
+        return tree
+
+    def broken(self) -> None:
+        """Whoever asks next connects anew."""
+        with self._lock:
+            connection, self._connection, self._tree = self._connection, None, None
+        if connection is not None:
+            _disconnect(connection)
+
+    def translated(self, error: Exception, path: str, offset: int | None = None) -> SynvirtError | Interrupted:
+        where = self.shown(path) + ("" if offset is None else f", offset {offset}")
+        if isinstance(error, (SynvirtError, Interrupted)):
+            return error
+        if isinstance(error, _NOT_THERE):
+            return NotFound(f"{where} is not there", hint=_NOT_THERE_HINT)
+        if isinstance(error, _REFUSED):
+            return AuthFailed(f"{where}: the server refused the login or the access", hint=_REFUSED_HINT)
+        if isinstance(error, smb.SharingViolation):
+            return DiskReadFailed(
+                f"{where} is open for writing elsewhere", hint="shut the machine down, or let the copy that writes it end"
+            )
+        if isinstance(error, smb.FileIsADirectory):
+            return NotFound(f"{where} is a folder, not a file", hint="give the URL of the file that describes the machine")
+        self.broken()
+        return Interrupted(f"{type(error).__name__}: {str(error)[:200]}")
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self.broken()
+
+
+class SmbFile:
+    """A file, at the version that it had when it was opened."""
+
+    head = b""
+
+    def __init__(self, place: SmbPlace, path: str) -> None:
+        self._place, self._path = place, path
+        self._lock = threading.Lock()
+        self._handle: Open | None = place.handle(path)
+        self.shown = place.shown(path)
+        self.size, self.version = _identity(self._handle)
+
+    def fetch(self, offset: int, into: memoryview) -> None:
+        handle = self._opened(offset)
+        got = 0
+        try:
+            while got < len(into):
+                content = _read(handle, offset + got, min(len(into) - got, self._place.request_bytes))
+                into[got : got + len(content)] = content
+                got += len(content)
+        except smb.EndOfFile as error:
+            raise DiskReadFailed(
+                f"{self.shown} ends before offset {offset + got}, but was longer when it was opened"
+            ) from error
+        except (smb.SMBException, *_BROKEN) as error:
+            with self._lock:
+                self._handle = None
+            found = self._place.translated(error, self._path, offset + got)
+            if isinstance(found, Interrupted):
+                found.got = got
+            raise found from error
+
+    def _opened(self, offset: int) -> Open:
+        """The handle; opened again where the connection broke, and then of the same file."""
+        with self._lock:
+            if self._handle is None or self._handle.tree_connect is not self._place.tree():
+                handle = self._place.handle(self._path)
+                if _identity(handle) != (self.size, self.version):
+                    raise DiskReadFailed(
+                        f"{self.shown} was changed or replaced while it was read, at offset {offset}",
+                        hint="let it be written to its end first, then submit again",
+                    )
+                self._handle = handle
+            return self._handle
+
+    def close(self) -> None:
+        """The handles go with the connection."""
+
+
+def _identity(handle: Open) -> tuple[int, str]:
+    size = int(handle.end_of_file)
+    return size, f"{size} {handle.last_write_time} {handle.creation_time}"
+
+
+def _read(handle: Open, offset: int, length: int) -> bytes:
+    """As `Open.read`, which would wait for its answer for ever."""
+    request, _ = handle.read(offset, length, send=False)
+    tree = handle.tree_connect
+    sent = handle.connection.send(request, tree.session.session_id, tree.tree_connect_id)
+    answer = SMB2ReadResponse()
+    answer.unpack(handle.connection.receive(sent, timeout=READ_TIMEOUT_S)["data"].get_value())
+    content: bytes = answer["buffer"].get_value()
+    if not content:
+        raise smb.EndOfFile
+    return content
+
+
+def _disconnect(connection: Any) -> None:
+    """The library waits for answers when it says goodbye: here only the socket goes, and its thread with it."""
+    with contextlib.suppress(Exception):  # whatever a broken connection says, it is gone
+        connection.disconnect(close=False)
