@@ -228,11 +228,6 @@ def test_a_manifest_that_names_what_is_not_there(files: dict[str, bytes], tmp_pa
         inspected(appliances.archive(tmp_path / "a.ova", files))
 
 
-def test_signed_appliances_say_that_the_signature_is_not_checked(files: dict[str, bytes], tmp_path: Path) -> None:
-    path = appliances.archive(tmp_path / "a.ova", {**files, "virtualbox.cert": b"-----BEGIN CERTIFICATE-----\n"})
-    assert "signature-not-checked" in concern_ids(inspected(path))
-
-
 # ── disks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -66,13 +66,35 @@ def files_without_checksum(names: tuple[str, ...]) -> Concern:
     )
 
 
-def signature_not_checked() -> Concern:
+def signed(signer: str, issuer: str, valid: str, fingerprint_sha256: str) -> Concern:
+    return Concern(
+        id="signed",
+        category="Information",
+        label="Signed appliance",
+        assessment=f"The manifest is signed by {signer}, whose certificate was issued by {issuer} and is valid from {valid}. "
+        "The signature is right. Whether the signer can be trusted is not known here.",
+        remedy=f"Compare the certificate's SHA-256 fingerprint with the publisher's: {fingerprint_sha256}.",
+    )
+
+
+def signature_wrong(signer: str) -> Concern:
+    return Concern(
+        id="signature-wrong",
+        category="Critical",
+        label="Wrong signature",
+        assessment=f"The appliance is to be signed by {signer}, but that is no signature of its manifest (.mf): one of the two "
+        "was changed after the signing.",
+        remedy="Get the appliance again from its publisher. Waive this if you changed the manifest yourself.",
+    )
+
+
+def signature_not_checked(why: str) -> Concern:
     return Concern(
         id="signature-not-checked",
-        category="Information",
+        category="Warning",
         label="Signature not checked",
-        assessment="The appliance is signed (.cert). Its checksums are verified, who signed them is not.",
-        remedy="Check the signature with the exporter's tool if the appliance comes from a stranger.",
+        assessment=f"The appliance has a signature (.cert) that cannot be checked: {why}",
+        remedy="Get the appliance again from its publisher, or check the signature with the exporter's tool.",
     )
 
 
@@ -274,4 +296,26 @@ def compressed(key: str) -> Concern:
         label="Compressed disk file",
         assessment=f"The file of disk {key} is a gzip file: it is inflated once to find its end and once to be copied.",
         remedy="Unpack it first where speed matters; the image inside is often compressed by itself.",
+    )
+
+
+def dynamic_memory(start_mib: int, least_mib: int, most_mib: int) -> Concern:
+    return Concern(
+        id="dynamic-memory",
+        category="Information",
+        label="Dynamic memory",
+        assessment=f"The VM started with {start_mib} MiB and was given between {least_mib} and {most_mib} MiB as it needed. "
+        f"The imported VM has {start_mib} MiB, always.",
+        remedy="Set memory_bytes in the plan's target where that is too little.",
+    )
+
+
+def shielded() -> Concern:
+    return Concern(
+        id="shielded",
+        category="Critical",
+        label="Shielded VM",
+        assessment="The VM is shielded: its disks are encrypted, and their keys are in a virtual TPM that opens on its guarded "
+        "hosts alone. The imported VM could not read its own disks.",
+        remedy="Turn shielding off on a guarded host, suspend BitLocker in the guest, and export the VM again.",
     )

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from synvirt.disks.specs import ChecksumSpec, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, UnsupportedFormat
 from synvirt.model import Concern, Disk, VmManifest
-from synvirt.offline import OpenedDisk, concerns, files, manifest_file, ovf, told_by_disks
+from synvirt.offline import OpenedDisk, concerns, files, manifest_file, ovf, signature, told_by_disks
 from synvirt.offline.files import FileRange, Measured
 from synvirt.offline.manifest_file import MANIFEST_MAX_BYTES, Digest
 from synvirt.offline.ovf_content import Content, content_of
@@ -92,9 +92,7 @@ class _Opened:
             unnamed = [file.href for file in self.description.files if not self._is_digested(file)]
             if unnamed:
                 found.append(concerns.files_without_checksum(tuple(unnamed[:20])))
-        if any(files.has_suffix(name, ".cert") for name in self._package.names()):
-            found.append(concerns.signature_not_checked())
-        return found
+        return found + _signature_concerns(self._package, self._name, self._manifest_name)
 
     def _is_digested(self, file: ovf.FileReference) -> bool:
         first = f"{file.href}.{0:09d}" if file.chunk_bytes else file.href
@@ -145,10 +143,7 @@ class _Opened:
 
 def _digests(package: Package, description: str) -> tuple[str | None, dict[str, Digest]]:
     """The manifest's name, None where there is none, and its digests by path within the package."""
-    folder, stem = posixpath.dirname(description), posixpath.splitext(posixpath.basename(description))[0].lower()
-    beside = sorted(name for name in package.names() if files.has_suffix(name, ".mf") and posixpath.dirname(name) == folder)
-    same = [name for name in beside if posixpath.splitext(posixpath.basename(name))[0].lower() == stem]
-    chosen = next(iter(same), beside[0] if len(beside) == 1 else None)
+    folder, chosen = posixpath.dirname(description), _beside(package, description, ".mf")
     if chosen is None:
         return None, {}
     digests: dict[str, Digest] = {}
@@ -163,6 +158,33 @@ def _digests(package: Package, description: str) -> tuple[str | None, dict[str, 
             )
         digests[name] = digest
     return chosen, digests
+
+
+def _beside(package: Package, description: str, suffix: str) -> str | None:
+    """The file of that suffix that is the description's: of its name, or the only one."""
+    folder, stem = posixpath.dirname(description), posixpath.splitext(posixpath.basename(description))[0].lower()
+    beside = sorted(name for name in package.names() if files.has_suffix(name, suffix) and posixpath.dirname(name) == folder)
+    same = [name for name in beside if posixpath.splitext(posixpath.basename(name))[0].lower() == stem]
+    return next(iter(same), beside[0] if len(beside) == 1 else None)
+
+
+def _signature_concerns(package: Package, description: str, manifest_name: str | None) -> list[Concern]:
+    """Whose signature the package has, and whether it is the manifest's."""
+    name = _beside(package, description, ".cert")
+    if name is None:
+        return []
+    if manifest_name is None:
+        return [concerns.signature_not_checked("there is no manifest (.mf) that it could be the signature of")]
+    manifest = files.read_all(_require(package, manifest_name), package.root, MANIFEST_MAX_BYTES)
+    try:
+        data = files.read_all(_require(package, name), package.root, signature.SIGNATURE_MAX_BYTES)
+        found = signature.check(data, manifest, name)
+    except MalformedArchive as problem:
+        return [concerns.signature_not_checked(problem.detail)]
+    if not found.fits:
+        return [concerns.signature_wrong(found.signer)]
+    valid = f"{found.not_before:%Y-%m-%d} to {found.not_after:%Y-%m-%d}"
+    return [concerns.signed(found.signer, found.issuer, valid, found.fingerprint_sha256)]
 
 
 def _checksum(file: FileRange, digest: Digest) -> ChecksumSpec:
