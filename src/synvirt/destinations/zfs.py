@@ -1,0 +1,257 @@
+"""Volumes as sparse zfs volumes, as the specification (part 1) wants them: lz4, blocks of 64 KiB.
+
+    {pool}/{namespace}/migrations/{job_id}/{sanitized label}                       the volume
+    {pool}/{namespace}/migrations/{job_id}/{sanitized label}@synvirt-protected     what it held when it was protected
+
+What is ours carries our mark, user properties of its own: `synvirt:job` and, on volumes, `synvirt:disk` and `synvirt:size`
+(the disk's true size: a volume is whole blocks). Nothing without the mark is ever destroyed, and nothing recursively.
+docs/zfs.md says what the service's user needs to be allowed.
+"""
+
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar
+from uuid import UUID
+
+from synvirt.destinations.naming import sanitized_label
+from synvirt.destinations.zfs_command import Zfs, ZfsRefused
+from synvirt.disks.specs import BlockWriterSpec, WriterSpec
+from synvirt.errors import DiskWriteFailed
+
+BLOCK_BYTES = 64 * 1024
+# ZFS_MAX_DATASET_NAME_LEN of include/sys/fs/zfs.h, without its NUL.
+NAME_CHARS_MAX = 255
+DEVICES = Path("/dev/zvol")
+SNAPSHOT = "synvirt-protected"
+# udev makes the link within milliseconds; on a host that imports a large pool at this moment it takes seconds.
+LINK_TIMEOUT_S = 60.0
+# _IOR(0x12, 125, char[256]) of include/sys/fs/zfs.h; what zfs' own zvol_id(8) asks.
+BLKZNAME, BLKZNAME_BYTES = 0x8100127D, 256
+# A pool, then datasets: what zpool(8) and zfs(8) take as names, without spaces.
+PARENT = re.compile(r"[A-Za-z][\w.:-]*(/\w[\w.:-]*)*", re.ASCII)
+# The last two parts of a volume's name, as volume_name gives them.
+VOLUME = re.compile(r"(?P<job>[0-9a-f-]{36})/(?P<disk>\w[\w.-]*)", re.ASCII)
+
+
+def zvol_name(descriptor: int) -> str:
+    """Which volume an open block device is; OSError where it is none."""
+    answer = fcntl.ioctl(descriptor, BLKZNAME, bytes(BLKZNAME_BYTES))
+    return answer.partition(b"\0")[0].decode(errors="replace")
+
+
+class ZfsDestination:
+    """`name_of` asks an open device for the name of its volume: a link may be an old one, of a volume that is gone."""
+
+    kind: ClassVar[str] = "zfs"
+    device_type: ClassVar[str] = "block"
+
+    def __init__(
+        self,
+        pool: str,
+        namespace: str,
+        *,
+        zfs: Zfs | None = None,
+        devices: Path = DEVICES,
+        name_of: Callable[[int], str] = zvol_name,
+        link_timeout_s: float = LINK_TIMEOUT_S,
+    ) -> None:
+        self._pool = pool
+        self._root = f"{pool}/{namespace}/migrations"
+        self._zfs = zfs or Zfs()
+        self._devices, self._name_of, self._link_timeout_s = devices, name_of, link_timeout_s
+        longest = f"{self.volume_name(UUID(int=0), 'é' * 200)}@{SNAPSHOT}"
+        if not PARENT.fullmatch(self._root) or "/" in pool or len(longest) > NAME_CHARS_MAX:
+            raise DiskWriteFailed(
+                f"the zfs pool {pool!r} and the namespace {namespace!r} make no name of a dataset",
+                hint="letters, digits and - _ . : are allowed, a pool begins with a letter, and both together stay short",
+            )
+
+    def volume_name(self, job_id: UUID, label: str) -> str:
+        return f"{self._root}/{job_id}/{sanitized_label(label)}"
+
+    def create(self, name: str, size_bytes: int) -> None:
+        job, disk = self._parts(name)
+        whole_bytes = max(-(-size_bytes // BLOCK_BYTES), 1) * BLOCK_BYTES
+        self._make_parents(job)
+        options = {
+            "volblocksize": str(BLOCK_BYTES),
+            "compression": "lz4",
+            # A guest's partitions and logical volumes are nothing that this host should look for, or find.
+            "volmode": "dev",
+            "synvirt:job": job,
+            "synvirt:disk": disk,
+            "synvirt:size": str(size_bytes),
+        }
+        try:
+            self._zfs("create", "-s", "-V", str(whole_bytes), *_as_arguments(options), name)
+        except ZfsRefused as refused:
+            if refused.reason != "exists":
+                raise
+            self._refuse_another(name, job, size_bytes)
+        self._wait_for_link(name)
+
+    def open(self, name: str, size_bytes: int) -> WriterSpec:
+        return BlockWriterSpec(path=self.device(name), size_bytes=size_bytes)
+
+    def device(self, name: str) -> str:
+        return str(self._devices / name)
+
+    def destroy(self, name: str) -> None:
+        job, _ = self._parts(name)
+        if self._is_ours(name, job):
+            self.release(name)
+            self._destroy(name)
+        folder = f"{self._root}/{job}"
+        if self._is_ours(folder, job):
+            try:
+                self._destroy(folder)
+            except ZfsRefused as refused:
+                if refused.reason != "in use":  # another disk of the job is still there
+                    raise
+
+    def free_bytes(self) -> int:
+        """What the namespace may still take: quotas, reservations and the room zfs keeps for itself are taken off by zfs."""
+        for dataset in self._upwards():
+            try:
+                return int(self._zfs("get", "-Hp", "-o", "value", "available", dataset))
+            except ZfsRefused as refused:
+                if refused.reason != "missing":
+                    raise
+        raise DiskWriteFailed(
+            f"this host has no zfs pool {self._pool}", hint="`zpool list` shows its pools, `zpool import` those not imported"
+        )
+
+    def protect(self, name: str) -> bool:
+        job, _ = self._parts(name)
+        if not self._is_ours(f"{name}@{SNAPSHOT}", job):
+            self._zfs("snapshot", "-o", f"synvirt:job={job}", f"{name}@{SNAPSHOT}")
+        return True
+
+    def roll_back(self, name: str) -> None:
+        job, _ = self._parts(name)
+        if not self._is_ours(f"{name}@{SNAPSHOT}", job):
+            raise DiskWriteFailed(f"volume {name} is not protected: there is nothing to roll it back to")
+        self._zfs("rollback", f"{name}@{SNAPSHOT}")
+
+    def release(self, name: str) -> None:
+        job, _ = self._parts(name)
+        snapshot = f"{name}@{SNAPSHOT}"
+        if self._is_ours(snapshot, job):
+            self._destroy(snapshot)
+
+    def _parts(self, name: str) -> tuple[str, str]:
+        """The job's id and the disk's label in a volume's name."""
+        found = VOLUME.fullmatch(name.removeprefix(f"{self._root}/"))
+        # Names come from volume_name by way of the store: this guards against a store that someone edited.
+        if found is None or not name.startswith(f"{self._root}/"):
+            raise DiskWriteFailed(f"{name!r} is no name of a volume under {self._root}")
+        return found["job"], found["disk"]
+
+    def _upwards(self) -> Iterator[str]:
+        """The folder of all jobs, and what lies above it, up to the pool."""
+        dataset = self._root
+        while dataset:
+            yield dataset
+            dataset = dataset.rpartition("/")[0]
+
+    def _make_parents(self, job: str) -> None:
+        """One by one: `zfs create -p` takes no properties for what it makes on the way."""
+        wanted: list[tuple[str, dict[str, str]]] = [(f"{self._root}/{job}", {"synvirt:job": job})]
+        # Tools that snapshot everything would keep what was copied from ever being freed.
+        wanted.append((self._root, {"com.sun:auto-snapshot": "false"}))
+        wanted += [(dataset, {}) for dataset in list(self._upwards())[1:-1]]
+        absent = []
+        for dataset, options in wanted:
+            if self._exists(dataset):
+                break
+            absent.append((dataset, options))
+        else:
+            self.free_bytes()  # says that there is no pool, where there is none
+        for dataset, options in reversed(absent):
+            try:
+                self._zfs("create", *_as_arguments({"canmount": "off", **options}), dataset)
+            except ZfsRefused as refused:
+                if refused.reason != "exists":  # another job made it at the same moment
+                    raise
+
+    def _exists(self, dataset: str) -> bool:
+        try:
+            return bool(self._zfs.names(dataset))
+        except ZfsRefused as refused:
+            if refused.reason == "missing":
+                return False
+            raise
+
+    def _is_ours(self, dataset: str, job: str) -> bool:
+        """Is it there, and made by us for this job? DiskWriteFailed where it is there and is not."""
+        try:
+            mark = self._zfs.properties(dataset, "synvirt:job").get("synvirt:job")
+        except ZfsRefused as refused:
+            if refused.reason == "missing":
+                return False
+            raise
+        if mark != job:
+            raise DiskWriteFailed(
+                f"{dataset} does not carry the mark of job {job}, so it is left as it is",
+                hint="somebody else made it, or took the property synvirt:job from it: `zfs destroy` it if it is of no use",
+            )
+        return True
+
+    def _refuse_another(self, name: str, job: str, size_bytes: int) -> None:
+        self._is_ours(name, job)
+        present = self._zfs.properties(name, "synvirt:size").get("synvirt:size")
+        if present != str(size_bytes):
+            raise DiskWriteFailed(
+                f"volume {name} is there already for a disk of {present} bytes, not {size_bytes}",
+                hint="it was made for another disk: destroy it, or cancel the job that owns it",
+            )
+
+    def _destroy(self, dataset: str) -> None:
+        try:
+            self._zfs("destroy", dataset)
+        except ZfsRefused as refused:
+            if refused.reason != "missing":
+                raise
+
+    def _wait_for_link(self, name: str) -> None:
+        """udev makes the device's link some time after the volume; until then it may be missing, or be another volume's."""
+        path = Path(self.device(name))
+        deadline = time.monotonic() + self._link_timeout_s
+        found = "there is no such link"
+        while time.monotonic() < deadline:
+            found = self._found_at(path, name)
+            if not found:
+                return
+            time.sleep(0.02)
+        raise DiskWriteFailed(
+            f"zfs made {name}, but after {self._link_timeout_s:g} s its device {path} cannot be used: {found}",
+            hint="udev makes the link by the rules of zfsutils-linux: see `udevadm test` on the device, and that it runs",
+        )
+
+    def _found_at(self, path: Path, name: str) -> str:
+        """What is wrong with the device at `path`; empty where nothing is."""
+        try:
+            if not stat.S_ISBLK(path.stat().st_mode):
+                return "it is no block device"
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found = self._name_of(descriptor)
+            finally:
+                os.close(descriptor)
+        except PermissionError as error:
+            raise DiskWriteFailed(
+                f"the device {path} cannot be opened: {error.strerror}",
+                hint="the service's user must be a member of the group that owns it, which is `disk` on Debian",
+            ) from error
+        except OSError as error:
+            return error.strerror or "it cannot be opened"
+        return "" if found == name else f"it is the device of {found}"
+
+
+def _as_arguments(options: dict[str, str]) -> list[str]:
+    return [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
