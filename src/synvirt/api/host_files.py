@@ -1,5 +1,6 @@
 """{base_url}/api/v1/migrator/host-files: browse the import root, and say what is in a file of it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ from synvirt.offline import browsing
 PAGE_LIMIT, PAGE_DEFAULT = 1000, 200
 
 
-def host_files_router(import_root: Path) -> APIRouter:
+def host_files_router(import_root: Path, *, free_bytes: Callable[[], int] | None = None) -> APIRouter:
+    """`free_bytes`: the destination's, to say of a VM whether it fits."""
     router = APIRouter(prefix="/host-files", tags=["host files"])
 
     @router.get("", response_model=HostFolder)
@@ -28,6 +30,6 @@ def host_files_router(import_root: Path) -> APIRouter:
     @router.post("/inspect", response_model=Inspection, openapi_extra=documented(HostFileRequest))
     def inspect_host_file(asked: Annotated[HostFileRequest, Depends(json_body(HostFileRequest))]) -> Inspection:
         """Say of which kind a file or folder is, and which VM is in it."""
-        return browsing.inspect(import_root, asked.path)
+        return browsing.inspect(import_root, asked.path, free_bytes=free_bytes)
 
     return router

@@ -1,7 +1,7 @@
 """{base_url}/api/v1/migrator/uploads: send an archive, list, load, remove, and say what is in one."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
@@ -64,7 +64,8 @@ class UploadPage(Model):
     next_cursor: str | None
 
 
-def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S) -> APIRouter:
+def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Callable[[], int] | None = None) -> APIRouter:
+    """`free_bytes`: the destination's, to say of a VM whether it fits."""
     router = APIRouter(prefix="/uploads", tags=["uploads"])
 
     @router.post("", status_code=201, response_model=Upload, openapi_extra=_BODY, responses=_REFUSALS)
@@ -102,7 +103,7 @@ def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S) -> APIRouter:
     @router.post("/{upload_id}/inspect", response_model=Inspection)
     def inspect_upload(upload_id: UUID) -> Inspection:
         """Say of which kind an upload is, and which VM is in it."""
-        return browsing.inspect(uploads.import_root, uploads.get(upload_id).path)
+        return browsing.inspect(uploads.import_root, uploads.get(upload_id).path, free_bytes=free_bytes)
 
     return router
 

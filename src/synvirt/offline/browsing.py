@@ -9,7 +9,7 @@ import binascii
 import heapq
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +18,7 @@ from pathlib import Path
 from synvirt.disks.beneath import open_folder_beneath, resolve_beneath, stat_beneath
 from synvirt.errors import BadRequest, NotFound, SynvirtError
 from synvirt.model import HostEntry, HostFolder, Inspection, OfflineKind
+from synvirt.offline.concerns import with_room
 from synvirt.offline.registry import detect
 from synvirt.settings import UPLOADS_FOLDER
 
@@ -59,10 +60,13 @@ def browse(root: Path, path: str = "", *, limit: int, cursor: str | None = None)
     )
 
 
-def inspect(root: Path, path: str) -> Inspection:
-    """What lies at `path`, and the VM in it. Reads what it needs, never the disks."""
+def inspect(root: Path, path: str, *, free_bytes: Callable[[], int] | None = None) -> Inspection:
+    """What lies at `path`, and the VM in it. Reads what it needs, never the disks. `free_bytes`: the destination's."""
     importer = detect(path, root)
-    return Inspection(offline_kind=importer.kind, manifest=importer.inspect(resolve_beneath(root, path), root))
+    manifest = importer.inspect(resolve_beneath(root, path), root)
+    return Inspection(
+        offline_kind=importer.kind, manifest=manifest if free_bytes is None else with_room(manifest, free_bytes())
+    )
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 `Critical` refuses the plan unless it waives the concern by id; so Critical is only what cannot come out right.
 """
 
-from synvirt.model import Concern, GuestOs
+from synvirt.model import Concern, GuestOs, VmManifest
 from synvirt.offline.partitions import Layout
 
 UNKNOWN_GUEST = "guest-unknown"
+TARGET_TOO_SMALL = "target-too-small"
 
 
 def of_machine(*, uefi: bool, secure_boot: bool, tpm: bool, guest: GuestOs, snapshots: int = 0) -> list[Concern]:
@@ -24,6 +25,40 @@ def of_layout(key: str, layout: Layout) -> list[Concern]:
     """What follows from the partition table of the disk `key`."""
     known = ((layout.dynamic, dynamic_disk), (layout.bitlocker, bitlocker), (layout.luks, luks))
     return [constructor(key) for applies, constructor in known if applies]
+
+
+def with_room(manifest: VmManifest, free_bytes: int) -> VmManifest:
+    """The manifest with what follows from the destination having `free_bytes` free."""
+    used = sum(disk.used_bytes or 0 for disk in manifest.disks)
+    capacity = sum(disk.capacity_bytes for disk in manifest.disks)
+    if used > free_bytes:
+        found = target_too_small(used, free_bytes)
+    elif capacity > free_bytes:
+        found = target_may_fill(capacity, free_bytes)
+    else:
+        return manifest
+    return manifest.model_copy(update={"concerns": (*manifest.concerns, found)})
+
+
+def target_too_small(used_bytes: int, free_bytes: int) -> Concern:
+    return Concern(
+        id=TARGET_TOO_SMALL,
+        category="Critical",
+        label="Disks do not fit",
+        assessment=f"The VM's disks hold {used_bytes} bytes, and the destination has {free_bytes} free.",
+        remedy="Free space on the destination, choose another, or skip disks in the plan.",
+    )
+
+
+def target_may_fill(capacity_bytes: int, free_bytes: int) -> Concern:
+    return Concern(
+        id="target-may-fill",
+        category="Warning",
+        label="Disks may outgrow the destination",
+        assessment=f"The VM's disks have {capacity_bytes} bytes, and the destination has {free_bytes} free. Volumes are "
+        "sparse: they fit as long as they are not written full.",
+        remedy="Watch the destination's free space, or make more before the guest needs it.",
+    )
 
 
 def no_disks() -> Concern:

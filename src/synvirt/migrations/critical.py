@@ -1,0 +1,30 @@
+"""Critical concerns refuse a plan: what they are of cannot come out right. A plan may take one upon itself by naming it.
+
+A plan that leaves a disk out has nothing to do with what is wrong with that disk.
+"""
+
+from collections.abc import Iterator
+
+from synvirt.errors import InvalidPlan
+from synvirt.model import Concern, MigrationPlan, VmManifest
+
+# Ids of what is wrong with one disk: `disk-unreadable:KEY`.
+_OF_A_DISK = "disk-"
+
+
+def refuse_critical(plan: MigrationPlan, manifest: VmManifest) -> None:
+    """InvalidPlan names every critical concern that the plan neither waives nor skips."""
+    critical = list(_open(plan, manifest))
+    if critical:
+        ids = ", ".join(one.id for one in critical[:20])
+        raise InvalidPlan(
+            f"{manifest.name} has {len(critical)} critical concern(s): {ids}. {critical[0].label}: {critical[0].assessment}",
+            hint=f"{critical[0].remedy} To go on all the same, name the concern's id in waive_concerns.",
+        )
+
+
+def _open(plan: MigrationPlan, manifest: VmManifest) -> Iterator[Concern]:
+    for one in manifest.concerns:
+        of_disk = one.id.partition(":")[2] if one.id.startswith(_OF_A_DISK) else None
+        if one.category == "Critical" and one.id not in plan.waive_concerns and of_disk not in plan.skip_disks:
+            yield one
