@@ -1,7 +1,7 @@
 """A running service without an engine: a real store, app and server; the test moves the jobs itself."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
@@ -11,13 +11,29 @@ import httpx
 from synvirt.api import Server, create_app
 from synvirt.api.auth import Check, Remembering
 from synvirt.api.host_files import host_files_router
+from synvirt.api.sources import sources_router
 from synvirt.api.stream import Pace
 from synvirt.api.uploads import uploads_router
 from synvirt.errors import Unauthorized
+from synvirt.keyring import Keyring
+from synvirt.live.registry import BY_KIND, Platform
 from synvirt.migrations.board import Board
 from synvirt.migrations.intake import Intake
+from synvirt.migrations.sources import Sources
 from synvirt.migrations.uploads import Uploads
-from synvirt.model import HostPathRef, Migration, MigrationPlan, Mode, OfflineKind, PlanSource, Problem, State, StateVisit, now
+from synvirt.model import (
+    HostPathRef,
+    LiveKind,
+    Migration,
+    MigrationPlan,
+    Mode,
+    OfflineKind,
+    PlanSource,
+    Problem,
+    State,
+    StateVisit,
+    now,
+)
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
 
@@ -45,6 +61,7 @@ class Service:
         *,
         check_password: Check = only_admin,
         check: Callable[[MigrationPlan], None] = lambda plan: None,
+        platforms: Mapping[LiveKind, Platform] = BY_KIND,
         pace: Pace = QUICK,
         idle_s: float = 20,
         **settings: object,
@@ -65,7 +82,14 @@ class Service:
             wake=self.woken.append,
         )
         self.uploads = Uploads(self.store.uploads, self.settings)
-        routers = (host_files_router(self.settings.imports_dir), uploads_router(self.uploads, idle_s=idle_s))
+        keyring = Keyring(self.settings.keyring_dir / "migrator.key")
+        folder = data_dir / "sources"
+        self.sources = Sources(self.store.sources, keyring, host="local", platforms=platforms, folder=folder)
+        routers = (
+            host_files_router(self.settings.imports_dir),
+            uploads_router(self.uploads, idle_s=idle_s),
+            sources_router(self.sources),
+        )
         self.app = create_app(self.intake, self.settings, authenticate=Remembering(check_password), routers=routers, pace=pace)
 
     def _begin(self, job_id: UUID) -> None:

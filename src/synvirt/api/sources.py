@@ -3,11 +3,12 @@
 What blocks (the store, the sealing) is `def`, and run in threads; what speaks to a platform is `async def`.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from synvirt.api.document import problem_described
 from synvirt.api.received import documented, json_body
 from synvirt.errors import BadRequest
 from synvirt.live import VmRow
@@ -42,6 +43,10 @@ class KeyRotation(Model):
 
     resealed: int
 
+
+_SPOKEN_TO: dict[int | str, dict[str, Any]] = {
+    502: problem_described("E_MIG_SOURCE_UNREACHABLE, E_MIG_AUTH_FAILED: the platform does not answer, or refuses our login")
+}
 
 Cursor = Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,18}$", description="`next_cursor` of a page")]
 
@@ -88,7 +93,7 @@ def sources_router(sources: Sources) -> APIRouter:
         """Probe connectivity: address, port, certificate, login, privileges. What fails is in `checks`, with a hint."""
         return await sources.test(source_id, deep=deep, vm_id=vm_id)
 
-    @router.get("/sources/{source_id}/vms", response_model=SourceVmPage)
+    @router.get("/sources/{source_id}/vms", response_model=SourceVmPage, responses=_SPOKEN_TO)
     async def discover_vms(
         source_id: UUID,
         limit: Annotated[int, Query(ge=1, le=VMS_LIMIT)] = VMS_LIMIT,
@@ -99,7 +104,7 @@ def sources_router(sources: Sources) -> APIRouter:
         items, following = await sources.list_vms(source_id, limit=limit, cursor=_number(cursor) or 0, search=search)
         return SourceVmPage(items=tuple(items), next_cursor=None if following is None else str(following))
 
-    @router.get("/sources/{source_id}/vms/{vm_id}", response_model=VmManifest)
+    @router.get("/sources/{source_id}/vms/{vm_id}", response_model=VmManifest, responses=_SPOKEN_TO)
     async def inspect_vm(source_id: UUID, vm_id: VmId) -> VmManifest:
         """Inspect one VM of the source."""
         return await sources.inspect(source_id, vm_id)

@@ -1,0 +1,309 @@
+"""Sources over HTTP: registered, sealed, tested, discovered, removed. The platform is a fake; a port that is closed is real."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from synvirt.errors import InvalidPlan, NotFound
+from synvirt.live import SourceAccess
+from synvirt.model import LiveKind, State
+from tests.fakes.live import FakePlatform
+from tests.fakes.platforms import with_fake
+from tests.fakes.service import Service
+from tests.house import live_plan
+
+SECRET = "correct-horse-battery-staple"
+FINGERPRINT = "ab" * 32
+VIM = {
+    "name": "lab",
+    "kind": "vim_api",
+    "endpoint": "https://127.0.0.1:1",
+    "credentials": {"user": "root", "password": SECRET},
+}
+FAKE = {"name": "fake", "kind": "libvirt_remote", "endpoint": "qemu:///system"}
+FIELDS = {"id", "name", "kind", "endpoint", "options", "created_at", "last_test"}
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> FakePlatform:
+    return FakePlatform(tmp_path / "platform")
+
+
+@pytest.fixture
+def opened() -> list[SourceAccess]:
+    return []
+
+
+@pytest.fixture
+def service(tmp_path: Path, platform: FakePlatform, opened: list[SourceAccess]) -> Iterator[Service]:
+    made = Service(tmp_path, platforms=with_fake(platform, opened))
+    with made.served():
+        yield made
+    made.close()
+
+
+def add(client: httpx.Client, body: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    answer = client.post("/sources", json=body | fields)
+    assert answer.status_code == 201, answer.text
+    source: dict[str, Any] = answer.json()
+    assert answer.headers["location"].endswith(f"/api/v1/migrator/sources/{source['id']}")
+    return source
+
+
+def check(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in answer["checks"] if one["name"] == name)
+
+
+# ── kept ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_source_is_registered_listed_loaded_and_removed(client: httpx.Client) -> None:
+    source = add(client, VIM)
+    assert set(source) == FIELDS
+    assert (source["name"], source["kind"], source["endpoint"]) == ("lab", "vim_api", "https://127.0.0.1:1")
+    assert source["options"] == {"verify_tls": True, "fingerprint_sha256": None}
+    assert client.get("/sources").json() == {"items": [source], "next_cursor": None}
+    assert client.get(f"/sources/{source['id']}").json() == source
+    assert client.delete(f"/sources/{source['id']}").status_code == 204
+    assert client.get(f"/sources/{source['id']}").json()["code"] == "E_MIG_NOT_FOUND"
+    assert client.delete(f"/sources/{source['id']}").status_code == 404
+
+
+def test_pages_miss_no_source(client: httpx.Client) -> None:
+    made = [add(client, FAKE, name=f"s{number}")["id"] for number in range(5)]
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = client.get("/sources", params={"limit": 2} | ({"cursor": cursor} if cursor else {})).json()
+        seen += [one["id"] for one in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == made[::-1]
+
+
+def test_a_secret_is_in_no_answer_and_in_no_file(service: Service, client: httpx.Client) -> None:
+    source = add(client, VIM)
+    answers = [
+        client.get("/sources").text,
+        client.get(f"/sources/{source['id']}").text,
+        client.post(f"/sources/{source['id']}/test").text,
+        client.get(f"/sources/{source['id']}/vms").text,
+        client.post("/sources", json=VIM | {"name": "other", "credentials": {"password": SECRET}}).text,
+        client.post("/sources", json=VIM | {"name": "other", "credentials": {"user": 3, "password": [SECRET]}}).text,
+        client.patch(f"/sources/{source['id']}", json={"credentials": {"user": "u", "password": SECRET, "more": SECRET}}).text,
+        client.post("/sources", json=VIM | {"endpoint": f"https://root:{SECRET}@host"}).text,
+    ]
+    assert not [answer for answer in answers if SECRET in answer]
+    service.store.close()
+    for path in service.settings.data_dir.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+
+
+def test_the_adapter_gets_the_credentials_back(client: httpx.Client, opened: list[SourceAccess]) -> None:
+    source = add(client, FAKE, credentials={"user": "root"})
+    assert client.get(f"/sources/{source['id']}/vms").status_code == 200
+    assert dict(opened[-1].credentials) == {"user": "root"}
+    assert SECRET not in repr(SourceAccess("https://x", {"password": SECRET}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"endpoint": "ftp://host"}, "scheme is 'ftp'"),
+        ({"endpoint": "https://"}, "names no host"),
+        ({"endpoint": "https://host:99999"}, "no URL"),
+        ({"endpoint": "https://user@host"}, "holds a user"),
+        ({"endpoint": "https://u:p@host"}, "holds a password"),
+        ({"credentials": {}}, "credentials.user"),
+        ({"credentials": {"user": "u"}}, "credentials.password"),
+        ({"credentials": {"user": "u", "password": "p", "x": "y"}}, "credentials.x"),
+        ({"options": {"nonsense": 1}}, "options.nonsense"),
+        ({"options": {"fingerprint_sha256": "xyz"}}, "options.fingerprint_sha256"),
+        ({"kind": "esx"}, "kind"),
+        ({"name": ""}, "name"),
+        ({"surprise": True}, "surprise"),
+    ],
+)
+def test_what_has_not_the_form_of_its_kind_is_refused(client: httpx.Client, fields: dict[str, Any], told: str) -> None:
+    answer = client.post("/sources", json=VIM | fields)
+    assert (answer.status_code, answer.json()["code"]) == (400, "E_MIG_BAD_REQUEST"), answer.text
+    assert told in answer.json()["detail"]
+    assert client.get("/sources").json()["items"] == []
+
+
+def test_two_sources_have_two_names(client: httpx.Client) -> None:
+    add(client, VIM)
+    answer = client.post("/sources", json=VIM)
+    assert (answer.status_code, answer.json()["code"]) == (409, "E_MIG_CONFLICT")
+
+
+def test_a_change_replaces_what_it_names(client: httpx.Client) -> None:
+    source = add(client, VIM)
+    path = f"/sources/{source['id']}"
+    renamed = client.patch(path, json={"name": "prod", "options": {"fingerprint_sha256": FINGERPRINT}}).json()
+    assert renamed["name"] == "prod"
+    assert renamed["options"]["fingerprint_sha256"] == ":".join(["AB"] * 32)
+    assert renamed["created_at"] == source["created_at"]
+    assert client.get(path).json() == renamed
+    add(client, VIM)
+    assert client.patch(path, json={"name": "lab"}).status_code == 409
+    assert client.patch(path, json={"options": {"x": 1}}).status_code == 400
+    assert client.patch(path, json={"kind": "pve_api"}).status_code == 400
+    assert client.patch(f"/sources/{uuid4()}", json={"name": "x"}).status_code == 404
+
+
+def test_credentials_follow_no_change_of_address(client: httpx.Client) -> None:
+    """Who may change a source could else have its password sent to a host of his own."""
+    source = add(client, VIM)
+    path = f"/sources/{source['id']}"
+    answer = client.patch(path, json={"endpoint": "https://elsewhere"})
+    assert (answer.status_code, answer.json()["detail"]) == (400, "credentials: are required with another endpoint")
+    moved = client.patch(path, json={"endpoint": "https://elsewhere", "credentials": {"user": "u", "password": "p"}})
+    assert moved.json()["endpoint"] == "https://elsewhere"
+
+
+def test_a_source_that_a_job_reads_from_stays(service: Service, client: httpx.Client) -> None:
+    source = add(client, FAKE)
+    job = service.submit(live_plan(source_ref={"kind": "live_vm", "source_id": source["id"], "vm_id": "vm-1"}))
+    answer = client.delete(f"/sources/{source['id']}")
+    assert (answer.status_code, answer.json()["code"]) == (409, "E_MIG_CONFLICT")
+    assert str(job.id) in answer.json()["detail"]
+    service.move(job.id, State.FAILED)
+    assert client.delete(f"/sources/{source['id']}").status_code == 204
+
+
+def test_a_plan_for_a_source_that_is_not_there_or_of_another_kind_is_refused(service: Service, client: httpx.Client) -> None:
+    source = add(client, FAKE)
+    with pytest.raises(InvalidPlan, match="libvirt_remote"):
+        service.sources.check_plan(LiveKind.VIM_API, UUID(source["id"]))
+    with pytest.raises(NotFound):
+        service.sources.check_plan(LiveKind.VIM_API, uuid4())
+
+
+def test_rotating_the_key_leaves_every_source_usable(
+    service: Service, client: httpx.Client, opened: list[SourceAccess]
+) -> None:
+    key = service.settings.keyring_dir / "migrator.key"
+    before = key.read_bytes()
+    sources = [add(client, FAKE, name=f"s{number}", credentials={"user": f"u{number}"}) for number in range(3)]
+    assert client.post("/keyring/rotate").json() == {"resealed": 3}
+    assert key.read_bytes() != before
+    assert not key.with_name("migrator.key.new").exists()
+    for source in sources:
+        assert client.get(f"/sources/{source['id']}/vms").status_code == 200
+    assert [access.credentials["user"] for access in opened] == ["u0", "u1", "u2"]
+
+
+# ── tested ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_source_that_serves(client: httpx.Client) -> None:
+    source = add(client, FAKE)
+    answer = client.post(f"/sources/{source['id']}/test").json()
+    assert set(answer) == {"ok", "product", "version", "latency_ms", "checks", "at"}
+    assert (answer["ok"], answer["product"]) == (True, "the fake platform")
+    assert answer["latency_ms"] >= 0
+    assert [one["name"] for one in answer["checks"]] == ["login", "platform"]
+    assert client.get(f"/sources/{source['id']}").json()["last_test"] == answer
+
+
+def test_a_closed_port_is_told_with_what_to_do(client: httpx.Client) -> None:
+    with socket.socket() as held:  # bound and not listening: nobody else takes the port, and it refuses
+        held.bind(("127.0.0.1", 0))
+        source = add(client, VIM, endpoint=f"https://127.0.0.1:{held.getsockname()[1]}")
+        answer = client.post(f"/sources/{source['id']}/test").json()
+    assert not answer["ok"]
+    assert check(answer, "address")["ok"]
+    assert not check(answer, "port")["ok"]
+    assert "Connection refused" in check(answer, "port")["detail"]
+    assert "firewall" in check(answer, "port")["hint"]
+
+
+def test_a_name_without_an_address_is_told(client: httpx.Client) -> None:
+    source = add(client, VIM, endpoint="https://no-such-host.invalid")
+    answer = client.post(f"/sources/{source['id']}/test").json()
+    assert [one["name"] for one in answer["checks"]] == ["address"]
+    assert not answer["ok"]
+    assert "DNS" in answer["checks"][0]["hint"]
+
+
+def test_a_wrong_password_is_a_failed_check(client: httpx.Client, platform: FakePlatform) -> None:
+    source = add(client, FAKE)
+    platform.fault("wrong_password", 1)
+    answer = client.post(f"/sources/{source['id']}/test").json()
+    assert not answer["ok"]
+    assert check(answer, "login")["detail"].startswith("E_MIG_AUTH_FAILED: ")
+    platform.fault("wrong_password", 1)
+    refused = client.get(f"/sources/{source['id']}/vms")
+    assert (refused.status_code, refused.json()["code"]) == (502, "E_MIG_AUTH_FAILED")
+
+
+def test_a_deep_test_reads_from_a_snapshot_and_leaves_none(client: httpx.Client, platform: FakePlatform) -> None:
+    platform.add_vm("vm-1", {"disk-0": bytes(1 << 20)})
+    source = add(client, FAKE)
+    answer = client.post(f"/sources/{source['id']}/test", params={"deep": True}).json()
+    assert answer["ok"]
+    assert [one["name"] for one in answer["checks"]][2:] == ["choose", "snapshot", "read", "cleanup"]
+    assert "1048576 bytes" in check(answer, "read")["detail"]
+    assert platform.vm("vm-1")["snapshots"] == {}
+
+
+def test_a_deep_test_that_fails_leaves_no_snapshot(client: httpx.Client, platform: FakePlatform) -> None:
+    platform.add_vm("vm-1", {"disk-0": bytes(1 << 20)})
+    source = add(client, FAKE)
+    platform.fault("snapshot_failed", 1)
+    answer = client.post(f"/sources/{source['id']}/test", params={"deep": True, "vm_id": "vm-1"}).json()
+    assert not answer["ok"]
+    assert check(answer, "cleanup")["ok"]
+    assert platform.vm("vm-1")["snapshots"] == {}
+    assert not client.post(f"/sources/{source['id']}/test", params={"deep": True, "vm_id": "vm-9"}).json()["ok"]
+
+
+# ── discovered ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_discovery_is_paged_by_name_and_asks_the_platform_once(
+    client: httpx.Client, platform: FakePlatform, opened: list[SourceAccess]
+) -> None:
+    for number in range(7):
+        platform.add_vm(f"vm-{number}", {})
+    source = add(client, FAKE)
+    path = f"/sources/{source['id']}/vms"
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = client.get(path, params={"limit": 3} | ({"cursor": cursor} if cursor else {})).json()
+        seen += [vm["vm_id"] for vm in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+        platform.add_vm(f"vm-0{len(seen)}", {})  # what comes in between is on no later page
+    assert seen == [f"vm-{number}" for number in range(7)]
+    assert len(opened) == 1
+    found = client.get(path, params={"search": "M-0"}).json()["items"]
+    assert [vm["vm_id"] for vm in found] == ["vm-0", "vm-03", "vm-06"]
+    assert set(found[0]) >= {"vm_id", "name", "power_state", "cpu_count", "memory_bytes"}
+
+
+def test_inspection_answers_a_manifest(client: httpx.Client, platform: FakePlatform) -> None:
+    platform.add_vm("vm-1", {"disk-0": bytes(4096)})
+    source = add(client, FAKE)
+    manifest = client.get(f"/sources/{source['id']}/vms/vm-1").json()
+    assert (manifest["vm_id"], manifest["cbt_available"]) == ("vm-1", True)
+    missing = client.get(f"/sources/{source['id']}/vms/vm-2")
+    assert (missing.status_code, missing.json()["code"]) == (404, "E_MIG_VM_NOT_FOUND")
+    assert client.get(f"/sources/{uuid4()}/vms/vm-1").status_code == 404
+    assert client.get("/sources/none/vms").status_code == 404
+
+
+def test_a_source_that_is_away_is_a_bad_gateway(client: httpx.Client, platform: FakePlatform) -> None:
+    source = add(client, FAKE)
+    platform.fault("unreachable", 1)
+    answer = client.get(f"/sources/{source['id']}/vms")
+    assert (answer.status_code, answer.json()["code"]) == (502, "E_MIG_SOURCE_UNREACHABLE")

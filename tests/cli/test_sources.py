@@ -1,0 +1,108 @@
+"""synvirt sources and synvirt keyring, against a service on real sockets with a fake platform."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synvirt.cli import sources
+from synvirt.model import LiveKind
+from tests.cli.conftest import Run
+from tests.fakes.live import FakePlatform
+from tests.fakes.platforms import with_fake
+from tests.fakes.service import Service
+
+SECRET = "correct-horse-battery-staple"
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> FakePlatform:
+    return FakePlatform(tmp_path / "platform")
+
+
+@pytest.fixture
+def service(tmp_path: Path, platform: FakePlatform) -> Iterator[Service]:
+    made = Service(tmp_path, platforms=with_fake(platform))
+    with made.served():
+        yield made
+    made.close()
+
+
+def test_the_kinds_are_the_models() -> None:
+    assert set(sources.KINDS) == {str(kind) for kind in LiveKind}
+
+
+def test_add_list_show_test_vms_change_remove(service: Service, run: Run, platform: FakePlatform) -> None:
+    platform.add_vm("vm-1", {"disk-0": bytes(4096)})
+    done = run("sources", "add", "lab", "qemu:///system")
+    assert done.exit_code == 0, done.stderr
+    assert "Try it: synvirt sources test 'lab'" in done.stdout
+    assert "lab" in run("sources", "list").stdout
+    assert "verify_tls = True" in run("sources", "show", "lab").stdout
+    tried = run("sources", "test", "lab", "--deep")
+    assert (tried.exit_code, tried.stdout.splitlines()[-1]) == (0, "The source serves.")
+    assert "vm-1" in run("sources", "vms", "lab").stdout
+    assert "warm         yes" in run("sources", "inspect", "lab", "vm-1").stdout
+    assert run("sources", "change", "lab", "--name", "prod").exit_code == 0
+    assert run("sources", "remove", "prod").exit_code == 0
+    assert run("sources", "list").stdout == "There are no sources\n"
+    gone = run("sources", "show", "prod")
+    assert (gone.exit_code, "E_MIG_NOT_FOUND" in gone.stderr) == (1, True)
+
+
+def test_a_password_comes_by_standard_input_and_is_never_printed(service: Service, run: Run) -> None:
+    arguments = ("sources", "add", "vc", "https://127.0.0.1:1", "--kind", "vim_api", "--source-user", "root", "--json")
+    done = run(*arguments, typed=f"{SECRET}\n")
+    assert done.exit_code == 0, done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    source = json.loads(done.stdout)
+    opened, sealed = service.store.sources.opened(source["id"], host="local")
+    assert service.sources._opened(opened.id, sealed) == {"user": "root", "password": SECRET}
+
+
+def test_other_credentials_and_files(service: Service, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "id").write_text("root@pam!mover")
+    done = run(
+        "sources", "add", "pve", "https://127.0.0.1:1", "--kind", "pve_api",
+        "--credential", f"token_id=@{tmp_path / 'id'}", "--secret", "token_secret", "--fingerprint", "ab" * 32, "--json",
+        typed=f"{SECRET}\n",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    source = json.loads(done.stdout)
+    assert source["options"]["fingerprint_sha256"] == ":".join(["AB"] * 32)
+    opened, sealed = service.store.sources.opened(source["id"], host="local")
+    assert service.sources._opened(opened.id, sealed) == {"token_id": "root@pam!mover", "token_secret": SECRET}
+
+
+def test_a_failed_test_exits_1_and_says_what_to_do(service: Service, run: Run, platform: FakePlatform) -> None:
+    run("sources", "add", "lab", "qemu:///system")
+    platform.fault("wrong_password", 1)
+    done = run("sources", "test", "lab")
+    assert done.exit_code == 1
+    assert "FAILED  login        E_MIG_AUTH_FAILED" in done.stdout
+
+
+def test_wrong_usage(service: Service, run: Run) -> None:
+    assert run("sources", "add", "lab", "https://x").exit_code == 2
+    assert run("sources", "add", "lab", "https://x", "--kind", "esx").exit_code == 2
+    assert run("sources", "add", "lab", "qemu:///system", "--option", "x").exit_code == 2
+    assert run("sources", "add", "lab", "ftp://x", "--kind", "vim_api", "--credential", "user=u").exit_code == 2
+
+
+def test_import_from_a_source_finds_the_vm_by_its_name_or_id(service: Service, run: Run, platform: FakePlatform) -> None:
+    platform.add_vm("vm-1", {"disk-0": bytes(4096)})
+    run("sources", "add", "lab", "qemu:///system")
+    done = run("import", "vm-1", "--source", "lab", "--mode", "warm", "--cutover", "manual", "--json")
+    assert done.exit_code == 0, done.stderr
+    plan = json.loads(done.stdout)["plan"]
+    assert plan["source"] == {"Live": "libvirt_remote"}
+    assert (plan["source_ref"]["kind"], plan["source_ref"]["vm_id"]) == ("live_vm", "vm-1")
+    assert (plan["mode"], plan["warm"]["cutover"]) == ("Warm", "manual")
+    missing = run("import", "vm-2", "--source", "lab")
+    assert (missing.exit_code, "E_MIG_VM_NOT_FOUND" in missing.stderr) == (1, True)
+
+
+def test_the_key_is_rotated(service: Service, run: Run) -> None:
+    run("sources", "add", "lab", "qemu:///system")
+    assert run("keyring", "rotate").stdout == "The key is new; the credentials of 1 sources are sealed with it\n"

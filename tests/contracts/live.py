@@ -1,0 +1,256 @@
+"""The laws of LiveAdapter, as one suite. An implementation joins by a subclass whose fixture `case` opens it.
+
+A platform that is not served yet joins PlannedContract: specification part 1, item 8.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+from uuid import uuid4
+
+import pytest
+
+from synvirt.disks import open_reader
+from synvirt.disks.specs import ReaderSpec
+from synvirt.errors import BadRequest, CbtReset, Internal, SnapshotFailed, VmNotFound
+from synvirt.live import LiveAdapter, SnapshotRef, SourceAccess
+from synvirt.live.registry import Platform
+from synvirt.model import Disk, LiveKind
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCase:
+    """`open`: a new adapter, not connected. The VM `vm_id` runs, and its first disk holds `content`; `write` is its guest.
+
+    `snapshots`: the names of ours on the platform. `lose_tracking`: the platform forgets what older change ids mean.
+    """
+
+    open: Callable[[], LiveAdapter]
+    vm_id: str
+    content: Callable[[], bytes]
+    write: Callable[[int, bytes], None]
+    snapshots: Callable[[], list[str]]
+    lose_tracking: Callable[[], None]
+    # The least that the platform tells apart.
+    tracked_bytes: int = 65536
+
+
+def read(spec: ReaderSpec, onto: bytes | None = None) -> tuple[bytes, int]:
+    """What the reader's extents say, laid over `onto` (zeros); and how many bytes were data."""
+    reader = open_reader(spec)
+    try:
+        disk, data_bytes = bytearray(onto or bytes(reader.size)), 0
+        assert len(disk) == reader.size
+        for extent in reader.extents():
+            buffer = bytearray(extent.length)
+            if not extent.zero:
+                reader.read_into(extent.start, memoryview(buffer))
+                data_bytes += extent.length
+            disk[extent.start : extent.end] = buffer
+    finally:
+        reader.close()
+    return bytes(disk), data_bytes
+
+
+class LiveContract:
+    @pytest.fixture
+    def case(self) -> LiveCase:
+        raise NotImplementedError
+
+    def ask(self, case: LiveCase, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
+        """In a session of its own, as every step of a job has one."""
+
+        async def session() -> T:
+            adapter = case.open()
+            try:
+                await adapter.connect()
+                return await use(adapter)
+            finally:
+                await adapter.close()
+
+        return asyncio.run(session())
+
+    async def copied(
+        self, adapter: LiveAdapter, case: LiveCase, snapshot: SnapshotRef, since: str | None, onto: bytes | None = None
+    ) -> tuple[bytes, int]:
+        disk = await self.first_disk(adapter, case)
+        spec = await adapter.open_disk(case.vm_id, snapshot, disk, since)
+        return await asyncio.to_thread(read, spec, onto)
+
+    async def first_disk(self, adapter: LiveAdapter, case: LiveCase) -> Disk:
+        return (await adapter.inspect(case.vm_id)).disks[0]
+
+    # ── who is there ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def test_the_kind_is_one_of_the_model(self, case: LiveCase) -> None:
+        assert case.open().kind in LiveKind
+
+    def test_a_session_may_be_closed_twice_and_unopened(self, case: LiveCase) -> None:
+        async def close() -> None:
+            adapter = case.open()
+            await adapter.close()
+            await adapter.connect()
+            await adapter.close()
+            await adapter.close()
+
+        asyncio.run(close())
+
+    def test_about_names_the_product(self, case: LiveCase) -> None:
+        about = self.ask(case, lambda adapter: adapter.about())
+        assert about.product
+        assert about.version
+        assert all(check.ok for check in about.checks), about.checks
+
+    def test_the_vm_is_listed_once(self, case: LiveCase) -> None:
+        rows = self.ask(case, lambda adapter: adapter.list_vms())
+        assert [row.power_state for row in rows if row.vm_id == case.vm_id] == ["on"]
+
+    def test_inspection_knows_the_disk(self, case: LiveCase) -> None:
+        manifest = self.ask(case, lambda adapter: adapter.inspect(case.vm_id))
+        assert (manifest.vm_id, manifest.power_state) == (case.vm_id, "on")
+        assert manifest.disks[0].capacity_bytes == len(case.content())
+        assert len({disk.key for disk in manifest.disks}) == len(manifest.disks)
+        assert manifest.cbt_available == (manifest.cbt_reason is None)
+
+    def test_a_vm_that_is_not_there(self, case: LiveCase) -> None:
+        for use in (
+            lambda adapter: adapter.inspect("vm-that-never-was"),
+            lambda adapter: adapter.snapshot("vm-that-never-was", "synvirt-x-1"),
+        ):
+            with pytest.raises(VmNotFound):
+                self.ask(case, use)
+
+    # ── copied ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def test_a_snapshot_is_the_disk_as_it_was(self, case: LiveCase) -> None:
+        name, before = f"synvirt-{uuid4()}-1", case.content()
+
+        async def use(adapter: LiveAdapter) -> tuple[bytes, int]:
+            snapshot = await adapter.snapshot(case.vm_id, name)
+            case.write(0, b"written after the snapshot")
+            return await self.copied(adapter, case, snapshot, None)
+
+        assert self.ask(case, use)[0] == before
+        self.ask(case, lambda adapter: adapter.cleanup(case.vm_id, name))
+        assert case.snapshots() == []
+
+    def test_a_snapshot_of_one_name_is_made_once(self, case: LiveCase) -> None:
+        name = f"synvirt-{uuid4()}-1"
+        first = self.ask(case, lambda adapter: adapter.snapshot(case.vm_id, name))
+        assert self.ask(case, lambda adapter: adapter.snapshot(case.vm_id, name)) == first
+        assert len(case.snapshots()) == 1
+        for _ in range(2):
+            self.ask(case, lambda adapter: adapter.cleanup(case.vm_id, name))
+        assert case.snapshots() == []
+
+    def test_deltas_hold_what_changed_and_make_the_copy_whole(self, case: LiveCase) -> None:
+        job, block = uuid4(), case.tracked_bytes
+
+        async def one_pass(adapter: LiveAdapter, number: int, since: str | None, onto: bytes | None) -> tuple[bytes, int, str]:
+            name = f"synvirt-{job}-{number}"
+            snapshot = await adapter.snapshot(case.vm_id, name)
+            copy, data_bytes = await self.copied(adapter, case, snapshot, since, onto)
+            await adapter.release(case.vm_id, name)
+            return copy, data_bytes, snapshot.change_ids[(await self.first_disk(adapter, case)).key]
+
+        self.ask(case, lambda adapter: adapter.enable_cbt(case.vm_id))
+        copy, _, since = self.ask(case, lambda adapter: one_pass(adapter, 1, None, None))
+        assert copy == case.content()
+        for number, (offset, text) in enumerate([(block * 3, b"first delta"), (block * 5 - 4, b"second, over two blocks")], 2):
+            case.write(offset, text)
+            case.write(block * 8, bytes(block))  # zeros are a change, too
+            copy, data_bytes, since = self.ask(case, lambda adapter: one_pass(adapter, number, since, copy))  # noqa: B023
+            assert copy == case.content()
+            assert data_bytes <= 4 * block
+        for number in range(1, 4):
+            self.ask(case, lambda adapter: adapter.cleanup(case.vm_id, f"synvirt-{job}-{number}"))  # noqa: B023
+        assert case.snapshots() == []
+
+    def test_a_lost_change_tracking_is_told_before_anything_is_copied(self, case: LiveCase) -> None:
+        job = uuid4()
+        self.ask(case, lambda adapter: adapter.enable_cbt(case.vm_id))
+        first = self.ask(case, lambda adapter: adapter.snapshot(case.vm_id, f"synvirt-{job}-1"))
+        self.ask(case, lambda adapter: adapter.release(case.vm_id, f"synvirt-{job}-1"))
+        case.lose_tracking()
+
+        async def delta(adapter: LiveAdapter) -> None:
+            snapshot = await adapter.snapshot(case.vm_id, f"synvirt-{job}-2")
+            disk = await self.first_disk(adapter, case)
+            await adapter.open_disk(case.vm_id, snapshot, disk, first.change_ids[disk.key])
+
+        with pytest.raises(CbtReset):
+            self.ask(case, delta)
+        for number in (1, 2):
+            self.ask(case, lambda adapter: adapter.cleanup(case.vm_id, f"synvirt-{job}-{number}"))  # noqa: B023
+        assert case.snapshots() == []
+
+    # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def test_off_and_on_again(self, case: LiveCase) -> None:
+        for wish, state in (("shutdown", "off"), ("power_on", "on")):
+            for _ in range(2):
+                self.ask(case, lambda adapter: getattr(adapter, wish)(case.vm_id))  # noqa: B023
+                assert self.ask(case, lambda adapter: adapter.inspect(case.vm_id)).power_state == state
+
+    def test_a_vm_that_is_off_is_copied_too(self, case: LiveCase) -> None:
+        name = f"synvirt-{uuid4()}-1"
+        self.ask(case, lambda adapter: adapter.shutdown(case.vm_id))
+
+        async def use(adapter: LiveAdapter) -> tuple[bytes, int]:
+            return await self.copied(adapter, case, await adapter.snapshot(case.vm_id, name), None)
+
+        assert self.ask(case, use)[0] == case.content()
+        self.ask(case, lambda adapter: adapter.cleanup(case.vm_id, name))
+        assert case.snapshots() == []
+
+    def test_a_mark_may_be_left_twice(self, case: LiveCase) -> None:
+        for _ in range(2):
+            self.ask(case, lambda adapter: adapter.mark(case.vm_id, "migrated to web (42)"))
+
+
+class PlannedContract:
+    """`access` keeps the platform's form; `malformed` does not."""
+
+    platform: Platform
+    access: SourceAccess
+    malformed: tuple[SourceAccess, ...]
+
+    def test_connect_reaches_nothing_and_checks_the_form(self) -> None:
+        asyncio.run(self.platform.open(self.access).connect())
+
+    def test_a_malformed_source_is_refused(self) -> None:
+        for access in self.malformed:
+            with pytest.raises(BadRequest) as refused:
+                asyncio.run(self.platform.open(access).connect())
+            assert "s3cret" not in str(refused.value)
+
+    def test_there_is_no_warm_mode(self) -> None:
+        assert asyncio.run(self.platform.open(self.access).supports_warm()) is False
+
+    def test_every_other_method_refuses_and_says_what_is_to_come(self) -> None:
+        adapter = self.platform.open(self.access)
+        disk = Disk(key="d", label="d", capacity_bytes=1)
+        refusing: list[tuple[type[Exception], Awaitable[object]]] = [
+            (Internal, adapter.about()),
+            (Internal, adapter.list_vms()),
+            (Internal, adapter.inspect("vm-1")),
+            (Internal, adapter.enable_cbt("vm-1")),
+            (SnapshotFailed, adapter.snapshot("vm-1", "s")),
+            (Internal, adapter.open_disk("vm-1", SnapshotRef(id="s"), disk, None)),
+            (Internal, adapter.release("vm-1", "s")),
+            (Internal, adapter.shutdown("vm-1")),
+            (Internal, adapter.power_on("vm-1")),
+            (Internal, adapter.mark("vm-1", "note")),
+            (Internal, adapter.cleanup("vm-1", "s")),
+        ]
+
+        async def refused(wanted: Awaitable[object]) -> None:
+            await wanted
+
+        for error, wanted in refusing:
+            with pytest.raises(error, match=f"{self.platform.kind} cannot .* in this version: .* to come"):
+                asyncio.run(refused(wanted))
+        asyncio.run(adapter.close())

@@ -1,0 +1,85 @@
+"""Every registered platform, held to the laws of LiveAdapter."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from synvirt.live import SourceAccess
+from synvirt.live.registry import BY_KIND, PLATFORMS
+from synvirt.model import LiveKind
+from tests.contracts.live import LiveCase, LiveContract, PlannedContract
+from tests.fakes.live import TRACKED_BYTES, FakeAdapter, FakePlatform
+
+LOGIN = {"user": "root", "password": "s3cret"}
+
+
+def malformed(good: SourceAccess) -> tuple[SourceAccess, ...]:
+    return (
+        replace(good, endpoint="ftp://host"),
+        replace(good, endpoint="https://"),
+        replace(good, endpoint="https://root:s3cret@host"),
+        replace(good, credentials={}),
+        replace(good, credentials=dict(good.credentials) | {"unknown": "s3cret"}),
+        replace(good, options={"unknown": 1}),
+    )
+
+
+class TestWmiApi(PlannedContract):
+    platform = BY_KIND[LiveKind.WMI_API]
+    access = SourceAccess("https://hyperv.example:5986", LOGIN)
+    malformed = malformed(access)
+
+
+class TestPveApi(PlannedContract):
+    platform = BY_KIND[LiveKind.PVE_API]
+    access = SourceAccess("https://pve.example", {"user": "root@pam", "password": "s3cret"})
+    malformed = (
+        *malformed(access),
+        replace(access, credentials=LOGIN),
+        replace(access, credentials={"token_id": "root@pam!mover"}),
+    )
+
+
+class TestPveApiByToken(PlannedContract):
+    platform = BY_KIND[LiveKind.PVE_API]
+    access = SourceAccess("https://pve.example", {"token_id": "root@pam!mover", "token_secret": "s3cret"})
+    malformed = ()
+
+
+class TestXenApi(PlannedContract):
+    platform = BY_KIND[LiveKind.XEN_API]
+    access = SourceAccess("https://xen.example", LOGIN)
+    malformed = malformed(access)
+
+
+class TestPrismApi(PlannedContract):
+    platform = BY_KIND[LiveKind.PRISM_API]
+    access = SourceAccess("https://prism.example", LOGIN)
+    malformed = malformed(access)
+
+
+class TestFake(LiveContract):
+    """The stand-in that the warm engine's tests run on keeps the laws of those it stands for."""
+
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> LiveCase:
+        platform = FakePlatform(tmp_path)
+        platform.add_vm("vm-1", {"disk-0": bytes(range(256)) * 256 * 16})
+
+        def write(offset: int, data: bytes) -> None:
+            platform.guest_writes("vm-1", "disk-0", offset, data)
+
+        return LiveCase(
+            open=lambda: FakeAdapter(platform),
+            vm_id="vm-1",
+            content=lambda: platform.disk_path("vm-1", "disk-0").read_bytes(),
+            write=write,
+            snapshots=lambda: list(platform.vm("vm-1")["snapshots"]),
+            lose_tracking=lambda: platform.lose_change_ids("vm-1"),
+            tracked_bytes=TRACKED_BYTES,
+        )
+
+
+def test_every_kind_is_registered_once() -> None:
+    assert sorted(platform.kind for platform in PLATFORMS) == sorted(LiveKind)

@@ -1,0 +1,184 @@
+"""Sources in the store, and the change of the key that seals them, whatever moment a crash comes at."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from pydantic import SecretStr
+
+from synvirt.errors import Conflict, NotFound, PersistFailed
+from synvirt.keyring import Keyring, KeyUnusable, Reseal
+from synvirt.live.registry import BY_KIND
+from synvirt.migrations.sources import Sources
+from synvirt.model import LiveKind, Source, SourceChange, SourceRequest, now
+from synvirt.store import Store
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    store = Store(database_url)
+    yield store
+    store.close()
+
+
+class Crash(BaseException):
+    """The service dies here."""
+
+
+def a_source(name: str = "lab") -> Source:
+    return Source(id=uuid4(), name=name, kind=LiveKind.VIM_API, endpoint="https://x", created_at=now())
+
+
+def started(store: Store, folder: Path) -> Sources:
+    """As a service starts on this folder."""
+    keyring = Keyring(folder / "migrator.key")
+    return Sources(store.sources, keyring, host="h", platforms=BY_KIND, folder=folder / "sources")
+
+
+def registered(sources: Sources, name: str) -> UUID:
+    credentials = {"user": SecretStr("root"), "password": SecretStr(f"secret of {name}")}
+    request = SourceRequest(name=name, kind=LiveKind.VIM_API, endpoint="https://x", credentials=credentials)
+    return sources.add(request).id
+
+
+def password(sources: Sources, store: Store, source_id: UUID) -> str:
+    return sources._opened(source_id, store.sources.opened(source_id, host="h")[1])["password"]
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_source_comes_back_as_it_went_in_for_its_own_host(store: Store) -> None:
+    source = a_source("münchen – ✓")
+    store.sources.add(source, b"\x00sealed\xff", host="h")
+    found, sealed = store.sources.opened(source.id, host="h")
+    assert (Source.model_validate_json(source.model_dump_json()), b"\x00sealed\xff") == (found, sealed)
+    with pytest.raises(NotFound):
+        store.sources.get(source.id, host="another")
+    assert store.sources.page(host="another", limit=5) == ([], None)
+    store.sources.add(a_source("münchen – ✓"), b"x", host="another")
+    with pytest.raises(Conflict):
+        store.sources.add(a_source("münchen – ✓"), b"x", host="h")
+
+
+def test_a_change_and_a_removal(store: Store) -> None:
+    source = a_source()
+    store.sources.add(source, b"1", host="h")
+    changed = store.sources.change(
+        source.id, lambda now_, sealed: (now_.model_copy(update={"name": "n"}), sealed + b"2"), host="h"
+    )
+    assert store.sources.opened(source.id, host="h") == (store.sources.get(source.id, host="h"), b"12")
+    assert changed.name == "n"
+    store.sources.remove(source.id, host="h")
+    with pytest.raises(NotFound):
+        store.sources.remove(source.id, host="h")
+
+
+# ── sealed ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_credentials_open_for_their_own_source_alone(store: Store, tmp_path: Path) -> None:
+    """Somebody who can write to the store cannot have one platform's password sent to another."""
+    sources = started(store, tmp_path)
+    one, other = registered(sources, "one"), registered(sources, "other")
+    stolen = store.sources.opened(one, host="h")[1]
+    store.sources.change(other, lambda now_, _: (now_, stolen), host="h")
+    with pytest.raises(Exception, match="cannot be opened"):
+        password(sources, store, other)
+    assert password(sources, store, one) == "secret of one"
+
+
+def test_a_change_without_credentials_keeps_them(store: Store, tmp_path: Path) -> None:
+    sources = started(store, tmp_path)
+    id_ = registered(sources, "one")
+    sources.change(id_, SourceChange(name="two"))
+    assert password(sources, store, id_) == "secret of one"
+    sources.change(id_, SourceChange(credentials={"user": SecretStr("u"), "password": SecretStr("new")}))
+    assert password(sources, store, id_) == "new"
+
+
+# ── the key changed ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_after_a_rotation_only_the_new_key_opens(store: Store, tmp_path: Path, count: int) -> None:
+    sources = started(store, tmp_path)
+    ids = [registered(sources, f"s{number}") for number in range(count)]
+    before = (tmp_path / "migrator.key").read_bytes()
+    assert sources.rotate_key() == count
+    assert (tmp_path / "migrator.key").read_bytes() != before
+    again = started(store, tmp_path)
+    assert [password(again, store, id_) for id_ in ids] == [f"secret of s{number}" for number in range(count)]
+    (tmp_path / "migrator.key").write_bytes(before)
+    if ids:
+        with pytest.raises(Exception, match="cannot be opened"):
+            password(started(store, tmp_path), store, ids[0])
+
+
+@pytest.mark.parametrize("moment", ["before the commit", "after the commit"])
+def test_a_crash_while_the_key_changes_costs_nothing(
+    store: Store, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = started(store, tmp_path)
+    ids = [registered(sources, f"s{number}") for number in range(3)]
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    if moment == "before the commit":
+        seen = 0
+        real = Keyring.rotate
+
+        def rotate(self: Keyring, store_: object, sample: object) -> int:
+            def interrupted(anew: Reseal) -> int:
+                def third(sealed: bytes, belongs_to: bytes) -> bytes:
+                    nonlocal seen
+                    seen += 1
+                    if seen == 3:
+                        raise Crash
+                    return anew(sealed, belongs_to)
+
+                return store_(third)  # type: ignore[operator, no-any-return]
+
+            return real(self, interrupted, sample)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Keyring, "rotate", rotate)
+    else:
+        monkeypatch.setattr(Keyring, "_take_next", crash)
+    with pytest.raises(Crash):
+        sources.rotate_key()
+    monkeypatch.undo()
+    assert (tmp_path / "migrator.key.new").exists()
+    again = started(store, tmp_path)
+    assert not (tmp_path / "migrator.key.new").exists()
+    assert [password(again, store, id_) for id_ in ids] == [f"secret of s{number}" for number in range(3)]
+    assert again.rotate_key() == 3
+
+
+def test_a_rotation_whose_commit_was_told_as_failed_is_settled_at_once(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection was lost with the answer: the commit may have happened, and here it has."""
+    sources = started(store, tmp_path)
+    id_ = registered(sources, "one")
+    real = store.sources.reseal
+
+    def told_as_failed(*arguments: object, **named: object) -> int:
+        real(*arguments, **named)  # type: ignore[arg-type]
+        raise PersistFailed("the connection was lost")
+
+    monkeypatch.setattr(store.sources, "reseal", told_as_failed)
+    with pytest.raises(PersistFailed):
+        sources.rotate_key()
+    assert password(sources, store, id_) == "secret of one"
+
+
+def test_a_store_that_no_key_opens_starts_nothing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = started(store, tmp_path)
+    registered(sources, "one")
+    for name in ("migrator.key", "migrator.key.new"):
+        (tmp_path / name).unlink(missing_ok=True)
+        Keyring(tmp_path / name)
+    with pytest.raises(KeyUnusable, match="neither"):
+        started(store, tmp_path)
