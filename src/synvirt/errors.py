@@ -161,6 +161,12 @@ class GuestBootFailed(SynvirtError):
 
     code = "E_MIG_GUEST_BOOT_FAILED"
 
+    def __init__(self, detail: str = "", *, hint: str | None = None, shown: str = "", other_bus_may_help: bool = False) -> None:
+        """`shown`: the console's end. `other_bus_may_help`: it is what a guest shows that has no driver for its disks."""
+        super().__init__(f"{detail}; {shown}" if shown else detail, hint=hint)
+        self.summary = detail or self.title()
+        self.other_bus_may_help = other_bus_may_help
+
 
 class DeltaTooLarge(SynvirtError):
     """The guest changes faster than its changes can be copied."""

@@ -51,7 +51,7 @@ class Service:
     def remove(self, job: "Migration") -> None:
         """What a completed job made here."""
         if job.domain is not None:
-            self.rooms.hypervisor.undefine(UUID(job.domain.uuid))
+            self.rooms.hypervisor.undefine(UUID(job.domain.uuid), job.id)
         for disk in job.disks:
             if disk.volume is not None:
                 self.rooms.destination.destroy(disk.volume)
@@ -101,7 +101,12 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             begin=engine.begin,
             wake=engine.wake,
         )
-        routers = (host_files_router(settings.imports_dir), uploads_router(uploads), sources_router(sources))
+        free_bytes = rooms.destination.free_bytes
+        routers = (
+            host_files_router(settings.imports_dir, free_bytes=free_bytes),
+            uploads_router(uploads, free_bytes=free_bytes),
+            sources_router(sources),
+        )
         app = create_app(intake, settings, authenticate=authenticator(settings, announce=announce), routers=routers)
         server = Server(app, settings)
         stack.enter_context(swept(uploads))
@@ -130,7 +135,12 @@ def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploa
         connect=sources.connect,
         check_source=sources.check_plan,
         destination=_destination(settings),
-        hypervisor=LibvirtHost(settings.hypervisor_uri, settings.data_dir, boot_check=settings.boot_check),
+        hypervisor=LibvirtHost(
+            settings.hypervisor_uri,
+            settings.data_dir,
+            boot_check=settings.boot_check,
+            boot_activity_s=settings.boot_activity_s,
+        ),
         preparer=VirtV2vInPlace(
             settings.data_dir / "conversions",
             settings.virtio_win_iso,

@@ -53,7 +53,9 @@ class Settings(Received):
     # None: what `make bench` found best for this many cores.
     copy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
     boot_timeout_s: Annotated[float, Field(gt=0)] = 600
-    boot_check: Literal["agent", "running"] = "agent"
+    boot_check: Literal["any", "agent", "running"] = "any"
+    # A guest without agent and console that has written to its disks again and again for so long has booted.
+    boot_activity_s: Annotated[float, Field(ge=5, le=3600)] = 30
     upload_cap_bytes: Annotated[int, Field(gt=0)] = 20 * GIB
     # An upload that no job reads is removed after so long.
     upload_expires_days: Annotated[float, Field(gt=0, le=3650)] = 7

@@ -11,14 +11,17 @@ import pytest
 
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
 from synvirt.hypervisor import Hypervisor, Volume
+from synvirt.hypervisor.identity import identity_of
 from synvirt.model import (
     MIB,
+    BootAttempt,
     Disk,
     Domain,
     HostPathRef,
     Migration,
     MigrationPlan,
     Mode,
+    Nic,
     OfflineKind,
     PlanSource,
     VmManifest,
@@ -65,6 +68,12 @@ def define(case: HypervisorCase, migration: Migration | None = None) -> Domain:
     return domain
 
 
+def _with_identity(name: str, uuid: str | None, mac: str | None) -> VmManifest:
+    empty = Disk(key="disk1", label="disk1", capacity_bytes=MIB)
+    cards = () if mac is None else (Nic(key="n1", mac=mac, network="lan"),)
+    return VmManifest(vm_id="x", name=name, uuid=uuid, disks=(empty,), nics=cards, memory_bytes=64 * MIB)
+
+
 def never() -> bool:
     return False
 
@@ -96,37 +105,74 @@ class HypervisorContract:
         assert case.running(uuid) is True
         case.hypervisor.define(domain)
         assert case.running(uuid) is True, "defining again must not stop the guest"
-        case.hypervisor.undefine(uuid)
+        case.hypervisor.undefine(uuid, migration.id)
         assert case.running(uuid) is None
-        case.hypervisor.undefine(uuid)
+        case.hypervisor.undefine(uuid, migration.id)
         assert case.running(uuid) is None
 
     def test_does_not_start_what_is_not_defined(self, case: HypervisorCase) -> None:
         with pytest.raises(DomainDefineFailed):
             case.hypervisor.start(uuid4())
 
-    def test_a_name_or_uuid_of_our_own_is_free(self, case: HypervisorCase) -> None:
-        case.hypervisor.check_free("nobody has this name", uuid4())
-        domain = define(case)
-        case.hypervisor.check_free(domain.name, UUID(domain.uuid))
+    def test_what_is_of_the_same_job_is_free(self, case: HypervisorCase) -> None:
+        migration = job()
+        case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(migration, []).xml))
+        define(case, migration)
+        case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(migration, []).xml))
 
-    def test_a_name_of_another_job_is_taken(self, case: HypervisorCase) -> None:
-        domain = define(case)
-        with pytest.raises(Conflict, match=domain.name):
-            case.hypervisor.check_free(domain.name, uuid4())
+    def test_what_another_job_has_is_taken_by_name_uuid_and_mac(self, case: HypervisorCase) -> None:
+        theirs = job(_with_identity("theirs", str(uuid4()), "52:54:00:aa:bb:01"))
+        domain = define(case, theirs)
+        uuid = UUID(domain.uuid)
+        assert domain.uuid != str(theirs.id), "the source's UUID is kept"
+        wanted = {
+            "name": _with_identity("theirs", None, None),
+            "UUID": _with_identity("other", domain.uuid, None),
+            "MAC": _with_identity("other", None, "52:54:00:AA:BB:01"),
+        }
+        for what, manifest in wanted.items():
+            mine = job(manifest)
+            with pytest.raises(Conflict, match=what) as caught:
+                case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(mine, []).xml))
+            assert "target.identity" in str(caught.value.hint)
+            with pytest.raises(Conflict, match=what):
+                define(case, mine)
+            case.hypervisor.undefine(uuid, mine.id)
+            assert case.running(uuid) is False, "another job's domain stays"
+        beside = job(_with_identity("theirs", domain.uuid, "52:54:00:aa:bb:01"), name="a copy", identity="new")
+        case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(beside, []).xml))
 
     def test_leaves_foreign_domains_alone(self, case: HypervisorCase) -> None:
         migration, other = job(name="foreign"), uuid4()
         case.add_foreign("foreign", other)
         with pytest.raises(Conflict, match="foreign"):
-            case.hypervisor.check_free("foreign", migration.id)
-        with pytest.raises(DomainDefineFailed):
+            case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(migration, []).xml))
+        with pytest.raises(Conflict):
             define(case, migration)
-        with pytest.raises(Conflict):
-            case.hypervisor.check_free("another name", other)
-        with pytest.raises(Conflict):
-            case.hypervisor.undefine(other)
+        case.hypervisor.undefine(other, migration.id)
         assert case.running(other) is False
+
+    def test_the_next_rung_stops_the_guest_and_is_another_domain_of_the_same_job(self, case: HypervisorCase) -> None:
+        migration = job()
+        domain = define(case, migration)
+        uuid = UUID(domain.uuid)
+        case.hypervisor.start(uuid)
+        climbed = migration.model_copy(
+            update={
+                "boot_attempts": (BootAttempt(disk_bus="virtio", began_at=now()), BootAttempt(disk_bus="scsi", began_at=now()))
+            }
+        )
+        next_domain = define(case, climbed)
+        assert (next_domain.name, next_domain.uuid) == (domain.name, domain.uuid)
+        assert next_domain.xml != domain.xml
+        assert case.running(uuid) is False
+        case.hypervisor.start(uuid)
+        define(case, climbed)
+        assert case.running(uuid) is True
+
+    def test_a_job_that_booted_has_no_screenshot(self, case: HypervisorCase) -> None:
+        assert case.hypervisor.screenshot(uuid4()) is None
+        case.hypervisor.forget_screenshot(uuid4())
 
     def test_a_guest_that_stops_fails_at_once(self, case: HypervisorCase) -> None:
         case.silence()
@@ -169,10 +215,11 @@ class HypervisorContract:
 
     def test_serves_several_jobs_at_once(self, case: HypervisorCase) -> None:
         def live_and_die(_: int) -> UUID:
-            uuid = UUID(define(case).uuid)
+            migration = job()
+            uuid = UUID(define(case, migration).uuid)
             case.hypervisor.start(uuid)
             assert case.running(uuid) is True
-            case.hypervisor.undefine(uuid)
+            case.hypervisor.undefine(uuid, migration.id)
             return uuid
 
         with ThreadPoolExecutor(4) as pool:

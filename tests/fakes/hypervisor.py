@@ -9,8 +9,9 @@ from uuid import UUID
 
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
 from synvirt.hypervisor import Volume
-from synvirt.hypervisor.domain_xml import Firmware, Host, build, job_of
-from synvirt.model import Domain, Migration
+from synvirt.hypervisor.domain_xml import Firmware, Host, build
+from synvirt.hypervisor.identity import CLASH_HINT, Identity, clash, identity_of
+from synvirt.model import DiskBus, Domain, Migration
 
 HOST = Host(
     accelerator="tcg",
@@ -19,6 +20,8 @@ HOST = Host(
     uefi_secure=Firmware("/usr/share/OVMF/OVMF_CODE_4M.ms.fd", "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"),
 )
 
+BUSES: tuple[DiskBus, ...] = ("virtio", "scsi", "sata", "ide")
+PICTURE = b"\x89PNG a screen"
 Fault = Literal["define", "start", "boot", "silent"]
 
 
@@ -29,16 +32,21 @@ class FakeDomain:
 
 
 class FakeHypervisor:
-    """`fail`: what goes wrong: define or start is refused; the guest stops at boot; it runs but never shows a sign (silent)."""
+    """`fail`: what goes wrong: define or start is refused; the guest stops at boot, on any bus; it runs but never shows a sign
+    (silent). `boots_from`: the buses that its guests have a driver for."""
 
-    def __init__(self, *, fail: str | Fault | None = None) -> None:
+    def __init__(self, *, fail: str | Fault | None = None, boots_from: tuple[DiskBus, ...] = BUSES) -> None:
         self.fail = fail
+        self.boots_from = boots_from
+        self.screenshots: dict[UUID, bytes] = {}
         self.domains: dict[UUID, FakeDomain] = {}
         self._lock = threading.Lock()
 
     def add_foreign(self, name: str, uuid: UUID) -> None:
         """A domain that somebody else made: no mark of ours."""
-        self.domains[uuid] = FakeDomain(Domain(name=name, uuid=str(uuid), xml="<domain/>"))
+        self.domains[uuid] = FakeDomain(
+            Domain(name=name, uuid=str(uuid), xml=f"<domain><name>{name}</name><uuid>{uuid}</uuid></domain>")
+        )
 
     def power_off(self, uuid: UUID) -> None:
         """As a guest does by itself."""
@@ -47,16 +55,19 @@ class FakeHypervisor:
     def domain_xml(self, job: Migration, volumes: list[Volume]) -> Domain:
         return build(job, volumes, HOST)
 
-    def check_free(self, name: str, uuid: UUID) -> None:
+    def check_free(self, wanted: Identity) -> None:
         with self._lock:
-            self._check_free(name, uuid, Conflict)
+            self._check_free(wanted)
 
     def define(self, domain: Domain) -> None:
         if self.fail == "define":
             raise DomainDefineFailed("the fake hypervisor does not like this domain")
         with self._lock:
-            self._check_free(domain.name, UUID(domain.uuid), DomainDefineFailed)
-            self.domains.setdefault(UUID(domain.uuid), FakeDomain(domain)).domain = domain
+            self._check_free(identity_of(domain.xml))
+            present = self.domains.setdefault(UUID(domain.uuid), FakeDomain(domain))
+            if identity_of(present.domain.xml).bus != identity_of(domain.xml).bus:
+                present.running = False
+            present.domain = domain
 
     def start(self, uuid: UUID) -> None:
         if self.fail == "start":
@@ -74,6 +85,10 @@ class FakeHypervisor:
             found = self.domains.get(uuid)
             if found is None or not found.running:
                 raise GuestBootFailed("the guest stopped: no boot device", hint="is it the right disk?")
+            facts = identity_of(found.domain.xml)
+            if facts.bus not in self.boots_from:
+                self.screenshots[UUID(facts.job_id)] = PICTURE
+                raise GuestBootFailed(f"no root file system on {facts.bus}", other_bus_may_help=True)
             if self.fail != "silent":
                 return "agent"
             if time.monotonic() >= deadline:
@@ -85,19 +100,21 @@ class FakeHypervisor:
             raise GuestBootFailed("the agent does not answer")
         return f"{path} of {uuid}\n".encode()
 
-    def undefine(self, uuid: UUID) -> None:
+    def screenshot(self, job_id: UUID) -> bytes | None:
+        return self.screenshots.get(job_id)
+
+    def forget_screenshot(self, job_id: UUID) -> None:
+        self.screenshots.pop(job_id, None)
+
+    def undefine(self, uuid: UUID, job_id: UUID) -> None:
         with self._lock:
-            if uuid in self.domains and not self._ours(uuid):
-                raise Conflict(f"domain {uuid} is not ours")
-            self.domains.pop(uuid, None)
+            if uuid in self.domains and identity_of(self.domains[uuid].domain.xml).job_id == str(job_id):
+                del self.domains[uuid]
 
     def close(self) -> None:
         pass
 
-    def _ours(self, uuid: UUID) -> bool:
-        return job_of(self.domains[uuid].domain.xml) == str(uuid)
-
-    def _check_free(self, name: str, uuid: UUID, error: type[Conflict] | type[DomainDefineFailed]) -> None:
-        for known, other in self.domains.items():
-            if (known == uuid and not self._ours(known)) or (known != uuid and other.domain.name == name):
-                raise error(f"a domain {other.domain.name} ({known}) exists and is not this job's")
+    def _check_free(self, wanted: Identity) -> None:
+        for other in self.domains.values():
+            if (why := clash(wanted, identity_of(other.domain.xml))) is not None:
+                raise Conflict(why, hint=CLASH_HINT)

@@ -13,7 +13,16 @@ from synvirt.hypervisor import console
     ("shown", "cause"),
     [
         ("Booting from Hard Disk...\nBoot failed: could not read the boot disk\n\nNo bootable device.", "nothing to boot from"),
-        ("BdsDxe: No bootable option or device was found.", "nothing to boot from"),
+        ("Boot failed: not a bootable disk\n\nNo bootable device.", "nothing to boot from"),
+        ("BdsDxe: No bootable option or device was found.", "no boot loader"),
+        ("UEFI Interactive Shell v2.2\nEDK II\nMapping table\n     BLK0: Alias(s):\nShell>", "no boot loader"),
+        ("grub>", "waits at its prompt"),
+        ("*** STOP: 0x0000007B (0xFFFFF880009A97E8,0xFFFFFFFFC0000034)", "0x7B"),
+        ("Stop code: INACCESSIBLE BOOT DEVICE", "0x7B"),
+        ("*** STOP: 0x0000007E (0xFFFFFFFFC0000005)", "blue screen"),
+        ("BOOTMGR is missing\nPress Ctrl+Alt+Del to restart", "Windows boot loader"),
+        ("(initramfs)", "initramfs"),
+        ("Begin: Waiting for root file system ...", "waits for its root"),
         ("error: no such device: 5b1f.\nEntering rescue mode...\ngrub rescue>", "boot loader"),
         ("Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)", "root file system"),
         ("Gave up waiting for root file system device.", "root file system"),
@@ -24,18 +33,19 @@ from synvirt.hypervisor import console
     ],
 )
 def test_known_ends_have_a_cause_and_a_hint(shown: str, cause: str) -> None:
-    known = console.cause(shown)
+    known = console.cause_of(shown)
     assert known is not None
     assert cause in known.cause
     assert known.hint
 
 
 def test_an_ordinary_boot_has_no_cause() -> None:
-    assert console.cause("[    1.0] Linux version 6.1\nDebian GNU/Linux 12 web ttyS0\n\nweb login:") is None
+    assert console.cause_of("[    1.0] Linux version 6.1\nDebian GNU/Linux 12 web ttyS0\n\nweb login:") is None
 
 
 def test_a_login_prompt_is_the_last_thing_shown() -> None:
     assert console.LOGIN_PROMPT.search("Debian GNU/Linux 12 web ttyS0\nweb login:")
+    assert console.LOGIN_PROMPT.search("Computer is booting, SAC started and initialized.\nSAC>")
     assert not console.LOGIN_PROMPT.search("Last login: Mon Nov 3\n$")
 
 
@@ -72,3 +82,18 @@ def test_a_log_that_outgrows_its_limit_is_cut_to_its_tail_and_goes_on(tmp_path: 
         qemu.flush()
     assert log.read_bytes().endswith(b"the tail and more")
     assert small.read_bytes() == b"short"
+
+
+def test_a_screen_in_text_mode_is_read() -> None:
+    cells = b"".join(bytes((character, 0x1F)) for character in b"*** STOP: 0x0000007B".ljust(80) + bytes(80) + b"end".ljust(80))
+    assert console.screen(cells) == "*** STOP: 0x0000007B\nend"
+    assert console.screen(bytes(console.SCREEN_BYTES)) == ""
+
+
+def test_what_an_earlier_boot_said_is_no_cause() -> None:
+    assert console.cause_of("Kernel panic - not syncing\n" + "a line\n" * console.TAIL_LINES) is None
+
+
+@given(st.binary(max_size=console.SCREEN_BYTES))
+def test_whatever_is_on_the_screen_is_plain_text(cells: bytes) -> None:
+    assert not set(console.screen(cells)) & set(map(chr, [*range(10), *range(11, 32), 127]))

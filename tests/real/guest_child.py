@@ -45,7 +45,7 @@ def main() -> None:
             say("started")
             host.wait_until_booted(job_id, 1, lambda: False)
         elif action == "end":
-            host.undefine(job_id)
+            host.undefine(job_id, job_id)
             say("gone")
     except SynvirtError as error:
         say(f"{type(error).__name__}: {error.detail} ({error.hint})")

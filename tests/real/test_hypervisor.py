@@ -9,6 +9,7 @@ import pytest
 from synvirt.errors import DomainDefineFailed, GuestBootFailed, Internal, NotFound
 from synvirt.hypervisor import console
 from synvirt.hypervisor.connection import Connection, embedded_root
+from synvirt.hypervisor.identity import identity_of
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
 from synvirt.model import MIB, Disk, VmManifest
 from synvirt.settings import Settings
@@ -82,7 +83,7 @@ def test_uefi_variables_go_with_their_domain(case: HypervisorCase, data_dir: Pat
     assert case.running(uuid) is True
     variables = data_dir / "libvirt/lib/qemu/nvram"
     assert len(list(variables.iterdir())) == 1
-    case.hypervisor.undefine(uuid)
+    case.hypervisor.undefine(uuid, uuid)
     assert list(variables.iterdir()) == []
 
 
@@ -108,7 +109,7 @@ def test_a_guest_without_an_agent_gives_no_file(case: HypervisorCase) -> None:
 def test_running_is_enough_where_the_setting_says_so(
     case: HypervisorCase, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("synvirt.hypervisor.libvirt_host.RUNNING_SETTLE_S", 1)
+    monkeypatch.setattr("synvirt.hypervisor.boot.RUNNING_SETTLE_S", 1)
     host = LibvirtHost(Settings(data_dir=data_dir).hypervisor_uri, data_dir, boot_check="running")
     uuid = UUID(define(case).uuid)
     host.start(uuid)
@@ -119,7 +120,7 @@ def test_running_is_enough_where_the_setting_says_so(
 def test_a_login_prompt_is_a_sign_where_no_agent_comes(
     case: HypervisorCase, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("synvirt.hypervisor.libvirt_host.AGENT_GRACE_S", 1)
+    monkeypatch.setattr("synvirt.hypervisor.boot.AGENT_GRACE_S", 1)
     uuid = UUID(define(case).uuid)
     case.hypervisor.start(uuid)
     log = data_dir / "libvirt/serial" / f"synvirt-{uuid}.log"
@@ -130,12 +131,14 @@ def test_a_login_prompt_is_a_sign_where_no_agent_comes(
     with log.open("ab") as file:
         file.write(b"\r\nweb login: ")
     assert case.hypervisor.wait_until_booted(uuid, 30, never) == "console"
-    case.hypervisor.undefine(uuid)
+    case.hypervisor.undefine(uuid, uuid)
     assert not log.exists()
 
 
 def test_a_guest_that_floods_its_console_does_not_fill_the_disk(case: HypervisorCase, data_dir: Path) -> None:
-    case.hypervisor.check_free("x", UUID(int=1))  # opens the connection, and with it the trimming
+    case.hypervisor.check_free(
+        identity_of(case.hypervisor.domain_xml(job(), []).xml)
+    )  # opens the connection, and with it the trimming
     log = data_dir / "libvirt/serial/synvirt-flood.log"
     log.write_bytes(b"x" * (console.LOG_LIMIT_BYTES + 1))
     deadline = time.monotonic() + 30

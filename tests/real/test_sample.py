@@ -87,4 +87,4 @@ def test_its_disk_boots_by_itself_and_its_agent_knows_its_id(host: LibvirtHost, 
     assert sums
     digest, name = sums[0].split()
     assert hashlib.sha256(host.read_guest_file(uuid, f"/{name}")).hexdigest() == digest
-    host.undefine(uuid)
+    host.undefine(uuid, uuid)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
+from synvirt.hypervisor.identity import Identity
 from synvirt.model import Domain, Migration
 
 
@@ -18,20 +19,26 @@ class Volume:
 
 
 class Hypervisor(Protocol):
-    """- `domain_xml(job, volumes)`: the domain of this job, its UUID and name included; the same for the same job.
-    - `check_free(name, uuid)`: Conflict, when a domain that is not ours has this name or UUID.
-    - `define(domain)`, `start(uuid)`: idempotent. DomainDefineFailed.
-    - `wait_until_booted(uuid, timeout_s, stop)`: the sign that was seen (`agent`, …); GuestBootFailed with the cause, or
-      Cancelled as soon as `stop()` is true.
+    """- `domain_xml(job, volumes)`: the domain of this job on the rung it stands on, its UUID, name and differences included;
+      the same for the same job.
+    - `check_free(wanted)`: Conflict, when a domain that is not of the same job has its name, its UUID or one of its MACs.
+    - `define(domain)`, `start(uuid)`: idempotent. DomainDefineFailed, or Conflict as above. A guest that runs on another rung
+      of its job is stopped first: nothing but its volumes goes from one rung to the next.
+    - `wait_until_booted(uuid, timeout_s, stop)`: the sign that was seen (`agent`, …); GuestBootFailed with the cause, what the
+      console said, and a screenshot kept; or Cancelled as soon as `stop()` is true.
+    - `screenshot(job_id)`: that of the last boot that failed, a PNG; None. `forget_screenshot(job_id)`.
     - `read_guest_file(uuid, path)`: a small file inside the running guest, by its agent. NotFound, Internal.
-    - `undefine(uuid)`: stopped, gone, with its NVRAM; idempotent.
+    - `undefine(uuid, job_id)`: this job's domain is stopped and gone, with its NVRAM and TPM state; idempotent. A domain of
+      that UUID that is not this job's stays.
     """
 
     def domain_xml(self, job: Migration, volumes: list[Volume]) -> Domain: ...
-    def check_free(self, name: str, uuid: UUID) -> None: ...
+    def check_free(self, wanted: Identity) -> None: ...
     def define(self, domain: Domain) -> None: ...
     def start(self, uuid: UUID) -> None: ...
     def wait_until_booted(self, uuid: UUID, timeout_s: float, stop: Callable[[], bool]) -> str: ...
     def read_guest_file(self, uuid: UUID, path: str) -> bytes: ...
-    def undefine(self, uuid: UUID) -> None: ...
+    def screenshot(self, job_id: UUID) -> bytes | None: ...
+    def forget_screenshot(self, job_id: UUID) -> None: ...
+    def undefine(self, uuid: UUID, job_id: UUID) -> None: ...
     def close(self) -> None: ...

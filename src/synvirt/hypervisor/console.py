@@ -10,40 +10,85 @@ TAIL_BYTES = 8192
 TAIL_LINES, LINE_CHARS = 12, 160
 # QEMU appends what the guest writes for as long as the guest lives: past this much, all but the tail is dropped.
 LOG_LIMIT_BYTES = 1 << 20
+# A PC's text screen: where it lies in memory (IBM VGA), and its usual size.
+SCREEN_ADDRESS, SCREEN_COLUMNS, SCREEN_ROWS = 0xB8000, 80, 25
+SCREEN_BYTES = 2 * SCREEN_COLUMNS * SCREEN_ROWS
 
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9]|[A-Za-z=>])")
 _CONTROLS = re.compile(r"[^\n\x20-\x7e\xa0-\uffff]")
-LOGIN_PROMPT = re.compile(r"\blogin: ?$")
+# A Unix's, or that of Windows' Special Administration Console.
+LOGIN_PROMPT = re.compile(r"(\blogin:|(^|\n)SAC>) ?$")
 
 
 class Cause(NamedTuple):
+    """`final`: a guest that shows this and then does nothing has ended. `other_bus`: another disk bus may help."""
+
     seen: re.Pattern[str]
     cause: str
     hint: str
+    final: bool = True
+    other_bus: bool = True
 
 
-_OTHER_BUS = "the guest may lack a driver for this disk bus: import it again with target.disk_bus sata"
-# What a console shows, what it means, what to do. First match wins, so the narrow come before the wide.
+_NO_DRIVER = "the guest may lack a driver for this disk bus: put it in at the source, or name another in target.disk_bus"
+_NO_LOADER = "is the boot disk among the imported disks, and is its firmware (bios or uefi) the one the source has?"
+# What a console or a screen shows, what it means, what to do. First match wins, so the narrow come before the wide.
 CAUSES = (
     Cause(
-        re.compile(r"No bootable device|[Nn]ot a bootable disk|could not read the boot disk|BdsDxe: No bootable option"),
+        re.compile(r"UEFI Interactive Shell|EFI Internal Shell|BdsDxe: No bootable option"),
+        "the UEFI firmware found no boot loader on the disks",
+        f"{_NO_LOADER} A loader that is not at /EFI/BOOT/BOOTX64.EFI needs a boot entry: copy it there, or add the entry",
+        other_bus=False,
+    ),
+    Cause(
+        re.compile(r"No bootable device|[Nn]ot a bootable disk|could not read the boot disk|Operating System not found", re.I),
         "the firmware found nothing to boot from",
-        "is the boot disk among the imported disks, and is its firmware (bios or uefi) the one the source has?",
+        _NO_LOADER,
+        other_bus=False,
+    ),
+    Cause(
+        re.compile(r"0x0*7b\b|INACCESSIBLE[_ ]BOOT[_ ]DEVICE", re.I),
+        "Windows has no driver for its boot disk (stop error 0x7B, INACCESSIBLE_BOOT_DEVICE)",
+        "its virtio drivers must be put into it; until then it boots from sata or ide: target.disk_bus",
+    ),
+    Cause(
+        re.compile(r"\*\*\* STOP: 0x|A problem has been detected and Windows has been shut down"),
+        "Windows stopped with a blue screen",
+        "the screenshot has the stop code",
+    ),
+    Cause(
+        re.compile(r"0xc000000f|0xc0000225|0xc000000e|BOOTMGR is missing|NTLDR is missing|boot configuration data", re.I),
+        "the Windows boot loader does not find its configuration or its disk",
+        "was a disk that it boots from left out? Its boot files can be repaired from the Windows installation medium",
     ),
     Cause(
         re.compile(r"grub rescue>|error: .*(unknown filesystem|no such (device|partition|disk))|Missing operating system"),
-        "the boot loader does not find its files",
+        "the boot loader does not find its files (GRUB rescue)",
         "the guest's disks may have changed their order, or one that it boots from was left out",
     ),
     Cause(
-        re.compile(
-            r"Unable to mount root fs|Gave up waiting for (the )?root|[Cc]ould not boot\.|\bALERT! .* does not exist"
-            r"|dracut-initqueue.*timeout|Begin: Waiting for root file system"
-        ),
-        "the guest's kernel does not find its root file system",
-        _OTHER_BUS,
+        re.compile(r"^grub> ?$", re.MULTILINE),
+        "the boot loader found no configuration and waits at its prompt",
+        "was the disk with /boot left out?",
+        other_bus=False,
     ),
-    Cause(re.compile(r"Kernel panic"), "the guest's kernel panicked", _OTHER_BUS),
+    Cause(
+        re.compile(r"\(initramfs\)|dracut:/#|Gave up waiting for (the )?root|\bALERT! .* does not exist"),
+        "the guest's kernel does not find its root file system, and stopped in its initramfs",
+        _NO_DRIVER,
+    ),
+    Cause(
+        re.compile(r"Unable to mount root fs|[Cc]ould not boot\.|No root device found"),
+        "the guest's kernel does not find its root file system",
+        _NO_DRIVER,
+    ),
+    Cause(
+        re.compile(r"Begin: Waiting for root file system|dracut-initqueue.*timeout"),
+        "the guest's kernel waits for its root file system",
+        _NO_DRIVER,
+        final=False,
+    ),
+    Cause(re.compile(r"Kernel panic"), "the guest's kernel panicked", _NO_DRIVER),
     Cause(
         re.compile(r"[Ee]mergency (mode|shell)|root password for maintenance"),
         "the guest stopped in its emergency mode",
@@ -52,20 +97,41 @@ CAUSES = (
 )
 
 
-def tail(path: Path) -> str:
-    """The console's last lines, as plain text; empty where there are none, or where the log is not ours to read."""
+def text(path: Path) -> str:
+    """The last of what the console said, as plain lines; empty where there is none, or where the log is not ours to read."""
     try:
         with path.open("rb") as log:
             log.seek(max(os.fstat(log.fileno()).st_size - TAIL_BYTES, 0))
-            text = log.read(TAIL_BYTES).decode("utf-8", "replace")
+            said = log.read(TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-    text = _CONTROLS.sub("", _ESCAPES.sub("", text).replace("\r", "\n"))
-    lines = [line.rstrip()[:LINE_CHARS] for line in text.split("\n")]
-    return "\n".join([line for line in lines if line][-TAIL_LINES:])
+    return _plain(said)
 
 
-def cause(shown: str) -> Cause | None:
+def _plain(said: str) -> str:
+    lines = _CONTROLS.sub("", _ESCAPES.sub("", said).replace("\r", "\n")).split("\n")
+    return "\n".join(line.rstrip()[:LINE_CHARS] for line in lines if line.strip())
+
+
+def tail(path: Path) -> str:
+    """The console's last lines: few enough to be quoted."""
+    return last_lines(text(path))
+
+
+def last_lines(shown: str) -> str:
+    return "\n".join(shown.split("\n")[-TAIL_LINES:])
+
+
+def screen(cells: bytes) -> str:
+    """The text on a screen in text mode: pairs of a character of code page 437 and its colours, 80 a line."""
+    characters = cells[::2].decode("cp437")
+    rows = (characters[at : at + SCREEN_COLUMNS] for at in range(0, len(characters), SCREEN_COLUMNS))
+    return _plain("\n".join(row.replace("\0", " ") for row in rows))
+
+
+def cause_of(shown: str) -> Cause | None:
+    """What the end of a text means. What stands further up may be of a boot before this one."""
+    shown = last_lines(shown)
     return next((known for known in CAUSES if known.seen.search(shown)), None)
 
 

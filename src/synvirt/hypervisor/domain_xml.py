@@ -2,9 +2,9 @@
 
 Pure: the same job and host give the same bytes, UUID, serial numbers and MAC addresses, so that defining twice changes
 nothing. Names, networks and models come from foreign files: whatever libvirt would refuse or misread is replaced here.
+Which bus, card and machine the guest gets is chosen in hardware.py; what of it differs from the source, in differences.py.
 """
 
-import hashlib
 import re
 import uuid
 from dataclasses import dataclass
@@ -13,20 +13,31 @@ from xml.etree import ElementTree as ET  # only written here: what is read goes 
 
 from synvirt.errors import DomainDefineFailed, Internal
 from synvirt.hypervisor import Volume
-from synvirt.model import MIB, Domain, Migration, Nic, State, Target, VmManifest
+from synvirt.hypervisor.differences import differences
+from synvirt.hypervisor.hardware import (
+    BUSES,
+    Machine,
+    bus_now,
+    bus_of,
+    card,
+    digest_of,
+    macs,
+    memory_bytes,
+    processors,
+    uuid_of,
+)
+from synvirt.hypervisor.identity import JOB_NAMESPACE
+from synvirt.model import DiskBus, Domain, Migration, Nic, VmManifest
 
-# Marks a domain as ours: its one attribute is the job's id. A name, not an address to fetch.
-JOB_NAMESPACE = "https://synvirt.org/xmlns/job/1"
 ET.register_namespace("synvirt", JOB_NAMESPACE)
 
 # libvirt makes files named after the domain, with endings of its own: well under the 255 bytes a file name may have.
 NAME_LIMIT_BYTES = 120
-# A manifest that knows no memory says 0, which libvirt refuses; 64 MiB is the least that boots anything.
-LEAST_MEMORY_BYTES = 64 * MIB
+# What Windows asks a Hyper-V host for, and is slower or dead-locks without; those that need no other hardware than KVM.
+HYPERV_FEATURES = ("relaxed", "vapic", "vpindex", "runtime", "synic", "stimer", "reset", "frequencies", "tlbflush", "ipi")
 
 _UNSAFE = re.compile(r"[^\w.+-]+")
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")  # an odd first octet is multicast: no card has that
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,57 +62,37 @@ class Host:
     tpm: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Bus:
-    """`machine`: q35 has no IDE, so a guest that knows nothing else gets the older chipset."""
-
-    prefix: str
-    machine: str = "q35"
-    controller: str | None = None
-
-
-BUSES = {
-    "virtio": Bus("vd"),
-    "scsi": Bus("sd", controller="virtio-scsi"),
-    "sata": Bus("sd"),
-    "ide": Bus("hd", machine="pc"),
-}
-
-
 def build(job: Migration, volumes: list[Volume], host: Host) -> Domain:
     """The domain of this job, which needs its manifest by now. DomainDefineFailed, where this host cannot carry it.
 
-    Without volumes it is a draft, asked for its name and UUID and for what is missing here.
+    Without volumes it is a draft, asked for its name, UUID and MAC addresses and for what is missing here.
     """
-    manifest, target = job.manifest, job.plan.target
+    manifest = job.manifest
     if manifest is None:
         raise Internal(f"job {job.id} has no manifest yet")
-    name = safe_name(target.name or manifest.name, fallback=f"vm-{str(job.id)[:8]}")
-    bus = disk_bus(job)
+    name = safe_name(job.plan.target.name or manifest.name, fallback=f"vm-{str(job.id)[:8]}")
+    bus, identity = bus_now(job), uuid_of(job)
     root = ET.Element("domain", type="kvm" if host.accelerator == "kvm" else "qemu")
     _text(root, "name", name)
-    _text(root, "uuid", str(job.id))
+    _text(root, "uuid", str(identity))
     _text(root, "title", _NOT_XML.sub("", manifest.name).replace("\n", " ").strip() or name)
-    ET.SubElement(ET.SubElement(root, "metadata"), f"{{{JOB_NAMESPACE}}}job", id=str(job.id))
-    _text(root, "memory", str(max(target.memory_bytes or manifest.memory_bytes, LEAST_MEMORY_BYTES)), unit="b")
+    ET.SubElement(ET.SubElement(root, "metadata"), f"{{{JOB_NAMESPACE}}}job", id=str(job.id), bus=bus)
+    _text(root, "memory", str(memory_bytes(job)), unit="b")
     _firmware(root, manifest, BUSES[bus].machine, host)
-    _processor(root, manifest, target, host)
-    _clock(root, manifest)
+    _processor(root, job, host)
+    _clock(root, manifest, host)
     for event, action in (("on_poweroff", "destroy"), ("on_reboot", "restart"), ("on_crash", "destroy")):
         _text(root, event, action)
     devices = ET.SubElement(root, "devices")
     _disks(devices, job, manifest, volumes, bus)
+    addresses = macs(job)
     for nic in manifest.nics:
-        _interface(devices, job, nic, host)
-    _fixtures(devices, job.id, manifest, host)
+        _interface(devices, job, nic, addresses[nic.key], host)
+    _fixtures(devices, identity, manifest, BUSES[bus].machine, host)
     ET.indent(root)
-    return Domain(name=name, uuid=str(job.id), xml=ET.tostring(root, encoding="unicode") + "\n")
-
-
-def job_of(metadata: str) -> str | None:
-    """The job id in a domain's metadata element, as libvirt gives it back."""
-    found = re.search(r"\bid=['\"]([0-9a-f-]{36})['\"]", metadata)
-    return found[1] if found else None
+    xml = ET.tostring(root, encoding="unicode") + "\n"
+    found = differences(job, name=name, network=lambda nic: _network(job, nic, host), tpm=host.tpm)
+    return Domain(name=name, uuid=str(identity), xml=xml, differences=found)
 
 
 def safe_name(wanted: str, *, fallback: str) -> str:
@@ -110,41 +101,19 @@ def safe_name(wanted: str, *, fallback: str) -> str:
     return f"vm-{name}" if name.isdecimal() else name or fallback
 
 
-def disk_bus(job: Migration) -> str:
-    """The plan's, else what the guest surely has drivers for: virtio for Linux and for Windows that got them, else SATA."""
-    assert job.manifest is not None
-    if wanted := job.plan.target.disk_bus:
-        if wanted not in BUSES:
-            known = ", ".join(BUSES)
-            raise DomainDefineFailed(f"this libvirt has no disk bus {wanted}", hint=f"set target.disk_bus to one of {known}")
-        return wanted
-    return "virtio" if _has_virtio(job) else "sata"
-
-
-def _has_virtio(job: Migration) -> bool:
-    assert job.manifest is not None
-    match job.manifest.guest_os.family:
-        case "linux":
-            return True
-        case "windows":
-            return any(visit.state is State.V2V_PROCESSING for visit in job.history)
-        case _:
-            return False
-
-
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _firmware(root: ET.Element, manifest: VmManifest, machine: str, host: Host) -> None:
+def _firmware(root: ET.Element, manifest: VmManifest, machine: Machine, host: Host) -> None:
     os_element = ET.SubElement(root, "os")
     _text(os_element, "type", "hvm", arch="x86_64", machine=machine)
     features = ET.SubElement(root, "features")
     ET.SubElement(features, "acpi")
     ET.SubElement(features, "apic")
     if manifest.guest_os.family == "windows" and host.accelerator == "kvm":
-        # Without these a Windows guest burns a host core on timers and dead locks. KVM alone has them.
+        # KVM alone has them.
         hyperv = ET.SubElement(features, "hyperv", mode="custom")
-        for feature in ("relaxed", "vapic", "vpindex", "synic", "stimer"):
+        for feature in HYPERV_FEATURES:
             ET.SubElement(hyperv, feature, state="on")
         ET.SubElement(hyperv, "spinlocks", state="on", retries="8191")
     if manifest.firmware == "bios":
@@ -163,28 +132,28 @@ def _firmware(root: ET.Element, manifest: VmManifest, machine: str, host: Host) 
     ET.SubElement(os_element, "nvram", template=firmware.variables)
 
 
-def _processor(root: ET.Element, manifest: VmManifest, target: Target, host: Host) -> None:
-    count = max(target.cpu_count or manifest.cpu_count, 1)
-    cores = manifest.cores_per_socket
-    if cores < 1 or count % cores:
-        cores = 1
-    _text(root, "vcpu", str(count))
-    # The emulated default lacks what today's distributions are compiled for (x86-64-v2).
-    cpu = ET.SubElement(root, "cpu", mode="host-passthrough" if host.accelerator == "kvm" else "maximum")
-    ET.SubElement(cpu, "topology", sockets=str(count // cores), cores=str(cores), threads="1")
+def _processor(root: ET.Element, job: Migration, host: Host) -> None:
+    sockets, cores = processors(job)
+    _text(root, "vcpu", str(sockets * cores))
+    # Emulation has no host model, and its default lacks what today's distributions are compiled for (x86-64-v2).
+    cpu = ET.SubElement(root, "cpu", mode="host-model" if host.accelerator == "kvm" else "maximum")
+    ET.SubElement(cpu, "topology", sockets=str(sockets), cores=str(cores), threads="1")
 
 
-def _clock(root: ET.Element, manifest: VmManifest) -> None:
-    clock = ET.SubElement(root, "clock", offset="localtime" if manifest.guest_os.family == "windows" else "utc")
+def _clock(root: ET.Element, manifest: VmManifest, host: Host) -> None:
+    windows = manifest.guest_os.family == "windows"
+    clock = ET.SubElement(root, "clock", offset="localtime" if windows else "utc")
     ET.SubElement(clock, "timer", name="rtc", tickpolicy="catchup")
     ET.SubElement(clock, "timer", name="pit", tickpolicy="delay")
     ET.SubElement(clock, "timer", name="hpet", present="no")
+    if windows and host.accelerator == "kvm":
+        ET.SubElement(clock, "timer", name="hypervclock", present="yes")
 
 
 # ── disks and cards ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _disks(devices: ET.Element, job: Migration, manifest: VmManifest, volumes: list[Volume], bus: str) -> None:
+def _disks(devices: ET.Element, job: Migration, manifest: VmManifest, volumes: list[Volume], bus: DiskBus) -> None:
     """In the manifest's order, since guests of old name their disks by it; booted from in the source's boot order."""
     by_key = {volume.disk_key: volume for volume in volumes}
     disks = [disk for disk in manifest.disks if disk.key in by_key]
@@ -198,8 +167,9 @@ def _disks(devices: ET.Element, job: Migration, manifest: VmManifest, volumes: l
         direct = {"cache": "none", "io": "native"} if volume.device_type == "block" else {}
         ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "discard": "unmap", **direct})
         ET.SubElement(element, "source", {"dev" if volume.device_type == "block" else "file": volume.path})
-        ET.SubElement(element, "target", dev=BUSES[bus].prefix + _letters(number), bus=bus)
-        _text(element, "serial", _digest(job.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
+        its_bus = bus_of(number, bus)
+        ET.SubElement(element, "target", dev=BUSES[its_bus].prefix + _letters(number), bus=its_bus)
+        _text(element, "serial", digest_of(job.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
         ET.SubElement(element, "boot", order=str(boot.index(disk) + 1))
     if model := BUSES[bus].controller:
         ET.SubElement(devices, "controller", type=bus, index="0", model=model)
@@ -215,32 +185,30 @@ def _letters(number: int) -> str:
     return letters
 
 
-def _interface(devices: ET.Element, job: Migration, nic: Nic, host: Host) -> None:
+def _network(job: Migration, nic: Nic, host: Host) -> tuple[str, str]:
+    """What the card is plugged into: user, network or bridge, and its name."""
     mapped = {entry.source: entry.target for entry in job.plan.target.network_map}
     kind, _, name = mapped.get(nic.network, host.network).partition(":")
     if kind not in ("user", "network", "bridge"):
         kind, name = host.plain_network, mapped.get(nic.network, host.network)
+    return kind, _NOT_XML.sub("", name)
+
+
+def _interface(devices: ET.Element, job: Migration, nic: Nic, mac: str, host: Host) -> None:
+    kind, name = _network(job, nic, host)
     element = ET.SubElement(devices, "interface", type=kind)
-    mac = (nic.mac or "").lower().replace("-", ":")
-    ET.SubElement(element, "mac", address=mac if _MAC.fullmatch(mac) else _own_mac(job.id, nic.key))
+    ET.SubElement(element, "mac", address=mac)
     if kind != "user":
-        ET.SubElement(element, "source", {kind: _NOT_XML.sub("", name)})
-    # e1000e has a driver in every guest since 2010, virtio only in those that have virtio disks too.
-    ET.SubElement(element, "model", type="virtio" if _has_virtio(job) else "e1000e")
+        ET.SubElement(element, "source", {kind: name})
+    ET.SubElement(element, "model", type=card(job, nic))
     if not nic.connected:
         ET.SubElement(element, "link", state="down")
     ET.SubElement(element, "rom", enabled="no")  # its network boot waits seconds for a key at each start; we boot from disks
 
 
-def _own_mac(job_id: uuid.UUID, key: str) -> str:
-    """52:54:00 is QEMU's, by custom; the rest hangs on job and card, so that defining again keeps it."""
-    digest = _digest(job_id, "nic", key)
-    return ":".join(("52:54:00", digest[:2], digest[2:4], digest[4:6]))
-
-
-def _fixtures(devices: ET.Element, job_id: uuid.UUID, manifest: VmManifest, host: Host) -> None:
+def _fixtures(devices: ET.Element, identity: uuid.UUID, manifest: VmManifest, machine: Machine, host: Host) -> None:
     serial = ET.SubElement(devices, "serial", type="pty")
-    ET.SubElement(serial, "log", file=host.serial_log.format(uuid=job_id), append="on")
+    ET.SubElement(serial, "log", file=host.serial_log.format(uuid=identity), append="on")
     ET.SubElement(serial, "target", port="0")
     channel = ET.SubElement(devices, "channel", type="unix")
     ET.SubElement(channel, "target", type="virtio", name="org.qemu.guest_agent.0")
@@ -250,14 +218,12 @@ def _fixtures(devices: ET.Element, job_id: uuid.UUID, manifest: VmManifest, host
     ET.SubElement(ET.SubElement(devices, "graphics", type="vnc"), "listen", type="socket")
     ET.SubElement(ET.SubElement(devices, "video"), "model", type="vga")
     if manifest.tpm and host.tpm:
-        ET.SubElement(ET.SubElement(devices, "tpm", model="tpm-crb"), "backend", type="emulator", version="2.0")
+        # CRB is what TPM 2.0 brought; the older chipset's guests know TIS.
+        model = "tpm-crb" if machine == "q35" else "tpm-tis"
+        ET.SubElement(ET.SubElement(devices, "tpm", model=model), "backend", type="emulator", version="2.0")
     ET.SubElement(devices, "memballoon", model="virtio")
     rng = ET.SubElement(devices, "rng", model="virtio")
     _text(rng, "backend", "/dev/urandom", model="random")
-
-
-def _digest(job_id: uuid.UUID, *parts: str) -> str:
-    return hashlib.sha256("\0".join((str(job_id), *parts)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _text(parent: ET.Element, tag: str, text: str, **attributes: str) -> None:

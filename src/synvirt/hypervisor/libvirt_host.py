@@ -3,9 +3,7 @@
 Ours are the domains that carry a job's id in their metadata (domain_xml.py); any other is never touched.
 """
 
-import base64
 import contextlib
-import json
 import os
 import re
 import threading
@@ -15,11 +13,13 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from uuid import UUID
 
-from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound, SynvirtError
-from synvirt.hypervisor import Volume, console
+from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound
+from synvirt.hypervisor import Volume, agent, console, eyes
 from synvirt.hypervisor.accel import Accelerator, accelerator
+from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.connection import Connection, embedded_root, load, translated
-from synvirt.hypervisor.domain_xml import JOB_NAMESPACE, Firmware, Host, build, job_of
+from synvirt.hypervisor.domain_xml import Firmware, Host, build
+from synvirt.hypervisor.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.model import Domain, Migration
 from synvirt.programs import find
 
@@ -35,17 +35,9 @@ _UEFI_SECURE = (
 )
 
 POLL_S = 0.2
-# A guest agent answers a ping in milliseconds; libvirt also gives it up to 5 s to find its step again.
-AGENT_TIMEOUT_S = 2
-# A guest with a login prompt but no agent has booted all the same; an agent is started about when the prompt comes.
-AGENT_GRACE_S = 30
-# With boot_check "running": firmware that finds nothing to boot stays on, but a broken QEMU ends sooner than this.
-RUNNING_SETTLE_S = 10
 # libvirt waits for a domain's lock for 30 s, and holds it for a little longer where a guest's monitor does not answer.
 LOCK_PATIENCE_S = 60
 TRIM_EVERY_MS = 5000
-# What is asked of a guest's files is small; the guest decides what it sends.
-GUEST_FILE_LIMIT_BYTES = 1 << 20
 
 # What libvirt and QEMU say when a domain does not start, and what to do about it. First match wins.
 _START_HINTS = (
@@ -63,18 +55,26 @@ _START_HINTS = (
     (re.compile(r"Cannot find .*emulator|qemu-system"), "apt-get install qemu-system-x86"),
 )
 
+_NO_CAUSE_HINT = (
+    "a guest without a guest agent, a serial console and anything to write gives no sign: install qemu-guest-agent in it, "
+    "raise boot_timeout_s, or set boot_check to running"
+)
+
 
 class LibvirtHost:
-    """`data_dir`/libvirt keeps what the embedded driver needs, the guests' console logs and the accelerator found."""
+    """`data_dir`/libvirt keeps what the embedded driver needs, the guests' console logs, the screens of those that did not
+    boot, and the accelerator found."""
 
-    def __init__(self, uri: str, data_dir: Path, *, boot_check: Literal["agent", "running"] = "agent") -> None:
+    def __init__(self, uri: str, data_dir: Path, *, boot_check: Check = "any", boot_activity_s: float = 30) -> None:
         self._connection = Connection(uri, self._prepare)
         self._folder = data_dir / "libvirt"
         self._boot_check: Final = boot_check
+        self._boot_activity_s: Final = boot_activity_s
         self._system = uri.startswith("qemu:///system")
         # The host's libvirtd has virtlogd, which writes where it may and bounds what it writes; for the embedded driver we do.
         self._serial_logs = Path("/var/log/libvirt/qemu") if self._system else self._folder / "serial"
-        self._trims = embedded_root(uri) is not None
+        self._screens = self._folder / "screens"
+        self._root = embedded_root(uri)
         self._trimmer: int | None = None
 
     # ── before ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -96,25 +96,38 @@ class LibvirtHost:
     def _accelerator(self) -> Accelerator:
         return accelerator(self._folder)
 
-    def check_free(self, name: str, uuid: UUID) -> None:
-        if (taken := self._taken(name, uuid)) is not None:
-            raise Conflict(taken, hint="give the guest another name in target.name, or remove that domain")
+    def check_free(self, wanted: Identity) -> None:
+        """One of a network card of the host itself counts too: no bridge works with the same address twice."""
+        for other in self._all():
+            if (why := clash(wanted, other)) is not None:
+                raise Conflict(why, hint=CLASH_HINT)
+        if shared := sorted(wanted.macs & _host_macs()):
+            raise Conflict(f"a network card of this host has the guest's MAC address {shared[0]}", hint=CLASH_HINT)
 
-    def _taken(self, name: str, uuid: UUID) -> str | None:
-        named, known = self._find("lookupByName", name), self._find("lookupByUUIDString", str(uuid))
-        if named is not None and named.UUIDString() != str(uuid):
-            return f"a domain {name} ({named.UUIDString()}) exists and is not this job's"
-        if known is not None and not _ours(known):
-            return f"a domain {known.name()} has the UUID {uuid} and is not this job's"
-        return None
+    def _all(self) -> list[Identity]:
+        libvirt, found = load(), []
+        with translated(Internal, "the hypervisor does not say which domains it has"):
+            domains = self._connection.use().listAllDomains()
+        for domain in domains:
+            with contextlib.suppress(libvirt.libvirtError):  # it went meanwhile
+                found.append(identity_of(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)))
+        return found
 
     # ── the domain's life ────────────────────────────────────────────────────────────────────────────────────────────
 
     def define(self, domain: Domain) -> None:
-        if (taken := self._taken(domain.name, UUID(domain.uuid))) is not None:
-            raise DomainDefineFailed(taken)
+        self.check_free(identity_of(domain.xml))
+        present = self._find("lookupByUUIDString", domain.uuid)
+        if present is not None:
+            self._stop_on_another_rung(present, identity_of(domain.xml))
         with translated(DomainDefineFailed, f"domain {domain.name} was refused", _start_hint):
             self._connection.use().defineXML(domain.xml)
+
+    def _stop_on_another_rung(self, present: Any, wanted: Identity) -> None:
+        with translated(Internal, f"domain {wanted.name} cannot be stopped, to try it on {wanted.bus}"):
+            running = identity_of(present.XMLDesc()) if present.isActive() else wanted
+            if running.bus != wanted.bus:
+                _gone_or(present.destroy)
 
     def start(self, uuid: UUID) -> None:
         domain = self._find("lookupByUUIDString", str(uuid))
@@ -131,22 +144,19 @@ class LibvirtHost:
                 if not domain.isActive():  # else another thread was quicker
                     raise
 
-    def undefine(self, uuid: UUID) -> None:
-        libvirt = load()
+    def undefine(self, uuid: UUID, job_id: UUID) -> None:
         domain = self._find("lookupByUUIDString", str(uuid))
         if domain is not None:
-            if not _ours(domain):
-                raise Conflict(f"domain {domain.name()} ({uuid}) is not ours: it stays")
+            libvirt = load()
             kept = ("MANAGED_SAVE", "SNAPSHOTS_METADATA", "CHECKPOINTS_METADATA", "NVRAM", "TPM")
             flags = sum(getattr(libvirt, f"VIR_DOMAIN_UNDEFINE_{what}", 0) for what in kept)
             with translated(Internal, f"domain {uuid} cannot be removed"):
-                for step in (domain.destroy, lambda: domain.undefineFlags(flags)):
-                    try:
-                        _patiently(step)
-                    except libvirt.libvirtError as error:
-                        # It stopped, or went, by itself: that is what we want.
-                        if error.get_error_code() not in (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN):
-                            raise
+                present = identity_of(domain.XMLDesc())
+                if present.job_id != str(job_id):
+                    return
+                _gone_or(domain.destroy)
+                _gone_or(lambda: domain.undefineFlags(flags))
+            self._forget_logs(present.name)
         self._forget_console(uuid)
 
     def close(self) -> None:
@@ -159,65 +169,74 @@ class LibvirtHost:
     # ── signs of life ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def wait_until_booted(self, uuid: UUID, timeout_s: float, stop: Callable[[], bool]) -> str:
-        """`agent`: the guest agent answered. `console`: a login prompt, and no agent. `running`: as the setting asks."""
+        domain = self._find("lookupByUUIDString", str(uuid))
+        if domain is None:
+            raise GuestBootFailed(f"domain {uuid} is not defined")
+        watch = Watch(self._boot_check, timeout_s, self._boot_activity_s)
         began = time.monotonic()
-        prompted: float | None = None
-        while True:
-            if stop():
-                raise Cancelled
-            domain = self._find("lookupByUUIDString", str(uuid))
-            if domain is None:
-                raise GuestBootFailed(f"domain {uuid} is not defined")
-            if (trouble := _trouble(domain)) is not None:
-                raise self._boot_failed(domain, trouble)
-            if _agent_answers(domain):
-                return "agent"
-            waited = time.monotonic() - began
-            if self._boot_check == "running" and waited >= RUNNING_SETTLE_S:
-                return "running"
-            if prompted is None and console.LOGIN_PROMPT.search(console.tail(self._console(uuid))):
-                prompted = waited
-            if prompted is not None and waited - prompted >= AGENT_GRACE_S:
-                return "console"
-            if waited >= timeout_s:
-                raise self._boot_failed(domain, f"gave no sign of life within {timeout_s:g} s")
-            time.sleep(POLL_S)
+        with eyes.restarts(self._connection.use(), domain) as restarts:
+            while True:
+                if stop():
+                    raise Cancelled
+                seen = eyes.look(domain, self._console(uuid), at_s=time.monotonic() - began, resets=len(restarts))
+                match watch.judge(seen):
+                    case str() as sign:
+                        return sign
+                    case Lost() as lost:
+                        raise self._boot_failed(domain, lost, seen)
+                time.sleep(POLL_S)
 
-    def _boot_failed(self, domain: Any, trouble: str) -> GuestBootFailed:
-        shown = console.tail(self._console(UUID(domain.UUIDString())))
-        known = console.cause(shown)
-        parts = [f"guest {domain.name()} {trouble}"]
-        if known is not None:
-            parts.append(f"probably because {known.cause}")
-        parts.append(f"its console ends:\n{shown}" if shown else "its console shows nothing")
-        hint = (
-            "a guest without the QEMU guest agent gives no sign: set boot_check to running, or install qemu-guest-agent in it"
+    def _boot_failed(self, domain: Any, lost: Lost, seen: Seen) -> GuestBootFailed:
+        pictured = self._keep_screenshot(domain)
+        parts = [f"guest {domain.name()} {lost.trouble}"]
+        if lost.cause is not None:
+            parts.append(f"probably because {lost.cause.cause}")
+        ends = [
+            f"its {where} ends:\n{console.last_lines(text)}"
+            for where, text in (("console", seen.console), ("screen", seen.screen))
+            if text
+        ]
+        nothing = "its console shows nothing" + ("; the screenshot may" if pictured else "")
+        return GuestBootFailed(
+            ", ".join(parts),
+            shown="; ".join(ends) or nothing,
+            hint=lost.cause.hint if lost.cause else _NO_CAUSE_HINT,
+            other_bus_may_help=lost.other_bus_may_help,
         )
-        return GuestBootFailed("; ".join(parts), hint=known.hint if known else hint)
+
+    def _keep_screenshot(self, domain: Any) -> bool:
+        """For people: nothing depends on it, so a disk that is full must not hide why the guest did not boot."""
+        picture = eyes.screenshot(self._connection.use(), domain)
+        with contextlib.suppress(load().libvirtError, OSError):
+            job_id = identity_of(domain.XMLDesc()).job_id
+            if picture is not None and job_id is not None:
+                self._screens.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._screen(UUID(job_id)).write_bytes(picture)
+                return True
+        return False
+
+    def screenshot(self, job_id: UUID) -> bytes | None:
+        try:
+            return self._screen(job_id).read_bytes()
+        except OSError:
+            return None
+
+    def forget_screenshot(self, job_id: UUID) -> None:
+        with contextlib.suppress(OSError):
+            self._screen(job_id).unlink(missing_ok=True)
 
     def read_guest_file(self, uuid: UUID, path: str) -> bytes:
         domain = self._find("lookupByUUIDString", str(uuid))
         if domain is None:
             raise NotFound(f"domain {uuid} is not defined")
-        with translated(Internal, f"the agent of {domain.name()} does not give {path}"):
-            opened = _ask_agent(domain, "guest-file-open", path=path, mode="r")
-            try:
-                answer = _ask_agent(domain, "guest-file-read", handle=opened, count=GUEST_FILE_LIMIT_BYTES)
-            finally:
-                _ask_agent(domain, "guest-file-close", handle=opened)
-        if not isinstance(answer, dict) or not answer.get("eof"):
-            raise Internal(f"{path} in {domain.name()} is larger than {GUEST_FILE_LIMIT_BYTES} bytes")
-        try:
-            return base64.b64decode(str(answer.get("buf-b64", "")))
-        except ValueError as error:
-            raise Internal(f"the agent of {domain.name()} answers with nonsense for {path}") from error
+        return agent.read_file(domain, path)
 
     # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _prepare(self) -> None:
         # It takes seconds where KVM stands still: begun with the first job's first look, it is known when the copy is done.
         threading.Thread(target=self._accelerator, name="accelerator", daemon=True).start()
-        if self._trims and self._trimmer is None:
+        if self._root is not None and self._trimmer is None:
             self._serial_logs.mkdir(parents=True, exist_ok=True)
             self._trimmer = load().virEventAddTimeout(TRIM_EVERY_MS, lambda *_: console.trim(self._serial_logs), None)
 
@@ -234,6 +253,17 @@ class LibvirtHost:
 
     def _console(self, uuid: UUID) -> Path:
         return self._serial_logs / f"synvirt-{uuid}.log"
+
+    def _screen(self, job_id: UUID) -> Path:
+        return self._screens / f"{job_id}.png"
+
+    def _forget_logs(self, name: str) -> None:
+        """The embedded driver's own, named after the domain; a libvirtd's are its own affair."""
+        if self._root is None:
+            return
+        for log in (f"qemu/{name}.log", f"swtpm/{name}-swtpm.log"):
+            with contextlib.suppress(OSError):
+                (self._root / "log" / log).unlink(missing_ok=True)
 
     def _forget_console(self, uuid: UUID) -> None:
         with contextlib.suppress(OSError):
@@ -275,49 +305,19 @@ def _settled(domain: Any) -> None:
         time.sleep(POLL_S)
 
 
-def _ours(domain: Any) -> bool:
+def _gone_or(step: Callable[[], object]) -> None:
+    """Do it; that the domain stopped, or went, by itself is just as well."""
     libvirt = load()
     try:
-        metadata = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, JOB_NAMESPACE)
-    except libvirt.libvirtError:
-        return False  # none, or gone meanwhile
-    return job_of(str(metadata)) == str(domain.UUIDString())
+        _patiently(step)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() not in (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN):
+            raise
 
 
-def _trouble(domain: Any) -> str | None:
-    """Why this domain will not boot any more; None while it may."""
-    libvirt = load()
-    try:
-        state, reason = domain.state()
-    except libvirt.libvirtError:
-        return "is gone"
-    if state in (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_BLOCKED, libvirt.VIR_DOMAIN_NOSTATE):
-        return None
-    if state == libvirt.VIR_DOMAIN_PAUSED:
-        if reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR:
-            return "was paused, since a volume could not be read or written: is the disk full?"
-        # An operator who pauses the guest will let it go on; libvirt itself pauses it while it starts.
-        return "crashed" if reason == libvirt.VIR_DOMAIN_PAUSED_CRASHED else None
-    if state == libvirt.VIR_DOMAIN_CRASHED or reason == libvirt.VIR_DOMAIN_SHUTOFF_CRASHED:
-        return "crashed and stopped"
-    return "stopped before it had booted"
-
-
-def _agent_answers(domain: Any) -> bool:
-    try:
-        _ask_agent(domain, "guest-ping")
-    except (load().libvirtError, SynvirtError):
-        return False
-    return True
-
-
-def _ask_agent(domain: Any, command: str, **arguments: object) -> object:
-    """One command of the QEMU guest agent; libvirt bounds its answer. libvirtError, or Internal on a senseless answer."""
-    import libvirt_qemu
-
-    question = json.dumps({"execute": command, "arguments": arguments} if arguments else {"execute": command})
-    answer = libvirt_qemu.qemuAgentCommand(domain, question, AGENT_TIMEOUT_S, 0)
-    try:
-        return json.loads(answer)["return"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Internal(f"the guest's agent answers {command} with nonsense") from error
+def _host_macs() -> set[str]:
+    found = set()
+    for address in Path("/sys/class/net").glob("*/address"):
+        with contextlib.suppress(OSError):
+            found.add(address.read_text().strip().lower())
+    return found

@@ -88,7 +88,15 @@ async def _sweep_volume(job: Job, name: str) -> None:
 
 
 async def _sweep_domain(job: Job, uuid: str) -> None:
-    await job.in_thread(job.rooms.hypervisor.undefine, UUID(uuid))
+    await job.in_thread(job.rooms.hypervisor.undefine, UUID(uuid), job.id)
+
+
+async def _sweep_screenshot(job: Job, _name: str) -> None:
+    await job.in_thread(job.rooms.hypervisor.forget_screenshot, job.id)
+
+
+async def _sweep_claim(_job: Job, _name: str) -> None:
+    """A claim is nothing but its line in the ledger."""
 
 
 async def _sweep_conversion(job: Job, name: str) -> None:
@@ -105,7 +113,9 @@ async def _sweep_source_power(job: Job, _name: str) -> None:
 
 SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
     "volume": _sweep_volume,
+    "claim": _sweep_claim,
     "domain": _sweep_domain,
+    "screenshot": _sweep_screenshot,
     "conversion": _sweep_conversion,
     "snapshot": _sweep_snapshot,
     "source_power": _sweep_source_power,

@@ -8,11 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from synvirt.errors import Conflict, InvalidPlan
+import structlog
+
+from synvirt.errors import Conflict, InvalidPlan, SynvirtError
+from synvirt.hypervisor.domain_xml import safe_name
+from synvirt.hypervisor.identity import Identity, identity_of
 from synvirt.migrations.board import Board
+from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.rooms import Rooms
-from synvirt.model import Migration, MigrationPlan, State, StateVisit, now
+from synvirt.model import Migration, MigrationPlan, State, StateVisit, VmManifest, now
+from synvirt.offline.concerns import with_room
 from synvirt.store import Store
+
+log = structlog.get_logger(__name__)
 
 
 class Intake:
@@ -76,10 +84,27 @@ class Intake:
                 return self.store.uploads.get(plan.source_ref.upload_id, host=self._host).filename
 
 
+def check_identity(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> None:
+    """Conflict, where the guest's name, UUID or a MAC address is taken here. The job claims them for good; this is to say so at
+    once. A hypervisor that is away is no reason to refuse a plan: the job will meet it."""
+    job = Migration(id=uuid4(), name="", plan=plan, manifest=manifest, mode_effective=plan.mode, created_at=now())
+    try:
+        if manifest is not None:
+            rooms.hypervisor.check_free(identity_of(rooms.hypervisor.domain_xml(job, []).xml))
+        elif plan.target.name is not None:
+            rooms.hypervisor.check_free(Identity(safe_name(plan.target.name, fallback="")))
+    except Conflict:
+        raise
+    except SynvirtError as error:
+        log.warning("the hypervisor does not say whether a name is free", cause=error.detail)
+
+
 def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
-    """What can be said at once: the source is registered, or the file is there, and it is of the kind that the plan says."""
+    """What can be said at once: the source is registered, or the file is there, is of the kind that the plan says, and nothing
+    about it is critical."""
     if plan.source.Live is not None and plan.source_ref.kind == "live_vm":
         rooms.check_source(plan.source.Live, plan.source_ref.source_id)
+        check_identity(rooms, plan, None)
         return
     if plan.source.Offline is None or plan.source_ref.kind == "live_vm":
         raise RuntimeError("a plan's source fits its source_ref")
@@ -94,3 +119,7 @@ def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
             f"{Path(path).name} is of kind {found.kind}, not {importer.kind}",
             hint=f"submit it as {{Offline: {found.kind}}}",
         )
+    manifest = importer.inspect(rooms.resolve(path), rooms.import_root)
+    chosen = manifest.model_copy(update={"disks": tuple(disk for disk in manifest.disks if disk.key not in plan.skip_disks)})
+    refuse_critical(plan, with_room(chosen, rooms.destination.free_bytes()))
+    check_identity(rooms, plan, manifest)

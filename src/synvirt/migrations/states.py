@@ -70,7 +70,7 @@ ROWS = (
 KEPT_ON_FAILURE: dict[State, frozenset[str]] = {
     State.CUTTING_OVER: frozenset({"volume"}),
     State.V2V_PROCESSING: frozenset({"volume"}),
-    State.STARTING: frozenset({"volume"}),
+    State.STARTING: frozenset({"volume", "screenshot"}),
 }
 
 

@@ -8,17 +8,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
-from uuid import UUID
 
 from synvirt.disks.specs import ReaderSpec, paths
 from synvirt.errors import CbtReset, CbtUnsupported, DeltaTooLarge, DiskReadFailed, DiskWriteFailed, InvalidPlan
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter, SnapshotRef
+from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.job import Job
+from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.states import Facts
 from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, Pass, State, VmManifest, now
-from synvirt.offline import OfflineImporter
+from synvirt.offline import OfflineImporter, concerns
 
 Step = Callable[[Job], Awaitable[Facts]]
 
@@ -34,7 +35,7 @@ HOLD_INTERVAL_S = 60.0
 
 async def queued(job: Job) -> Facts:
     manifest, supports_warm = await _inspected(job)
-    _refuse_critical(job, manifest)
+    refuse_critical(job.migration.plan, manifest)
     disks = _chosen_disks(job, manifest)
     plan, rooms = job.migration.plan, job.rooms
     fields: dict[str, object] = {"manifest": manifest, "disks": disks, "started_at": now()}
@@ -46,8 +47,7 @@ async def queued(job: Job) -> Facts:
         )
         fields |= {"mode_effective": Mode.COLD, "last_error": job.problem(error, fatal=False)}
     await job.change(**fields)
-    draft = await job.in_thread(rooms.hypervisor.domain_xml, job.migration, [])
-    await job.in_thread(rooms.hypervisor.check_free, draft.name, UUID(draft.uuid))
+    await claim(job)
     if _converts(job, manifest):
         await job.in_thread(rooms.preparer.check)
     await _refuse_too_large(job, manifest)
@@ -76,17 +76,6 @@ def _offline(job: Job) -> tuple[OfflineImporter, Path]:
     if importer is None:
         raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet")
     return importer, job.rooms.resolve(job.rooms.offline_path(plan.source_ref))
-
-
-def _refuse_critical(job: Job, manifest: VmManifest) -> None:
-    waived = set(job.migration.plan.waive_concerns)
-    critical = [one for one in manifest.concerns if one.category == "Critical" and one.id not in waived]
-    if critical:
-        first = critical[0]
-        raise InvalidPlan(
-            f"{len(critical)} critical concern(s); {first.id}: {first.assessment}",
-            hint=f"{first.remedy} To go on all the same, name it in waive_concerns.",
-        )
 
 
 def _chosen_disks(job: Job, manifest: VmManifest) -> tuple[DiskProgress, ...]:
@@ -118,6 +107,8 @@ def _volume_label(disk: Disk, manifest: VmManifest) -> str:
 
 async def _refuse_too_large(job: Job, manifest: VmManifest) -> None:
     """Out of space is foreseen where the source says how much it uses; else it is found while copying."""
+    if concerns.TARGET_TOO_SMALL in job.migration.plan.waive_concerns:
+        return
     wanted = sum(disk.used_bytes or 0 for disk in manifest.disks if disk.key not in job.migration.plan.skip_disks)
     free = await job.in_thread(job.rooms.destination.free_bytes)
     if wanted > free:
@@ -384,19 +375,7 @@ def _converts(job: Job, manifest: VmManifest) -> bool:
 
 
 async def starting(job: Job) -> Facts:
-    hypervisor = job.rooms.hypervisor
-    domain = job.migration.domain
-    if domain is None:
-        domain = await job.in_thread(hypervisor.domain_xml, job.migration, _volumes(job))
-    await job.record("domain", domain.uuid)
-    await job.in_thread(hypervisor.define, domain)
-    await job.change(domain=domain)
-    if job.migration.plan.target.start:
-        job.stop.check()
-        await job.in_thread(hypervisor.start, UUID(domain.uuid))
-        timeout_s = job.rooms.boot_timeout_s
-        sign = await job.in_thread(hypervisor.wait_until_booted, UUID(domain.uuid), timeout_s, job.stop.is_set)
-        await job.change(boot_sign=sign)
+    await land(job, _volumes(job))
     if job.migration.plan.source.Live is not None:
         await _leave_source(job)
     return _facts(job)

@@ -27,6 +27,8 @@ BUSY_TIMEOUT_S = 20
 # PostgreSQL gives out event ids at insert and shows rows at commit: without one writer at a time a reader that has seen 8
 # could miss a 7 that commits later. Moves are rare, so one lock for all costs nothing. The number is "evnt" in ASCII.
 EVENTS_LOCK = 0x65766E74
+# Two jobs that claim one name at the same moment must not both find it free: "clms".
+CLAIMS_LOCK = 0x636C6D73
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Store:
             return [Migration.model_validate_json(row.document) for row in db.execute(query.order_by(migrations.c.number))]
 
     def change(self, job_id: UUID, expected: State, change: Callable[[Migration], Migration]) -> Migration:
-        """Rewrite a job that is still in `expected`, else Conflict. A move, or a new last_error, is an event too."""
+        """Rewrite a job that is still in `expected`, else Conflict. A move, an error, a boot attempt is an event too."""
         with self._writing() as db:
             before = _parse(_row(db, job_id, lock=True))
             if before.state != expected:
@@ -118,7 +120,7 @@ class Store:
                 .where(migrations.c.id == str(job_id))
                 .values(state=after.state, document=after.model_dump_json())
             )
-            if (after.state, after.last_error) != (before.state, before.last_error):
+            if _told(after) != _told(before):
                 _announce(db, after)
             return after
 
@@ -202,6 +204,24 @@ class Store:
             if db.execute(select(ledger.c.id).where(*same)).first() is None:
                 db.execute(insert(ledger).values(migration_id=str(job_id), kind=kind, name=name))
 
+    def claim(self, job_id: UUID, names: list[str], *, hint: str) -> None:
+        """Into the ledger too: what only one job of a host may have until it ends. Conflict, when another has one of them."""
+        with self._writing() as db:
+            _one_at_a_time(db, CLAIMS_LOCK)
+            mine = ledger.c.migration_id == str(job_id)
+            theirs = (
+                select(ledger.c.name, migrations.c.id)
+                .join(migrations, migrations.c.id == ledger.c.migration_id)
+                .where(ledger.c.kind == "claim", ledger.c.name.in_(names), ~mine)
+                .where(migrations.c.host == _row(db, job_id).host, migrations.c.state.not_in([str(end) for end in ENDS]))
+            )
+            if (taken := db.execute(theirs).first()) is not None:
+                raise Conflict(f"migration {taken.id}, which has not ended, has the {taken.name} too", hint=hint)
+            held = set(db.execute(select(ledger.c.name).where(ledger.c.kind == "claim", mine)).scalars())
+            for name in names:
+                if name not in held:
+                    db.execute(insert(ledger).values(migration_id=str(job_id), kind="claim", name=name))
+
     def strike(self, job_id: UUID, kind: str, name: str) -> None:
         """Out of the ledger, after the thing is gone, or is the operator's to keep. Idempotent."""
         with self._writing() as db:
@@ -270,10 +290,20 @@ def _open(url: str) -> Engine:
     return engine
 
 
+def _told(job: Migration) -> tuple[object, ...]:
+    """What listeners are told of at once."""
+    return job.state, job.last_error, job.boot_attempts
+
+
 def _announce(db: Connection, job: Migration) -> None:
-    if db.dialect.name == "postgresql":
-        db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": EVENTS_LOCK})
+    _one_at_a_time(db, EVENTS_LOCK)
     db.execute(insert(events).values(migration_id=str(job.id), document=job.model_dump_json()))
+
+
+def _one_at_a_time(db: Connection, lock: int) -> None:
+    """SQLite has one writer anyway."""
+    if db.dialect.name == "postgresql":
+        db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": lock})
 
 
 def _row(db: Connection, job_id: UUID, *, lock: bool = False) -> Row[Any]:

@@ -1,0 +1,153 @@
+"""Has the guest booted? Judged by what is seen of it from outside. Pure: whoever looks passes in what was seen, and when.
+
+The first true sign ends the wait:
+
+    agent      the guest agent answers a ping
+    console    a login prompt on the serial console
+    activity   for N seconds it has not crashed nor restarted, and has written to its disks again and again: a firmware, a boot
+               loader or a kernel without its root file system does not do that
+    running    it merely has not stopped; only where the setting boot_check asks for no more
+
+And hope ends before its time is over where the guest stopped, restarts again and again, or says why it will not boot and then
+does nothing more.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from synvirt.hypervisor.console import LOGIN_PROMPT, Cause, cause_of
+
+Check = Literal["any", "agent", "running"]
+# What counts, by the setting boot_check.
+SIGNS: dict[Check, tuple[str, ...]] = {
+    "any": ("agent", "console", "activity"),
+    "agent": ("agent", "console"),
+    "running": ("agent", "running"),
+}
+
+# A guest with a login prompt but no agent has booted all the same; an agent is started about when the prompt comes.
+AGENT_GRACE_S = 10.0
+# With boot_check "running": a broken QEMU ends sooner than this.
+RUNNING_SETTLE_S = 10.0
+# A guest that says why it does not boot has ended if it then does nothing for so long: an emulated guest on a busy host may
+# think for seconds between two lines.
+QUIET_S = 8.0
+# An installed guest may restart at its first start on new hardware, even twice; no system boots four times in a minute.
+RESETS_MAX, RESETS_WITHIN_S, RESETS_EVER = 4, 60.0, 8
+# Of the seconds in which activity is looked for: in so many the guest has written, and in one of the last third too.
+WRITING_SECONDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """`at_s`: since the start of the wait. `trouble`: it has stopped or crashed, in words, and `hopeless`: on any bus.
+    `console`: the last of the serial console; `screen`: of a screen in text mode. `resets`, `requests`, `writes`: so far."""
+
+    at_s: float
+    trouble: str | None = None
+    hopeless: bool = False
+    agent: bool = False
+    console: str = ""
+    screen: str = ""
+    resets: int = 0
+    requests: int = 0
+    writes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """It has not booted. `other_bus_may_help`: it is what a guest shows that has no driver for its disks."""
+
+    trouble: str
+    cause: Cause | None
+    other_bus_may_help: bool
+
+
+@dataclass
+class Watch:
+    """One boot. `judge` is called with each look, in the order of time."""
+
+    check: Check
+    timeout_s: float
+    activity_s: float
+    _prompted_at: float | None = None
+    _changed_at: float = 0.0
+    _last: Seen | None = None
+    _resets: deque[float] = field(default_factory=deque)
+    _wrote_at: deque[float] = field(default_factory=deque)
+
+    def judge(self, seen: Seen) -> str | Lost | None:
+        """The sign, or Lost; None: go on looking."""
+        self._note(seen)
+        if seen.trouble is not None:
+            return self._lost(seen, seen.trouble, hopeless=seen.hopeless)
+        signs: dict[str, Callable[[Seen], bool]] = {
+            "agent": lambda seen: seen.agent,
+            "console": self._console,
+            "activity": self._activity,
+            "running": self._running,
+        }
+        sign = next((name for name in SIGNS[self.check] if signs[name](seen)), None)
+        return sign or self._end_of_hope(seen)
+
+    def _end_of_hope(self, seen: Seen) -> Lost | None:
+        if self._restarts(seen):
+            return self._lost(seen, f"restarts again and again: {seen.resets} times in {seen.at_s:.0f} s")
+        if self._stuck(seen):
+            return self._lost(seen, f"has done nothing for {seen.at_s - self._changed_at:.0f} s")
+        if seen.at_s >= self.timeout_s:
+            return self._lost(seen, f"gave no sign of life within {self.timeout_s:g} s")
+        return None
+
+    # ── signs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _console(self, seen: Seen) -> bool:
+        if self._prompted_at is None and LOGIN_PROMPT.search(seen.console):
+            self._prompted_at = seen.at_s
+        return self._prompted_at is not None and seen.at_s - self._prompted_at >= AGENT_GRACE_S
+
+    def _activity(self, seen: Seen) -> bool:
+        since = seen.at_s - self.activity_s
+        if since < 0 or (self._resets and self._resets[-1] > since) or _cause(seen) is not None:
+            return False
+        seconds = {int(at) for at in self._wrote_at if at > since}
+        return len(seconds) >= WRITING_SECONDS and self._wrote_at[-1] > seen.at_s - self.activity_s / 3
+
+    def _running(self, seen: Seen) -> bool:
+        return seen.at_s >= RUNNING_SETTLE_S
+
+    # ── the end of hope ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _restarts(self, seen: Seen) -> bool:
+        lately = sum(at > seen.at_s - RESETS_WITHIN_S for at in self._resets)
+        return lately >= RESETS_MAX or seen.resets >= RESETS_EVER
+
+    def _stuck(self, seen: Seen) -> bool:
+        found = _cause(seen)
+        return found is not None and found.final and self._prompted_at is None and seen.at_s - self._changed_at >= QUIET_S
+
+    def _lost(self, seen: Seen, trouble: str, *, hopeless: bool = False) -> Lost:
+        found = _cause(seen)
+        return Lost(trouble, found, not hopeless and (found is None or found.other_bus))
+
+    def _note(self, seen: Seen) -> None:
+        before = self._last or Seen(0)
+        self._last = seen
+        if (seen.console, seen.screen, seen.requests, seen.resets) != (
+            before.console,
+            before.screen,
+            before.requests,
+            before.resets,
+        ):
+            self._changed_at = seen.at_s
+        self._resets.extend([seen.at_s] * (seen.resets - before.resets))
+        if seen.writes > before.writes:
+            self._wrote_at.append(seen.at_s)
+        while self._wrote_at and self._wrote_at[0] < seen.at_s - self.activity_s:
+            self._wrote_at.popleft()
+
+
+def _cause(seen: Seen) -> Cause | None:
+    return cause_of(seen.console) or cause_of(seen.screen)

@@ -1,0 +1,102 @@
+"""What the domain here has otherwise than its source, and why: a list that the job shows. Pure."""
+
+from collections.abc import Callable, Iterator
+
+from synvirt.hypervisor.hardware import bus_now, bus_of, card, macs, memory_bytes, processors, uuid_of, why_bus
+from synvirt.model import MIB, Difference, Migration, Nic, VmManifest
+
+Network = Callable[[Nic], tuple[str, str]]
+
+
+def differences(job: Migration, *, name: str, network: Network, tpm: bool) -> tuple[Difference, ...]:
+    """`name`: the domain's; `network`: what a card is plugged into here; `tpm`: whether this host can give one."""
+    manifest = job.manifest
+    if manifest is None:
+        return ()
+    return (
+        *_identity(job, manifest, name),
+        *_size(job, manifest),
+        *_firmware(manifest, tpm=tpm),
+        *_disks(job, manifest),
+        *_cards(job, manifest, network),
+    )
+
+
+def _identity(job: Migration, manifest: VmManifest, name: str) -> Iterator[Difference]:
+    if name != manifest.name:
+        why = "target.name asks for it" if job.plan.target.name else "libvirt names files after it: plain characters only"
+        yield _difference("name", manifest.name, name, why)
+    uuid = str(uuid_of(job))
+    if manifest.uuid and uuid != manifest.uuid.lower():
+        new = job.plan.target.identity == "new"
+        yield _difference("uuid", manifest.uuid, uuid, "target.identity is new" if new else "the source's is none")
+
+
+def _size(job: Migration, manifest: VmManifest) -> Iterator[Difference]:
+    sockets, cores = processors(job)
+    count = sockets * cores
+    if count != manifest.cpu_count:
+        why = "target.cpu_count asks for it" if job.plan.target.cpu_count else "the source does not say"
+        yield _difference("processors", str(manifest.cpu_count), str(count), why)
+    if cores != manifest.cores_per_socket:
+        why = f"{count} processors are no whole number of sockets with {manifest.cores_per_socket} cores"
+        yield _difference("cores per socket", str(manifest.cores_per_socket), str(cores), why)
+    memory = memory_bytes(job)
+    if memory != manifest.memory_bytes:
+        why = "target.memory_bytes asks for it" if job.plan.target.memory_bytes else "nothing boots with less"
+        yield _difference("memory", _mib(manifest.memory_bytes), _mib(memory), why)
+
+
+def _firmware(manifest: VmManifest, *, tpm: bool) -> Iterator[Difference]:
+    if manifest.firmware == "uefi":
+        keys = "Microsoft's keys and " if manifest.secure_boot else ""
+        yield _difference(
+            "uefi variables",
+            "its own",
+            f"{keys}an empty list of boot entries",
+            "each firmware keeps them in a form of its own; the disk's default loader, /EFI/BOOT, is started",
+        )
+    if manifest.tpm:
+        here = "an empty TPM 2.0" if tpm else "none"
+        why = "a TPM does not give out its secrets" if tpm else "this host has no swtpm: apt-get install swtpm swtpm-tools"
+        yield _difference("tpm", "a TPM with its secrets", here, why)
+
+
+def _disks(job: Migration, manifest: VmManifest) -> Iterator[Difference]:
+    skipped = {disk.key for disk in job.disks if disk.state == "skipped"}
+    number = 0
+    for disk in manifest.disks:
+        if disk.key in skipped:
+            yield _difference(f"disk {disk.key}", disk.label, "none", "skip_disks leaves it out")
+            continue
+        bus = bus_of(number, bus_now(job))
+        number += 1
+        if bus != disk.bus:
+            why = why_bus(job) if bus == bus_now(job) else "an IDE controller has room for four disks"
+            yield _difference(f"bus of disk {disk.key}", f"{disk.bus} {disk.controller}".strip(), bus, why)
+
+
+def _cards(job: Migration, manifest: VmManifest, network: Network) -> Iterator[Difference]:
+    addresses = macs(job)
+    for nic in manifest.nics:
+        model, mac = card(job, nic), addresses[nic.key]
+        if model != nic.model.lower():
+            why = "the guest has its driver" if model == "virtio" else "its driver is part of every system of that age"
+            yield _difference(f"model of network card {nic.key}", nic.model or "unknown", model, why)
+        if mac != (nic.mac or "").strip().lower().replace("-", ":"):
+            new = job.plan.target.identity == "new"
+            why = "target.identity is new" if new else "the source's is none that a card can have, or has it twice"
+            yield _difference(f"mac of network card {nic.key}", nic.mac or "none", mac, why)
+        here = ":".join(filter(None, network(nic)))
+        if here != nic.network:
+            mapped = any(entry.source == nic.network for entry in job.plan.target.network_map)
+            why = "target.network_map says so" if mapped else "target.network_map does not name it: this host's default"
+            yield _difference(f"network of network card {nic.key}", nic.network or "none", here, why)
+
+
+def _difference(what: str, source: str, here: str, why: str) -> Difference:
+    return Difference(what=what, source=source, here=here, why=why)
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:g} MiB"

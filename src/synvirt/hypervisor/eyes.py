@@ -1,0 +1,108 @@
+"""What can be seen of a guest from outside, by libvirt: its state, its restarts, its disks' counters, its screen."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from synvirt.hypervisor import agent, console
+from synvirt.hypervisor.boot import Seen
+from synvirt.hypervisor.connection import load
+
+# The guest chooses how large its screen is; a picture of 4K without any compression has 24 MiB.
+SCREENSHOT_LIMIT_BYTES = 32 << 20
+_PIECE_BYTES = 256 << 10
+
+
+def look(domain: Any, console_log: Path, *, at_s: float, resets: int) -> Seen:
+    """All of it at once. A guest that goes away meanwhile is a guest that has stopped."""
+    trouble, hopeless = _trouble(domain)
+    if trouble is not None:
+        return Seen(at_s, trouble=trouble, hopeless=hopeless, console=console.text(console_log), resets=resets)
+    requests, writes = _disk_requests(domain)
+    return Seen(
+        at_s,
+        agent=agent.answers(domain),
+        console=console.text(console_log),
+        screen=screen_text(domain),
+        resets=resets,
+        requests=requests,
+        writes=writes,
+    )
+
+
+def screen_text(domain: Any) -> str:
+    """Of a screen in text mode, from the card's memory; empty in any other mode."""
+    libvirt = load()
+    try:
+        return console.screen(domain.memoryPeek(console.SCREEN_ADDRESS, console.SCREEN_BYTES, libvirt.VIR_MEMORY_PHYSICAL))
+    except libvirt.libvirtError:
+        return ""
+
+
+def screenshot(connection: Any, domain: Any) -> bytes | None:
+    """A PNG (QEMU from 7.1 on); None where the guest has no screen, or is off."""
+    libvirt = load()
+    stream = connection.newStream(0)
+    try:
+        if domain.screenshot(stream, 0, 0) != "image/png":
+            stream.abort()
+            return None
+        pieces = bytearray()
+        while piece := stream.recv(_PIECE_BYTES):
+            pieces += piece
+            if len(pieces) > SCREENSHOT_LIMIT_BYTES:
+                stream.abort()
+                return None
+        stream.finish()
+    except libvirt.libvirtError:
+        return None
+    return bytes(pieces)
+
+
+@contextlib.contextmanager
+def restarts(connection: Any, domain: Any) -> Iterator[list[None]]:
+    """A list that grows by one with each restart of the guest, for as long as the block lasts."""
+    libvirt = load()
+    seen: list[None] = []
+    try:
+        number = connection.domainEventRegisterAny(
+            domain, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, lambda *_: seen.append(None), None
+        )
+    except libvirt.libvirtError:  # a driver without events: the other signs are left
+        number = None
+    try:
+        yield seen
+    finally:
+        if number is not None:
+            with contextlib.suppress(libvirt.libvirtError):
+                connection.domainEventDeregisterAny(number)
+
+
+def _trouble(domain: Any) -> tuple[str | None, bool]:
+    """Why this domain will not boot any more, and whether it is so on any disk bus; None while it may."""
+    libvirt = load()
+    try:
+        state, reason = domain.state()
+    except libvirt.libvirtError:
+        return "is gone", True
+    if state in (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_BLOCKED, libvirt.VIR_DOMAIN_NOSTATE):
+        return None, False
+    if state == libvirt.VIR_DOMAIN_PAUSED:
+        if reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR:
+            return "was paused, since a volume could not be read or written: is the disk full?", True
+        # An operator who pauses the guest will let it go on; libvirt itself pauses it while it starts.
+        return ("crashed", True) if reason == libvirt.VIR_DOMAIN_PAUSED_CRASHED else (None, False)
+    if state == libvirt.VIR_DOMAIN_CRASHED or reason == libvirt.VIR_DOMAIN_SHUTOFF_CRASHED:
+        return "crashed and stopped", True
+    return "stopped before it had booted", reason == libvirt.VIR_DOMAIN_SHUTOFF_DESTROYED
+
+
+def _disk_requests(domain: Any) -> tuple[int, int]:
+    """Of all disks since the start: reads and writes, writes."""
+    libvirt = load()
+    try:
+        reads, _, writes, _, _ = domain.blockStats("")  # the empty name: all disks together
+    except libvirt.libvirtError:
+        return 0, 0
+    return reads + writes, writes

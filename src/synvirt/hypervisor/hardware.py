@@ -1,0 +1,197 @@
+"""What the guest gets here for the hardware it had there: its ladder of disk buses, its machine, its cards. Pure.
+
+A guest boots from a bus only if it has a driver for it, and nobody can know that for sure before it was tried. So the buses
+make a ladder: the best that the guest should be able to boot from comes first, and each next one needs less of it.
+
+    virtio   every Linux since 2008; Windows, once drivers were put into it
+    scsi     virtio-scsi: the same drivers' other half, and the names (sda) that an old fstab may expect
+    sata     AHCI: every system since 2008, and no driver of ours
+    ide      the chipset of 1996, on the machine that has it: what is older than all of those, BIOS only
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from synvirt.model import MIB, Disk, DiskBus, Migration, Nic, State, VmManifest
+
+Machine = Literal["q35", "pc"]
+# A manifest that knows no memory says 0, which libvirt refuses; 64 MiB is the least that boots anything.
+LEAST_MEMORY_BYTES = 64 * MIB
+
+_MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")  # an odd first octet is multicast: no card has that
+# What firmware that was never told its UUID says: many machines have it.
+_NO_UUIDS = frozenset({UUID(int=0), UUID(int=(1 << 128) - 1)})
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """`prefix`: of the names libvirt gives its disks; `card`: the network card of a guest that boots from it; `needs`: why a
+    guest may be able to. q35 has no IDE, so that bus brings the older chipset, i440fx, which libvirt calls pc."""
+
+    prefix: str
+    card: str
+    needs: str
+    machine: Machine = "q35"
+    controller: str | None = None
+
+
+BUSES: dict[DiskBus, Bus] = {
+    "virtio": Bus("vd", "virtio", "the fastest; the guest has its drivers"),
+    "scsi": Bus("sd", "virtio", "virtio-scsi needs the guest's virtio drivers too", controller="virtio-scsi"),
+    "sata": Bus("sd", "e1000e", "every system since 2008 has a driver for it"),
+    "ide": Bus("hd", "e1000", "even the oldest systems have a driver for it", machine="pc"),
+}
+LADDER: tuple[DiskBus, ...] = tuple(BUSES)
+# What a guest whose family is not known should be able to boot from, best guess first.
+LADDER_OF_UNKNOWN: tuple[DiskBus, ...] = ("sata", "virtio", "scsi", "ide")
+# One controller, two channels, a master and a slave on each: what does not fit goes to SATA.
+IDE_DISKS_MAX = 4
+
+# Systems without a driver for AHCI or for what PCI Express brought: Windows before Vista, Linux before 2.6.25, DOS and its kin.
+# «CentOS 4/5 or later» is how VMware says that it does not know.
+_OLD = re.compile(
+    r"win(dows)?[ _-]?(xp|2000|2003|2k3|2k\b|net|nt|95|98|me\b)|windows server 2003|\bdos\b|netware|os/?2\b"
+    r"|(rhel|red ?hat|centos|oracle)\D{0,24}[234](_64)?(guest)?\b(?!/)"
+    r"|(sles\D{0,24}(8|9|10)|debian\D{0,12}[34])(_64)?(guest)?\b(?!/)",
+    re.IGNORECASE,
+)
+
+# Cards that QEMU emulates and the guest has been using: the same one needs no new driver. Names as sources spell them.
+_SAME_CARD = {
+    "e1000": "e1000",
+    "e1000e": "e1000e",
+    "rtl8139": "rtl8139",
+    "vlance": "pcnet",
+    "pcnet": "pcnet",
+    "pcnet32": "pcnet",
+}
+
+
+def is_old(manifest: VmManifest) -> bool:
+    return _OLD.search(f"{manifest.guest_os.id} | {manifest.guest_os.name}") is not None
+
+
+def has_virtio(job: Migration) -> bool:
+    """Surely: Linux, but for the oldest, and Windows that got the drivers."""
+    manifest = _manifest(job)
+    match manifest.guest_os.family:
+        case "linux":
+            return not is_old(manifest)
+        case "windows":
+            return any(visit.state is State.V2V_PROCESSING for visit in job.history)
+        case _:
+            return False
+
+
+def ladder(job: Migration) -> tuple[DiskBus, ...]:
+    """The buses to try, in this order; one alone where the plan names it."""
+    manifest, wanted = _manifest(job), job.plan.target.disk_bus
+    rungs: tuple[DiskBus, ...]
+    if wanted in BUSES:
+        rungs = (wanted,)
+    elif has_virtio(job):
+        rungs = LADDER
+    elif is_old(manifest):
+        rungs = ("ide", "sata")
+    else:
+        boot = _boot_disk(manifest)
+        known = boot.bus if boot is not None and boot.bus in ("virtio", "sata", "ide") else "sata"
+        rungs = (known, *(bus for bus in LADDER_OF_UNKNOWN if bus != known))
+    if manifest.firmware == "uefi":
+        rungs = tuple(bus for bus in rungs if bus != "ide") or ("sata",)
+    return rungs
+
+
+def bus_now(job: Migration) -> DiskBus:
+    """The rung that the job stands on."""
+    return job.boot_attempts[-1].disk_bus if job.boot_attempts else ladder(job)[0]
+
+
+def bus_of(number: int, bus: DiskBus) -> DiskBus:
+    """Of the domain's disk of that number, counted from 0."""
+    return "sata" if bus == "ide" and number >= IDE_DISKS_MAX else bus
+
+
+def why_bus(job: Migration) -> str:
+    bus = bus_now(job)
+    failed = [attempt for attempt in job.boot_attempts if attempt.trouble is not None]
+    if failed:
+        return f"the guest did not boot from {failed[-1].disk_bus}; {BUSES[bus].needs}"
+    if job.plan.target.disk_bus == bus:
+        return "target.disk_bus asks for it"
+    if job.plan.target.disk_bus is not None and job.plan.target.disk_bus not in BUSES:
+        return f"this hypervisor has no {job.plan.target.disk_bus} disks, which target.disk_bus asks for; {BUSES[bus].needs}"
+    return BUSES[bus].needs
+
+
+def card(job: Migration, nic: Nic) -> str:
+    """virtio for a guest that boots with virtio; else the card it had, where QEMU has it; else one that its age knows."""
+    bus = bus_now(job)
+    if BUSES[bus].card == "virtio" and (has_virtio(job) or nic.model.lower().startswith("virtio")):
+        return "virtio"
+    if same := _SAME_CARD.get(nic.model.lower()):
+        return same
+    if is_old(_manifest(job)):
+        return "rtl8139"
+    return BUSES[bus].card if BUSES[bus].card != "virtio" else "e1000e"
+
+
+# ── identity, processors, memory ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def uuid_of(job: Migration) -> UUID:
+    """The source's, which licences and cloud-init know the machine by; the job's where it has none, or shall not keep it."""
+    if job.plan.target.identity == "keep":
+        try:
+            known = UUID(_manifest(job).uuid or "")
+        except ValueError:
+            return job.id
+        return job.id if known in _NO_UUIDS else known
+    return job.id
+
+
+def macs(job: Migration) -> dict[str, str]:
+    """Each card's address by its key: the source's; one of our own where that is none, or comes twice, or shall not be kept."""
+    given: dict[str, str] = {}
+    for nic in _manifest(job).nics:
+        mac = (nic.mac or "").strip().lower().replace("-", ":")
+        kept = job.plan.target.identity == "keep" and _MAC.fullmatch(mac) and mac not in given.values()
+        given[nic.key] = mac if kept else _own_mac(job.id, nic.key)
+    return given
+
+
+def _own_mac(job_id: UUID, key: str) -> str:
+    """52:54:00 is QEMU's, by custom; the rest hangs on job and card, so that defining again keeps it."""
+    digest = digest_of(job_id, "nic", key)
+    return ":".join(("52:54:00", digest[:2], digest[2:4], digest[4:6]))
+
+
+def processors(job: Migration) -> tuple[int, int]:
+    """Sockets, and cores a socket: the source's cores where the count divides by them."""
+    manifest = _manifest(job)
+    count = max(job.plan.target.cpu_count or manifest.cpu_count, 1)
+    cores = manifest.cores_per_socket
+    if cores < 1 or count % cores:
+        cores = 1
+    return count // cores, cores
+
+
+def memory_bytes(job: Migration) -> int:
+    return max(job.plan.target.memory_bytes or _manifest(job).memory_bytes, LEAST_MEMORY_BYTES)
+
+
+def digest_of(job_id: UUID, *parts: str) -> str:
+    return hashlib.sha256("\0".join((str(job_id), *parts)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _boot_disk(manifest: VmManifest) -> Disk | None:
+    ordered = sorted(manifest.disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
+    return next(iter(ordered), None)
+
+
+def _manifest(job: Migration) -> VmManifest:
+    assert job.manifest is not None, "a job has its manifest before it has hardware"
+    return job.manifest

@@ -1,0 +1,54 @@
+"""Who a domain is: what no two on one host may share, and whose it is. Read from XML, ours or anybody's."""
+
+from dataclasses import dataclass
+
+from defusedxml import ElementTree
+
+from synvirt.errors import Internal
+
+# Marks a domain as ours: the job's id, and the rung of its ladder. A name, not an address to fetch.
+JOB_NAMESPACE = "https://synvirt.org/xmlns/job/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`job_id`: of the job that made it, None where none of ours did; `bus`: the rung it was made for."""
+
+    name: str
+    uuid: str = ""
+    job_id: str | None = None
+    bus: str | None = None
+    macs: frozenset[str] = frozenset()
+
+
+def identity_of(xml: str) -> Identity:
+    try:
+        root = ElementTree.fromstring(xml.encode("utf-8", "surrogatepass"))
+    except (ElementTree.ParseError, ValueError) as error:
+        raise Internal(f"the hypervisor describes a domain in XML that cannot be read: {error}") from error
+    job = root.find(f"metadata/{{{JOB_NAMESPACE}}}job")
+    return Identity(
+        name=root.findtext("name", ""),
+        uuid=root.findtext("uuid", ""),
+        job_id=None if job is None else job.get("id"),
+        bus=None if job is None else job.get("bus"),
+        macs=frozenset(mac.get("address", "").lower() for mac in root.iterfind("devices/interface/mac")),
+    )
+
+
+def clash(wanted: Identity, other: Identity) -> str | None:
+    """Why these two cannot both be here; None where they can, or are the same job's."""
+    if other.job_id is not None and other.job_id == wanted.job_id:
+        return None
+    there = f"domain {other.name} ({other.uuid}), which is not this job's,"
+    if other.uuid == wanted.uuid:
+        return f"{there} has the UUID of the guest"
+    if other.name == wanted.name:
+        return f"{there} has the name of the guest"
+    if shared := sorted(wanted.macs & other.macs):
+        return f"{there} has the MAC address {', '.join(shared)} of the guest's network card"
+    return None
+
+
+# What to do about a clash.
+CLASH_HINT = "remove that domain; or, for a copy beside it, set target.identity to new and give the copy a name in target.name"

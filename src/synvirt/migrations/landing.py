@@ -1,0 +1,85 @@
+"""The guest lands: its name claimed, its domain defined, started, and seen to boot; if need be from another bus. asyncio.
+
+    claim (Queued)      what no two guests here may share is this job's, or Conflict, before anything is copied
+    land (Starting)     rung ─▶ define ─▶ start ─▶ wait for a sign of life
+                         ▲                            │ none, and another bus may help
+                         └─── the next of the ladder ◀┘
+
+Which rung the job stands on is the last of `boot_attempts`, committed before anything of that rung is done: so a crash anywhere
+goes on with that rung.
+"""
+
+from uuid import UUID
+
+from synvirt.errors import GuestBootFailed
+from synvirt.hypervisor import Volume
+from synvirt.hypervisor.hardware import ladder
+from synvirt.hypervisor.identity import CLASH_HINT, identity_of
+from synvirt.migrations.job import Job
+from synvirt.model import BootAttempt, DiskBus, Domain, now
+
+
+async def claim(job: Job) -> None:
+    """Conflict, when another job or a domain here has it. First the claim, then the look: so of two jobs one sees the other."""
+    draft = await job.in_thread(job.rooms.hypervisor.domain_xml, job.migration, [])
+    identity = identity_of(draft.xml)
+    names = [f"name {identity.name}", f"UUID {identity.uuid}", *(f"MAC address {mac}" for mac in sorted(identity.macs))]
+    await job.in_thread(job.rooms.store.claim, job.id, names, hint=CLASH_HINT)
+    await job.in_thread(job.rooms.hypervisor.check_free, identity)
+
+
+async def land(job: Job, volumes: list[Volume]) -> None:
+    """GuestBootFailed, when no rung is left; DomainDefineFailed; Conflict, when a domain took the name meanwhile."""
+    starts = job.migration.plan.target.start
+    if starts and not job.migration.boot_attempts:
+        await job.change(boot_attempts=(_attempt(ladder(job.migration)[0]),))
+    while True:
+        domain = await _defined(job, volumes)
+        if not starts:
+            return
+        try:
+            sign = await _booted(job, domain)
+        except GuestBootFailed as error:
+            await _climb(job, error)
+        else:
+            *before, last = job.migration.boot_attempts
+            ended = last.model_copy(update={"sign": sign, "trouble": None, "ended_at": now()})
+            await job.change(boot_sign=sign, boot_attempts=(*before, ended))
+            await job.in_thread(job.rooms.hypervisor.forget_screenshot, job.id)
+            return
+
+
+async def _defined(job: Job, volumes: list[Volume]) -> Domain:
+    hypervisor = job.rooms.hypervisor
+    domain = job.migration.domain
+    if domain is None:
+        domain = await job.in_thread(hypervisor.domain_xml, job.migration, volumes)
+    await job.record("domain", domain.uuid)
+    await job.in_thread(hypervisor.define, domain)
+    await job.change(domain=domain)
+    return domain
+
+
+async def _booted(job: Job, domain: Domain) -> str:
+    job.stop.check()
+    await job.record("screenshot", str(job.id))
+    await job.in_thread(job.rooms.hypervisor.start, UUID(domain.uuid))
+    return await job.in_thread(
+        job.rooms.hypervisor.wait_until_booted, UUID(domain.uuid), job.rooms.boot_timeout_s, job.stop.is_set
+    )
+
+
+async def _climb(job: Job, error: GuestBootFailed) -> None:
+    """To the next rung, in one commit with how this one ended; the error, when there is none or it would not help."""
+    *before, last = job.migration.boot_attempts
+    failed = last.model_copy(update={"trouble": error.summary, "ended_at": now()})
+    tried = {attempt.disk_bus for attempt in job.migration.boot_attempts}
+    left = [bus for bus in ladder(job.migration) if bus not in tried]
+    if not error.other_bus_may_help or not left:
+        await job.change(boot_attempts=(*before, failed))
+        raise error
+    await job.change(boot_attempts=(*before, failed, _attempt(left[0])), domain=None)
+
+
+def _attempt(bus: DiskBus) -> BootAttempt:
+    return BootAttempt(disk_bus=bus, began_at=now())
