@@ -55,7 +55,7 @@ def test_a_machine() -> None:
         ("clean", datetime(2024, 1, 1, 10, tzinfo=UTC)),
         ("updated", datetime(2024, 2, 1, 10, tzinfo=UTC)),
     ]
-    assert concern_ids(vm) == {"uefi-state-lost", "tpm", "snapshots-present"}
+    assert concern_ids(vm) == {"disk-independent:ide1:1", "uefi-state-lost", "tpm", "snapshots-present"}
 
 
 def test_the_present_state_is_read_through_all_its_snapshots(tmp_path: Path) -> None:

@@ -76,8 +76,18 @@ def unreadable_disk(key: str, why: str, remedy: str) -> Concern:
         id=f"disk-unreadable:{key}",
         category="Critical",
         label="Disk cannot be read",
-        assessment=f"Disk {key}: {why}",
+        assessment=f"Disk {key}: {why.rstrip('.')}.",
         remedy=remedy,
+    )
+
+
+def raw_device(key: str, kind: str) -> Concern:
+    return Concern(
+        id=f"disk-raw-device:{key}",
+        category="Critical",
+        label="Raw device mapping",
+        assessment=f"Disk {key} stands for a device of its host ({kind}): what is on it lies in no file here.",
+        remedy="Clone it at the source into a VMDK of its own (vmkfstools -i), or skip it and attach the device afterwards.",
     )
 
 

@@ -121,6 +121,7 @@ def _manifest(objects: _Objects, vm_id: str, vm: dict[str, Any]) -> VmManifest:
     found += concerns.of_machine(uefi=uefi, secure_boot=secure_boot, tpm=tpm, guest=guest, snapshots=len(snapshots))
     if _text(vm, "power_state") == "Suspended":
         found.append(concerns.suspended())
+    found += [concerns.passthrough_device(name) for name in _passed_through(vm, other)]
     if _text(vm, "PV_bootloader") or _text(vm, "PV_kernel"):
         found.append(concerns.paravirtualised())
     name = clean(_text(vm, "name_label")) or "imported"
@@ -142,6 +143,12 @@ def _manifest(objects: _Objects, vm_id: str, vm: dict[str, Any]) -> VmManifest:
         snapshots=snapshots,
         concerns=tuple(found),
     )
+
+
+def _passed_through(vm: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """PCI devices as xl and xapi write them («0/0000:04:00.0,0/0000:04:00.1»), and virtual GPUs."""
+    devices = [device.strip().rpartition("/")[2] for device in _text(other, "pci").split(",")[:20]]
+    return [clean(device) for device in devices if device] + (["a virtual GPU"] if _list(vm, "VGPUs") else [])
 
 
 def _disks(objects: _Objects, vm: dict[str, Any]) -> tuple[tuple[Disk, ...], list[Concern]]:

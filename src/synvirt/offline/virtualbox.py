@@ -45,11 +45,14 @@ _CPUS_MAX, _MEMORY_MAX_MIB = 1024, 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """A hard disk of the media registry. `location` is relative to the machine's folder, or absolute on its maker's host."""
+    """A hard disk of the media registry. `location` is relative to the machine's folder, or absolute on its maker's host.
+    `sort` is Normal, Writethrough, Shareable, …; what differs from a medium is of its sort. `parent` is that one's UUID."""
 
     uuid: str
     location: str
     encrypted: bool = False
+    sort: str = ""
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +80,41 @@ def parse(data: bytes, name: str) -> Machine:
         raise MalformedArchive(f"{name} has no Machine: it may be VirtualBox' global file, which describes no machine")
     media = _media(machine, name)
     disks, attached = _disks(machine, name)
-    return Machine(_manifest(machine, disks), attached, media)
+    return Machine(_manifest(machine, disks, _sort_concerns(attached, media)), attached, media)
+
+
+def _sort_concerns(attached: Mapping[str, str], media: Mapping[str, Medium]) -> list[Concern]:
+    found: list[Concern] = []
+    for key, uuid in attached.items():
+        sort = media[uuid].sort if uuid in media else ""
+        if sort == "shareable":
+            found.append(concerns.shared_disk(key))
+        elif sort in ("writethrough", "immutable"):
+            found.append(concerns.independent_disk(key, sort))
+    return found
 
 
 def _media(machine: Element, name: str) -> dict[str, Medium]:
     registry = child(child(machine, "MediaRegistry"), "HardDisks")
     media: dict[str, Medium] = {}
-    waiting = [] if registry is None else [registry]
+    waiting: list[tuple[Element, Medium | None]] = [] if registry is None else [(registry, None)]
     while waiting:
-        for element in children(waiting.pop(), "HardDisk"):
+        outer, parent = waiting.pop()
+        for element in children(outer, "HardDisk"):
             uuid = uuid_of(attribute(element, "uuid"))
             if uuid is None:
                 raise MalformedArchive(f"{name}: a hard disk of the media registry has no UUID")
             if uuid in media:
                 raise MalformedArchive(f"{name}: two hard disks have the UUID {uuid}")
             keys = (attribute(each, "name") for each in children(element, "Property"))
-            media[uuid] = Medium(uuid, attribute(element, "location"), any(key.startswith("CRYPT/") for key in keys))
-            waiting.append(element)
+            media[uuid] = Medium(
+                uuid,
+                attribute(element, "location"),
+                any(key.startswith("CRYPT/") for key in keys),
+                parent.sort if parent else attribute(element, "type").lower(),
+                parent.uuid if parent else None,
+            )
+            waiting.append((element, media[uuid]))
     return media
 
 
@@ -125,13 +146,13 @@ def _disks(machine: Element, name: str) -> tuple[tuple[Disk, ...], dict[str, str
     return tuple(disks), attached
 
 
-def _manifest(machine: Element, disks: tuple[Disk, ...]) -> VmManifest:
+def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Concern]) -> VmManifest:
     hardware = child(machine, "Hardware")
     uefi, tpm = is_uefi(machine), has_tpm(machine)
     guest = guest_os(vendor_id=clean(attribute(machine, "OSType")))
     snapshots = tuple(_snapshots(machine))
     suspended = bool(attribute(machine, "stateFile"))
-    found: list[Concern] = [] if disks else [concerns.no_disks()]
+    found = list(disk_concerns) if disks else [concerns.no_disks()]
     if suspended:
         found.append(concerns.suspended())
     host_pci = child(child(hardware, "HostPci"), "Devices")

@@ -38,6 +38,8 @@ _DISK_KEY = re.compile(r"((?:scsi|sata|ide|nvme)\d{1,2}):(\d{1,3})\.filename")
 _NIC_KEY = re.compile(r"ethernet(\d{1,2})\.present")
 _PASSTHROUGH_KEY = re.compile(r"(pcipassthru\d{1,3})\.present")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+_PLACE = re.compile(r"(scsi|sata|ide|nvme)\d{1,2}:\d{1,3}")
+_PASSED_THROUGH = re.compile(r"scsi-passthru|scsi-nonpassthru-tape|atapi-passthru", re.IGNORECASE)
 # A device that is not a hard disk: `cdrom-image`, `cdrom-raw`, `atapi-cdrom`, `scsi-passthru`, …
 _NO_DISK = re.compile(r"cdrom|floppy|passthru|tape", re.IGNORECASE)
 
@@ -159,6 +161,12 @@ def _attached(entries: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
         yield controller, unit, file
 
 
+def _passed_through_disks(entries: Mapping[str, str]) -> list[str]:
+    """SCSI and IDE devices of the host: tapes, changers, drives."""
+    keys = (key.removesuffix(".devicetype") for key, value in entries.items() if _PASSED_THROUGH.search(value))
+    return sorted(key for key in keys if _PLACE.fullmatch(key) and is_true(entries.get(f"{key}.present", "true")))
+
+
 def _bus(controller: str) -> DiskBus:
     buses: dict[str, DiskBus] = {"ide": "ide", "sata": "sata", "nvme": "nvme"}
     return buses.get(controller.rstrip("0123456789"), "scsi")
@@ -178,7 +186,8 @@ def _manifest(entries: Mapping[str, str], disks: tuple[Disk, ...], disk_concerns
         found.append(concerns.no_disks())
     if suspended:
         found.append(concerns.suspended())
-    found += [concerns.passthrough_device(key) for key in _present(entries, _PASSTHROUGH_KEY)]
+    passed = [*_present(entries, _PASSTHROUGH_KEY), *_passed_through_disks(entries)]
+    found += [concerns.passthrough_device(key) for key in passed]
     found += concerns.of_machine(uefi=uefi, secure_boot=secure_boot, tpm=tpm, guest=guest)
     return VmManifest(
         vm_id=clean(entries.get("uuid.bios", "")) or clean(entries.get("displayname", "")) or "imported",

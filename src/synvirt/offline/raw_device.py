@@ -1,0 +1,26 @@
+"""VMDK descriptors that stand for a device of the host they were written on: raw device mappings of ESX, physical disks of
+Workstation and VirtualBox. (VMware «Virtual Disk Format 1.1», createType.) There is nothing behind them to copy."""
+
+import re
+from contextlib import closing
+
+from synvirt.disks import open_reader
+from synvirt.disks.specs import ImageSpec, ReaderSpec
+
+# A descriptor is a text of some hundred bytes, and says what it is in its first lines.
+_LOOKED_AT_BYTES = 4096
+_KIND = re.compile(
+    rb'^\s*createType\s*=\s*"(vmfsRawDeviceMap|vmfsPassthroughRawDeviceMap|vmfsRDM|vmfsRDMP|fullDevice|partitionedDevice)"',
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+def raw_device(spec: ReaderSpec) -> str | None:
+    """The createType of a VMDK that stands for a device; None for every other disk. Raises what reading its file does."""
+    if not isinstance(spec, ImageSpec) or spec.format != "vmdk":
+        return None
+    with closing(open_reader(spec.over)) as file:
+        head = bytearray(min(_LOOKED_AT_BYTES, file.size))
+        file.read_into(0, memoryview(head))
+    found = _KIND.search(head) if head.startswith(b"#") else None
+    return None if found is None else found[1].decode()
