@@ -10,12 +10,13 @@ from synvirt.offline.qcow2 import Qcow2
 from synvirt.offline.registry import IMPORTERS
 from synvirt.offline.vbox_folder import VboxFolder
 from synvirt.offline.vhdx import Vhdx
+from synvirt.offline.vmcx_export import VmcxExport
 from synvirt.offline.vmdk import Vmdk
 from synvirt.offline.vmx_folder import VmxFolder
 from synvirt.offline.xva_archive import XvaArchive
 from tests.contracts.importers import ImporterCase, ImporterContract
 from tests.disks import xva_archives
-from tests.offline import appliances, ova_xml_text, vbox_machines
+from tests.offline import appliances, hyperv_exports, ova_xml_text, vbox_machines
 
 OVFTOOL = {"vmdisk1": appliances.raw_disk(seed=0), "vmdisk2": appliances.raw_disk(2 * appliances.DISK_BYTES, seed=1)}
 
@@ -93,6 +94,25 @@ class TestVboxFolder(ImporterContract):
         folder = vbox_machines.machine(tmp_path / "web")
         disks = {"ide1:1": appliances.raw_disk(seed=1), "sata0:0": vbox_machines.SEEN}
         return ImporterCase(VboxFolder(), folder, tmp_path, disks, damage=folder / "web.vbox")
+
+
+class TestVmcxExport(ImporterContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> ImporterCase:
+        disks = {"ide0:0": appliances.raw_disk(seed=1), "scsi0:1": appliances.raw_disk(3 << 20, seed=2)}
+        images = {key: appliances.image(tmp_path, f"{key[:3]}.vhdx", "vhdx", raw) for key, raw in disks.items()}
+        folder = hyperv_exports.export(tmp_path / "web", images)
+        damage = folder / "Virtual Machines" / f"{hyperv_exports.MACHINE}.vmcx"
+        return ImporterCase(VmcxExport(), folder, tmp_path, disks, damage=damage)
+
+
+class TestVmcxExportOf2012(ImporterContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> ImporterCase:
+        raw = appliances.raw_disk()
+        folder = hyperv_exports.export(tmp_path / "web", {"ide0:0": appliances.image(tmp_path, "a.vhd", "vpc", raw)}, old=True)
+        path = folder / "Virtual Machines" / f"{hyperv_exports.MACHINE}.xml"
+        return ImporterCase(VmcxExport(), path, tmp_path, {"ide0:0": raw}, damage=path)
 
 
 def test_every_registered_importer_is_in_the_suite(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from synvirt.offline.ovf_folder import OvfFolder
 from synvirt.offline.qcow2 import Qcow2
 from synvirt.offline.vbox_folder import VboxFolder
 from synvirt.offline.vhdx import Vhdx
+from synvirt.offline.vmcx_export import VmcxExport
 from synvirt.offline.vmdk import Vmdk
 from synvirt.offline.vmx_folder import VmxFolder
 from synvirt.offline.xva_archive import XvaArchive
@@ -28,6 +29,7 @@ IMPORTERS: tuple[OfflineImporter, ...] = (
     OvfFolder(),
     VmxFolder(),
     VboxFolder(),
+    VmcxExport(),
     Vhdx(),
     Qcow2(),
     Vmdk(),
@@ -50,6 +52,7 @@ _NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
         "a VDI image by itself",
         "Import its machine's .vbox, or convert it: qemu-img convert -O qcow2.",
     ),
+    (b"\x14\x20\x28\x01", 0, "a state of a Hyper-V machine", "Import the machine's folder, or its .vmcx."),
     (b"CD001", 0x8001, "a CD image", "An installation medium is no VM: only disks are imported."),
 )
 
