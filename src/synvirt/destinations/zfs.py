@@ -26,6 +26,8 @@ from synvirt.errors import DiskWriteFailed
 BLOCK_BYTES = 64 * 1024
 # ZFS_MAX_DATASET_NAME_LEN of include/sys/fs/zfs.h, without its NUL.
 NAME_CHARS_MAX = 255
+# One part in so many of the free room is not for disks.
+HEADROOM = 16
 DEVICES = Path("/dev/zvol")
 SNAPSHOT = "synvirt-protected"
 # udev makes the link within milliseconds; on a host that imports a large pool at this moment it takes seconds.
@@ -115,10 +117,12 @@ class ZfsDestination:
                     raise
 
     def free_bytes(self) -> int:
-        """What the namespace may still take: quotas, reservations and the room zfs keeps for itself are taken off by zfs."""
+        """What the namespace may still take. Quotas, reservations and the room that zfs keeps for itself are taken off by zfs,
+        and here what the blocks' own bookkeeping and the padding of a raidz come to."""
         for dataset in self._upwards():
             try:
-                return int(self._zfs("get", "-Hp", "-o", "value", "available", dataset))
+                available = int(self._zfs("get", "-Hp", "-o", "value", "available", dataset))
+                return available - available // HEADROOM
             except ZfsRefused as refused:
                 if refused.reason != "missing":
                     raise

@@ -1,0 +1,109 @@
+"""The zfs destination over a fake zfs: its laws, and what zfs may say. tests/real/test_zfs.py does the same on real zfs."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.destinations.zfs import ZfsDestination
+from synvirt.destinations.zfs_command import REFUSALS, Zfs, ZfsRefused
+from synvirt.errors import DiskWriteFailed
+from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract
+from tests.fakes.zfs import FakeZfs
+from tests.needs import need, need_root
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeZfs]:
+    need_root("losetup")
+    need("losetup", "mount")
+    fake = FakeZfs(tmp_path / "zfs")
+    yield fake
+    fake.close()
+
+
+def over(fake: FakeZfs, sleep: Callable[[float], None] = lambda _: None, **options: float) -> ZfsDestination:
+    zfs = Zfs(fake.program, sleep=sleep)
+    return ZfsDestination("tank", "synvirt", zfs=zfs, devices=fake.devices, name_of=fake.name_of, **options)
+
+
+class TestDestination(DestinationContract):
+    @pytest.fixture
+    def case(self, fake: FakeZfs) -> DestinationCase:
+        return DestinationCase(destination=over(fake), another=lambda: over(fake), volumes=fake.volumes)
+
+
+def test_what_is_busy_is_asked_again(fake: FakeZfs) -> None:
+    waited: list[float] = []
+    destination = over(fake, waited.append)
+    name = destination.volume_name(uuid4(), "disk")
+    destination.create(name, SIZE)
+    fake.busy(3)
+    destination.destroy(name)
+    assert len(waited) == 3
+    assert fake.volumes() == []
+
+
+def test_free_leaves_zfs_its_own_room(tmp_path: Path) -> None:
+    fake = FakeZfs(tmp_path / "zfs", pools={"tank": 16 << 20})
+    assert over(fake).free_bytes() == 15 << 20
+
+
+def test_a_link_that_never_comes_is_an_error_and_the_volume_can_be_destroyed(fake: FakeZfs) -> None:
+    elsewhere = ZfsDestination("tank", "synvirt", zfs=Zfs(fake.program), devices=Path("/nowhere"), link_timeout_s=0.1)
+    name = elsewhere.volume_name(uuid4(), "disk")
+    with pytest.raises(DiskWriteFailed, match="/nowhere/tank/synvirt/migrations") as caught:
+        elsewhere.create(name, SIZE)
+    assert caught.value.hint
+    elsewhere.destroy(name)
+    assert fake.volumes() == []
+
+
+# (what zfs says, why it refuses)
+SAID = [
+    ("cannot open 'nopool': no such pool", "no pool"),
+    ("cannot create 'tank/x': dataset already exists", "exists"),
+    ("cannot create 'tank/x': out of space", "no space"),
+    ("cannot create 'tank/x': quota exceeded", "no space"),
+    ("cannot create 'tank/x': permission denied", "permission"),
+    ("Permission denied the ZFS utilities must be run as root.", "permission"),
+    ("cannot destroy 'tank/x': volume has children\nuse '-r' to destroy the following datasets:\ntank/x@busy", "in use"),
+    ("cannot destroy 'tank/x@s': snapshot has dependent clones", "in use"),
+    ("cannot open 'tank/x': pool I/O is currently suspended", "suspended"),
+    ("The ZFS modules are not loaded.\nTry running '/sbin/modprobe zfs' as root to load them.", "no module"),
+    ("cannot create 'tank/x': something new", "other"),
+    ("", "other"),
+]
+
+
+@pytest.mark.parametrize(("said", "reason"), SAID)
+def test_every_refusal_has_a_reason_and_the_words_of_zfs(tmp_path: Path, said: str, reason: str) -> None:
+    program = tmp_path / "zfs"
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(ZfsRefused) as caught:
+        Zfs(str(program))("create", "tank/x")
+    assert caught.value.reason == reason
+    assert caught.value.code == "E_MIG_DISK_WRITE_FAILED"
+    assert said.partition("\n")[0] in caught.value.detail
+    assert (caught.value.hint is None) == (reason in ("other", "missing", "exists"))
+
+
+def test_every_reason_but_two_has_its_test() -> None:
+    assert {reason for _, reason, _ in REFUSALS} - {reason for _, reason in SAID} == {"missing", "busy"}
+
+
+@pytest.mark.parametrize(
+    ("pool", "namespace"),
+    [("", "x"), ("1tank", "x"), ("tank", ""), ("tank", "../x"), ("tank", "a b"), ("a/b", "x"), ("t", "n" * 120)],
+)
+def test_names_that_make_no_dataset_are_refused_at_once(pool: str, namespace: str) -> None:
+    with pytest.raises(DiskWriteFailed, match="no name of a dataset") as caught:
+        ZfsDestination(pool, namespace)
+    assert caught.value.hint
+
+
+def test_the_name_is_the_specifications() -> None:
+    job = UUID(int=5)
+    assert ZfsDestination("tank", "vms/synvirt").volume_name(job, "disk-0") == f"tank/vms/synvirt/migrations/{job}/disk-0"

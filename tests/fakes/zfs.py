@@ -1,0 +1,207 @@
+"""A complete stand-in for zfs: the program `zfs` as the destination uses it, over files and loop devices.
+
+    fake = FakeZfs(folder)      # writes an executable, {folder}/zfs, that keeps all it knows in {folder}/state.json
+    ZfsDestination("tank", "synvirt", zfs=Zfs(fake.program), devices=fake.devices, name_of=fake.name_of)
+
+Passes the contract suite of destinations, as real zfs does in the lab guest. Its words are those that zfs 2.1 was seen to say.
+A volume is a sparse file with a loop device and a link to that at {folder}/dev/NAME, so the bytes go the way they go to a zvol.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+BUSY_TURNS = "busy"  # a file in the folder: so many more calls of destroy are told that the dataset is busy
+
+
+class FakeZfs:
+    def __init__(self, folder: Path, *, pools: dict[str, int] | None = None) -> None:
+        """`pools`: the bytes of each that are available."""
+        self.folder = folder
+        self.devices = folder / "dev"
+        self.devices.mkdir(parents=True, exist_ok=True)
+        self.program = str(folder / "zfs")
+        if not (folder / "state.json").exists():
+            datasets = {name: {"kind": "filesystem"} for name in pools or {"tank": 1 << 30}}
+            (folder / "state.json").write_text(json.dumps({"pools": pools or {"tank": 1 << 30}, "datasets": datasets}))
+            Path(self.program).write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} {folder} "$@"\n')
+            Path(self.program).chmod(0o755)
+
+    def name_of(self, descriptor: int) -> str:
+        """What BLKZNAME answers for a real volume: here, whose link leads to the loop device."""
+        device = os.fstat(descriptor).st_rdev
+        return next(name for name in self.volumes() if (self.devices / name).stat().st_rdev == device)
+
+    def datasets(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = json.loads((self.folder / "state.json").read_text())["datasets"]
+        return found
+
+    def volumes(self) -> list[str]:
+        return [name for name, dataset in self.datasets().items() if dataset["kind"] == "volume"]
+
+    def busy(self, turns: int) -> None:
+        (self.folder / BUSY_TURNS).write_text(str(turns))
+
+    def close(self) -> None:
+        """Let the loop devices of all volumes go."""
+        for name in self.volumes():
+            subprocess.run(["losetup", "--detach", (self.devices / name).resolve()], check=False)
+
+
+class Refused(Exception):
+    pass
+
+
+def refuse_missing(state: dict[str, Any], name: str) -> None:
+    if name not in state["datasets"]:
+        raise Refused(f"cannot open '{name}': dataset does not exist")
+
+
+def create(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
+    name, options, size = arguments[-1], {}, None
+    rest = iter(arguments[:-1])
+    for word in rest:
+        match word:
+            case "-s":
+                pass
+            case "-V":
+                size = int(next(rest))
+            case "-o":
+                key, _, value = next(rest).partition("=")
+                options[key] = value
+            case _:
+                raise Refused(f"invalid option '{word}'")
+    parent = name.rpartition("/")[0]
+    if name.split("/")[0] not in state["pools"]:
+        raise Refused(f"cannot open '{name.split('/')[0]}': no such pool")
+    if name in state["datasets"]:
+        raise Refused(f"cannot create '{name}': dataset already exists")
+    if parent not in state["datasets"]:
+        raise Refused(f"cannot create '{name}': parent does not exist")
+    if size is not None:
+        if size % int(options["volblocksize"]):
+            raise Refused(f"cannot create '{name}': volume size must be a multiple of volume block size")
+        backing, link = folder / "bytes" / name, folder / "dev" / name
+        for path in (backing, link):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with backing.open("wb") as file:
+            file.truncate(size)
+        made = subprocess.run(["losetup", "--find", "--show", backing], check=True, capture_output=True, text=True)
+        link.symlink_to(made.stdout.strip())
+    state["datasets"][name] = {"kind": "filesystem" if size is None else "volume", "options": options}
+
+
+def destroy(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
+    (name,) = arguments
+    if "@" in name and name not in state["datasets"]:
+        raise Refused("could not find any snapshots to destroy; check snapshot names.")
+    refuse_missing(state, name)
+    busy = folder / BUSY_TURNS
+    if busy.exists() and (turns := int(busy.read_text())):
+        busy.write_text(str(turns - 1))
+        raise Refused(f"cannot destroy '{name}': dataset is busy")
+    if any(other.startswith((f"{name}/", f"{name}@")) for other in state["datasets"]):
+        raise Refused(f"cannot destroy '{name}': {state['datasets'][name]['kind']} has children\nuse '-r' to destroy")
+    if state["datasets"][name]["kind"] == "volume":
+        link = folder / "dev" / name
+        # As zfs does, it asks whether somebody has it open, and destroys nothing then.
+        try:
+            os.close(os.open(link, os.O_RDONLY | os.O_EXCL))
+        except OSError:
+            raise Refused(f"cannot destroy '{name}': dataset is busy") from None
+        subprocess.run(["losetup", "--detach", link.resolve()], check=True)
+        link.unlink()
+        (folder / "bytes" / name).unlink()
+    if "@" in name:
+        (folder / "bytes" / name).unlink()
+    del state["datasets"][name]
+
+
+def snapshot(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
+    _, option, name = arguments
+    volume = name.partition("@")[0]
+    refuse_missing(state, volume)
+    if name in state["datasets"]:
+        raise Refused(f"cannot create snapshot '{name}': dataset already exists")
+    shutil.copyfile(folder / "bytes" / volume, folder / "bytes" / name)
+    key, _, value = option.partition("=")
+    state["datasets"][name] = {"kind": "snapshot", "options": {key: value}}
+
+
+def rollback(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
+    (name,) = arguments
+    refuse_missing(state, name)
+    device = (folder / "dev" / name.partition("@")[0]).resolve()
+    with (folder / "bytes" / name).open("rb") as source, device.open("r+b") as target:
+        shutil.copyfileobj(source, target)
+        target.flush()
+        os.fsync(target.fileno())
+
+
+def get(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
+    _, _, columns, names, dataset = arguments
+    refuse_missing(state, dataset)
+    for name in names.split(","):
+        value, source = found(state, dataset, name)
+        row = {"property": name, "value": value, "source": source}
+        print("\t".join(row[column] for column in columns.split(",")))
+
+
+def found(state: dict[str, Any], dataset: str, name: str) -> tuple[str, str]:
+    if name == "available":
+        return str(state["pools"][dataset.partition("/")[0]]), "-"
+    at = dataset
+    while at:
+        if name in state["datasets"][at].get("options", {}):
+            return state["datasets"][at]["options"][name], "local" if at == dataset else f"inherited from {at}"
+        at = at.partition("@")[0] if "@" in at else at.rpartition("/")[0]
+    return "-", "-"
+
+
+def show(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
+    refuse_missing(state, arguments[-1])
+    print(arguments[-1])
+
+
+COMMANDS: dict[str, Callable[[Path, dict[str, Any], list[str]], None]] = {
+    "create": create,
+    "destroy": destroy,
+    "snapshot": snapshot,
+    "rollback": rollback,
+    "get": get,
+    "list": show,
+}
+
+
+@contextmanager
+def locked_state(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the fake knows, written back whole where nothing was refused."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = json.loads((folder / "state.json").read_text())
+        yield state
+        written = folder / "state.new"
+        written.write_text(json.dumps(state))
+        written.replace(folder / "state.json")
+
+
+def main() -> int:
+    folder, command, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    try:
+        with locked_state(folder) as state:
+            COMMANDS[command](folder, state, arguments)
+    except Refused as refused:
+        print(refused, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
