@@ -182,5 +182,5 @@ def _flipped(data: bytes, at: int, numbers: Random) -> bytes:
 def _paths(opened: OpenedDisk) -> Iterator[str]:
     yield from (check.path for check in opened.checksums)
     yield from paths(opened.reader)
-    if isinstance(opened.reader, ImageSpec) and opened.reader.root is not None:
+    if isinstance(opened.reader, ImageSpec) and isinstance(opened.reader.root, str):
         yield opened.reader.root

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import ClassVar
 
+from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ChecksumSpec, RawSpec
 from synvirt.errors import MalformedArchive
 from synvirt.model import Disk, GuestOs, OfflineKind, VmManifest
@@ -18,10 +19,10 @@ class FakeImporter:
     def __init__(self, family: str = "linux") -> None:
         self.family = family
 
-    def probe(self, path: Path, head: bytes) -> bool:
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
         return path.is_dir() and any(path.glob("*.raw"))
 
-    def inspect(self, path: Path, root: Path) -> VmManifest:
+    def inspect(self, path: Path, root: Root) -> VmManifest:
         disks = sorted(path.glob("*.raw"))
         if not disks:
             raise MalformedArchive(f"{path.name} holds no disk")
@@ -36,7 +37,7 @@ class FakeImporter:
             ),
         )
 
-    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         disk = path / f"{disk_key}.raw"
         digest = hashlib.sha256(b"" if (path / "wrong").exists() else disk.read_bytes()).hexdigest()
         checksum = ChecksumSpec(path=str(disk), length=disk.stat().st_size, algorithm="sha256", expected=digest, name=disk.name)

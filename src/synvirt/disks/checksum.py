@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from synvirt.disks.raw import RawReader
-from synvirt.disks.specs import ChecksumSpec
+from synvirt.disks.roots import open_spec
+from synvirt.disks.specs import ChecksumSpec, RawSpec
 from synvirt.errors import Cancelled, Internal, MalformedArchive, SynvirtError
 from synvirt.sizes import MIB
 
@@ -25,7 +25,15 @@ STEP_BYTES = MIB
 
 def check(checksum: ChecksumSpec, stop: Callable[[], bool] = lambda: False) -> None:
     """Hash the range and compare: MalformedArchive if it differs, DiskReadFailed, or Cancelled."""
-    reader = RawReader(checksum.path, checksum.offset, checksum.length)
+    reader = open_spec(
+        RawSpec(
+            path=checksum.path,
+            offset=checksum.offset,
+            length=checksum.length,
+            remote=checksum.remote,
+            version=checksum.version,
+        )
+    )
     try:
         digest = hashlib.new(checksum.algorithm, usedforsecurity=False)
         view = memoryview(bytearray(STEP_BYTES))

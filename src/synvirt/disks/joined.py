@@ -2,11 +2,13 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
-from synvirt.blocks import Extent
-from synvirt.disks.raw import CALLS_AT_ONCE, RawReader
+from synvirt.blocks import DiskReader, Extent
+from synvirt.disks.raw import CALLS_AT_ONCE
+from synvirt.disks.roots import open_spec
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
 
@@ -20,12 +22,12 @@ class JoinedReader:
     max_readers = CALLS_AT_ONCE
 
     def __init__(self, parts: Sequence[RawSpec]) -> None:
-        self._files: dict[str, RawReader] = {}
-        self._ranges: list[tuple[RawReader, int]] = []
+        self._files: dict[RawSpec, DiskReader] = {}
+        self._ranges: list[tuple[DiskReader, int]] = []
         sizes = []
         try:
             for part in parts:
-                file = self._opened(part.path)
+                file = self._opened(replace(part, offset=0, length=None))
                 self._ranges.append((file, part.offset))
                 sizes.append(file.size - part.offset if part.length is None else part.length)
         except BaseException:
@@ -34,15 +36,15 @@ class JoinedReader:
         self._starts = [0, *accumulate(sizes)]
         self.size = self._starts[-1]
 
-    def _opened(self, path: str) -> RawReader:
-        if path not in self._files:
+    def _opened(self, whole: RawSpec) -> DiskReader:
+        if whole not in self._files:
             if len(self._files) >= FILES_MAX:
                 raise UnsupportedFormat(
                     f"the file is cut into over {FILES_MAX} chunks",
                     hint="Join them with cat, in order, and correct the description.",
                 )
-            self._files[path] = RawReader(path)
-        return self._files[path]
+            self._files[whole] = open_spec(whole)
+        return self._files[whole]
 
     def extents(self) -> Iterator[Extent]:
         return iter([Extent(0, self.size)] if self.size else [])

@@ -1,18 +1,21 @@
 """The parents of differencing VHDX and VHD images: files that Windows named, found beneath the import root.
 
 Such an image names its parent several times over: relative to itself, by a drive's letter, by a volume's GUID. Only what lies
-beneath the import root is opened, so an absolute name of another machine says no more than how the file is called: it is looked
-for beside the image. Whether what is found is the parent that is meant, the reader finds out by its identity.
+beneath the import root is opened, so an absolute name of another machine says no more than how the file and its folder are
+called: it is looked for beside the image, and in such a folder beside the image's own (an export of Hyper-V may have its
+checkpoints' disks in one folder and the disks that they differ from in another). Whether what is found is the parent that is
+meant, the reader finds out by its identity.
 """
 
-import os
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import PureWindowsPath
 from typing import Final
 
-from synvirt.disks.beneath import open_reference
-from synvirt.disks.raw import RawReader
+from synvirt.blocks import DiskReader
+from synvirt.disks.roots import open_reference
+from synvirt.disks.specs import ImageRoot
 from synvirt.errors import HostPathRejected, MalformedArchive
 
 # Hyper-V keeps up to 50 checkpoints of a virtual machine, XenServer up to 30 in a chain; deeper chains would be slow anyway.
@@ -31,12 +34,14 @@ class Reference:
 class Chain:
     """What lies above an image in its chain: the files, and how many runs they have together."""
 
-    files: frozenset[tuple[int, int]] = frozenset()
+    files: frozenset[Hashable] = frozenset()
     depth: int = 0
     runs: int = 0
 
 
-def open_parent(root: str | None, image: str, references: Iterable[Reference], chain: Chain) -> tuple[RawReader, str, Chain]:
+def open_parent(
+    root: ImageRoot | None, image: str, references: Iterable[Reference], chain: Chain
+) -> tuple[DiskReader, str, Chain]:
     """The file of an image's parent, its path beneath `root`, and the chain with it.
 
     The references are tried in turn. HostPathRejected: one leads out of the root, or all are absolute and nothing of that name
@@ -44,23 +49,25 @@ def open_parent(root: str | None, image: str, references: Iterable[Reference], c
     """
     if chain.depth >= CHAIN_MAX:
         raise MalformedArchive(f"{image} has more than {CHAIN_MAX} parents, one over the other")
-    descriptor, name = _open_first(root, image, list(references))
-    status = os.fstat(descriptor)
-    identity = (status.st_dev, status.st_ino)
+    reader, name, identity = _open_first(root, image, list(references))
     if identity in chain.files:
-        os.close(descriptor)
+        reader.close()
         raise MalformedArchive(f"{image} names {name} as its parent, which lies over {image} in turn: the chain is a loop")
     chain = Chain(chain.files | {identity}, chain.depth + 1, chain.runs)
-    return RawReader(name, descriptor=descriptor), name, chain
+    return reader, name, chain
 
 
-def _open_first(root: str | None, image: str, references: list[Reference]) -> tuple[int, str]:
+def _open_first(root: ImageRoot | None, image: str, references: list[Reference]) -> tuple[DiskReader, str, Hashable]:
     missing: MalformedArchive | None = None
     for reference in references:
         try:
             return open_reference(root, image, _beneath(reference))
         except MalformedArchive as problem:
             missing = missing or problem
+        # Beside the image's folder there is nothing to look for where that is the import root itself.
+        if reference.absolute and root is not None and "/" in image:
+            with contextlib.suppress(MalformedArchive):
+                return open_reference(root, image, _beside_the_folder(reference))
     if missing is None:
         raise MalformedArchive(f"{image} does not say what its parent is called")
     if all(reference.absolute for reference in references):
@@ -74,3 +81,9 @@ def _open_first(root: str | None, image: str, references: list[Reference]) -> tu
 def _beneath(reference: Reference) -> str:
     """The path as Linux writes it; of an absolute one the file name. PureWindowsPath takes both sorts of slash."""
     return PureWindowsPath(reference.path).name if reference.absolute else reference.path.replace("\\", "/")
+
+
+def _beside_the_folder(reference: Reference) -> str:
+    path = PureWindowsPath(reference.path)
+    # A drive's own folder has no name, and `..` would lead further up.
+    return f"../{path.parent.name}/{path.name}" if path.parent.name not in ("", "..") else path.name

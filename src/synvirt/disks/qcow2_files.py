@@ -1,22 +1,20 @@
 """The other files a qcow2 image names: its backing file and its external data file.
 
-Both names come from the image, so from whoever made it: they are opened by `beneath` alone, within the import root. The
+Both names come from the image, so from whoever made it: they are opened by `roots` alone, within the import root. The
 backing file's format is what the image says. Where it says none, its first bytes may be a guest's own writing: a guest that
 writes a qcow2 header into its raw disk must not choose what is read next. So what looks like a raw disk is one, a qcow2
 image is accepted when it names no further file, and anything else is refused (libvirt draws the same line).
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from synvirt.blocks import DiskReader
 from synvirt.disks import IMAGES, image_format
-from synvirt.disks.beneath import open_reference
 from synvirt.disks.qcow2_header import L1_BYTES_MAX, Header, read_header
 from synvirt.disks.qcow2_mapping import WindowCache
-from synvirt.disks.raw import RawReader
+from synvirt.disks.roots import Root, open_reference
 from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 
@@ -34,10 +32,10 @@ _IMAGE_FORMATS: dict[str, ImageFormat] = {"qcow2": "qcow2", "vmdk": "vmdk", "vhd
 class Chain:
     """An image's place in a backing chain: its path beneath `root` (no root: it may name no file), and what lies above it."""
 
-    root: Path | str | None = None
+    root: Root | str | None = None
     name: str = ""
     cache: WindowCache = field(default_factory=WindowCache)
-    files: frozenset[tuple[int, int]] = frozenset()
+    files: frozenset[Hashable] = frozenset()
     depth: int = 0
     l1_bytes: int = 0
 
@@ -52,14 +50,12 @@ class Chain:
         """The bytes of the file that the image calls `reference`, and its chain. HostPathRejected, MalformedArchive."""
         if self.depth >= CHAIN_MAX:
             raise MalformedArchive(f"{self.name!r}: its backing chain is more than {CHAIN_MAX} files long")
-        descriptor, name = open_reference(self.root, self.name, reference)
-        status = os.fstat(descriptor)
-        identity = (status.st_dev, status.st_ino)
+        reader, name, identity = open_reference(self.root, self.name, reference)
         if identity in self.files:
-            os.close(descriptor)
+            reader.close()
             raise MalformedArchive(f"{self.name!r} names {reference!r}, which names it in turn: its backing chain is a loop")
         chain = replace(self, name=name, files=self.files | {identity}, depth=self.depth + 1)
-        return RawReader(name, descriptor=descriptor), chain
+        return reader, chain
 
 
 def open_data_file(chain: Chain, header: Header) -> DiskReader | None:
@@ -93,7 +89,7 @@ def _opened(
     known = _IMAGE_FORMATS.get(named)
     if known is None:
         raise UnsupportedFormat(f"the backing file {chain.name!r} is a {named!r} image, which is not read")
-    root = None if chain.root is None else str(chain.root)
+    root = str(chain.root) if isinstance(chain.root, Path) else chain.root
     return IMAGES[known](file, ImageSpec(format=known, over=RawSpec(path=chain.name), root=root, name=chain.name))
 
 

@@ -9,8 +9,11 @@ Plain data classes: a model of pydantic's may have one as a field, and `spec_jso
 on the command line need not wait for pydantic. Offsets and lengths are bytes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
+
+from synvirt.remote import Remote
 
 # A VMDK in a gzip in a tar is 3 deep, a differencing chain is not nesting. 8 leaves room and stops a loop.
 NESTING_MAX = 8
@@ -18,6 +21,9 @@ NESTING_MAX = 8
 ImageFormat = Literal["vmdk", "qcow2", "vhdx", "vhd", "vdi"]
 QemuDriver = Literal["qcow2", "luks", "qcow", "qed", "bochs", "cloop", "dmg", "parallels", "vdi", "vhdx", "vpc"]
 ChecksumAlgorithm = Literal["sha1", "sha256", "sha512"]
+
+# Where files named inside an image are looked for: beneath a folder of this host, or one elsewhere.
+ImageRoot = str | Remote
 
 
 class Spec:
@@ -29,12 +35,17 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawSpec(Spec):
-    """A range of a file or block device, as it is. A tar member is one; `length` None means up to its end."""
+    """A range of a file or block device, as it is. A tar member is one; `length` None means up to its end.
+
+    With `remote`, `path` is the file's name beneath it, and `version` what it must still be.
+    """
 
     format: Literal["raw"] = "raw"
     path: str
     offset: int = 0
     length: int | None = None
+    remote: Remote | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +60,7 @@ class ImageSpec(Spec):
 
     format: ImageFormat
     over: "ReaderSpec"
-    root: str | None = None
+    root: ImageRoot | None = None
     name: str = ""
     parent: "ReaderSpec | None" = None
 
@@ -66,7 +77,10 @@ class NbdSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QemuSpec(Spec):
-    """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed."""
+    """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed.
+
+    `key_file` holds the passphrase of an encrypted one: the spec is stored and shown, the passphrase never is.
+    """
 
     format: Literal["qemu"] = "qemu"
     driver: QemuDriver
@@ -74,6 +88,7 @@ class QemuSpec(Spec):
     offset: int = 0
     length: int | None = None
     name: str = ""
+    key_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,18 +171,44 @@ class ChecksumSpec(Spec):
     algorithm: ChecksumAlgorithm
     expected: str
     name: str
+    remote: Remote | None = None
+    version: str | None = None
+
+
+def format_name(spec: ReaderSpec) -> str:
+    """What people call the format."""
+    return spec.driver if isinstance(spec, QemuSpec) else spec.format
 
 
 def paths(spec: ReaderSpec) -> list[str]:
     """The files of this host that the spec itself names; what an image names inside is not among them."""
+    return [
+        path
+        for leaf in _leaves(spec)
+        if leaf.format == "qemu" or leaf.remote is None
+        for path in (leaf.path, leaf.key_file if leaf.format == "qemu" else None)
+        if path is not None
+    ]
+
+
+def versions(spec: ReaderSpec) -> list[str]:
+    """The files elsewhere that the spec names, each with the version that it is of."""
+    return [
+        f"{leaf.remote.url}{leaf.path} {leaf.version}"
+        for leaf in _leaves(spec)
+        if leaf.format == "raw" and leaf.remote is not None
+    ]
+
+
+def _leaves(spec: ReaderSpec) -> Iterator[RawSpec | QemuSpec]:
     match spec:
-        case RawSpec():
-            return [spec.path]
-        case ImageSpec(parent=parent) if parent is not None:
-            return paths(spec.over) + paths(parent)
-        case ImageSpec() | ChangedSpec() | XvaSpec() | GzipSpec():
-            return paths(spec.over)
+        case RawSpec() | QemuSpec():
+            yield spec
+        case ImageSpec():
+            yield from _leaves(spec.over)
+            if spec.parent is not None:
+                yield from _leaves(spec.parent)
+        case ChangedSpec() | XvaSpec() | GzipSpec():
+            yield from _leaves(spec.over)
         case JoinedSpec():
-            return [part.path for part in spec.parts]
-        case _:
-            return []
+            yield from spec.parts

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 from synvirt.model import OfflineKind, VmManifest
 
@@ -22,15 +23,16 @@ class OpenedDisk:
 class OfflineImporter(Protocol):
     """One offline kind.
 
-    - `probe(path, head)`: is this file or folder (its first 64 KiB in `head`, empty for a folder) of my kind? Never raises.
+    - `probe(path, head, root)`: is this file or folder (`head`: its first 64 KiB; of a folder, nothing) mine? Never raises.
     - `inspect(path, root)`: the whole manifest; reads what it needs, never the disks. MalformedArchive says where.
     - `open_disk(path, root, disk_key)`: how the copy worker reads that disk. Same answer for the same file: it is asked again
       after a crash.
-    `path` was resolved beneath `root`, the import root; files named inside the archive must lie beneath it too.
+    `path` was resolved beneath `root`, the import root or a folder elsewhere (see `roots`); files named inside the archive must
+    lie beneath it too.
     """
 
     kind: ClassVar[OfflineKind]
 
-    def probe(self, path: Path, head: bytes) -> bool: ...
-    def inspect(self, path: Path, root: Path) -> VmManifest: ...
-    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk: ...
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool: ...
+    def inspect(self, path: Path, root: Root) -> VmManifest: ...
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk: ...

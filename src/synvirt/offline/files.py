@@ -1,34 +1,37 @@
-"""Files that a VM's description names, read where they lie: ranges of host files beneath the import root.
+"""Files that a VM's description names, read where they lie: ranges of files beneath a root (see `roots`).
 
 What a file is, is told by its first bytes; how large its disk is, by the reader that will copy it, so that the two never
 disagree.
 """
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+from synvirt.blocks import DiskReader
 from synvirt.disks import MAGICS, image_format, open_reader
-from synvirt.disks.beneath import open_beneath, resolve_beneath
-from synvirt.disks.raw import RawReader
-from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec, ReaderSpec
-from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, UnsupportedFormat
+from synvirt.disks.fallback import readable
+from synvirt.disks.roots import HOST, Root, is_folder, listed, open_file, raw_spec, resolve, size_of
+from synvirt.disks.specs import ImageFormat, ImageSpec, ReaderSpec, format_name
+from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.model import Concern, Disk
 from synvirt.offline import concerns, partitions
 from synvirt.offline.partitions import UNKNOWN, Layout
+from synvirt.offline.raw_device import raw_device
 
 # A description rounds a disk's size to its unit; more than this is another disk.
 _CAPACITY_SLACK_BYTES = 1 << 20
 _HEAD_BYTES = 64 << 10
 # A folder of an appliance in chunks has thousands of files; one of millions is something else.
 _ENTRIES_MAX = 100_000
+# What belongs to a description and is looked for by its name, where nothing can be listed: digests, and who signed them.
+_BESIDE = (".mf", ".cert")
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """`length` bytes at `offset` of a host file; `name` is how errors call it."""
+    """`length` bytes at `offset` of a file beneath a root; `name` is how errors call it."""
 
     name: str
     path: Path
@@ -37,16 +40,16 @@ class FileRange:
 
 
 @contextmanager
-def opened(file: FileRange, root: Path) -> Iterator[RawReader]:
+def opened(file: FileRange, root: Root) -> Iterator[DiskReader]:
     """HostPathRejected where the path, or a link on it, leads out of `root`."""
-    reader = RawReader(file.name, file.offset, file.length, descriptor=open_beneath(root, str(file.path)))
+    reader = open_file(root, str(file.path), file.offset, file.length, shown=file.name)
     try:
         yield reader
     finally:
         reader.close()
 
 
-def read_all(file: FileRange, root: Path, most: int) -> bytes:
+def read_all(file: FileRange, root: Root, most: int) -> bytes:
     """A text of a VM: a larger one than `most` bytes is none."""
     if file.length > most:
         raise MalformedArchive(f"{file.name} has {file.length} bytes; more than {most} are no description of a VM")
@@ -56,7 +59,7 @@ def read_all(file: FileRange, root: Path, most: int) -> bytes:
     return bytes(content)
 
 
-def head_of(file: FileRange, root: Path) -> bytes:
+def head_of(file: FileRange, root: Root) -> bytes:
     """The first 64 KiB, or less where there is less."""
     content = bytearray(min(_HEAD_BYTES, file.length))
     with opened(file, root) as reader:
@@ -64,38 +67,35 @@ def head_of(file: FileRange, root: Path) -> bytes:
     return bytes(content)
 
 
-def whole_file(path: Path, root: Path, name: str = "") -> FileRange:
+def whole_file(path: Path, root: Root, name: str = "") -> FileRange:
     """NotFound, HostPathRejected. `path` is absolute, or relative to `root`."""
-    descriptor = open_beneath(root, str(path))
-    try:
-        return FileRange(name or path.name, path, 0, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
+    with closing(open_file(root, str(path))) as reader:
+        return FileRange(name or path.name, path, 0, reader.size)
 
 
 class Folder:
-    """The files of a VM that lie in a folder, or anywhere beneath the import root that a name or a link leads to.
+    """The files of a VM that lie in a folder, or anywhere beneath the root that a name or a link leads to.
 
     `path` is the folder, or the description in it by its own path (`chosen` is then its name). NotFound, HostPathRejected.
     """
 
-    def __init__(self, path: Path, root: Path) -> None:
-        found = resolve_beneath(root, str(path))
+    def __init__(self, path: Path, root: Root) -> None:
+        found = resolve(root, str(path))
         self.root = root
-        self.chosen = None if found.is_dir() else found.name
-        self.path = found if found.is_dir() else found.parent
-        self.label = self.path.name
-        self._names = _listed(self.path)
+        self.chosen = None if is_folder(root, found) else found.name
+        self.path = found if self.chosen is None else found.parent
+        self.label = self.path.name or _last(root)
+        self._names = _listed(root, self.path, self.chosen)
 
     def names(self, inner: str = "") -> list[str]:
         """Of the folder's entries, or of those of a folder in it, if there is one: `inner/name`."""
         if not inner:
             return self._names
         try:
-            path = resolve_beneath(self.root, str(self.path / inner))
+            path = resolve(self.root, str(self.path / inner))
+            return [f"{inner}/{name}" for name in _listed(self.root, path)]
         except NotFound:
             return []
-        return [f"{inner}/{name}" for name in _listed(path)] if path.is_dir() else []
 
     def description(self, suffix: str) -> str:
         """The name of the VM's description: what was chosen, or the only file of that suffix."""
@@ -112,12 +112,13 @@ class Folder:
     def find(self, name: str) -> FileRange | None:
         """None where there is no such file; HostPathRejected where it leads out of the root."""
         try:
-            path = resolve_beneath(self.root, str(self.path / name))
+            path = resolve(self.root, str(self.path / name))
         except NotFound:
             return None
-        if not path.is_file():
+        if is_folder(self.root, path):
             raise MalformedArchive(f"{name!r} is a folder in {self.label}, not a file")
-        return FileRange(name, path, 0, path.stat().st_size)
+        size = size_of(self.root, str(path))
+        return None if size is None else FileRange(name, path, 0, size)
 
     def find_written(self, written: str) -> FileRange | None:
         """What a description calls `written`: relative to the folder, or absolute on the machine that it came from.
@@ -137,44 +138,73 @@ def has_suffix(name: str, suffix: str) -> bool:
     return name.lower().endswith(suffix) and not name.rpartition("/")[2].startswith("._")
 
 
-def holds(path: Path, suffix: str) -> bool:
+def holds(path: Path, suffix: str, root: Root = HOST) -> bool:
     """Is there a file of that suffix in the folder? Never raises: for probing."""
     try:
-        return path.is_dir() and any(has_suffix(entry.name, suffix) for entry in path.iterdir())
-    except OSError:
+        return is_folder(root, path) and any(has_suffix(name, suffix) for name in listed(root, path) or ())
+    except (OSError, SynvirtError):
         return False
 
 
-def _listed(folder: Path) -> list[str]:
+def _listed(root: Root, folder: Path, chosen: str | None = None) -> list[str]:
+    """The folder's entries; where its place cannot list them, the file that was chosen and what belongs to it."""
     try:
-        names = [entry.name for entry in folder.iterdir()]
+        names = listed(root, folder)
+    except NotADirectoryError:
+        return []
     except OSError as problem:
         raise MalformedArchive(f"the folder {folder.name} cannot be listed: {problem.strerror}") from problem
+    if names is None:
+        stem = PurePosixPath(chosen or "").stem
+        beside = [f"{stem}{suffix}" for suffix in _BESIDE] if chosen else []
+        names = [*([chosen] if chosen else []), *(name for name in beside if size_of(root, str(folder / name)) is not None)]
     if len(names) > _ENTRIES_MAX:
         raise MalformedArchive(f"the folder {folder.name} has over {_ENTRIES_MAX} entries; no VM has")
     return sorted(names)
 
 
-def disk_spec(file: FileRange, root: Path, *, declared: str = "", inner_root: Path | None = None) -> ReaderSpec:
+def _last(root: Root) -> str:
+    """The name of a root itself."""
+    return root.name if isinstance(root, Path) else root.url.rstrip("/").rpartition("/")[2]
+
+
+def disk_spec(file: FileRange, root: Root, *, declared: str = "", inner_root: Root | None = None) -> ReaderSpec:
     """How to read the disk in `file`. `declared` is the format its description gives: `raw` is binding, since a guest can write
     any magic into its raw disk; any other is a hint, but then some magic must be there. The image may name further files
     beneath `inner_root`; None refuses them."""
-    raw = RawSpec(path=str(file.path), offset=file.offset, length=file.length)
+    raw = raw_spec(root, file.path, file.offset, file.length)
     if declared == "raw":
         return raw
     with opened(file, root) as reader:
         found = image_format(reader)
-    # Where an image may name files beside it, its name says where it lies (see `ImageSpec`).
-    name = file.name if inner_root is None else str(file.path.relative_to(inner_root.resolve()))
-    return image_over(raw, found, name=name, declared=declared, inner_root=inner_root)
+    spec = image_over(raw, found, name=_image_name(file, inner_root), declared=declared, inner_root=inner_root)
+    return readable(spec, key_file=_key_beside(file, root))
+
+
+def _key_beside(file: FileRange, root: Root) -> str | None:
+    """The file with the passphrase of an encrypted image, if there is one: called like the image, or its archive, and `.key`."""
+    if not isinstance(root, Path):
+        return None
+    try:
+        return str(resolve(root, f"{file.path}.key"))
+    except NotFound:
+        return None
+
+
+def _image_name(file: FileRange, inner_root: Root | None) -> str:
+    """Where an image may name files beside it, its name says where it lies (see `ImageSpec`)."""
+    if inner_root is None:
+        return file.name
+    return str(file.path.relative_to(inner_root.resolve()) if isinstance(inner_root, Path) else file.path)
 
 
 def image_over(
-    content: ReaderSpec, found: ImageFormat | None, *, name: str, declared: str, inner_root: Path | None = None
+    content: ReaderSpec, found: ImageFormat | None, *, name: str, declared: str, inner_root: Root | None = None
 ) -> ReaderSpec:
     """The image of the format `found` in `content`; `content` itself, raw, where there is none and none was declared."""
     if found is not None:
-        return ImageSpec(format=found, over=content, root=None if inner_root is None else str(inner_root), name=name)
+        inner = str(inner_root) if isinstance(inner_root, Path) else inner_root
+        return ImageSpec(format=found, over=content, root=inner, name=name)
     if declared:
         raise MalformedArchive(
             f"{name} is to be a {declared} image, but does not begin like one",
@@ -207,6 +237,9 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
         spec = open_spec(disk)
     except UnsupportedFormat as problem:
         return unreadable(disk, problem)
+    device = raw_device(spec)
+    if device is not None:
+        return Measured(disk, concerns=(concerns.raw_device(disk.key, device),))
     try:
         reader = open_reader(spec)
     except (UnsupportedFormat, HostPathRejected) as problem:
@@ -218,7 +251,7 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
     found = concerns.of_layout(disk.key, layout)
     if disk.capacity_bytes and abs(size - disk.capacity_bytes) > _CAPACITY_SLACK_BYTES:
         found.append(concerns.capacity_differs(disk.key, disk.capacity_bytes, size))
-    return Measured(disk.model_copy(update={"format": spec.format, "capacity_bytes": size}), layout, tuple(found))
+    return Measured(disk.model_copy(update={"format": format_name(spec), "capacity_bytes": size}), layout, tuple(found))
 
 
 def unreadable(disk: Disk, problem: UnsupportedFormat | HostPathRejected) -> Measured:

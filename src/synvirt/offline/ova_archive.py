@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from synvirt.disks import tar
-from synvirt.disks.raw import RawReader
+from synvirt.disks.roots import HOST, Root, open_file
 from synvirt.errors import MalformedArchive, SynvirtError
 from synvirt.model import OfflineKind, VmManifest
 from synvirt.offline import OpenedDisk, files, ovf_package
@@ -20,19 +20,19 @@ _PROBED_MEMBERS = 1000
 class OvaArchive:
     kind: ClassVar[OfflineKind] = OfflineKind.OVA_ARCHIVE
 
-    def probe(self, path: Path, head: bytes) -> bool:
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
         if not tar.is_tar(head):
             return False
-        with contextlib.suppress(SynvirtError, OSError), contextlib.closing(RawReader(str(path))) as archive:
+        with contextlib.suppress(SynvirtError, OSError), contextlib.closing(open_file(root, str(path))) as archive:
             return any(_is_description(member) for member in itertools.islice(tar.walk(archive), _PROBED_MEMBERS))
         # Damaged, but by its name an OVA: then inspecting it says what is wrong with it.
         return path.suffix.lower() == ".ova"
 
-    def inspect(self, path: Path, root: Path) -> VmManifest:
+    def inspect(self, path: Path, root: Root) -> VmManifest:
         package = _Archive(path, root)
         return ovf_package.inspect(package, ovf_package.description_name(package))
 
-    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         package = _Archive(path, root)
         return ovf_package.open_disk(package, ovf_package.description_name(package), disk_key)
 
@@ -41,9 +41,9 @@ class _Archive:
     """The members of the archive as the files of a package."""
 
     # An image inside an archive has no files beside it that it could name.
-    inner_root: Path | None = None
+    inner_root: Root | None = None
 
-    def __init__(self, path: Path, root: Path) -> None:
+    def __init__(self, path: Path, root: Root) -> None:
         self.label = path.name
         self.root = root
         self._path = path

@@ -3,9 +3,9 @@
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from synvirt.disks.specs import BlankSpec, GzipSpec, JoinedSpec, RawSpec, ReaderSpec
+from synvirt.disks.roots import Root, raw_spec
+from synvirt.disks.specs import BlankSpec, GzipSpec, JoinedSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.model import Disk
 from synvirt.offline import files
@@ -33,7 +33,7 @@ class Content:
 Find = Callable[[str], FileRange | None]
 
 
-def content_of(disk: Disk, source: DiskSource, find: Find, *, root: Path, label: str) -> Content:
+def content_of(disk: Disk, source: DiskSource, find: Find, *, root: Root, label: str) -> Content:
     """`find` looks a file of the package `label` up by its href. UnsupportedFormat, MalformedArchive."""
     if source.parent:
         raise UnsupportedFormat(
@@ -45,7 +45,7 @@ def content_of(disk: Disk, source: DiskSource, find: Find, *, root: Path, label:
             raise UnsupportedFormat(f"disk {disk.key!r} has neither a file nor a size", hint="Skip it in the plan.")
         return Content(BlankSpec(size_bytes=disk.capacity_bytes))
     parts = _chunks(source.file, find) if source.file.chunk_bytes else (_whole(source.file, find, label),)
-    ranges = tuple(RawSpec(path=str(part.path), offset=part.offset, length=part.length) for part in parts)
+    ranges = tuple(raw_spec(root, part.path, part.offset, part.length) for part in parts)
     spec = ranges[0] if len(ranges) == 1 else JoinedSpec(parts=ranges)
     if not source.file.compression:
         return Content(spec, parts)
@@ -92,7 +92,7 @@ def _chunks(file: FileReference, find: Find) -> tuple[FileRange, ...]:
     return tuple(found)
 
 
-def _inflated_head(parts: Sequence[FileRange], root: Path) -> bytes:
+def _inflated_head(parts: Sequence[FileRange], root: Root) -> bytes:
     try:
         return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(files.head_of(parts[0], root), _HEAD_BYTES)
     except zlib.error as problem:

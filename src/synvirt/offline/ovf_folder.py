@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import ClassVar
 
+from synvirt.disks.roots import HOST, Root
 from synvirt.model import OfflineKind, VmManifest
 from synvirt.offline import OpenedDisk, files, ovf_package
 
@@ -10,17 +11,17 @@ from synvirt.offline import OpenedDisk, files, ovf_package
 class OvfFolder:
     kind: ClassVar[OfflineKind] = OfflineKind.OVF_FOLDER
 
-    def probe(self, path: Path, head: bytes) -> bool:
-        if files.holds(path, ".ovf"):
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
+        if files.holds(path, ".ovf", root):
             return True
         # UTF-16 has a NUL in every character.
         return files.has_suffix(path.name, ".ovf") and b"Envelope" in head.replace(b"\0", b"")
 
-    def inspect(self, path: Path, root: Path) -> VmManifest:
+    def inspect(self, path: Path, root: Root) -> VmManifest:
         package = _Folder(path, root)
         return ovf_package.inspect(package, package.chosen or ovf_package.description_name(package))
 
-    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         package = _Folder(path, root)
         return ovf_package.open_disk(package, package.chosen or ovf_package.description_name(package), disk_key)
 
@@ -29,5 +30,5 @@ class _Folder(files.Folder):
     """As the files of a package: an image among them may name further files beneath the root."""
 
     @property
-    def inner_root(self) -> Path | None:
+    def inner_root(self) -> Root | None:
         return self.root

@@ -7,10 +7,10 @@ digest is checked by the copy in the same pass (`ChecksumSpec`), the description
 import hashlib
 import posixpath
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
+from synvirt.disks.roots import Root, raw_spec
 from synvirt.disks.specs import ChecksumSpec, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, UnsupportedFormat
 from synvirt.model import Concern, Disk, VmManifest
@@ -28,9 +28,9 @@ class Package(Protocol):
     @property
     def label(self) -> str: ...
     @property
-    def root(self) -> Path: ...
+    def root(self) -> Root: ...
     @property
-    def inner_root(self) -> Path | None: ...
+    def inner_root(self) -> Root | None: ...
     def names(self) -> Iterable[str]: ...
     def find(self, name: str) -> FileRange | None: ...
 
@@ -103,7 +103,8 @@ class _Opened:
         if disk is None:
             raise NotFound(f"{self._package.label} has no disk {disk_key!r}")
         content = self._content(disk)
-        checksums = (_checksum(part, self._digests[part.name]) for part in content.parts if part.name in self._digests)
+        root = self._package.root
+        checksums = (_checksum(part, self._digests[part.name], root) for part in content.parts if part.name in self._digests)
         return OpenedDisk(self._spec(disk, content), tuple(checksums))
 
     def _content(self, disk: Disk) -> Content:
@@ -187,14 +188,17 @@ def _signature_concerns(package: Package, description: str, manifest_name: str |
     return [concerns.signed(found.signer, found.issuer, valid, found.fingerprint_sha256)]
 
 
-def _checksum(file: FileRange, digest: Digest) -> ChecksumSpec:
+def _checksum(file: FileRange, digest: Digest, root: Root) -> ChecksumSpec:
+    where = raw_spec(root, file.path, file.offset, file.length)
     return ChecksumSpec(
-        path=str(file.path),
+        path=where.path,
         offset=file.offset,
         length=file.length,
         algorithm=digest.algorithm,
         expected=digest.hex,
         name=file.name,
+        remote=where.remote,
+        version=where.version,
     )
 
 

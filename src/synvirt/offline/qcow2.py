@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import ClassVar
 
+from synvirt.disks.roots import HOST, Root
 from synvirt.model import OfflineKind, VmManifest
 from synvirt.offline import OpenedDisk, files, single_disk
 
@@ -10,11 +11,11 @@ from synvirt.offline import OpenedDisk, files, single_disk
 class Qcow2:
     kind: ClassVar[OfflineKind] = OfflineKind.QCOW2
 
-    def probe(self, path: Path, head: bytes) -> bool:
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
         return files.format_of(head) == "qcow2"
 
-    def inspect(self, path: Path, root: Path) -> VmManifest:
+    def inspect(self, path: Path, root: Root) -> VmManifest:
         return single_disk.inspect(path, root, "qcow2")
 
-    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         return single_disk.open_disk(path, root, disk_key, "qcow2")

@@ -1,12 +1,12 @@
 """The offline kinds: a line each, in the order in which a file is asked what it is."""
 
-import os
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
-from synvirt.disks.beneath import open_beneath, resolve_beneath
-from synvirt.errors import DiskReadFailed, UnsupportedFormat
+from synvirt.disks.roots import Root, is_folder, open_file, resolve
+from synvirt.errors import UnsupportedFormat
 from synvirt.model import OfflineKind
 from synvirt.offline import OfflineImporter
 from synvirt.offline.ova_archive import OvaArchive
@@ -64,25 +64,23 @@ def importer_for(kind: OfflineKind) -> OfflineImporter:
     return importer
 
 
-def detect(path: Path | str, root: Path) -> OfflineImporter:
+def detect(path: Path | str, root: Root) -> OfflineImporter:
     """The importer of what lies at `path` beneath `root`. HostPathRejected, NotFound, UnsupportedFormat."""
-    resolved = resolve_beneath(root, str(path))
-    head = b"" if resolved.is_dir() else _head(resolved, root)
+    resolved = resolve(root, str(path))
+    folder = is_folder(root, resolved)
+    head = b"" if folder else _head(resolved, root)
     for importer in IMPORTERS:
-        if importer.probe(resolved, head):
+        if importer.probe(resolved, head, root):
             return importer
     what, hint = next(
         ((what, hint) for magic, at, what, hint in _NOT_READ if head[at : at + len(magic)] == magic),
-        ("of no kind that is known" if head else "a folder without a VM" if resolved.is_dir() else "empty", None),
+        ("of no kind that is known" if head else "a folder without a VM" if folder else "empty", None),
     )
-    raise UnsupportedFormat(f"{resolved.name} is {what}; looked for were {', '.join(BY_KIND)}", hint=hint)
+    raise UnsupportedFormat(f"{resolved.name or resolved} is {what}; looked for were {', '.join(BY_KIND)}", hint=hint)
 
 
-def _head(path: Path, root: Path) -> bytes:
-    descriptor = open_beneath(root, str(path))
-    try:
-        return os.pread(descriptor, HEAD_BYTES, 0)
-    except OSError as problem:
-        raise DiskReadFailed(f"{path.name} cannot be read: {problem.strerror}") from problem
-    finally:
-        os.close(descriptor)
+def _head(path: Path, root: Root) -> bytes:
+    with closing(open_file(root, str(path), shown=path.name)) as reader:
+        head = bytearray(min(HEAD_BYTES, reader.size))
+        reader.read_into(0, memoryview(head))
+    return bytes(head)

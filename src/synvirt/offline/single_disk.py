@@ -6,6 +6,7 @@ disk's partition table what decides whether the VM will start: firmware and fami
 
 from pathlib import Path
 
+from synvirt.disks.roots import Root
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import NotFound
 from synvirt.model import GIB, Disk, GuestOs, VmManifest
@@ -16,7 +17,7 @@ _DEFAULT_CPUS = 2
 _DEFAULT_MEMORY_BYTES = 2 * GIB
 
 
-def inspect(path: Path, root: Path, image_format: str) -> VmManifest:
+def inspect(path: Path, root: Root, image_format: str) -> VmManifest:
     disk = Disk(
         key=DISK_KEY,
         label=path.name,
@@ -48,12 +49,12 @@ def inspect(path: Path, root: Path, image_format: str) -> VmManifest:
     )
 
 
-def open_disk(path: Path, root: Path, disk_key: str, image_format: str) -> OpenedDisk:
+def open_disk(path: Path, root: Root, disk_key: str, image_format: str) -> OpenedDisk:
     if disk_key != DISK_KEY:
         raise NotFound(f"{path.name} has no disk {disk_key!r}: its only one is {DISK_KEY!r}")
     return OpenedDisk(_spec(path, root, image_format))
 
 
-def _spec(path: Path, root: Path, image_format: str) -> ReaderSpec:
+def _spec(path: Path, root: Root, image_format: str) -> ReaderSpec:
     """Files that the image names (parents, extents, backing files) may lie anywhere beneath the import root."""
     return files.disk_spec(files.whole_file(path, root), root, declared=image_format, inner_root=root)

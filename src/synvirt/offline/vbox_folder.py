@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 from uuid import UUID
 
+from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ImageSpec, ReaderSpec
 from synvirt.disks.vdi import Kind, read_header
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
@@ -24,19 +25,19 @@ _DESCRIPTOR_BYTES = 64 << 10
 class VboxFolder:
     kind: ClassVar[OfflineKind] = OfflineKind.VBOX_FOLDER
 
-    def probe(self, path: Path, head: bytes) -> bool:
-        return files.holds(path, ".vbox") or (
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
+        return files.holds(path, ".vbox", root) or (
             files.has_suffix(path.name, ".vbox") and b"VirtualBox" in head.replace(b"\0", b"")
         )
 
-    def inspect(self, path: Path, root: Path) -> VmManifest:
+    def inspect(self, path: Path, root: Root) -> VmManifest:
         folder, machine = _read(path, root)
         measured = [files.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
         manifest = told_by_disks.completed(machine.manifest, measured)
         disks = tuple(disk.model_copy(update={"source_path": _place(machine, disk)}) for disk in manifest.disks)
         return manifest.model_copy(update={"disks": disks})
 
-    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         folder, machine = _read(path, root)
         disk = next((disk for disk in machine.manifest.disks if disk.key == disk_key), None)
         if disk is None:
@@ -44,7 +45,7 @@ class VboxFolder:
         return OpenedDisk(_spec(folder, machine, disk))
 
 
-def _read(path: Path, root: Path) -> tuple[Folder, Machine]:
+def _read(path: Path, root: Root) -> tuple[Folder, Machine]:
     folder = Folder(path, root)
     name = folder.description(".vbox")
     file = folder.find(name)
@@ -111,7 +112,7 @@ def _by_uuid(folder: Folder, uuid: str) -> FileRange | None:
     return None
 
 
-def _has_uuid(file: FileRange, root: Path, uuid: str) -> bool:
+def _has_uuid(file: FileRange, root: Root, uuid: str) -> bool:
     try:
         with files.opened(file, root) as reader:
             if file.name.lower().endswith(".vdi"):

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import ClassVar
 
 from synvirt.disks.beneath import resolve_beneath
+from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
@@ -42,15 +43,15 @@ _SAVED_SUFFIXES = (".bin", ".vsv")
 class VmcxExport:
     kind: ClassVar[OfflineKind] = OfflineKind.VMCX_EXPORT
 
-    def probe(self, path: Path, head: bytes) -> bool:
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
         if files.has_suffix(path.name, ".vmcx") and head[:4] == vmcx_storage.MAGIC:
             return True
         if files.has_suffix(path.name, ".xml"):
             plain = head.replace(b"\0", b"")
             return b"<configuration" in plain and b"VDEVVersion" in plain
-        return not head and _holds_machine(path)
+        return not head and isinstance(root, Path) and _holds_machine(path)
 
-    def inspect(self, path: Path, root: Path) -> VmManifest:
+    def inspect(self, path: Path, root: Root) -> VmManifest:
         export = _opened(path, root)
         machine = export.machine
         measured = [files.measured(disk, partial(_spec, export)) for disk in machine.manifest.disks]
@@ -58,7 +59,7 @@ class VmcxExport:
         disks = tuple(disk.model_copy(update={"source_path": _place(machine, disk)}) for disk in manifest.disks)
         return manifest.model_copy(update={"disks": disks})
 
-    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         export = _opened(path, root)
         disk = next((disk for disk in export.machine.manifest.disks if disk.key == disk_key), None)
         if disk is None:
@@ -95,7 +96,12 @@ def _is_configuration(name: str) -> bool:
 # ── finding the files ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _opened(path: Path, root: Path) -> _Export:
+def _opened(path: Path, root: Root) -> _Export:
+    if not isinstance(root, Path):
+        raise UnsupportedFormat(
+            f"{path.name} is an export of Hyper-V, whose files lie in folders beside it",
+            hint="Copy the export into the import root; or import its .vhdx from where it lies.",
+        )
     found = resolve_beneath(root, str(path))
     place = found if found.is_dir() else found.parent
     inside = place.name.lower() in (_MACHINES, _CHECKPOINTS) and place != root.resolve()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Union
 
-from synvirt.disks.raw import RawReader
+from synvirt.blocks import DiskReader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 
 Value = Union[int, float, bool, str, bytes, "Tree"]
@@ -71,7 +71,7 @@ class _Entry:
     data: bytes
 
 
-def read(file: RawReader, name: str) -> Tree:
+def read(file: DiskReader, name: str) -> Tree:
     """The whole tree. MalformedArchive with the file and the offset, UnsupportedFormat for an older format."""
     source = _replayed(file, name)
     nodes: dict[tuple[int, int], Tree] = {(0, 0): {}}
@@ -91,7 +91,7 @@ def read(file: RawReader, name: str) -> Tree:
     return nodes[0, 0]
 
 
-def has_key(file: RawReader, name: str, keys: frozenset[str]) -> bool:
+def has_key(file: DiskReader, name: str, keys: frozenset[str]) -> bool:
     """Is one of `keys` at the root? Reads until it is found: a machine's saved memory takes a key a mebibyte of it. So it is
     also what must be there when no end is in sight."""
     source = _replayed(file, name)
@@ -114,7 +114,7 @@ class _Table:
 class _Source:
     """The file's bytes, with what its replay log has for them laid over."""
 
-    def __init__(self, file: RawReader, name: str, changes: tuple[tuple[int, bytes], ...] = ()) -> None:
+    def __init__(self, file: DiskReader, name: str, changes: tuple[tuple[int, bytes], ...] = ()) -> None:
         self.file, self.name, self.changes = file, name, changes
         self.size = max([file.size, *(place + len(data) for place, data in changes)])
         self.kept_bytes = 0
@@ -150,7 +150,7 @@ class _Source:
         )
 
 
-def _replayed(file: RawReader, name: str) -> _Source:
+def _replayed(file: DiskReader, name: str) -> _Source:
     """A machine copied while it ran, or a host that lost power, leaves changes in the log that are not yet in their place."""
     source = _Source(file, name)
     log_at, log_bytes = _header(source)

@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
+from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound
 from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
@@ -17,13 +18,13 @@ _SUFFIXES = (".vmx", ".vmtx")
 class VmxFolder:
     kind: ClassVar[OfflineKind] = OfflineKind.VMX_FOLDER
 
-    def probe(self, path: Path, head: bytes) -> bool:
-        if any(files.holds(path, suffix) for suffix in _SUFFIXES):
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
+        if any(files.holds(path, suffix, root) for suffix in _SUFFIXES):
             return True
         plain = head.replace(b"\0", b"").lower()
         return any(files.has_suffix(path.name, suffix) for suffix in _SUFFIXES) and b"=" in plain
 
-    def inspect(self, path: Path, root: Path) -> VmManifest:
+    def inspect(self, path: Path, root: Root) -> VmManifest:
         folder, name, machine = _read(path, root)
         measured = [files.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
         taken = _snapshots(folder, name)
@@ -32,7 +33,7 @@ class VmxFolder:
             found.append(concerns.in_use())
         return told_by_disks.completed(machine.manifest.model_copy(update={"snapshots": taken}), measured, found)
 
-    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         folder, _, machine = _read(path, root)
         disk = next((disk for disk in machine.manifest.disks if disk.key == disk_key), None)
         if disk is None:
@@ -40,9 +41,9 @@ class VmxFolder:
         return OpenedDisk(_spec(folder, machine, disk))
 
 
-def _read(path: Path, root: Path) -> tuple[Folder, str, vmx.Machine]:
+def _read(path: Path, root: Root) -> tuple[Folder, str, vmx.Machine]:
     folder = Folder(path, root)
-    name = folder.chosen or folder.description(".vmx" if files.holds(folder.path, ".vmx") else ".vmtx")
+    name = folder.chosen or folder.description(".vmx" if files.holds(folder.path, ".vmx", root) else ".vmtx")
     file = folder.find(name)
     if file is None:
         raise MalformedArchive(f"{folder.label} lost its {name} while it was read")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from synvirt.disks import open_reader, tar
-from synvirt.disks.raw import RawReader
-from synvirt.disks.specs import RawSpec, XvaSpec
+from synvirt.disks.roots import HOST, Root, open_file, raw_spec
+from synvirt.disks.specs import XvaSpec
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError
 from synvirt.model import Disk, OfflineKind, VmManifest
 from synvirt.offline import OpenedDisk, concerns, files, ova_xml, partitions, told_by_disks
@@ -24,50 +24,50 @@ _LOOKED_AT_BYTES = 512 << 20
 class XvaArchive:
     kind: ClassVar[OfflineKind] = OfflineKind.XVA_ARCHIVE
 
-    def probe(self, path: Path, head: bytes) -> bool:
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
         if not tar.is_tar(head):
             return False
-        with suppress(SynvirtError, OSError), closing(RawReader(str(path))) as archive:
+        with suppress(SynvirtError, OSError), closing(open_file(root, str(path))) as archive:
             return any(member.name == _DESCRIPTION for member in itertools.islice(tar.walk(archive), _MEMBERS_LOOKED_AT))
         return path.suffix.lower() == ".xva"
 
-    def inspect(self, path: Path, root: Path) -> VmManifest:
+    def inspect(self, path: Path, root: Root) -> VmManifest:
         manifest = _parsed(path, root)
         near = _folders(path, root)
-        return told_by_disks.completed(manifest, [_measured(disk, path, near) for disk in manifest.disks])
+        return told_by_disks.completed(manifest, [_measured(disk, path, root, near) for disk in manifest.disks])
 
-    def open_disk(self, path: Path, root: Path, disk_key: str) -> OpenedDisk:
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         disk = next((disk for disk in _parsed(path, root).disks if disk.key == disk_key), None)
         if disk is None:
             raise NotFound(f"{path.name} has no disk {disk_key!r}")
         # The digests lie in the archive, a piece each, and the reader checks them: there is no range to check here.
-        return OpenedDisk(_spec(disk, path))
+        return OpenedDisk(_spec(disk, path, root))
 
 
-def _parsed(path: Path, root: Path) -> VmManifest:
+def _parsed(path: Path, root: Root) -> VmManifest:
     return ova_xml.parse(_description(path, root), f"{_DESCRIPTION} in {path.name}")
 
 
-def _spec(disk: Disk, path: Path) -> XvaSpec:
-    return XvaSpec(over=RawSpec(path=str(path)), folder=disk.key, size_bytes=disk.capacity_bytes, name=path.name)
+def _spec(disk: Disk, path: Path, root: Root) -> XvaSpec:
+    return XvaSpec(over=raw_spec(root, path), folder=disk.key, size_bytes=disk.capacity_bytes, name=path.name)
 
 
-def _folders(path: Path, root: Path) -> frozenset[str]:
+def _folders(path: Path, root: Root) -> frozenset[str]:
     """The disks that begin near the archive's own beginning: a disk is found by walking over all before it, piece by piece."""
     with files.opened(files.whole_file(path, root), root) as archive:
         return frozenset(member.name.partition("/")[0] for member in itertools.islice(tar.walk(archive), _MEMBERS_LOOKED_AT))
 
 
-def _measured(disk: Disk, path: Path, near: frozenset[str]) -> Measured:
+def _measured(disk: Disk, path: Path, root: Root, near: frozenset[str]) -> Measured:
     """Its size is ova.xml's word; its partitions are looked at where that costs no walk over gigabytes."""
     if disk.key not in near:
         return Measured(disk)
-    with closing(open_reader(_spec(disk, path))) as reader:
+    with closing(open_reader(_spec(disk, path, root))) as reader:
         layout = partitions.look(reader, within=_LOOKED_AT_BYTES)
     return Measured(disk, layout, tuple(concerns.of_layout(disk.key, layout)))
 
 
-def _description(path: Path, root: Path) -> bytes:
+def _description(path: Path, root: Root) -> bytes:
     whole = files.whole_file(path, root)
     with files.opened(whole, root) as archive:
         members = itertools.islice(tar.walk(archive), _MEMBERS_LOOKED_AT)

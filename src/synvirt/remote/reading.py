@@ -362,11 +362,11 @@ def names(remote: Remote, folder: str = "") -> list[str] | None:
         _release(remote, live)
 
 
-def size_of(remote: Remote, name: str) -> int:
-    """NotFound, where there is no such file."""
+def version_of(remote: Remote, name: str) -> str:
+    """What tells this file from what it is after a change."""
     reader = RemoteReader(remote, name)
     try:
-        return reader.size
+        return reader.version
     finally:
         reader.close()
 
@@ -395,4 +395,4 @@ def requested_bytes(remote: Remote, name: str) -> int:
     return live.files[name].requested_bytes
 
 
-__all__ = ["RemoteReader", "SynvirtError", "connected", "names", "requested_bytes", "size_of"]
+__all__ = ["RemoteReader", "SynvirtError", "connected", "names", "requested_bytes", "version_of"]

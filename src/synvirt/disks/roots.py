@@ -1,0 +1,108 @@
+"""The one door to a VM's files, wherever they lie: a folder of this host (`beneath`), or one elsewhere (`synvirt.remote`).
+
+Whatever hostile input names, a description, an image, a plan, is looked for beneath a root, and by this module alone. Of a
+host's folder names are paths beneath it, relative or absolute; of a Remote they are relative to its URL.
+"""
+
+import os
+import posixpath
+from collections.abc import Hashable
+from pathlib import Path, PurePosixPath
+
+from synvirt.blocks import DiskReader
+from synvirt.disks.beneath import open_beneath, resolve_beneath
+from synvirt.disks.beneath import open_reference as open_reference_beneath
+from synvirt.disks.raw import RawReader
+from synvirt.disks.specs import RawSpec
+from synvirt.errors import AuthFailed, HostPathRejected, MalformedArchive, NotFound
+from synvirt.remote import Remote
+from synvirt.remote.reading import RemoteReader, names, version_of
+
+Root = Path | Remote
+
+# All that a root of this host may hold: for paths that were resolved beneath another one already.
+HOST = Path("/")
+
+
+def resolve(root: Root, name: str) -> Path:
+    """Where the file or folder really is (see `resolve_beneath`). Of a Remote only the name is looked at: NotFound, where it
+    leads out."""
+    if not isinstance(root, Remote):
+        return resolve_beneath(root, name)
+    inner = posixpath.normpath(name)
+    if inner.startswith(("../", "/")) or inner == ".." or "\0" in inner:
+        raise NotFound(f"{name!r} does not lie beneath {root.url}")
+    return Path(inner)
+
+
+def open_file(root: Root, name: str, offset: int = 0, length: int | None = None, *, shown: str = "") -> DiskReader:
+    """The bytes of a plain file, or a range of them. HostPathRejected, NotFound, DiskReadFailed; of a Remote what
+    `RemoteReader` raises."""
+    if isinstance(root, Remote):
+        return RemoteReader(root, str(resolve(root, name)), offset, length)
+    return RawReader(shown or name, offset, length, descriptor=open_beneath(root, name))
+
+
+def size_of(root: Root, name: str) -> int | None:
+    """None, where there is no such file. HostPathRejected."""
+    try:
+        reader = open_file(root, name)
+    except NotFound:
+        return None
+    except AuthFailed:
+        # S3 says «forbidden» for what is not there to those who may not list the bucket; a signed URL is for one file alone.
+        if not isinstance(root, Remote):
+            raise
+        return None
+    try:
+        return reader.size
+    finally:
+        reader.close()
+
+
+def is_folder(root: Root, path: Path) -> bool:
+    """Of a Remote, the folder is what its URL names, and all beneath it are files."""
+    return path == Path() if isinstance(root, Remote) else path.is_dir()
+
+
+def listed(root: Root, path: Path) -> list[str] | None:
+    """The names in a folder, in no order; None where its place cannot tell (HTTP). OSError."""
+    if isinstance(root, Remote):
+        inner = "" if path == Path() else str(path)
+        found = names(root, inner)
+        return None if found is None else [PurePosixPath(name).name for name in found]
+    return [entry.name for entry in path.iterdir()]
+
+
+def raw_spec(root: Root, path: Path, offset: int = 0, length: int | None = None) -> RawSpec:
+    """How to read a file's range later, in another process: of a Remote at the version that it has now."""
+    if isinstance(root, Remote):
+        return RawSpec(path=str(path), offset=offset, length=length, remote=root, version=version_of(root, str(path)))
+    return RawSpec(path=str(path), offset=offset, length=length)
+
+
+def open_spec(spec: RawSpec) -> DiskReader:
+    if spec.remote is not None:
+        return RemoteReader(spec.remote, spec.path, spec.offset, spec.length, version=spec.version)
+    return RawReader(spec.path, spec.offset, spec.length)
+
+
+def open_reference(
+    root: Root | str | None, image: str, reference: str, offset: int = 0, length: int | None = None
+) -> tuple[DiskReader, str, Hashable]:
+    """The file that `image` (a path beneath `root`) names as `reference`: its bytes, its own path beneath `root`, and what
+    tells it from every other file. `root` None refuses all; a missing file is MalformedArchive: the image is not whole."""
+    if not isinstance(root, Remote):
+        descriptor, name = open_reference_beneath(root, image, reference)
+        status = os.fstat(descriptor)
+        return RawReader(name, offset, length, descriptor=descriptor), name, (status.st_dev, status.st_ino)
+    if ":" in reference.split("/", 1)[0]:
+        raise HostPathRejected(f"{image} names {reference[:200]!r}, which is a protocol or a drive, not a file beside it")
+    try:
+        name = str(resolve(root, posixpath.join(posixpath.dirname(image), reference)))
+        return RemoteReader(root, name, offset, length), name, (root.url, name)
+    except NotFound as problem:
+        raise MalformedArchive(
+            f"{image} needs the file {reference!r}, which is not there",
+            hint=f"Copy all files of the disk into one folder beneath {root.url}",
+        ) from problem
