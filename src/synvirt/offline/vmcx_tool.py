@@ -1,0 +1,155 @@
+"""The other way to import a Hyper-V export: an outside conversion tool does it whole (specification part 1, «passthrough»).
+
+    command ARGUMENTS      with {source} the export, {driver} the input driver, {folder} an empty folder
+       stdout              lines: its progress, where a line has a percentage or «12/100», or is virt-v2v's JSON
+       stderr              what went wrong, if it ends with anything but 0
+       {folder}            a raw file for each disk, when it ends with 0
+
+Which disk a file is, is for the caller to say: tools name and order them as they like. The tool is the operator's own, and is
+trusted with the export; what it leaves is looked at. It ends with the service, whatever happens to that.
+"""
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from synvirt.errors import BadRequest, DiskReadFailed, DiskWriteFailed, InvalidPlan, SynvirtError
+from synvirt.programs import ProgramFailed, find, run
+
+# A tool that says its drivers takes no time; one that hangs is as good as missing.
+LOOK_TIMEOUT_S = 20
+_PERCENT, _OF = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%"), re.compile(r"^\s*([0-9]+)/([0-9]+)\s*$")
+# Not disks: the description that a tool writes beside them, and what it says.
+_NO_DISKS = (".xml", ".json", ".log", ".txt", ".ovf")
+
+
+@dataclass(frozen=True, slots=True)
+class VmcxTool:
+    """`folder`: where its output lies until it is copied, a folder a job. `way`: `tool` uses it always, `own` never, `auto`
+    where it is installed and lists the input driver, as virt-v2v --machine-readable does."""
+
+    folder: Path
+    way: Literal["auto", "tool", "own"] = "auto"
+    command: str = "virt-v2v"
+    driver: str = "hyperv"
+    arguments: str = ""
+    timeout_s: float = 86400
+
+    def check(self) -> None:
+        """BadRequest, where the arguments cannot be what they must."""
+        try:
+            words = shlex.split(self.arguments)
+        except ValueError as problem:
+            raise BadRequest(f"setting vmcx_tool_arguments: {problem}") from problem
+        missing = [name for name in ("{source}", "{folder}") if not any(name in word for word in words)]
+        if missing:
+            raise BadRequest(f"setting vmcx_tool_arguments: it lacks {' and '.join(missing)}")
+
+    def has_driver(self) -> bool:
+        if find(self.command) is None:
+            return False
+        try:
+            said = run([self.command, "--machine-readable"], timeout_s=LOOK_TIMEOUT_S).stdout
+        except SynvirtError:
+            return False
+        return f"input:{self.driver}" in said.split()
+
+    def serves(self) -> bool:
+        """Is it to be used? InvalidPlan, where the settings say so and it is not installed."""
+        if self.way == "tool" and find(self.command) is None:
+            raise InvalidPlan(
+                f"the conversion tool {Path(self.command).name} is not installed",
+                hint="install it, or set vmcx_way to own: exports are then read without it",
+            )
+        return self.way == "tool" or (self.way == "auto" and self.has_driver())
+
+    def import_into(
+        self, name: str, source: Path, wanted_bytes: int, moved: Callable[[float], None], stop: Callable[[], bool]
+    ) -> None:
+        """The whole VM into the folder `name`, made anew; `moved` is told the part that is done, from 0 to 1.
+
+        DiskReadFailed: the tool failed, with the end of what it said. DiskWriteFailed: `wanted_bytes` do not fit. Cancelled.
+        """
+        target = self._empty(name, wanted_bytes)
+        try:
+            run(
+                self._argv(source, target),
+                timeout_s=self.timeout_s,
+                cwd=target,
+                stop=stop,
+                tell=lambda line: _tell(line, moved),
+                guarded=True,
+                missing=DiskReadFailed,
+            )
+        except ProgramFailed as problem:
+            raise self._failed(problem, source, target) from problem
+
+    def disks(self, name: str) -> list[Path]:
+        """The files that may be disks, by name. A link or a device is none: what it led to would become a disk."""
+        files = [path for path in (self.folder / name).iterdir() if path.is_file() and not path.is_symlink()]
+        return sorted(path for path in files if path.suffix.lower() not in _NO_DISKS)
+
+    def discard(self, name: str) -> None:
+        """No folder of that name is left. Idempotent."""
+        try:
+            shutil.rmtree(self.folder / name)
+        except FileNotFoundError:
+            return
+        except OSError as problem:
+            raise DiskWriteFailed(f"what the conversion tool left cannot be removed: {problem.strerror}") from problem
+
+    def _empty(self, name: str, wanted_bytes: int) -> Path:
+        self.discard(name)
+        target = self.folder / name
+        try:
+            target.mkdir(parents=True, mode=0o700)
+            free = shutil.disk_usage(target).free
+        except OSError as problem:
+            raise DiskWriteFailed(f"no folder for the conversion tool can be made: {problem.strerror}") from problem
+        if wanted_bytes > free:
+            raise DiskWriteFailed(
+                f"the conversion tool writes about {wanted_bytes} bytes beside the volumes, and {free} are free",
+                hint="free space in data_dir, or set vmcx_way to own: exports are then read in place",
+            )
+        return target
+
+    def _argv(self, source: Path, target: Path) -> list[str]:
+        known = {"{source}": str(source), "{driver}": self.driver, "{folder}": str(target)}
+        # Split first: a path with blanks stays one argument.
+        words = shlex.split(self.arguments)
+        for placeholder, value in known.items():
+            words = [word.replace(placeholder, value) for word in words]
+        return [self.command, *words]
+
+    def _failed(self, problem: ProgramFailed, source: Path, target: Path) -> DiskReadFailed:
+        """Its words without the paths of this host, whatever of them it names."""
+        program = Path(self.command).name
+        said = problem.stderr.replace(str(source), source.name).replace(str(target), "")
+        said = said.replace(str(source.parent), "").replace(str(self.folder), "")
+        how = f"took over {self.timeout_s:g} s" if problem.returncode is None else f"ended with {problem.returncode}"
+        return DiskReadFailed(
+            f"the conversion tool {program} {how}: {said.strip() or 'it said nothing'}",
+            hint="raise vmcx_tool_timeout_s"
+            if problem.returncode is None
+            else "set vmcx_way to own to read the export without the tool",
+        )
+
+
+def _tell(line: str, moved: Callable[[float], None]) -> None:
+    """Progress in any of the forms that tools have; every other line is for people."""
+    try:
+        record = json.loads(line)
+        line = str(record["message"]) if isinstance(record, dict) and record.get("type") == "progress" else line
+    except (ValueError, KeyError, RecursionError):
+        pass
+    if found := _OF.search(line):
+        done, whole = int(found[1][:18]), int(found[2][:18])
+        if whole:
+            moved(min(done / whole, 1.0))
+    elif found := _PERCENT.search(line):
+        moved(min(float(found[1]) / 100, 1.0))
