@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.beneath import resolve_beneath
+from synvirt.guests import GuestPreparer
 from synvirt.live import LiveAdapter
 from synvirt.migrations.advance import advance
 from synvirt.migrations.board import Board
@@ -44,8 +46,10 @@ class House:
         store_url: str | None = None,
         hypervisor: FakeHypervisor | None = None,
         preparer: FakePreparer | None = None,
+        real_preparer: GuestPreparer | None = None,
         family: str = "linux",
-        destination: DirectoryDestination | None = None,
+        destination: Destination | None = None,
+        others: dict[str, Destination] | None = None,
         real_importers: bool = False,
     ) -> None:
         """`real_importers`: those of the product, instead of the fake that serves ovf_folder."""
@@ -59,7 +63,7 @@ class House:
         self.imports = folder / "imports"
         self.imports.mkdir(exist_ok=True)
         (folder / "volumes").mkdir(exist_ok=True)
-        self.destination = destination or DirectoryDestination(folder / "volumes")
+        self.destination: Destination = destination or DirectoryDestination(folder / "volumes")
         self.board = Board()
         self.rooms = Rooms(
             store=self.store,
@@ -70,9 +74,9 @@ class House:
             importers=BY_KIND if real_importers else {OfflineKind.OVF_FOLDER: FakeImporter(family)},
             detect=lambda path: detect(path, self.imports) if real_importers else FakeImporter(family),
             connect=self.connect,
-            destination=self.destination,
+            destinations={"chosen": self.destination, **(others or {})},
             hypervisor=self.hypervisor,
-            preparer=self.preparer,
+            preparer=real_preparer or self.preparer,
             boot_timeout_s=5,
             # Often, so that a pass of a few MiB has watermarks to crash at.
             flush_every_s=0.05,

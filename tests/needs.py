@@ -1,6 +1,7 @@
 """What a test needs of the machine: a program that is missing is said aloud, with the Debian package that has it."""
 
 import os
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -20,6 +21,11 @@ def need(program: str, package: str) -> str:
     if path is None:
         lacking(f"needs the program {program}: apt-get install {package}")
     return path
+
+
+def need_folder(path: Path, package: str) -> None:
+    if not path.is_dir():
+        lacking(f"needs {path}: apt-get install {package}")
 
 
 def need_root(what_for: str) -> None:

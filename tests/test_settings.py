@@ -52,3 +52,42 @@ def test_the_folder_is_made_with_its_modes_and_mended(tmp_path: Path) -> None:
     prepare_data_dir(settings)
     assert settings.imports_dir.stat().st_mode & 0o777 == 0o750
     assert settings.keyring_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_zfs_is_the_default_where_a_pool_is_set(tmp_path: Path) -> None:
+    assert list(load(environ={}).destinations_by_name) == ["directory"]
+    settings = load(environ={"SYNVIRT_ZFS_POOL": "tank"})
+    assert list(settings.destinations_by_name) == ["zfs", "directory"]
+    assert settings.destinations_by_name["zfs"].model_dump() == {"kind": "zfs", "pool": "tank", "namespace": "synvirt"}
+    assert (
+        next(iter(load(environ={"SYNVIRT_ZFS_POOL": "tank", "SYNVIRT_DESTINATION": "directory"}).destinations_by_name))
+        == "directory"
+    )
+
+
+def test_the_file_may_name_more_destinations(tmp_path: Path) -> None:
+    file = tmp_path / "synvirt.toml"
+    file.write_text(
+        f'destination = "archive"\n[destinations.archive]\nkind = "directory"\npath = "{tmp_path}"\n'
+        '[destinations.fast]\nkind = "zfs"\npool = "nvme"\n'
+    )
+    found = load(config=file, environ={}).destinations_by_name
+    assert list(found) == ["archive", "directory", "fast"]
+    assert found["archive"].model_dump() == {"kind": "directory", "path": tmp_path}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('destination = "zfs"', "there is no destination zfs"),
+        ('destination = "slow"', "there is no destination slow"),
+        ('[destinations.Fast]\nkind = "zfs"\npool = "x"', "destinations_Fast"),
+        ('[destinations.fast]\nkind = "ntfs"', "destinations_fast"),
+        ('[destinations.fast]\nkind = "zfs"', "pool"),
+    ],
+)
+def test_a_destination_that_cannot_be_is_named(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "synvirt.toml"
+    file.write_text(text)
+    with pytest.raises(BadRequest, match=named):
+        _ = load(config=file, environ={}).destinations_by_name

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from synvirt.migrations.sources import Sources
     from synvirt.migrations.uploads import Uploads
     from synvirt.model import Migration
-    from synvirt.settings import Settings
+    from synvirt.settings import DestinationSetting, Settings
     from synvirt.store import Store
 
 
@@ -54,7 +54,7 @@ class Service:
             self.rooms.hypervisor.undefine(UUID(job.domain.uuid), job.id)
         for disk in job.disks:
             if disk.volume is not None:
-                self.rooms.destination.destroy(disk.volume)
+                self.rooms.destination_named(job.destination).destroy(disk.volume)
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploa
         detect=lambda path: detect(path, root),
         connect=sources.connect,
         check_source=sources.check_plan,
-        destination=_destination(settings),
+        destinations={name: _destination(chosen) for name, chosen in settings.destinations_by_name.items()},
         hypervisor=LibvirtHost(
             settings.hypervisor_uri,
             settings.data_dir,
@@ -152,15 +152,16 @@ def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploa
     )
 
 
-def _destination(settings: "Settings") -> "Destination":
+def _destination(chosen: "DestinationSetting") -> "Destination":
     from synvirt.destinations.directory import DirectoryDestination
-    from synvirt.errors import BadRequest
+    from synvirt.destinations.zfs import ZfsDestination
 
-    if settings.destination == "zfs" or (settings.destination == "auto" and settings.zfs_pool):
-        raise BadRequest(
-            "setting destination: zfs is not served yet", hint="leave zfs_pool unset, or set destination to directory"
-        )
-    return DirectoryDestination(settings.volumes_dir)
+    match chosen.kind:
+        case "directory":
+            chosen.path.mkdir(parents=True, exist_ok=True, mode=0o750)
+            return DirectoryDestination(chosen.path)
+        case "zfs":
+            return ZfsDestination(chosen.pool, chosen.namespace)
 
 
 def log_to(level: str, file: TextIO) -> None:

@@ -224,6 +224,9 @@ class NetworkMap(Received):
     target: str
 
 
+DestinationName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+
+
 class Target(Received):
     """How the domain shall differ from its source. `None` keeps what the source has."""
 
@@ -233,6 +236,8 @@ class Target(Received):
     start: bool = True
     network_map: tuple[NetworkMap, ...] = ()
     disk_bus: DiskBus | None = None
+    # Which of the host's destinations its volumes go to; the settings name them.
+    destination: DestinationName | None = None
     # keep: the source's UUID and MAC addresses, which no other domain here may have; new: its own, for a copy beside it.
     identity: Literal["keep", "new"] = "keep"
 
@@ -395,6 +400,8 @@ class Migration(Model):
     progress: Progress = Progress()
     disks: tuple[DiskProgress, ...] = ()
     passes: tuple[Pass, ...] = ()
+    # Where its volumes are, from the moment that they have names: the host's default may change meanwhile.
+    destination: str | None = None
     manifest: VmManifest | None = None
     domain: Domain | None = None
     history: tuple[StateVisit, ...] = ()

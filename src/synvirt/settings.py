@@ -13,7 +13,7 @@ from urllib.parse import quote
 from pydantic import Field, ValidationError
 
 from synvirt.errors import BadRequest
-from synvirt.model import GIB, Received
+from synvirt.model import GIB, DestinationName, Received
 
 ENV_PREFIX = "SYNVIRT_"
 # Variables of that prefix that are not settings: the specification's own (part 1), this file's path, the command line's.
@@ -27,6 +27,22 @@ UPLOADS_FOLDER = ".uploads"
 
 def default_data_dir() -> Path:
     return Path("/var/lib/synvirt") if os.geteuid() == 0 else Path.home() / ".local/share/synvirt"
+
+
+class DirectorySetting(Received):
+    """Sparse files in a folder, which is made where it is missing."""
+
+    kind: Literal["directory"]
+    path: Path
+
+
+class ZfsSetting(Received):
+    kind: Literal["zfs"]
+    pool: str
+    namespace: str = "synvirt"
+
+
+DestinationSetting = Annotated[DirectorySetting | ZfsSetting, Field(discriminator="kind")]
 
 
 class Settings(Received):
@@ -44,9 +60,12 @@ class Settings(Received):
     database_url: str = ""
     # Names this host in the store and in the engine; jobs are resumed by the host that began them.
     host_id: str = "local"
-    destination: Literal["auto", "directory", "zfs"] = "auto"
+    # The name of the one that a plan goes to when it does not say; auto: zfs where a pool is set, else directory.
+    destination: DestinationName = "auto"
     zfs_pool: str = ""
     zfs_namespace: str = "synvirt"
+    # More of them, by name: tables [destinations.NAME] of the file.
+    destinations: dict[DestinationName, DestinationSetting] = Field(default_factory=dict)
     # Empty: the embedded driver, qemu:///embed?root={data_dir}/libvirt. The appliance sets qemu:///system
     libvirt_uri: str = ""
     jobs_at_once: Annotated[int, Field(ge=1, le=256)] = 4
@@ -62,6 +81,12 @@ class Settings(Received):
     virtio_win_iso: Path = Path("/usr/share/virtio-win/virtio-win.iso")
     # Where rhsrvany.exe lies: virt-v2v puts it into a Windows guest to install the agent at the first start.
     virt_tools_dir: Path = Path("/usr/share/virt-tools")
+    # How Hyper-V exports are imported: by an outside tool, by our own readers, or by the tool where it has the driver.
+    vmcx_way: Literal["auto", "tool", "own"] = "auto"
+    vmcx_tool: str = "virt-v2v"
+    vmcx_tool_driver: str = "hyperv"
+    vmcx_tool_arguments: str = "-i {driver} {source} -o local -os {folder} -of raw"
+    vmcx_tool_timeout_s: Annotated[float, Field(gt=0)] = 86400
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -79,6 +104,19 @@ class Settings(Received):
     @property
     def volumes_dir(self) -> Path:
         return self.data_dir / "volumes"
+
+    @property
+    def destinations_by_name(self) -> "dict[str, DestinationSetting]":
+        """All that plans may name, the default first. BadRequest where the default is none of them."""
+        found: dict[str, DestinationSetting] = {"directory": DirectorySetting(kind="directory", path=self.volumes_dir)}
+        if self.zfs_pool:
+            found["zfs"] = ZfsSetting(kind="zfs", pool=self.zfs_pool, namespace=self.zfs_namespace)
+        found |= self.destinations
+        default = ("zfs" if self.zfs_pool else "directory") if self.destination == "auto" else self.destination
+        if default not in found:
+            hint = "set zfs_pool" if default == "zfs" else f"there are {', '.join(found)}"
+            raise BadRequest(f"setting destination: there is no destination {default}", hint=hint)
+        return {default: found[default], **found}
 
     @property
     def socket_path(self) -> Path:
@@ -127,7 +165,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key != "destinations":
             flat.update({f"{key}_{inner}": item for inner, item in value.items()})
         else:
             flat[key] = value

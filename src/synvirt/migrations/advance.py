@@ -84,7 +84,7 @@ async def _end(job: Job) -> State:
 
 
 async def _sweep_volume(job: Job, name: str) -> None:
-    await job.in_thread(job.rooms.destination.destroy, name)
+    await job.in_thread(job.destination.destroy, name)
 
 
 async def _sweep_domain(job: Job, uuid: str) -> None:
@@ -103,6 +103,11 @@ async def _sweep_conversion(job: Job, name: str) -> None:
     await job.in_thread(job.rooms.preparer.discard, name)
 
 
+async def _sweep_passthrough(job: Job, name: str) -> None:
+    for tool in job.rooms.passthroughs.values():
+        await job.in_thread(tool.discard, name)
+
+
 async def _sweep_snapshot(job: Job, name: str) -> None:
     await _at_source(job, lambda adapter, vm_id: adapter.cleanup(vm_id, name))
 
@@ -117,6 +122,7 @@ SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
     "domain": _sweep_domain,
     "screenshot": _sweep_screenshot,
     "conversion": _sweep_conversion,
+    "passthrough": _sweep_passthrough,
     "snapshot": _sweep_snapshot,
     "source_power": _sweep_source_power,
 }

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
+from synvirt.destinations import Destination
 from synvirt.errors import Cancelled, SynvirtError
 from synvirt.live import LiveAdapter
 from synvirt.migrations.rooms import Rooms
@@ -66,6 +67,11 @@ class Job:
         if self.migration.manifest is None:
             raise RuntimeError("no step before Queued's end has a manifest")
         return self.migration.manifest
+
+    @property
+    def destination(self) -> Destination:
+        """Where the job's volumes are, or will be."""
+        return self.rooms.destination_named(self.migration.destination or self.migration.plan.target.destination)
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking code; the one way out of the event loop."""

@@ -168,7 +168,7 @@ def _disk_order(job: Job, disk: PassDisk, marks: dict[str, Watermark], *, fresh:
     return DiskOrder(
         key=disk.key,
         reader=disk.reader,
-        writer=job.rooms.destination.open(disk.volume, disk.size_bytes),
+        writer=job.destination.open(disk.volume, disk.size_bytes),
         checksums=disk.checksums,
         since_bytes=marks[disk.key].offset_bytes if disk.key in marks else 0,
         fresh=fresh,

@@ -1,18 +1,19 @@
 """What the steps of a job work with: the rooms of the house, put together by main.py."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
 from synvirt.destinations import Destination
-from synvirt.errors import NotFound
+from synvirt.errors import InvalidPlan, NotFound
 from synvirt.guests import GuestPreparer
 from synvirt.hypervisor import Hypervisor
 from synvirt.live import LiveAdapter
 from synvirt.migrations.board import Board
 from synvirt.model import HostPathRef, LiveKind, OfflineKind, UploadRef
 from synvirt.offline import OfflineImporter
+from synvirt.offline.passthrough import Passthrough
 from synvirt.store import Store
 
 
@@ -24,8 +25,9 @@ def _no_source(_kind: LiveKind, source_id: UUID) -> None:
 class Rooms:
     """`resolve` turns a plan's path into the real path beneath `import_root`, or raises HostPathRejected; `upload_path` says
     where an upload lies, or raises UploadNotFound; `detect` says which importer a path is for. `connect` opens a session with a
-    registered source; whoever calls it closes it. `check_source` raises NotFound, or InvalidPlan for another kind. The store
-    and all that lies below it block: call them in threads."""
+    registered source; whoever calls it closes it. `check_source` raises NotFound, or InvalidPlan for another kind.
+    `destinations` go by the names that plans may use, the default first. The store and all that lies below it block: call them
+    in threads."""
 
     store: Store
     board: Board
@@ -35,13 +37,27 @@ class Rooms:
     importers: Mapping[OfflineKind, OfflineImporter]
     detect: Callable[[str], OfflineImporter]
     connect: Callable[[LiveKind, UUID], Awaitable[LiveAdapter]]
-    destination: Destination
+    destinations: Mapping[str, Destination]
     hypervisor: Hypervisor
     preparer: GuestPreparer
     check_source: Callable[[LiveKind, UUID], None] = _no_source
+    # Outside programs that may import a kind whole, where its importer would be asked disk by disk.
+    passthroughs: Mapping[OfflineKind, Passthrough] = field(default_factory=dict)
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0
+
+    @property
+    def destination(self) -> Destination:
+        """Where volumes go when a plan does not say."""
+        return self.destination_named(None)
+
+    def destination_named(self, name: str | None) -> Destination:
+        """The default, where there is no name. InvalidPlan, where there is no such destination."""
+        found = self.destinations.get(name or next(iter(self.destinations)))
+        if found is None:
+            raise InvalidPlan(f"this host has no destination {name}", hint=f"it has {', '.join(self.destinations)}")
+        return found
 
     def offline_path(self, ref: HostPathRef | UploadRef) -> str:
         """Where an Offline plan's file or folder lies; not yet resolved."""

@@ -17,6 +17,7 @@ from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
+from synvirt.migrations.passthrough import chosen, pass_through
 from synvirt.migrations.states import Facts
 from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, Pass, State, VmManifest, now
 from synvirt.offline import OfflineImporter, concerns
@@ -38,7 +39,8 @@ async def queued(job: Job) -> Facts:
     refuse_critical(job.migration.plan, manifest)
     disks = _chosen_disks(job, manifest)
     plan, rooms = job.migration.plan, job.rooms
-    fields: dict[str, object] = {"manifest": manifest, "disks": disks, "started_at": now()}
+    destination = plan.target.destination or next(iter(rooms.destinations))
+    fields: dict[str, object] = {"manifest": manifest, "disks": disks, "destination": destination, "started_at": now()}
     if plan.mode is Mode.WARM and not (supports_warm and manifest.cbt_available):
         reason = manifest.cbt_reason if supports_warm else "the source has no warm mode"
         error = CbtUnsupported(
@@ -48,6 +50,7 @@ async def queued(job: Job) -> Facts:
         fields |= {"mode_effective": Mode.COLD, "last_error": job.problem(error, fatal=False)}
     await job.change(**fields)
     await claim(job)
+    await chosen(job)
     if _converts(job, manifest):
         await job.in_thread(rooms.preparer.check)
     await _refuse_too_large(job, manifest)
@@ -90,7 +93,7 @@ def _chosen_disks(job: Job, manifest: VmManifest) -> tuple[DiskProgress, ...]:
         DiskProgress(key=disk.key, label=disk.label, state="skipped")
         if disk.key in skipped
         else DiskProgress(
-            key=disk.key, label=disk.label, volume=job.rooms.destination.volume_name(job.id, _volume_label(disk, manifest))
+            key=disk.key, label=disk.label, volume=job.destination.volume_name(job.id, _volume_label(disk, manifest))
         )
         for disk in manifest.disks
     )
@@ -110,7 +113,7 @@ async def _refuse_too_large(job: Job, manifest: VmManifest) -> None:
     if concerns.TARGET_TOO_SMALL in job.migration.plan.waive_concerns:
         return
     wanted = sum(disk.used_bytes or 0 for disk in manifest.disks if disk.key not in job.migration.plan.skip_disks)
-    free = await job.in_thread(job.rooms.destination.free_bytes)
+    free = await job.in_thread(job.destination.free_bytes)
     if wanted > free:
         raise DiskWriteFailed(
             f"{manifest.name} uses {wanted} bytes and the destination has {free} free",
@@ -127,7 +130,11 @@ async def copying_full(job: Job) -> Facts:
     if job.migration.plan.source.Offline is not None:
         disks = await _offline_disks(job)
         await _refuse_changed(job, disks)
-        await run_pass(job, 1, "full", disks, fresh=True)
+        if (tool := await chosen(job)) is not None:
+            _, source = await job.in_thread(_offline, job)
+            await pass_through(job, tool, source, disks)
+        else:
+            await run_pass(job, 1, "full", disks, fresh=True)
         await _refuse_changed(job, disks)
         return facts
     if facts.warm:
@@ -205,7 +212,7 @@ async def _make_volumes(job: Job) -> None:
     for disk in job.migration.disks:
         if disk.volume is not None:
             await job.record("volume", disk.volume)
-            await job.in_thread(job.rooms.destination.create, disk.volume, sizes[disk.key])
+            await job.in_thread(job.destination.create, disk.volume, sizes[disk.key])
             job.stop.check()
 
 
@@ -336,7 +343,7 @@ async def _snapshot_disks(job: Job, adapter: LiveAdapter, snapshot: SnapshotRef,
 async def v2v_processing(job: Job) -> Facts:
     """Converted beside the volumes, and taken over when that went well: a bad conversion never costs a new copy."""
     preparer, name = job.rooms.preparer, str(job.id)
-    devices = [job.rooms.destination.device(volume) for _, volume in _copied(job)]
+    devices = [job.destination.device(volume) for _, volume in _copied(job)]
     await job.record("conversion", name)
     if job.migration.conversion is None or job.migration.conversion.finished_at is None:
         await job.change(conversion=Conversion(tool=preparer.tool, started_at=now()))
@@ -382,7 +389,7 @@ async def starting(job: Job) -> Facts:
 
 
 def _volumes(job: Job) -> list[Volume]:
-    destination = job.rooms.destination
+    destination = job.destination
     return [Volume(disk.key, destination.device(volume), destination.device_type) for disk, volume in _copied(job)]
 
 

@@ -1,0 +1,1 @@
+"""Tests that run inside the lab guest, on real zfs: tests/real/test_zfs.py boots it and runs them there."""

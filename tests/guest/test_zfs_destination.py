@@ -1,0 +1,285 @@
+"""The laws of a destination and of a writer, on real zfs volumes; and what is particular to zfs."""
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from synvirt.destinations.zfs import BLOCK_BYTES, ZfsDestination
+from synvirt.destinations.zfs_command import Zfs, ZfsRefused
+from synvirt.disks import open_writer
+from synvirt.errors import DiskWriteFailed
+from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract, read, write
+from tests.contracts.writers import WriterCase, WriterContract
+from tests.guest.zvols import POOL, new_destination, prop, root, used_bytes, volumes, zfs
+
+MIB = 1 << 20
+
+
+class TestDestination(DestinationContract):
+    @pytest.fixture
+    def case(self) -> DestinationCase:
+        destination = new_destination()
+        namespace = root(destination).removeprefix(f"{POOL}/").removesuffix("/migrations")
+        return DestinationCase(
+            destination=destination,
+            another=lambda: ZfsDestination(POOL, namespace),
+            volumes=lambda: [name for name in volumes(destination) if prop(name, "type") == "volume"],
+        )
+
+
+class TestWriter(WriterContract):
+    @pytest.fixture
+    def case(self, volume: str, destination: ZfsDestination) -> WriterCase:
+        return WriterCase(
+            open=lambda: open_writer(destination.open(volume, SIZE)), content=Path(destination.device(volume)).read_bytes
+        )
+
+
+@pytest.fixture
+def destination() -> ZfsDestination:
+    return new_destination()
+
+
+@pytest.fixture
+def volume(destination: ZfsDestination) -> str:
+    name = destination.volume_name(uuid4(), "Hard disk 1")
+    destination.create(name, SIZE)
+    return name
+
+
+def test_a_volume_is_as_the_specification_wants_it(destination: ZfsDestination) -> None:
+    job = uuid4()
+    name = destination.volume_name(job, "Hard disk 1")
+    assert name.startswith(f"{root(destination)}/{job}/Hard_disk_1-")
+    destination.create(name, 3 * MIB + 1)
+    wanted = {
+        "type": "volume",
+        "volsize": str(3 * MIB + BLOCK_BYTES),
+        "volblocksize": str(BLOCK_BYTES),
+        "compression": "lz4",
+        "refreservation": "0",
+        "volmode": "dev",
+        "synvirt:job": str(job),
+        "synvirt:disk": name.rsplit("/", 1)[1],
+        "synvirt:size": str(3 * MIB + 1),
+    }
+    assert {key: prop(name, key) for key in wanted} == wanted
+    assert prop(root(destination), "canmount") == "off"
+    assert prop(name, "com.sun:auto-snapshot") == "false"
+
+
+def test_discarded_zeros_give_their_room_back(destination: ZfsDestination) -> None:
+    name = destination.volume_name(uuid4(), "disk")
+    destination.create(name, 32 * MIB)
+    write(destination, name, 32 * MIB, 0, os.urandom(16 * MIB))
+    assert 16 * MIB <= used_bytes(name) < 18 * MIB
+    writer = open_writer(destination.open(name, 32 * MIB))
+    writer.zero(1000, 12 * MIB)
+    writer.zero(20 * MIB, 12 * MIB)
+    writer.flush()
+    writer.close()
+    assert 4 * MIB <= used_bytes(name) < 5 * MIB
+    assert not any(read(destination, name, 1000, 12 * MIB))
+
+
+def test_a_full_pool_is_no_space_left(tmp_path: Path) -> None:
+    image = tmp_path / "small"
+    image.write_bytes(b"")
+    os.truncate(image, 96 * MIB)
+    subprocess.run(["zpool", "create", "-m", "none", "small", str(image)], check=True)
+    try:
+        destination = new_destination("small")
+        assert destination.free_bytes() < 96 * MIB
+        name = destination.volume_name(uuid4(), "disk")
+        destination.create(name, 256 * MIB)
+        with pytest.raises(DiskWriteFailed, match="No space left") as caught:
+            write_until_full(destination, name, 256 * MIB)
+        assert caught.value.hint
+        destination.destroy(name)
+        assert volumes(destination) == []
+    finally:
+        # A volume that was just destroyed is let go of a moment later.
+        while subprocess.run(["zpool", "destroy", "small"], capture_output=True).returncode:
+            time.sleep(0.5)
+
+
+def write_until_full(destination: ZfsDestination, name: str, size: int) -> None:
+    writer = open_writer(destination.open(name, size))
+    try:
+        for at in range(0, size, 8 * MIB):
+            writer.write(at, memoryview(os.urandom(8 * MIB)))
+            writer.flush()
+    finally:
+        writer.close()
+
+
+# ── what is not ours ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_carries_no_mark_of_its_own_is_never_destroyed(destination: ZfsDestination, volume: str) -> None:
+    """A mark that is inherited from the job's folder is none."""
+    folder = volume.rsplit("/", 1)[0]
+    other = f"{folder}/theirs"
+    zfs("create", "-s", "-V", "1M", other)
+    assert prop(other, "synvirt:job") == folder.rsplit("/", 1)[1]
+    with pytest.raises(DiskWriteFailed, match="mark") as caught:
+        destination.destroy(other)
+    assert caught.value.hint
+    with pytest.raises(DiskWriteFailed, match="mark"):
+        destination.create(other, MIB)
+    destination.destroy(volume)
+    assert volumes(destination) == [folder, other]
+
+
+def test_snapshots_and_clones_of_others_are_left_and_named(destination: ZfsDestination, volume: str) -> None:
+    zfs("snapshot", f"{volume}@theirs")
+    with pytest.raises(ZfsRefused) as caught:
+        destination.destroy(volume)
+    assert caught.value.reason == "in use"
+    assert caught.value.hint
+    destination.protect(volume)
+    zfs("snapshot", f"{volume}@later")
+    with pytest.raises(ZfsRefused) as caught:
+        destination.roll_back(volume)
+    assert caught.value.reason == "in use"
+    for snapshot in ("theirs", "later"):
+        zfs("destroy", f"{volume}@{snapshot}")
+    zfs("clone", f"{volume}@synvirt-protected", f"{POOL}/clone-{uuid4()}")
+    with pytest.raises(ZfsRefused, match="clones"):
+        destination.destroy(volume)
+
+
+def test_a_snapshot_of_our_protections_name_that_is_not_ours_is_left(destination: ZfsDestination, volume: str) -> None:
+    zfs("snapshot", f"{volume}@synvirt-protected")
+    with pytest.raises(DiskWriteFailed, match="mark"):
+        destination.release(volume)
+    with pytest.raises(DiskWriteFailed, match="mark"):
+        destination.protect(volume)
+
+
+def test_a_volume_in_use_is_asked_again_until_it_is_free(destination: ZfsDestination, volume: str) -> None:
+    descriptor = os.open(destination.device(volume), os.O_RDONLY)
+    threading.Timer(1.0, os.close, [descriptor]).start()
+    destination.destroy(volume)
+    assert volumes(destination) == []
+
+
+def test_a_volume_in_use_for_good_is_busy() -> None:
+    waited: list[float] = []
+    destination = ZfsDestination(POOL, "busy", zfs=Zfs(sleep=waited.append))
+    name = destination.volume_name(uuid4(), "disk")
+    destination.create(name, SIZE)
+    descriptor = os.open(destination.device(name), os.O_RDONLY)
+    with pytest.raises(ZfsRefused) as caught:
+        destination.destroy(name)
+    os.close(descriptor)
+    assert caught.value.reason == "busy"
+    assert sum(waited) > 10
+
+
+# ── what can go wrong ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_pool_that_is_not_there_is_named() -> None:
+    destination = ZfsDestination("nopool", "synvirt")
+    calls: tuple[Callable[[], object], ...] = (
+        destination.free_bytes,
+        lambda: destination.create(destination.volume_name(uuid4(), "disk"), SIZE),
+    )
+    for call in calls:
+        with pytest.raises(DiskWriteFailed, match="nopool") as caught:
+            call()
+        assert caught.value.hint
+
+
+def test_without_the_program_it_says_so() -> None:
+    with pytest.raises(DiskWriteFailed, match="not installed"):
+        ZfsDestination(POOL, "x", zfs=Zfs("no-such-zfs")).free_bytes()
+
+
+def test_a_link_that_is_another_volumes_is_waited_out(destination: ZfsDestination, volume: str, tmp_path: Path) -> None:
+    """A link that udev has not yet taken away, or not yet made: never write to another volume."""
+    other = destination.volume_name(uuid4(), "other")
+    stale = ZfsDestination(POOL, root(destination).split("/", 1)[1].rsplit("/", 1)[0], devices=tmp_path, link_timeout_s=1)
+    link = Path(stale.device(other))
+    link.parent.mkdir(parents=True)
+    link.symlink_to(Path(destination.device(volume)).resolve())
+    with pytest.raises(DiskWriteFailed, match=volume):
+        stale.create(other, SIZE)
+    destination.create(other, SIZE)
+    threading.Timer(0.3, _relink, [link, Path(destination.device(other)).resolve()]).start()
+    stale.create(other, SIZE)
+
+
+def _relink(link: Path, to: Path) -> None:
+    link.unlink()
+    link.symlink_to(to)
+
+
+# ── not as root ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+USER = 1000
+
+
+@pytest.fixture
+def as_user() -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
+    """Runs Python as another user, who is a member of the group that owns volumes, as docs/zfs.md says."""
+
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        argv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--groups=disk", "python3", "-c", code]
+        return subprocess.run(argv, capture_output=True, text=True, cwd="/")
+
+    yield run
+    subprocess.run(["zfs", "unallow", "-r", POOL], check=False)
+
+
+def test_a_user_who_is_allowed_does_all_of_it(as_user: Callable[[str], subprocess.CompletedProcess[str]]) -> None:
+    documented = next(
+        line.split() for line in Path("/host/docs/zfs.md").read_text().splitlines() if line.strip().startswith("zfs allow -u")
+    )
+    zfs("create", "-o", "canmount=off", f"{POOL}/delegated")
+    zfs(*documented[1:2], "-u", str(USER), documented[4], f"{POOL}/delegated")
+    work = """
+from uuid import UUID
+from synvirt.destinations.zfs import ZfsDestination
+from tests.contracts.destinations import read, write
+destination = ZfsDestination("tank", "delegated")
+name = destination.volume_name(UUID(int=9), "Hard disk 1")
+destination.create(name, 3_000_001)
+write(destination, name, 3_000_001, 0, b"mine")
+destination.protect(name)
+write(destination, name, 3_000_001, 0, b"half")
+destination.roll_back(name)
+assert read(destination, name, 0, 4) == b"mine"
+destination.release(name)
+destination.free_bytes()
+destination.destroy(name)
+print("done")
+"""
+    done = as_user(work)
+    assert done.stdout == "done\n", done.stderr
+    assert zfs("list", "-Hp", "-o", "name", "-r", f"{POOL}/delegated").split() == [
+        f"{POOL}/delegated",
+        f"{POOL}/delegated/migrations",
+    ]
+
+
+def test_a_user_who_is_not_allowed_is_told_so(as_user: Callable[[str], subprocess.CompletedProcess[str]]) -> None:
+    work = """
+from uuid import UUID
+from synvirt.destinations.zfs import ZfsDestination
+from synvirt.destinations.zfs_command import ZfsRefused
+destination = ZfsDestination("tank", "forbidden")
+try:
+    destination.create(destination.volume_name(UUID(int=9), "disk"), 3_000_001)
+except ZfsRefused as refused:
+    print(refused.reason, refused.hint)
+"""
+    done = as_user(work)
+    assert done.stdout.startswith("permission `synvirt doctor`"), done.stderr

@@ -1,0 +1,155 @@
+"""Whole imports onto real zfs volumes: by the engine's own steps and its copy workers, killed and cancelled on the way."""
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synvirt.destinations.zfs import ZfsDestination
+from synvirt.model import Migration, State
+from tests.guest.zvols import new_destination, root, used_bytes, volumes
+from tests.house import Crash, House, offline_plan
+from tests.processes import workers
+
+KIB, MIB = 1 << 10, 1 << 20
+DISK = "disk-0"
+# Two runs of data in a disk of zeros, the last of which ends in the middle of a block.
+FIRST, HOLE, LAST = random.Random(1).randbytes(12 * MIB), bytes(18 * MIB), random.Random(2).randbytes(2 * MIB + 512)
+CONTENT = FIRST + HOLE + LAST
+DATA_BYTES = len(FIRST) + len(LAST)
+TIMEOUT_S = 240
+
+
+@pytest.fixture
+def destination() -> ZfsDestination:
+    return new_destination()
+
+
+@pytest.fixture
+def house(tmp_path: Path, destination: ZfsDestination) -> Iterator[House]:
+    house = House(tmp_path, destination=destination)
+    yield house
+    house.close()
+
+
+def submitted(house: House, content: bytes = CONTENT, **fields: Any) -> Migration:
+    folder = house.imports / "appliance"
+    folder.mkdir()
+    (folder / f"{DISK}.raw").write_bytes(content)
+    return house.intake.submit(offline_plan(folder, **fields))
+
+
+def volume(job: Migration) -> str:
+    name = job.disks[0].volume
+    assert name is not None
+    return name
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def watermark(house: House, job: Migration) -> int:
+    return sum(mark.offset_bytes for mark in house.store.watermarks(job.id, 1).values())
+
+
+def test_a_disk_lands_on_a_volume_and_its_zeros_take_no_room(house: House) -> None:
+    job = house.run(submitted(house).id)
+    assert job.state == State.COMPLETED, job.last_error
+    device = house.volume(job)
+    assert str(device).startswith("/dev/zvol/")
+    held = device.read_bytes()
+    assert held[: len(CONTENT)] == CONTENT
+    assert not any(held[len(CONTENT) :])
+    assert DATA_BYTES <= used_bytes(volume(job)) < DATA_BYTES + MIB
+
+
+def test_a_copy_whose_worker_is_killed_goes_on_from_its_watermark(house: House) -> None:
+    job = submitted(house, limits={"bandwidth_bps": 2 * MIB})
+    seen: list[int] = []
+
+    def kill() -> None:
+        until(lambda: watermark(house, job) > 2 * MIB)
+        seen.append(watermark(house, job))
+        for pid in workers():
+            os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ended = house.run(job.id)
+    killer.join()
+    assert ended.state == State.COMPLETED, ended.last_error
+    assert house.volume(ended).read_bytes()[: len(CONTENT)] == CONTENT
+    # What was flushed before the kill was not read again.
+    assert seen[0] > 0
+    assert ended.progress.bytes_done <= len(CONTENT)
+
+
+def test_a_job_whose_service_died_goes_on(house: House, tmp_path: Path, destination: ZfsDestination) -> None:
+    job = submitted(house, limits={"bandwidth_bps": 2 * MIB})
+
+    def die_at_a_watermark() -> None:
+        if watermark(house, job) > 2 * MIB:
+            raise Crash
+
+    house.store.on_commit = die_at_a_watermark
+    with suppress(Crash):
+        house.run(job.id)
+    assert house.store.get(job.id).state == State.COPYING_FULL
+    again = House(tmp_path, destination=destination)
+    ended = again.run(job.id)
+    assert ended.state == State.COMPLETED, ended.last_error
+    assert again.volume(ended).read_bytes()[: len(CONTENT)] == CONTENT
+    assert DATA_BYTES <= used_bytes(volume(ended)) < DATA_BYTES + MIB
+    again.close()
+
+
+def test_a_cancelled_job_leaves_no_dataset(house: House, destination: ZfsDestination) -> None:
+    job = submitted(house, limits={"bandwidth_bps": MIB})
+
+    def cancel() -> None:
+        until(lambda: watermark(house, job) > MIB)
+        house.intake.cancel(job.id)
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    ended = house.run(job.id)
+    canceller.join()
+    assert ended.state == State.CANCELLED
+    assert volumes(destination) == []
+    assert house.store.ledger(job.id) == []
+
+
+def test_a_pool_that_runs_full_fails_the_job_and_leaves_no_dataset(tmp_path: Path) -> None:
+    """The source says nothing of how much it uses, so it is not foreseen."""
+    image = tmp_path / "small"
+    image.touch()
+    os.truncate(image, 80 * MIB)
+    subprocess.run(["zpool", "create", "-m", "none", "full", str(image)], check=True)
+    destination = new_destination("full")
+    folder = tmp_path / "house"
+    folder.mkdir()
+    house = House(folder, destination=destination)
+    try:
+        job = house.run(submitted(house, random.Random(3).randbytes(64 * MIB)).id)
+        assert job.state == State.FAILED
+        assert job.last_error is not None
+        assert job.last_error.code == "E_MIG_DISK_WRITE_FAILED"
+        assert "No space left" in job.last_error.message
+        assert volumes(destination) == []
+        assert root(destination).startswith("full/")
+    finally:
+        house.close()
+        while subprocess.run(["zpool", "destroy", "full"], capture_output=True).returncode:
+            time.sleep(0.5)

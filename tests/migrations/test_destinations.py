@@ -1,0 +1,65 @@
+"""Which destination a job's volumes go to."""
+
+from pathlib import Path
+
+import pytest
+
+from synvirt.destinations.directory import DirectoryDestination
+from synvirt.errors import InvalidPlan
+from synvirt.migrations.intake import check_plan
+from synvirt.model import State
+from tests.house import Crash, House, crash_at, offline_plan
+
+DISK = b"disk" * 50_000
+
+
+def appliance(house: House) -> Path:
+    folder = house.imports / "appliance"
+    folder.mkdir()
+    (folder / "disk-0.raw").write_bytes(DISK)
+    return folder
+
+
+def archive(folder: Path) -> DirectoryDestination:
+    (folder / "archive").mkdir(exist_ok=True)
+    return DirectoryDestination(folder / "archive")
+
+
+def test_a_plan_may_name_its_destination(tmp_path: Path) -> None:
+    house = House(tmp_path, others={"archive": archive(tmp_path)})
+    plan = offline_plan(appliance(house), target={"destination": "archive"})
+    job = house.run(house.intake.submit(plan).id)
+    assert (job.state, job.destination) == (State.COMPLETED, "archive")
+    assert job.disks[0].volume is not None
+    assert (tmp_path / "archive" / job.disks[0].volume).read_bytes() == DISK
+    assert list((tmp_path / "volumes").iterdir()) == []
+    house.close()
+
+
+def test_one_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    house = House(tmp_path, others={"archive": archive(tmp_path)})
+    plan = offline_plan(appliance(house), target={"destination": "nowhere"})
+    with pytest.raises(InvalidPlan, match="no destination nowhere") as caught:
+        check_plan(house.rooms, plan)
+    assert caught.value.hint == "it has chosen, archive"
+    house.close()
+
+
+def test_a_job_keeps_its_destination_when_the_default_changes(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    job = house.intake.submit(offline_plan(appliance(house)))
+    house.store.on_commit = crash_at(4)
+    with pytest.raises(Crash):
+        house.run(job.id)
+    house.close()
+    first = DirectoryDestination(tmp_path / "volumes")
+    # The service starts again with other settings: what was the default is one among others.
+    again = House(tmp_path, destination=archive(tmp_path), others={})
+    destinations = {"fast": archive(tmp_path), "chosen": first}
+    object.__setattr__(again.rooms, "destinations", destinations)
+    ended = again.run(job.id)
+    assert (ended.state, ended.destination) == (State.COMPLETED, "chosen")
+    assert ended.disks[0].volume is not None
+    assert Path(first.device(ended.disks[0].volume)).read_bytes() == DISK
+    assert list((tmp_path / "archive").iterdir()) == []
+    again.close()
