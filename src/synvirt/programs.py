@@ -163,16 +163,18 @@ def start(
     *,
     stderr: Path,
     descriptors: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
     missing: type[SynvirtError] = Internal,
 ) -> "subprocess.Popen[bytes]":
-    """Start a program that serves until `end_group` ends it. What it says goes to `stderr`; `descriptors` are its too."""
+    """Start a program that serves until `end_group` ends it. What it says goes to `stderr`; `descriptors` are its too. `env`
+    is added to a small clean environment."""
     with stderr.open("wb") as said:
         return subprocess.Popen(
             [_found(argv[0], missing), *argv[1:]],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env=_environment(None),
+            env=_environment(env),
             pass_fds=descriptors,
             start_new_session=True,
         )

@@ -1,30 +1,321 @@
-"""Other libvirt hosts. Registered and not served yet."""
+"""libvirt_remote: the virtual machines of another libvirt, by SSH, TLS or TCP, or of this host's own.
 
-from pydantic import SecretStr
+    adapter (asyncio, here) ─▶ threads ─▶ host      the connection, tunnels, where its disks are reached
+                                          domain    off and on, marks, agent, what is seen
+                                          backup    pull-mode backup jobs, checkpoints with dirty bitmaps
+                                          manifest  domain XML as a VmManifest
 
-from synvirt.live import SourceAccess
-from synvirt.live.form import Form
-from synvirt.live.planned import Planned
-from synvirt.model import LiveKind, Name, Received, SourceOptions
+Changes are tracked by QEMU, in bitmaps inside qcow2 images: docs/platforms/libvirt.md. All libvirt calls block, so each method
+runs in a thread.
+"""
 
-COMING = "full and incremental backups by libvirt are to come"
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import structlog
+
+from synvirt.disks.specs import ReaderSpec
+from synvirt.errors import BadRequest, CbtReset, CbtUnsupported, SnapshotFailed, SynvirtError, VmNotFound
+from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
+from synvirt.live import libvirt_remote_backup as backup
+from synvirt.live import libvirt_remote_domain as domains
+from synvirt.live.libvirt_remote_form import FORM, Login, Options
+from synvirt.live.libvirt_remote_host import Host, library
+from synvirt.live.libvirt_remote_manifest import manifest, untracked
+from synvirt.live.libvirt_remote_scratch import clear, make
+from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
+
+__all__ = ["FORM", "LibvirtRemote", "Login", "Options", "libvirt_remote"]
+
+log = structlog.get_logger(__name__)
+
+# The first with backups in pull mode and checkpoints switched on for everybody: 7.6.0.
+LEAST_VERSION: Final = 7_006_000
+
+T = TypeVar("T")
 
 
-class Login(Received):
-    """Nothing for a local URI; for SSH a key or a password; for TLS certificates; `user` and `password` for SASL."""
+class LibvirtRemote:
+    """The LiveAdapter of libvirt. A VM's id is its UUID; a change id is the name of a checkpoint."""
 
-    user: Name | None = None
-    password: SecretStr | None = None
+    def __init__(self, access: SourceAccess) -> None:
+        place, login, self._options = FORM.read(access)
+        if place.path.startswith("/embed"):
+            raise BadRequest("endpoint: an embedded driver belongs to one process, and cannot be shared with it")
+        self._plain = place.scheme == "qemu+tcp" and not self._options.allow_plain_nbd
+        self._host = Host(place, login, self._options)
+        # One thing at a time: a session is short, and its tunnels are made as they are needed.
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+
+    @property
+    def kind(self) -> LiveKind:
+        return LiveKind.LIBVIRT_REMOTE
+
+    # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def connect(self) -> None:
+        self._closing.clear()
+        await self._asked("connect", self._host.open)
+
+    async def close(self) -> None:
+        self._closing.set()
+        await asyncio.shield(asyncio.to_thread(self._closed))
+
+    def _closed(self) -> None:
+        with self._lock:
+            self._host.close()
+
+    async def about(self) -> About:
+        return await self._asked("say who it is", self._about)
+
+    def _about(self) -> About:
+        connection = self._host.connection
+        versions = f"libvirt {_version(connection.getLibVersion())}, {connection.getType()} {_version(connection.getVersion())}"
+        old = self._too_old()
+        checks = [SourceCheck(name="backups", ok=old is None, detail=old or "incremental backups are known", hint=_UPGRADE)]
+        if self._plain:
+            checks.append(
+                SourceCheck(
+                    name="encryption",
+                    ok=False,
+                    detail="disks would come over the network in the clear",
+                    hint="use qemu+tls or qemu+ssh; on a network of its own, set options.allow_plain_nbd",
+                )
+            )
+        writable = _may_write(connection)
+        checks.append(
+            SourceCheck(
+                name="privileges",
+                ok=writable,
+                detail="the user may manage domains" if writable else "the user may look at domains, not manage them",
+                hint=None if writable else "use root, or a user of the group libvirt",
+            )
+        )
+        return About(f"libvirt on {self._host.name}", versions, tuple(checks))
+
+    async def supports_warm(self) -> bool:
+        return await self._asked("say its version", self._too_old) is None
+
+    def _too_old(self) -> str | None:
+        connection = self._host.connection
+        if str(connection.getType()) != "QEMU":
+            return f"its hypervisor is {connection.getType()}, and only QEMU tracks changes"
+        if connection.getLibVersion() < LEAST_VERSION:
+            return f"libvirt {_version(connection.getLibVersion())} has no incremental backups: {_version(LEAST_VERSION)} has"
+        return None
+
+    # ── discovery ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def list_vms(self) -> list[VmRow]:
+        return await self._asked("list its domains", self._list_vms)
+
+    def _list_vms(self) -> list[VmRow]:
+        """One question for all, whatever their number; one whose monitor is busy says less."""
+        libvirt = library()
+        wanted = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_VCPU | libvirt.VIR_DOMAIN_STATS_BALLOON
+        found = self._host.connection.getAllDomainStats(wanted, libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT)
+        return [_row(domain, stats) for domain, stats in found]
+
+    async def inspect(self, vm_id: str) -> VmManifest:
+        return await self._with_domain(vm_id, "be described", self._inspect)
+
+    def _inspect(self, domain: Any) -> VmManifest:
+        root = domains.described(domain)
+        return manifest(root, domains.seen(domain, root, too_old=self._too_old()))
+
+    # ── change tracking and snapshots ────────────────────────────────────────────────────────────────────────────────
+
+    async def enable_cbt(self, vm_id: str) -> None:
+        await self._with_domain(vm_id, "track its changes", self._enable_cbt)
+
+    def _enable_cbt(self, domain: Any) -> None:
+        """By trying: an image of qcow2's first version holds no bitmap, and some snapshots go with none."""
+        if "tracking" in domains.noted(domain):
+            return
+        reasons = untracked(domains.described(domain))
+        if not reasons:
+            probe = f"{backup.PREFIX}probe"
+            with domains.active(domain, probe):
+                said = backup.can_hold_checkpoint(domain, probe)
+            reasons = [said] if said else []
+        if reasons:
+            raise CbtUnsupported(f"{domain.name()}: {'; '.join(reasons)}")
+        domains.note(domain, tracking="yes")
+
+    async def snapshot(self, vm_id: str, name: str) -> SnapshotRef:
+        return await self._with_domain(vm_id, "be read at one moment", lambda domain: self._snapshot(domain, name))
+
+    def _snapshot(self, domain: Any, name: str) -> SnapshotRef:
+        if self._plain:
+            raise SnapshotFailed(
+                "the disks would come over the network in the clear",
+                hint="use qemu+tls or qemu+ssh; on a network of its own, set options.allow_plain_nbd",
+            )
+        job = name.rpartition("-")[0]
+        found = backup.running(domain)
+        if found is not None and found.snapshot != name:
+            if found.snapshot is None or found.snapshot.rpartition("-")[0] != job:
+                raise SnapshotFailed(
+                    f"another backup job of {domain.name()} is running ({found.snapshot or 'not one of ours'}): "
+                    "QEMU has one at a time",
+                    hint="wait until it is over; virsh domjobinfo NAME tells about it",
+                )
+            # Its pass is done, and its bitmap stays: what it froze is of no use any more.
+            backup.end(domain, lambda other: other != name)
+            found = None
+        if found is None:
+            self._begin(domain, name)
+        tracked = backup.has_checkpoint(domain, name)
+        exports = backup.running(domain)
+        keys = exports.exports if exports is not None and tracked else {}
+        return SnapshotRef(id=name, change_ids=dict.fromkeys(keys, name))
+
+    def _begin(self, domain: Any, name: str) -> None:
+        domains.start_to_read(domain, name)
+        try:
+            make(self._host.connection, self._options.scratch_dir)
+            with self._quiet(domain):
+                backup.begin(domain, name, self._server(), track="tracking" in domains.noted(domain))
+        except BaseException:
+            with contextlib.suppress(library().libvirtError, SynvirtError):
+                domains.stop_reading(domain)
+            raise
+
+    def _server(self) -> backup.Server:
+        scratch = self._options.scratch_dir
+        if not self._host.by_network:
+            return backup.Server(scratch)
+        return backup.Server(scratch, self._host.nbd_address(), self._options.nbd_ports, tls=self._host.encrypted)
+
+    @contextlib.contextmanager
+    def _quiet(self, domain: Any) -> Iterator[None]:
+        """The guest's file systems frozen, where its agent does so; thawed again, whatever happens."""
+        wish = self._options.quiesce
+        frozen = wish != "off" and domains.freeze(domain)
+        if wish == "require" and not frozen and domains.power_state(domain) == "on":
+            raise SnapshotFailed(
+                f"{domain.name()} cannot be quiesced: its guest agent does not answer",
+                hint="install qemu-guest-agent in it, or set options.quiesce to try",
+            )
+        try:
+            yield
+        finally:
+            if frozen:
+                domains.thaw(domain)
+
+    async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        return await self._with_domain(vm_id, "give its disk", lambda domain: self._open(domain, snapshot, disk, since))
+
+    def _open(self, domain: Any, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        found = backup.running(domain)
+        if found is None or found.snapshot != snapshot.id:
+            raise SnapshotFailed(f"the backup job {snapshot.id} of {domain.name()} is no more: its QEMU was ended or restarted")
+        export = found.exports.get(disk.key)
+        if export is None:
+            raise SnapshotFailed(f"disk {disk.key} was not there when {snapshot.id} was made")
+        if since is not None and (since != found.since or export.bitmap is None):
+            raise CbtReset(
+                f"disk {disk.key} of {domain.name()}: what changed since {since} is not known any more: "
+                "its checkpoint was deleted, or its bitmap lost when QEMU ended without closing the image"
+            )
+        bitmap = export.bitmap if since is not None else None
+        return self._host.spec(export.name, path=found.path, port=found.port, bitmap=bitmap)
+
+    async def release(self, vm_id: str, name: str) -> None:
+        await self._unless_gone(vm_id, f"end {name}", lambda domain: self._release(domain, name))
+
+    def _release(self, domain: Any, name: str) -> None:
+        backup.end(domain, lambda other: other == name)
+        if domains.noted(domain).get("reading") == name:
+            domains.stop_reading(domain)
+
+    async def cleanup(self, vm_id: str, name: str) -> None:
+        await self._unless_gone(vm_id, f"clear {name} away", lambda domain: self._cleanup(domain, name))
+
+    def _cleanup(self, domain: Any, name: str) -> None:
+        backup.end(domain, lambda other: other == name)
+        if backup.has_checkpoint(domain, name):
+            with domains.active(domain, name):
+                backup.delete(domain, name)
+        if domains.noted(domain).get("reading") == name:
+            domains.stop_reading(domain)
+        if not backup.any_checkpoint(domain):
+            with contextlib.suppress(library().libvirtError):
+                domains.note(domain, tracking=None)
+        clear(self._host.connection, self._options.scratch_dir, name)
+
+    # ── off, on, moved ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def shutdown(self, vm_id: str) -> None:
+        timeout_s, stop = self._options.shutdown_timeout_s, self._closing.is_set
+        await self._with_domain(vm_id, "shut down", lambda domain: domains.shut_down(domain, timeout_s, stop))
+
+    async def power_on(self, vm_id: str) -> None:
+        await self._with_domain(vm_id, "start", domains.power_on)
+
+    async def mark(self, vm_id: str, note: str) -> None:
+        await self._with_domain(vm_id, "be marked", lambda domain: domains.mark_moved(domain, note))
+
+    # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _with_domain(self, vm_id: str, doing: str, use: Callable[[Any], T]) -> T:
+        return await self._asked(f"domain {vm_id} cannot {doing}", lambda: use(self._domain(vm_id)))
+
+    async def _unless_gone(self, vm_id: str, doing: str, use: Callable[[Any], None]) -> None:
+        """A domain that is no more has nothing of ours left."""
+        with contextlib.suppress(VmNotFound):
+            await self._with_domain(vm_id, doing, use)
+
+    def _domain(self, vm_id: str) -> Any:
+        try:
+            return self._host.connection.lookupByUUIDString(str(UUID(vm_id)))
+        except ValueError as error:
+            raise VmNotFound(f"{self._host.name} knows its domains by UUID, and {vm_id[:60]!r} is none") from error
+
+    async def _asked(self, doing: str, use: Callable[[], T]) -> T:
+        def guarded() -> T:
+            with self._lock, self._host.asked(doing):
+                return use()
+
+        return await asyncio.to_thread(guarded)
 
 
-FORM = Form(
-    LiveKind.LIBVIRT_REMOTE,
-    {"qemu+ssh": 22, "qemu+tls": 16514, "qemu+tcp": 16509, "qemu": None},
-    Login,
-    SourceOptions,
-    user_in_endpoint=True,
-)
+_UPGRADE = "upgrade libvirt there; until then its VMs are copied cold"
 
 
-def libvirt_remote(access: SourceAccess) -> Planned:
-    return Planned(access, FORM, COMING)
+def _row(domain: Any, stats: dict[str, Any]) -> VmRow:
+    libvirt = library()
+    states = {libvirt.VIR_DOMAIN_SHUTOFF: "off", libvirt.VIR_DOMAIN_CRASHED: "off", libvirt.VIR_DOMAIN_PAUSED: "suspended"}
+    states[libvirt.VIR_DOMAIN_PMSUSPENDED] = "suspended"
+    memory = stats.get("balloon.maximum")
+    return VmRow(
+        vm_id=str(domain.UUIDString()),
+        name=str(domain.name()),
+        power_state=states.get(stats.get("state.state"), "on"),
+        cpu_count=stats.get("vcpu.current"),
+        memory_bytes=None if memory is None else int(memory) << 10,
+    )
+
+
+def _version(number: int) -> str:
+    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+
+
+def _may_write(connection: Any) -> bool:
+    """A read-only session refuses what changes nothing but could: asking for the XML with its secrets."""
+    libvirt = library()
+    try:
+        for domain in connection.listAllDomains(0)[:1]:
+            domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE)
+    except libvirt.libvirtError:
+        return False
+    return True
+
+
+def libvirt_remote(access: SourceAccess) -> LibvirtRemote:
+    return LibvirtRemote(access)

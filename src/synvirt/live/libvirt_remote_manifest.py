@@ -1,0 +1,257 @@
+"""A libvirt domain as a VmManifest: libvirt.org/formatdomain.html. Its XML comes from another host and is hostile.
+
+A disk's key is its target (`vda`): no two disks of a domain share one, and libvirt's own backups name disks by it.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+from xml.etree.ElementTree import Element, ParseError
+
+import defusedxml.ElementTree as Safe
+from defusedxml import DefusedXmlException
+
+from synvirt.errors import Internal
+from synvirt.model import GIB, KIB, MIB, TIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+
+# libvirt itself refuses more than 4 MiB over its own protocol (VIR_NET_MESSAGE_MAX is 32 MiB, strings 4 MiB).
+XML_BYTES_MAX = 4 * MIB
+AGENT_CHANNEL = "org.qemu.guest_agent.0"
+_UNITS = {"": KIB, "b": 1, "bytes": 1, "KB": 1000, "k": KIB, "KiB": KIB, "MB": 10**6, "M": MIB, "MiB": MIB}
+_UNITS |= {"GB": 10**9, "G": GIB, "GiB": GIB, "TB": 10**12, "T": TIB, "TiB": TIB}
+_BUSES: dict[str, DiskBus] = {"virtio": "virtio", "scsi": "scsi", "sata": "sata", "ide": "ide", "usb": "sata", "sd": "sata"}
+
+PowerState = Literal["on", "off", "suspended", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSize:
+    capacity_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the XML does not say: the sizes by target, the power state, what the guest's agent tells, and what else is there."""
+
+    sizes: dict[str, DiskSize]
+    power_state: PowerState
+    persistent: bool = True
+    saved: bool = False
+    tracked: bool = False
+    guest: dict[str, str] | None = None
+    addresses: dict[str, tuple[str, ...]] | None = None
+    snapshots: tuple[Snapshot, ...] = ()
+    too_old: str | None = None
+
+
+def parse(xml: str) -> Element:
+    """Internal, where it is no XML that libvirt would write."""
+    if len(xml) > XML_BYTES_MAX:
+        raise Internal(f"libvirt's XML has over {XML_BYTES_MAX} bytes")
+    try:
+        root: Element = Safe.fromstring(xml)
+    except (ParseError, DefusedXmlException, ValueError) as error:
+        raise Internal(f"libvirt's XML cannot be read: {error}") from error
+    return root
+
+
+def data_disks(domain: Element) -> Iterator[tuple[str, Element]]:
+    """The disks whose bytes are the VM's: (target, element). No CD-ROMs, no floppies, no empty drives."""
+    for disk in domain.iterfind("devices/disk"):
+        target = disk.find("target")
+        if disk.get("device", "disk") in ("disk", "lun") and target is not None and disk.find("source") is not None:
+            yield target.get("dev", ""), disk
+
+
+def untracked(domain: Element) -> list[str]:
+    """Why changes cannot be tracked, a reason a disk: only qcow2 holds a persistent bitmap."""
+    reasons = []
+    for key, disk in data_disks(domain):
+        kind = disk_format(disk)
+        if kind != "qcow2":
+            reasons.append(f"disk {key} is {kind}, which cannot hold a bitmap of its changes (qcow2 can)")
+        elif disk.find("transient") is not None:
+            reasons.append(f"disk {key} is transient")
+    return reasons
+
+
+def disk_format(disk: Element) -> str:
+    driver = disk.find("driver")
+    return (driver.get("type") if driver is not None else None) or "raw"
+
+
+def agent_connected(domain: Element) -> bool:
+    return any(
+        target.get("name") == AGENT_CHANNEL and target.get("state") == "connected"
+        for target in domain.iterfind("devices/channel/target")
+    )
+
+
+def manifest(domain: Element, seen: Seen) -> VmManifest:
+    reasons = [*([seen.too_old] if seen.too_old else []), *untracked(domain)]
+    if not seen.persistent:
+        reasons.append("the domain is transient: its checkpoints would be lost when it stops")
+    loader = domain.find("os/loader")
+    uefi = domain.find("os[@firmware='efi']") is not None or (loader is not None and loader.get("type") == "pflash")
+    topology = domain.find("cpu/topology")
+    threads = _number(topology.get("threads")) if topology is not None else 1
+    uuid = _text(domain, "uuid")
+    return VmManifest(
+        vm_id=uuid,
+        name=_text(domain, "name"),
+        uuid=uuid,
+        power_state=seen.power_state,
+        firmware="uefi" if uefi else "bios",
+        secure_boot=loader is not None and loader.get("secure") == "yes",
+        tpm=domain.find("devices/tpm") is not None,
+        cpu_count=max(_number(_text(domain, "vcpu")), 1),
+        cores_per_socket=max(_number(topology.get("cores")) * max(threads, 1), 1) if topology is not None else 1,
+        memory_bytes=_memory(domain),
+        guest_os=guest_os(domain, seen.guest or {}),
+        cbt_available=not reasons,
+        cbt_reason="; ".join(reasons) or None,
+        disks=tuple(_disks(domain, seen)),
+        nics=tuple(_nics(domain, seen.addresses or {})),
+        snapshots=seen.snapshots,
+        concerns=tuple(_concerns(domain, seen)),
+    )
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _text(element: Element, path: str) -> str:
+    found = element.find(path)
+    return (found.text or "").strip() if found is not None else ""
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,12}", text) else 0
+
+
+def _memory(domain: Element) -> int:
+    """What the guest has; `memory` is what it may be given."""
+    for path in ("currentMemory", "memory"):
+        found = domain.find(path)
+        if found is not None:
+            return _number((found.text or "").strip()) * _UNITS.get(found.get("unit", ""), KIB)
+    return 0
+
+
+def guest_os(domain: Element, told: dict[str, str]) -> GuestOs:
+    """By the agent's word, else by libosinfo's mark, which whoever made the domain chose."""
+    if told:
+        windows = told.get("id") == "mswindows"
+        name = told.get("pretty-name") or told.get("name") or ("Windows" if windows else "Linux")
+        return GuestOs(family="windows" if windows else "linux", id=told.get("id", ""), name=name)
+    mark = domain.find(".//{http://libosinfo.org/xmlns/libvirt/domain/1.0}os")
+    known = mark.get("id", "") if mark is not None else ""
+    if not known:
+        return GuestOs()
+    family: Literal["windows", "other", "linux"] = "linux"
+    if "microsoft.com/" in known:
+        family = "windows"
+    elif re.search(r"bsd|solaris|apple|haiku|novell|reactos|oracle\.com/solaris", known, re.IGNORECASE):
+        family = "other"
+    return GuestOs(family=family, id=known, name=known.rstrip("/").split("/", 3)[-1])
+
+
+def _disks(domain: Element, seen: Seen) -> Iterator[Disk]:
+    boots = [boot.get("dev") for boot in domain.iterfind("os/boot")]
+    for number, (key, disk) in enumerate(data_disks(domain)):
+        size = seen.sizes.get(key, DiskSize(0, 0))
+        target, address, boot = disk.find("target"), disk.find("address"), disk.find("boot")
+        order = _number(boot.get("order")) if boot is not None else 0
+        if not order and number == 0 and (not boots or "hd" in boots):
+            order = 1
+        yield Disk(
+            key=key,
+            label=key,
+            capacity_bytes=size.capacity_bytes,
+            used_bytes=size.used_bytes,
+            format=disk_format(disk),
+            bus=_BUSES.get(target.get("bus", "") if target is not None else "", "scsi"),
+            controller=address.get("controller", "") if address is not None else "",
+            unit=_number(address.get("unit")) if address is not None else 0,
+            boot_order=order or None,
+            source_path=_path(disk),
+            cbt_enabled=seen.tracked,
+        )
+
+
+def _path(disk: Element) -> str:
+    source = disk.find("source")
+    if source is None:
+        return ""
+    if source.get("pool") is not None:
+        return f"{source.get('pool')}/{source.get('volume')}"
+    return next((value for name in ("file", "dev", "name", "dir") if (value := source.get(name))), "")
+
+
+def _nics(domain: Element, addresses: dict[str, tuple[str, ...]]) -> Iterator[Nic]:
+    for number, card in enumerate(domain.iterfind("devices/interface")):
+        source, model, mac, link = (card.find(tag) for tag in ("source", "model", "mac", "link"))
+        address = mac.get("address") if mac is not None else None
+        network = next((value for tag in ("network", "bridge", "dev") if source is not None and (value := source.get(tag))), "")
+        yield Nic(
+            key=f"nic-{number}",
+            mac=address,
+            model=model.get("type", "") if model is not None else "",
+            network=network,
+            connected=link is None or link.get("state") != "down",
+            ip_addresses=addresses.get((address or "").lower(), ()),
+        )
+
+
+def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
+    if not seen.persistent:
+        yield Concern(
+            id="transient-domain",
+            category="Critical",
+            label="Transient domain",
+            assessment="it is gone from its host as soon as it is shut down, and could not be powered on again",
+            remedy="Make it persistent first: virsh dumpxml NAME > x.xml; virsh define x.xml.",
+        )
+    if seen.saved:
+        yield Concern(
+            id="saved-memory",
+            category="Critical",
+            label="Saved memory",
+            assessment="its memory was saved to a file (managed save), and the disks alone are not the whole VM",
+            remedy="Start it and shut it down, or drop the saved memory: virsh managedsave-remove NAME.",
+        )
+    for key, disk in data_disks(domain):
+        if seen.sizes.get(key, DiskSize(0, 0)).capacity_bytes == 0:
+            yield Concern(
+                id=f"unknown-size-{key}",
+                category="Critical",
+                label="Disk of unknown size",
+                assessment=f"libvirt does not say how large disk {key} is",
+                remedy="Name the disk in skip_disks, or start the VM and inspect it again.",
+            )
+        if disk.find("shareable") is not None:
+            yield Concern(
+                id=f"shared-disk-{key}",
+                category="Warning",
+                label="Shared disk",
+                assessment=f"disk {key} is shared with other VMs, which would go on writing to the old one",
+                remedy="Move the VMs that share it together, or name it in skip_disks.",
+            )
+        if disk.get("device") == "lun":
+            yield Concern(
+                id=f"passed-through-{key}",
+                category="Critical",
+                label="SCSI device of the host",
+                assessment=f"disk {key} is a device of its host, which libvirt cannot back up",
+                remedy="Name it in skip_disks and copy it by itself.",
+            )
+    if domain.find("devices/hostdev") is not None:
+        yield Concern(
+            id="host-devices",
+            category="Warning",
+            label="Devices of the host",
+            assessment="it uses devices of its host (hostdev), which do not come along",
+            remedy="Give it such devices here after the migration.",
+        )

@@ -1,0 +1,186 @@
+"""Unix sockets of another host, by SSH: a socket here for each there (OpenSSH's `-L LOCAL:REMOTE`). Blocking code.
+
+    libvirt's own socket, a backup's NBD socket ◀── sshd ◀── ssh -N ◀── a socket in a folder that only we may enter
+
+A key that may do no more than forward (`restrict,port-forwarding` in authorized_keys) is enough: nothing is run on the other
+host. Its key is pinned; no secret is in an argument; each ssh ends with our process, however that ends.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from synvirt.errors import AuthFailed, BadRequest, SourceUnreachable, SynvirtError
+from synvirt.programs import ProgramFailed, end_group, run, start
+
+CONNECT_TIMEOUT_S = 20
+# With nothing heard for so long the other host is taken as gone: three questions without an answer.
+ALIVE_EVERY_S, ALIVE_MISSED_MAX = 5, 3
+_SAID_CHARS = 400
+
+# setpriv ends a child with the thread that started it: this one lives as long as the process.
+_starter = ThreadPoolExecutor(1, thread_name_prefix="tunnels")
+
+# What ssh says, whose fault it is, and what to do about it. First match wins.
+_CAUSES: tuple[tuple[re.Pattern[str], type[SynvirtError], str], ...] = (
+    (
+        re.compile(r"host key|HOST IDENTIFICATION|authenticity of host", re.IGNORECASE),
+        SourceUnreachable,
+        "compare `ssh-keyscan HOST` with the host's own /etc/ssh/ssh_host_*_key.pub, then set options.known_hosts to it",
+    ),
+    (
+        re.compile(r"Permission denied|Too many authentication failures|no mutual signature|incorrect passphrase"),
+        AuthFailed,
+        "is the user right, and is the key in its authorized_keys?",
+    ),
+    (re.compile(r"Load key|invalid format|error in libcrypto"), AuthFailed, "credentials.private_key is no private key"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How to get in. `folder` holds files that nobody else may read; `known_hosts` None: those of the service's user."""
+
+    host: str
+    port: int
+    user: str | None
+    folder: Path
+    private_key: str | None = None
+    secret: str | None = None
+    known_hosts: str | None = None
+    verify: bool = True
+
+    def argv(self) -> list[str]:
+        options = {
+            "BatchMode": "no" if self.secret is not None else "yes",
+            "StrictHostKeyChecking": "yes" if self.verify else "no",
+            "NumberOfPasswordPrompts": "1",
+            "ConnectTimeout": str(CONNECT_TIMEOUT_S),
+            "ServerAliveInterval": str(ALIVE_EVERY_S),
+            "ServerAliveCountMax": str(ALIVE_MISSED_MAX),
+            "ExitOnForwardFailure": "yes",
+            "StreamLocalBindUnlink": "yes",
+            "ControlMaster": "no",
+            "ControlPath": "none",
+            "ForwardAgent": "no",
+            "PermitLocalCommand": "no",
+            "LogLevel": "ERROR",
+        }
+        if not self.verify:
+            options["UserKnownHostsFile"] = "/dev/null"
+        elif self.known_hosts is not None:
+            # ssh splits this value at blanks, and ours has none.
+            options["UserKnownHostsFile"] = str(self._file("known_hosts", self.known_hosts))
+            options["GlobalKnownHostsFile"] = "/dev/null"
+        argv = ["ssh", "-T", "-p", str(self.port)]
+        if self.user is not None:
+            argv += ["-l", self.user]
+        if self.private_key is not None:
+            options["IdentitiesOnly"] = "yes"
+            argv += ["-i", str(self._file("key", self.private_key.rstrip("\n") + "\n"))]
+        for name, value in options.items():
+            argv += ["-o", f"{name}={value}"]
+        return argv
+
+    def env(self) -> Mapping[str, str]:
+        """A password, or a key's passphrase, is read by ssh from a program that prints a file: never from an argument."""
+        if self.secret is None:
+            return {}
+        secret = self._file("secret", self.secret)
+        asked = self._file("askpass", f"#!/bin/sh\nexec cat '{secret}'\n")
+        asked.chmod(0o700)
+        return {"SSH_ASKPASS": str(asked), "SSH_ASKPASS_REQUIRE": "force"}
+
+    def _file(self, name: str, content: str) -> Path:
+        path = self.folder / name
+        path.touch(mode=0o600)
+        path.write_text(content)
+        return path
+
+
+class Tunnel:
+    """A socket here that leads to one there. `open` it; it lives until `close`, or until our process ends."""
+
+    def __init__(self, door: Door, remote: str, local: Path) -> None:
+        self.local, self._door, self._remote = local, door, remote
+        self._said = local.with_suffix(".log")
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def open(self) -> None:
+        """SourceUnreachable, AuthFailed. Nobody need listen there yet."""
+        argv = ["setpriv", "--pdeathsig", "KILL", *self._door.argv(), "-N", "-L", f"{self.local}:{self._remote}"]
+        argv += ["--", self._door.host]
+        child = _starter.submit(start, argv, stderr=self._said, env=self._door.env(), missing=SourceUnreachable).result()
+        self._child = child
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S + 5
+        while not self.local.exists():
+            if child.poll() is not None:
+                raise self._refused(self._said.read_text(errors="replace").strip()[-_SAID_CHARS:])
+            if time.monotonic() > deadline:
+                self.close()
+                raise self._refused(f"no answer within {CONNECT_TIMEOUT_S} s")
+            time.sleep(0.02)
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def said(self) -> str:
+        """What ssh has complained of: a socket that is not there, for one."""
+        return self._said.read_text(errors="replace").strip()[-_SAID_CHARS:] if self._said.exists() else ""
+
+    def close(self) -> None:
+        if self._child is not None:
+            end_group(self._child)
+            self._child.wait()
+            self._child = None
+        self.local.unlink(missing_ok=True)
+
+    def _refused(self, said: str) -> SynvirtError:
+        where = f"{self._door.host} by SSH on port {self._door.port}"
+        for pattern, error, hint in _CAUSES:
+            if pattern.search(said):
+                what = "refused to let us in" if error is AuthFailed else "is not who it should be"
+                return error(f"{where} {what}: {_line(said)}", hint=hint)
+        return SourceUnreachable(
+            f"{where} cannot be reached: {_line(said) or 'ssh does not say why'}",
+            hint="is it running, is it this port, does a firewall let this host through?",
+        )
+
+
+def _line(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip(" @")]
+    return lines[-1] if lines else ""
+
+
+def pinned_key(host: str, port: int, fingerprint: str) -> str:
+    """The host's key whose SHA-256 is the pinned one, as a line of known_hosts. SourceUnreachable, when there is none."""
+    try:
+        said = run(["ssh-keyscan", "-T", "10", "-p", str(port), "--", host], timeout_s=30, missing=SourceUnreachable).stdout
+    except ProgramFailed as error:
+        raise SourceUnreachable(f"{host} shows no SSH host key on port {port}: {error.stderr or 'no answer'}") from error
+    keys = [line for line in said.splitlines() if line and not line.startswith("#")]
+    for line in keys:
+        if key_fingerprint(line) == fingerprint:
+            return line + "\n"
+    shown = ", ".join(key_fingerprint(line) for line in keys) or "none"
+    raise SourceUnreachable(
+        f"{host} has no SSH host key with the pinned SHA-256 {fingerprint}; it shows {shown}",
+        hint="somebody may be in between; if the host was given new keys, pin one of those",
+    )
+
+
+def key_fingerprint(line: str) -> str:
+    """SHA-256 of the key in a line of known_hosts, written as certificates' are. BadRequest."""
+    fields = line.split()
+    try:
+        return hashlib.sha256(base64.b64decode(fields[2], validate=True)).digest().hex(":").upper()
+    except (IndexError, binascii.Error) as error:
+        raise BadRequest(f"no line of known_hosts: {line[:60]!r}") from error
