@@ -17,6 +17,7 @@ import pytest
 from synvirt.offline import browsing
 from synvirt.offline.registry import detect
 from tests.api.test_problems import assert_problem
+from tests.counted import bytes_read
 from tests.fakes.service import Service
 from tests.offline import appliances
 
@@ -253,10 +254,10 @@ def test_a_folder_that_becomes_a_link_out_meanwhile_shows_nothing_outside(servic
 # ── large folders ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_thousands_of_entries_page_quickly_and_steadily(
+def test_thousands_of_entries_page_steadily_and_only_a_pages_own_are_opened(
     client: httpx.Client, imports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Entries that come and go meanwhile shift no page, and only a page's own entries are opened."""
+    """Entries that come and go meanwhile shift no page."""
     for number in range(5000):
         (imports / f"disk{number:05}.img").touch()
     (imports / "zzz").mkdir()
@@ -268,11 +269,9 @@ def test_thousands_of_entries_page_quickly_and_steadily(
 
     monkeypatch.setattr(browsing, "detect", counted)
     seen: list[str] = []
-    cursor, slowest = None, 0.0
+    cursor = None
     while True:
-        started = time.monotonic()
         page = client.get("/host-files", params={"limit": 100} | ({"cursor": cursor} if cursor else {})).json()
-        slowest = max(slowest, time.monotonic() - started)
         seen += [entry["name"] for entry in page["entries"]]
         cursor = page["next_cursor"]
         if cursor is None:
@@ -281,7 +280,6 @@ def test_thousands_of_entries_page_quickly_and_steadily(
             (imports / seen[-1]).rename(imports / f"aaa{len(seen)}")
     assert seen == ["zzz", *(f"disk{number:05}.img" for number in range(5000))]
     assert len(probed) == 5001
-    assert slowest < 1
 
 
 def test_a_full_last_page_has_no_next(client: httpx.Client, imports: Path) -> None:
@@ -314,7 +312,7 @@ def test_what_is_no_vm_says_so(client: httpx.Client, imports: Path) -> None:
     assert_problem(client.post("/host-files/inspect", json={"path": "web.ova"}), 400, "E_MIG_MALFORMED_ARCHIVE")
 
 
-def test_an_archive_of_100_gib_is_inspected_within_a_second(client: httpx.Client, imports: Path) -> None:
+def test_an_archive_of_100_gib_is_looked_into_and_not_read(client: httpx.Client, imports: Path) -> None:
     """Most of it is a hole: what matters is how much of it is read."""
     files = appliances.appliance("qemu_user")
     [disk] = [name for name in files if not name.endswith((".ovf", ".mf"))]
@@ -334,19 +332,13 @@ def test_an_archive_of_100_gib_is_inspected_within_a_second(client: httpx.Client
         file.write(bytes(1024))
     assert path.stat().st_size > 100 * GIB
     inspect = client.build_request("POST", "/host-files/inspect", json={"path": "large.ova"})
+    client.send(inspect)  # modules are imported
     for request in (inspect, client.build_request("GET", "/host-files")):
-        before, started = _bytes_read(), time.monotonic()
-        answer = client.send(request)
-        took, read = time.monotonic() - started, _bytes_read() - before
+        with bytes_read() as count:
+            answer = client.send(request)
         assert answer.status_code == 200, answer.text
         assert "ova_archive" in answer.text
-        assert took < 1
-        assert read < 4 << 20
-
-
-def _bytes_read() -> int:
-    """What this process has asked the kernel to read (proc(5), rchar)."""
-    return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
+        assert count.bytes < 1 << 20
 
 
 def test_many_ask_at_once(service: Service, client: httpx.Client) -> None:

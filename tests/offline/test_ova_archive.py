@@ -4,7 +4,6 @@ import bz2
 import gzip
 import lzma
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from synvirt.offline import OpenedDisk
 from synvirt.offline.ova_archive import OvaArchive
 from synvirt.offline.registry import detect
 from tests.contracts.readers import read_all
+from tests.counted import bytes_read
 from tests.needs import need
 from tests.offline import appliances, test_partitions
 
@@ -450,8 +450,8 @@ def test_compressed_archives_are_named(
     assert "first" in (caught.value.hint or "")
 
 
-def test_an_archive_of_100_gib_is_inspected_within_a_second(files: dict[str, bytes], tmp_path: Path) -> None:
-    """A sparse file: where a reader read the data, it would take minutes."""
+def test_an_archive_of_100_gib_is_looked_into_and_not_read(files: dict[str, bytes], tmp_path: Path) -> None:
+    """A sparse file, its description behind the disk: what counts is how much is read."""
     del files["virtualbox.mf"]
     path = tmp_path / "a.ova"
     size = 100 << 30
@@ -465,9 +465,9 @@ def test_an_archive_of_100_gib_is_inspected_within_a_second(files: dict[str, byt
         description.size = len(files["virtualbox.ovf"])
         file.write(description.tobuf() + files["virtualbox.ovf"])
         file.truncate(file.tell() + 2048)
-    began = time.monotonic()
-    assert inspected(path).disks[0].format == "vmdk"
-    assert time.monotonic() - began < 1
+    with bytes_read() as count:
+        assert inspected(path).disks[0].format == "vmdk"
+    assert count.bytes < 1 << 20
 
 
 # ── what the disks tell ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ from synvirt.errors import HostPathRejected, UnsupportedFormat
 from synvirt.model import GIB, VmManifest
 from synvirt.offline.registry import detect
 from tests.contracts.readers import read_all
+from tests.counted import bytes_read
 from tests.offline import appliances
 from tests.offline.test_partitions import BASIC, ESP, LINUX, RESERVED, disk
 
@@ -105,3 +106,20 @@ def test_a_raw_disk_is_no_kind(tmp_path: Path) -> None:
     (tmp_path / "disk.img").write_bytes(appliances.raw_disk())
     with pytest.raises(UnsupportedFormat, match="of no kind that is known"):
         detect(tmp_path / "disk.img", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a.qcow2", ["-f", "qcow2"]),
+        ("a.vhdx", ["-f", "vhdx"]),
+        ("a.vmdk", ["-f", "vmdk"]),
+        ("flat.vmdk", ["-f", "vmdk", "-o", "subformat=monolithicFlat"]),
+    ],
+)
+def test_a_disk_of_a_tebibyte_is_looked_into_and_not_read(name: str, options: list[str], tmp_path: Path) -> None:
+    programs.run(["qemu-img", "create", "-q", *options, str(tmp_path / name), "1T"], timeout_s=60)
+    inspected(tmp_path / name)  # modules are imported
+    with bytes_read() as count:
+        assert inspected(tmp_path / name).disks[0].capacity_bytes == 1 << 40
+    assert count.bytes < 4 << 20

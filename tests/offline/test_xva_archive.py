@@ -9,6 +9,7 @@ from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.model import GIB, VmManifest
 from synvirt.offline import ova_xml
 from synvirt.offline.registry import detect
+from tests.counted import bytes_read
 from tests.disks import xva_archives
 from tests.offline import appliances, ova_xml_text, test_partitions
 from tests.offline.ova_xml_text import Value
@@ -191,3 +192,23 @@ def test_a_disk_behind_gigabytes_of_others_is_not_looked_for(tmp_path: Path) -> 
             xva_archives._add(archive, name, data)
     vm = detect(path, tmp_path).inspect(path, tmp_path)
     assert [disk.capacity_bytes for disk in vm.disks] == [2 * MIB, 2 * MIB]
+
+
+def test_an_archive_of_many_pieces_is_looked_into_and_not_read(tmp_path: Path) -> None:
+    """20 GiB of a disk: 20,000 headers and as many mebibytes, as holes in a file."""
+    path = tmp_path / "a.xva"
+    text = ova_xml_text.whole({"Ref:4": 20_000 * MIB, "Ref:5": MIB})
+    description = tarfile.TarInfo("ova.xml")
+    description.size = len(text)
+    with path.open("wb") as file:
+        file.write(description.tobuf() + text + bytes(-len(text) % 512))
+        for number in range(20_000):
+            piece = tarfile.TarInfo(f"Ref:4/{number:08d}")
+            piece.size = MIB
+            file.write(piece.tobuf(tarfile.USTAR_FORMAT))
+            file.seek(MIB, 1)
+        file.truncate(file.tell() + 1024)
+    detect(path, tmp_path).inspect(path, tmp_path)
+    with bytes_read() as count:
+        assert detect(path, tmp_path).inspect(path, tmp_path).disks[0].capacity_bytes == 20_000 * MIB
+    assert count.bytes < 4 << 20
