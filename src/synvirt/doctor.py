@@ -14,6 +14,7 @@ from synvirt.errors import SynvirtError
 from synvirt.hypervisor.accel import EMULATOR, accelerator
 from synvirt.hypervisor.connection import Connection, embedded_root
 from synvirt.model import GIB
+from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.programs import find, run
 from synvirt.settings import Settings
 
@@ -118,12 +119,12 @@ def _zfs_pool(settings: Settings) -> str:
     return f"{settings.zfs_pool}: {' free '.join(health.split())}"
 
 
-def _hyperv(_: Settings) -> str:
-    _path("virt-v2v")
-    drivers = run(["virt-v2v", "--machine-readable"], timeout_s=LOOK_TIMEOUT_S).stdout.split()
-    if "input:hyperv" not in drivers:
-        raise Missing("virt-v2v is here, but has no input driver hyperv")
-    return "virt-v2v -i hyperv"
+def _hyperv(settings: Settings) -> str:
+    command, driver = settings.vmcx_tool, settings.vmcx_tool_driver
+    _path(command)
+    if settings.vmcx_way != "tool" and not vmcx_tool(settings).has_driver():
+        raise Missing(f"{command} is here, but lists no input driver {driver}")
+    return f"{command} -i {driver}"
 
 
 def _virtio_win(settings: Settings) -> str:
@@ -205,5 +206,11 @@ CHECKS = (
     Check("blkdiscard", "zeros that take no room on zfs", "apt-get install util-linux", _program("blkdiscard"), _zfs_is_set),
     Check("virt-v2v-in-place", _WINDOWS, "apt-get install virt-v2v", _program("virt-v2v-in-place", "--version")),
     Check("virtio-win.iso", _WINDOWS, f"{_DRIVERS}, put where the setting virtio_win_iso says", _virtio_win),
-    Check("virt-v2v hyperv", "VMCX exports of Hyper-V", "a virt-v2v with the input driver hyperv: Debian's has none", _hyperv),
+    Check(
+        "virt-v2v hyperv",
+        "Hyper-V exports by an outside tool, where our own readers are not to read them",
+        "a virt-v2v with the input driver hyperv (Debian's has none), or settings vmcx_tool and vmcx_way",
+        _hyperv,
+        lambda settings: settings.vmcx_way == "tool",
+    ),
 )

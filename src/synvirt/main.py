@@ -121,7 +121,9 @@ def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploa
     from synvirt.hypervisor.accel import accelerator
     from synvirt.hypervisor.libvirt_host import LibvirtHost
     from synvirt.migrations.rooms import Rooms
+    from synvirt.model import OfflineKind
     from synvirt.offline.registry import BY_KIND, detect
+    from synvirt.offline.vmcx_tool import vmcx_tool
 
     root = settings.imports_dir
     return Rooms(
@@ -147,6 +149,7 @@ def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploa
             settings.virt_tools_dir,
             kvm=lambda: accelerator(settings.data_dir / "libvirt").kind == "kvm",
         ),
+        passthroughs={OfflineKind.VMCX_EXPORT: vmcx_tool(settings)},
         boot_timeout_s=settings.boot_timeout_s,
         copy_threads=settings.copy_threads,
     )

@@ -20,6 +20,7 @@ from typing import Literal
 
 from synvirt.errors import BadRequest, DiskReadFailed, DiskWriteFailed, InvalidPlan, SynvirtError
 from synvirt.programs import ProgramFailed, find, run
+from synvirt.settings import Settings
 
 # A tool that says its drivers takes no time; one that hangs is as good as missing.
 LOOK_TIMEOUT_S = 20
@@ -138,6 +139,20 @@ class VmcxTool:
             if problem.returncode is None
             else "set vmcx_way to own to read the export without the tool",
         )
+
+
+def vmcx_tool(settings: Settings) -> VmcxTool:
+    """The one that the settings describe. BadRequest, where they cannot be right."""
+    tool = VmcxTool(
+        settings.data_dir / "passthrough",
+        way=settings.vmcx_way,
+        command=settings.vmcx_tool,
+        driver=settings.vmcx_tool_driver,
+        arguments=settings.vmcx_tool_arguments,
+        timeout_s=settings.vmcx_tool_timeout_s,
+    )
+    tool.check()
+    return tool
 
 
 def _tell(line: str, moved: Callable[[float], None]) -> None:
