@@ -1,0 +1,85 @@
+"""Small guests that do on purpose what real ones do by accident: boot sectors, and a Debian without virtio drivers."""
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from synvirt.model import MIB
+from synvirt.sample import Sample, build, disk, pieces
+
+SECTOR_BYTES = 512
+# jmp f000:fff0: where the processor begins; what a triple fault comes down to.
+RESETS = bytes.fromhex("eaf0ff00f0")
+# es = 0; then for ever: BIOS int 13h, AH=03h, writes sector 2 of the first disk; int 15h, AH=86h, waits half a second.
+WRITES = bytes.fromhex("31c08ec0b80103bb007cb90200ba8000cd13b486b90700ba20a1cd15ebe6")
+
+
+def says(text: str) -> bytes:
+    """Prints by BIOS int 10h, AH=0Eh, and halts."""
+    return bytes.fromhex("31c08ed8be197cfcac84c07409b40ebb0700cd10ebf2f4ebfd") + text.replace("\n", "\r\n").encode() + b"\0"
+
+
+def boot_sector(image: Path, code: bytes) -> Path:
+    """A disk of 1 MiB that a BIOS boots: its first sector is the code (Intel: real mode, at 0000:7C00)."""
+    assert len(code) <= SECTOR_BYTES - 2
+    with image.open("wb") as file:
+        file.truncate(MIB)
+        file.write(code.ljust(SECTOR_BYTES - 2, b"\0") + b"\x55\xaa")
+    return image
+
+
+# ── a Debian that knows SATA and IDE, and no virtio ──────────────────────────────────────────────────────────────────
+
+# The cloud kernel of the sample has no AHCI. Of the whole kernel's 400 MiB these are taken.
+PACKAGE = "linux-image-amd64"
+MODULES = ("ahci", "ata_piix", "sd_mod", "ext4", "crc32c_generic", "crc32c_intel", "e1000e")
+WANTED = ("libahci", "libata", "scsi_mod", "scsi_common", "mbcache", "jbd2", "crc16", "crc32c_generic", "crc_t10dif")
+PATTERNS = [f"*/{name}.ko*" for name in (*MODULES, *WANTED, "crct10dif_generic", "crc64*", "libcrc32c", "ptp", "pps_core")]
+
+
+def debian_without_virtio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Sample:
+    """Its initramfs gives up after some seconds with Debian's own words and prompt; its init shows a login prompt, no agent."""
+    kernel = _kernel(pieces.cache_dir())
+    monkeypatch.setattr(pieces, "MODULES", MODULES)
+    monkeypatch.setattr(pieces, "_kernel", lambda _: kernel)
+    gives_up = 'echo "ALERT! LABEL=root does not exist.  Dropping to a shell!"; echo; echo "(initramfs) "; exec sh'
+    patient = disk.INITRAMFS_INIT
+    monkeypatch.setattr(disk, "INITRAMFS_INIT", patient.replace("-lt 300", "-lt 30").replace(_first_end(patient), gives_up))
+    monkeypatch.setattr(disk, "ROOT_INIT", disk.ROOT_INIT.split("while :; do")[0] + LOGIN)
+    return build(folder, payload_mib=0, name="no-virtio")
+
+
+LOGIN = 'echo; printf "Debian GNU/Linux 12 no-virtio ttyS0\\n\\nno-virtio login: "; while :; do sleep 3600; done\n'
+
+
+def _first_end(init: str) -> str:
+    (line,) = [line for line in init.splitlines() if "no root disk" in line]
+    return line[line.index('echo "SYNVIRT') : line.rindex(";")]
+
+
+def _kernel(cache: Path) -> tuple[Path, Path]:
+    """As a package of a few modules: whole, or not there."""
+    kept = cache / f"{PACKAGE}-parts"
+    if not kept.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            depends = subprocess.run(
+                ["apt-cache", "depends", "--no-recommends", PACKAGE], capture_output=True, text=True, check=True
+            ).stdout
+            name = next(word for word in depends.split() if word.startswith("linux-image-6"))
+            subprocess.run(["apt-get", "download", "-q=2", name], cwd=scratch, check=True, capture_output=True)
+            (package,) = Path(scratch).glob("*.deb")
+            parts = Path(scratch, "parts")
+            parts.mkdir()
+            with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as unpacked:
+                command = ["tar", "-x", "-C", str(parts), "--wildcards", "./boot/vmlinuz-*", *PATTERNS]
+                # tar complains of patterns that match nothing: what is built in differs from kernel to kernel.
+                subprocess.run(command, stdin=unpacked.stdout, check=False, capture_output=True)
+            try:
+                parts.rename(kept)
+            except OSError:  # another test run was quicker
+                assert kept.exists()
+    (kernel,) = (kept / "boot").glob("vmlinuz-*")
+    return kernel, kept / "lib/modules" / kernel.name.removeprefix("vmlinuz-")
