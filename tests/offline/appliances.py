@@ -95,6 +95,7 @@ DISKS: dict[str, dict[str, str]] = {
     "vmware_0_9": {"disk1.vmdk": "vmdk"},
     "ovf_2": {"disk1.vmdk": "stream"},
     "qemu_user": {"disk1.qcow2": "qcow2"},
+    "vcloud": {"disk1.vmdk": "stream"},
 }
 
 

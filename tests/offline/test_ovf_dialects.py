@@ -131,6 +131,22 @@ def test_aws_prefixes_every_name_with_a_generated_prefix() -> None:
     assert (vm.disks[0].capacity_bytes, vm.disks[0].bus, vm.nics[0].model) == (8 * MIB, "scsi", "e1000")
 
 
+def test_vcloud_puts_a_single_vm_into_a_collection_with_sections_of_its_own() -> None:
+    vm = manifest("vcloud")
+    assert (vm.name, vm.guest_os.family, vm.cpu_count, vm.cores_per_socket, vm.memory_bytes) == (
+        "shop-web",
+        "linux",
+        4,
+        2,
+        4 * GIB,
+    )
+    (disk,) = vm.disks
+    assert (disk.label, disk.bus, disk.controller, disk.used_bytes) == ("Hard disk 1", "scsi", "scsi0", 2621440)
+    (nic,) = vm.nics
+    assert (nic.mac, nic.model, nic.network) == ("00:50:56:01:0a:7f", "vmxnet3", "org-net")
+    assert vm.concerns == ()
+
+
 def test_ovf_0_9_has_sections_by_type_and_another_namespace() -> None:
     vm = manifest("vmware_0_9")
     assert (vm.name, vm.guest_os.family, vm.memory_bytes) == ("oldvm", "windows", 512 * MIB)
@@ -167,6 +183,11 @@ def test_a_qemu_users_handmade_description() -> None:
 def test_two_machines_in_a_collection_are_named() -> None:
     with pytest.raises(UnsupportedFormat, match="holds 2 virtual machines: 'web server', 'db'"):
         manifest("two_systems")
+
+
+def test_a_collection_without_machines() -> None:
+    with pytest.raises(MalformedArchive, match="describes no virtual system"):
+        ovf.parse(b'<Envelope><VirtualSystemCollection id="x"/></Envelope>', "a.ovf")
 
 
 def test_one_machine_in_a_collection_is_that_machine() -> None:
