@@ -12,7 +12,8 @@ class Destination(Protocol):
     - `volume_name(job_id, label)`: the volume's name, from these two alone; labels that differ give names that differ.
     - `create(name, size_bytes)`: a volume that reads as zeros; called again with the same name and size it is the same volume,
       its bytes untouched.
-    - `open(name, size_bytes)`: how the copy worker writes it, and `device(name)`: the path a domain opens.
+    - `open(name, size_bytes)`: how the copy worker writes it, and `device(name)`: the path a domain opens. Of a volume that was
+      made; they may wait for the host to show its device.
     - `destroy(name)`: gone when it returns, and what protects it too; idempotent; never touches what this destination did not
       make.
     - `free_bytes()`: what can still be written, to refuse a plan that cannot fit before the first byte.

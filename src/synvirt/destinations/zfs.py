@@ -8,6 +8,7 @@ What is ours carries our mark, user properties of its own: `synvirt:job` and, on
 docs/zfs.md says what the service's user needs to be allowed.
 """
 
+import contextlib
 import fcntl
 import os
 import re
@@ -32,6 +33,7 @@ DEVICES = Path("/dev/zvol")
 SNAPSHOT = "synvirt-protected"
 # udev makes the link within milliseconds; on a host that imports a large pool at this moment it takes seconds.
 LINK_TIMEOUT_S = 60.0
+ASK_UDEV_EVERY_S = 2.0
 # _IOR(0x12, 125, char[256]) of include/sys/fs/zfs.h; what zfs' own zvol_id(8) asks.
 BLKZNAME, BLKZNAME_BYTES = 0x8100127D, 256
 # A pool, then datasets: what zpool(8) and zfs(8) take as names, without spaces.
@@ -95,13 +97,17 @@ class ZfsDestination:
             if refused.reason != "exists":
                 raise
             self._refuse_another(name, job, size_bytes)
-        self._wait_for_link(name)
+        self.device(name)
 
     def open(self, name: str, size_bytes: int) -> WriterSpec:
         return BlockWriterSpec(path=self.device(name), size_bytes=size_bytes)
 
     def device(self, name: str) -> str:
-        return str(self._devices / name)
+        """Its link, which is there and leads to this volume. Waits for that, as `create` does: udev takes a link away while it
+        looks at a device again, and on a busy host does not always bring it back."""
+        path = self._devices / name
+        self._wait_for_link(path, name)
+        return str(path)
 
     def destroy(self, name: str) -> None:
         job, _ = self._parts(name)
@@ -222,31 +228,42 @@ class ZfsDestination:
             if refused.reason != "missing":
                 raise
 
-    def _wait_for_link(self, name: str) -> None:
-        """udev makes the device's link some time after the volume; until then it may be missing, or be another volume's."""
-        path = Path(self.device(name))
+    def _wait_for_link(self, path: Path, name: str) -> None:
         deadline = time.monotonic() + self._link_timeout_s
-        found = "there is no such link"
-        while time.monotonic() < deadline:
-            found = self._found_at(path, name)
-            if not found:
-                return
+        ask_udev_at = time.monotonic() + ASK_UDEV_EVERY_S
+        while wrong := self._found_at(path, name):
+            if time.monotonic() >= deadline:
+                raise DiskWriteFailed(
+                    f"after {self._link_timeout_s:g} s the device {path} of the zfs volume {name} cannot be used: {wrong}",
+                    hint="udev makes the link by the rules of zfsutils-linux: does it run? `udevadm trigger` has it look again",
+                )
+            if time.monotonic() >= ask_udev_at:
+                self._ask_udev(name)
+                ask_udev_at = time.monotonic() + ASK_UDEV_EVERY_S
             time.sleep(0.02)
-        raise DiskWriteFailed(
-            f"zfs made {name}, but after {self._link_timeout_s:g} s its device {path} cannot be used: {found}",
-            hint="udev makes the link by the rules of zfsutils-linux: see `udevadm test` on the device, and that it runs",
-        )
+
+    def _ask_udev(self, name: str) -> None:
+        """To look at the volume's device again: root can tell it to, others can end writing, which it watches."""
+        for device in Path("/sys/class/block").glob("zd*"):
+            node = f"/dev/{device.name}"
+            with contextlib.suppress(OSError):
+                if self._name_at(node, os.O_RDONLY) == name:
+                    self._name_at(node, os.O_WRONLY)
+                    (device / "uevent").write_text("change")
+
+    def _name_at(self, node: str, mode: int) -> str:
+        descriptor = os.open(node, mode | os.O_CLOEXEC)
+        try:
+            return self._name_of(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _found_at(self, path: Path, name: str) -> str:
         """What is wrong with the device at `path`; empty where nothing is."""
         try:
             if not stat.S_ISBLK(path.stat().st_mode):
                 return "it is no block device"
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                found = self._name_of(descriptor)
-            finally:
-                os.close(descriptor)
+            found = self._name_at(str(path), os.O_RDONLY)
         except PermissionError as error:
             raise DiskWriteFailed(
                 f"the device {path} cannot be opened: {error.strerror}",

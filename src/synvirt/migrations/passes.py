@@ -100,8 +100,9 @@ async def run_pass(
     clock = _Clock(started.seconds)
     failures = 0
     while True:
+        left = [disk for disk in disks if not _finished(marks, disk.key)]
         order = CopyOrder(
-            disks=tuple(_disk_order(job, disk, marks, fresh=fresh) for disk in disks if not _finished(marks, disk.key)),
+            disks=await job.in_thread(lambda: tuple(_disk_order(job, disk, marks, fresh=fresh) for disk in left)),  # noqa: B023
             threads=job.rooms.copy_threads,
             bandwidth_bps=job.migration.plan.limits.bandwidth_bps,
             flush_every_s=job.rooms.flush_every_s,

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
-from synvirt.disks.specs import ReaderSpec, paths
+from synvirt.disks.roots import Root, connected
+from synvirt.disks.specs import ReaderSpec, paths, versions
 from synvirt.errors import CbtReset, CbtUnsupported, DeltaTooLarge, DiskReadFailed, DiskWriteFailed, InvalidPlan
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter, SnapshotRef
@@ -21,6 +22,7 @@ from synvirt.migrations.passthrough import chosen, pass_through
 from synvirt.migrations.states import Facts
 from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, Pass, State, VmManifest, now
 from synvirt.offline import OfflineImporter, concerns
+from synvirt.offline.elsewhere import joined
 
 Step = Callable[[Job], Awaitable[Facts]]
 
@@ -66,19 +68,27 @@ async def _inspected(job: Job) -> tuple[VmManifest, bool]:
             return await adapter.inspect(vm_id), await adapter.supports_warm()
 
         return await job.with_adapter(ask)
-    importer, path = await job.in_thread(_offline, job)
-    return await job.in_thread(importer.inspect, path, job.rooms.import_root), False
+    importer, path, root = await job.in_thread(_offline, job)
+    return await job.in_thread(_manifest, importer, path, root), False
 
 
-def _offline(job: Job) -> tuple[OfflineImporter, Path]:
-    """Blocks: it asks the store where an upload lies."""
+def _manifest(importer: OfflineImporter, path: Path, root: Root) -> VmManifest:
+    with connected(root):
+        return importer.inspect(path, root)
+
+
+def _offline(job: Job) -> tuple[OfflineImporter, Path, Root]:
+    """Blocks: it asks the store where an upload lies, and what was sealed."""
     plan = job.migration.plan
     if plan.source.Offline is None or plan.source_ref.kind == "live_vm":
         raise RuntimeError("a Live plan has no file")
     importer = job.rooms.importers.get(plan.source.Offline)
     if importer is None:
         raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet")
-    return importer, job.rooms.resolve(job.rooms.offline_path(plan.source_ref))
+    ref = plan.source_ref
+    if ref.kind == "remote_url":
+        ref = joined(ref, job.rooms.secret_of(job.id))
+    return importer, *job.rooms.place(ref)
 
 
 def _chosen_disks(job: Job, manifest: VmManifest) -> tuple[DiskProgress, ...]:
@@ -131,7 +141,7 @@ async def copying_full(job: Job) -> Facts:
         disks = await _offline_disks(job)
         await _refuse_changed(job, disks)
         if (tool := await chosen(job)) is not None:
-            _, source = await job.in_thread(_offline, job)
+            _, source, _ = await job.in_thread(_offline, job)
             await pass_through(job, tool, source, disks)
         else:
             await run_pass(job, 1, "full", disks, fresh=True)
@@ -217,12 +227,17 @@ async def _make_volumes(job: Job) -> None:
 
 
 async def _offline_disks(job: Job) -> list[PassDisk]:
-    importer, path = await job.in_thread(_offline, job)
-    chosen = []
-    for disk, volume in _copied(job):
-        opened = await job.in_thread(importer.open_disk, path, job.rooms.import_root, disk.key)
-        chosen.append(PassDisk(disk.key, opened.reader, volume, disk.capacity_bytes, opened.checksums))
-    return chosen
+    importer, path, root = await job.in_thread(_offline, job)
+
+    def opened() -> list[PassDisk]:
+        found = []
+        with connected(root):
+            for disk, volume in _copied(job):
+                one = importer.open_disk(path, root, disk.key)
+                found.append(PassDisk(disk.key, one.reader, volume, disk.capacity_bytes, one.checksums))
+        return found
+
+    return await job.in_thread(opened)
 
 
 async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
@@ -230,7 +245,8 @@ async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
 
     def look() -> str:
         found = [(path, Path(path).stat()) for disk in disks for path in paths(disk.reader)]
-        return repr([(path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in found])
+        elsewhere = [version for disk in disks for version in versions(disk.reader)]
+        return repr([(path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in found] + elsewhere)
 
     try:
         present = await job.in_thread(look)
@@ -343,7 +359,7 @@ async def _snapshot_disks(job: Job, adapter: LiveAdapter, snapshot: SnapshotRef,
 async def v2v_processing(job: Job) -> Facts:
     """Converted beside the volumes, and taken over when that went well: a bad conversion never costs a new copy."""
     preparer, name = job.rooms.preparer, str(job.id)
-    devices = [job.destination.device(volume) for _, volume in _copied(job)]
+    devices = [volume.path for volume in await job.in_thread(_volumes, job)]
     await job.record("conversion", name)
     if job.migration.conversion is None or job.migration.conversion.finished_at is None:
         await job.change(conversion=Conversion(tool=preparer.tool, started_at=now()))
@@ -382,13 +398,14 @@ def _converts(job: Job, manifest: VmManifest) -> bool:
 
 
 async def starting(job: Job) -> Facts:
-    await land(job, _volumes(job))
+    await land(job, await job.in_thread(_volumes, job))
     if job.migration.plan.source.Live is not None:
         await _leave_source(job)
     return _facts(job)
 
 
 def _volumes(job: Job) -> list[Volume]:
+    """Blocks: a destination may have to wait for a device."""
     destination = job.destination
     return [Volume(disk.key, destination.device(volume), destination.device_type) for disk, volume in _copied(job)]
 
