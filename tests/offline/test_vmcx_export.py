@@ -268,12 +268,14 @@ def test_a_disk_of_the_host_and_a_vhd_set_are_critical_and_can_be_skipped(tmp_pa
     folder = hyperv_exports.export(tmp_path / "web", {"ide0:0": disk}, drives=drives)
     vm = VMCX.inspect(folder, tmp_path)
     assert {concern.id for concern in vm.concerns if concern.category == "Critical"} == {
-        "disk-unreadable:scsi0:0",
+        "disk-raw-device:scsi0:0",
         "disk-unreadable:scsi0:1",
     }
     assert "disk-shared:scsi0:1" in concern_ids(vm)
     assert [disk.key for disk in vm.disks] == ["ide0:0", "scsi0:0", "scsi0:1"]
     assert content(folder, tmp_path) == RAW
+    with pytest.raises(UnsupportedFormat, match=r"disk scsi0:0 is a disk of its Hyper-V host"):
+        VMCX.open_disk(folder, tmp_path, "scsi0:0")
 
 
 def test_a_shared_vhdx_is_told() -> None:

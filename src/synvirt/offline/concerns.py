@@ -87,7 +87,8 @@ def raw_device(key: str, kind: str) -> Concern:
         category="Critical",
         label="Raw device mapping",
         assessment=f"Disk {key} stands for a device of its host ({kind}): what is on it lies in no file here.",
-        remedy="Clone it at the source into a VMDK of its own (vmkfstools -i), or skip it and attach the device afterwards.",
+        remedy="Clone it at the source into a disk file of its own (vmkfstools -i; New-VHD -SourceDisk), or skip it and attach "
+        "the device afterwards.",
     )
 
 

@@ -22,8 +22,8 @@ from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
-from synvirt.offline import OpenedDisk, files, told_by_disks, vmcx_machine, vmcx_storage, vmcx_xml
-from synvirt.offline.files import FileRange, Folder
+from synvirt.offline import OpenedDisk, concerns, files, told_by_disks, vmcx_machine, vmcx_storage, vmcx_xml
+from synvirt.offline.files import FileRange, Folder, Measured
 from synvirt.offline.vmcx_machine import Machine
 from synvirt.offline.vmcx_storage import Tree
 from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
@@ -54,7 +54,7 @@ class VmcxExport:
     def inspect(self, path: Path, root: Root) -> VmManifest:
         export = _opened(path, root)
         machine = export.machine
-        measured = [files.measured(disk, partial(_spec, export)) for disk in machine.manifest.disks]
+        measured = [_measured(export, disk) for disk in machine.manifest.disks]
         manifest = told_by_disks.completed(machine.manifest, measured)
         disks = tuple(disk.model_copy(update={"source_path": _place(machine, disk)}) for disk in manifest.disks)
         return manifest.model_copy(update={"disks": disks})
@@ -189,6 +189,12 @@ def _is_saved(folder: Folder, configuration: str) -> bool:
 
 def _place(machine: Machine, disk: Disk) -> str:
     return PureWindowsPath(machine.drives[disk.key].path).name
+
+
+def _measured(export: _Export, disk: Disk) -> Measured:
+    if export.machine.drives[disk.key].physical:
+        return Measured(disk, concerns=(concerns.raw_device(disk.key, "a disk that the Hyper-V host passed through"),))
+    return files.measured(disk, partial(_spec, export))
 
 
 def _spec(export: _Export, disk: Disk) -> ReaderSpec:

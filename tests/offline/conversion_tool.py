@@ -1,0 +1,120 @@
+"""A conversion tool for the tests, with the manners of virt-v2v: a program of its own, and qemu-img does the work.
+
+    tool --machine-readable                             its input drivers, a line each
+    tool [--as MANNER] -i hyperv SOURCE -os FOLDER      each disk of the export as a raw file FOLDER/web-sda …
+
+A MANNER is one of the ways in which tools differ, or go wrong.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def install(folder: Path) -> str:
+    """The program `tool` in `folder`, for a test's settings."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "tool"
+    path.write_text(f"#!{sys.executable}\n" + Path(__file__).read_text())
+    path.chmod(0o755)
+    return str(path)
+
+
+def arguments(manner: str) -> str:
+    return f"--as '{manner}' -i {{driver}} {{source}} -os {{folder}}"
+
+
+def convert(image: Path, target: Path, output_format: str = "raw") -> None:
+    source_format = "vpc" if image.suffix == ".vhd" else "vhdx"
+    argv = ["qemu-img", "convert", "-f", source_format, "-O", output_format, str(image), str(target)]
+    subprocess.run(argv, check=True, timeout=60)
+
+
+def short(image: Path, target: Path) -> None:
+    convert(image, target)
+    os.truncate(target, target.stat().st_size - 512)
+
+
+def zeros(image: Path, target: Path) -> None:
+    convert(image, target)
+    size = target.stat().st_size
+    os.truncate(target, 0)
+    os.truncate(target, size)
+
+
+def link(image: Path, target: Path) -> None:
+    convert(image, target.with_suffix(".txt"))
+    target.symlink_to(target.with_suffix(".txt"))
+
+
+def hang(image: Path, target: Path) -> None:
+    target.write_bytes(b"half of it")
+    subprocess.run(["sleep", "3600"], check=False)
+
+
+MAKE: dict[str, Callable[[Path, Path], None]] = {
+    "short": short,
+    "zeros": zeros,
+    "link": link,
+    "hang": hang,
+    "qcow2": lambda image, target: convert(image, target, "qcow2"),
+    "nothing": lambda image, target: None,
+    "one too few": lambda image, target: convert(image, target.with_name("web-sda")),
+}
+
+
+def say(**record: str) -> None:
+    print(json.dumps(record), flush=True)
+
+
+def fail(source: Path, _folder: Path) -> int:
+    print("tool: opening the source\n" + "x" * 5000 + f"\ntool: error: {source}: the export is sealed", file=sys.stderr)
+    return 3
+
+
+def fail_late(_source: Path, folder: Path) -> int:
+    print(f"tool: error: {folder}/web-sda: no space left", file=sys.stderr)
+    return 1
+
+
+def chatter(_source: Path, _folder: Path) -> int:
+    for number in range(200_000):
+        print(f"{number} of nothing in particular, 7/0, 300% sure", file=sys.stderr if number % 2 else sys.stdout)
+    return 0
+
+
+BEFORE: dict[str, Callable[[Path, Path], int]] = {"fail": fail}
+AFTER: dict[str, Callable[[Path, Path], int]] = {"fail late": fail_late, "chatter": chatter}
+
+
+def main() -> int:
+    if "--machine-readable" in sys.argv:
+        print("virt-v2v\ninput:disk\ninput:hyperv\noutput:local")
+        return 0
+    words = sys.argv[1:]
+    manner = words[words.index("--as") + 1] if "--as" in words else "well"
+    at = words.index("-i")
+    driver, source, folder = words[at + 1], Path(words[at + 2]), Path(words[words.index("-os") + 1])
+    if driver != "hyperv":
+        print(f"tool: error: no input driver {driver}", file=sys.stderr)
+        return 2
+    if manner in BEFORE:
+        return BEFORE[manner](source, folder)
+    (folder / "web.xml").write_text("<domain/>")
+    found = sorted(path for path in source.rglob("*") if path.suffix in (".vhdx", ".vhd"))
+    for number, image in enumerate(found):
+        place = len(found) - 1 - number if manner == "backwards" else number
+        say(type="message", message=f"Copying disk {number + 1}/{len(found)}")
+        MAKE.get(manner, convert)(image, folder / f"web-sd{'abcdefgh'[place]}")
+        if manner == "percent":
+            print(f"[{'*' * (number + 1)}] {100 * (number + 1) / len(found):.1f}%", end="\r", flush=True)
+        else:
+            say(type="progress", message=f"{number + 1}/{len(found)}")
+    return AFTER[manner](source, folder) if manner in AFTER else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
