@@ -63,12 +63,14 @@ class ExtentLine:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """`cid` and `parent_cid` None: the text does not have them."""
+    """`cid` and `parent_cid` None: the text does not have them. `parent_uuid`: VirtualBox' own way to name a parent, which its
+    media registry alone can find; empty where there is none."""
 
     create_type: str
     cid: int | None
     parent_cid: int | None
     parent_hint: str
+    parent_uuid: str
     extents: tuple[ExtentLine, ...]
 
     @property
@@ -105,8 +107,15 @@ def parse_descriptor(content: bytes | bytearray, name: str) -> Descriptor:
         cid=_cid(settings, "cid", name),
         parent_cid=_cid(settings, "parentcid", name),
         parent_hint=settings.get("parentfilenamehint", ""),
+        parent_uuid=_parent_uuid(settings.get("ddb.uuid.parent", "")),
         extents=tuple(extents),
     )
+
+
+def _parent_uuid(written: str) -> str:
+    """`ddb.uuid.parent`; all zeros, as in most images, stand for none."""
+    found = written.strip("{} ").lower()
+    return found if found.strip("0-") else ""
 
 
 def _decoded(content: bytes) -> str:
