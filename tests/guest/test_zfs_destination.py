@@ -1,4 +1,4 @@
-"""The laws of a destination and of a writer, on real zfs volumes; and what is particular to zfs."""
+"""What is particular to volumes on zfs, on real zfs."""
 
 import os
 import subprocess
@@ -11,34 +11,14 @@ from uuid import uuid4
 import pytest
 
 from synvirt.destinations.zfs import BLOCK_BYTES, ZfsDestination
+from synvirt.destinations.zfs_allow import NEEDED, missing
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.disks import open_writer
 from synvirt.errors import DiskWriteFailed
-from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract, read, write
-from tests.contracts.writers import WriterCase, WriterContract
+from tests.contracts.destinations import SIZE, read, write
 from tests.guest.zvols import POOL, new_destination, prop, root, used_bytes, volumes, zfs
 
 MIB = 1 << 20
-
-
-class TestDestination(DestinationContract):
-    @pytest.fixture
-    def case(self) -> DestinationCase:
-        destination = new_destination()
-        namespace = root(destination).removeprefix(f"{POOL}/").removesuffix("/migrations")
-        return DestinationCase(
-            destination=destination,
-            another=lambda: ZfsDestination(POOL, namespace),
-            volumes=lambda: [name for name in volumes(destination) if prop(name, "type") == "volume"],
-        )
-
-
-class TestWriter(WriterContract):
-    @pytest.fixture
-    def case(self, volume: str, destination: ZfsDestination) -> WriterCase:
-        return WriterCase(
-            open=lambda: open_writer(destination.open(volume, SIZE)), content=Path(destination.device(volume)).read_bytes
-        )
 
 
 @pytest.fixture
@@ -240,11 +220,13 @@ def as_user() -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
 
 
 def test_a_user_who_is_allowed_does_all_of_it(as_user: Callable[[str], subprocess.CompletedProcess[str]]) -> None:
-    documented = next(
-        line.split() for line in Path("/host/docs/zfs.md").read_text().splitlines() if line.strip().startswith("zfs allow -u")
-    )
-    zfs("create", "-o", "canmount=off", f"{POOL}/delegated")
-    zfs(*documented[1:2], "-u", str(USER), documented[4], f"{POOL}/delegated")
+    dataset, name = f"{POOL}/delegated", f"(unknown: {USER})"
+    zfs("create", "-o", "canmount=off", dataset)
+    zfs("allow", "-u", str(USER), ",".join(NEEDED - {"rollback"}), dataset)
+    assert missing(f"{dataset}/below", name, frozenset()) == ["rollback"]
+    zfs("allow", "-s", "@some", "rollback", dataset)
+    zfs("allow", "-e", "@some", dataset)
+    assert missing(dataset, name, frozenset()) == []
     work = """
 from uuid import UUID
 from synvirt.destinations.zfs import ZfsDestination
@@ -264,16 +246,14 @@ print("done")
 """
     done = as_user(work)
     assert done.stdout == "done\n", done.stderr
-    assert zfs("list", "-Hp", "-o", "name", "-r", f"{POOL}/delegated").split() == [
-        f"{POOL}/delegated",
-        f"{POOL}/delegated/migrations",
-    ]
+    assert zfs("list", "-Hp", "-o", "name", "-r", dataset).split() == [dataset, f"{dataset}/migrations"]
 
 
 def test_a_user_who_is_not_allowed_is_told_so(as_user: Callable[[str], subprocess.CompletedProcess[str]]) -> None:
     work = """
 from uuid import UUID
 from synvirt.destinations.zfs import ZfsDestination
+from synvirt.destinations.zfs_allow import NEEDED, missing
 from synvirt.destinations.zfs_command import ZfsRefused
 destination = ZfsDestination("tank", "forbidden")
 try:

@@ -17,7 +17,7 @@ PYTEST = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(GUEST_TIMEOUT_S + 60)
-@pytest.mark.parametrize("name", ["test_zfs_destination"])
+@pytest.mark.parametrize("name", ["test_zfs_contracts", "test_zfs_destination", "test_zfs_import"])
 def test_in_the_guest(name: str, tmp_path: Path) -> None:
     said = lab.run(f"{PYTEST} tests/guest/{name}.py", tmp_path, timeout_s=GUEST_TIMEOUT_S)
     assert said.code == 0, f"{said.output}\n{said.console}"

@@ -1,0 +1,60 @@
+"""What the service's user is allowed to do with the datasets of the zfs destination: `zfs allow`, zfs-allow(8).
+
+    ---- Permissions on tank/synvirt ---------------------------
+    Permission sets:
+            @volumes create,destroy
+    Local+Descendent permissions:
+            user synvirt @volumes,snapshot
+            group disk mount
+            everyone userprop
+
+Then the same for each dataset above it. What counts is what holds for the dataset and all below it.
+"""
+
+from collections.abc import Callable
+
+from synvirt.destinations.zfs_command import Zfs, ZfsRefused
+
+# All that ZfsDestination asks for; docs/zfs.md tells people to allow it, and a test on real zfs that it is enough.
+NEEDED = frozenset(
+    "canmount compression create destroy mount rollback snapshot userprop volblocksize volmode volsize".split()  # noqa: SIM905
+)
+EVERYWHERE = "Local+Descendent permissions:"
+SETS = "Permission sets:"
+
+
+def missing(dataset: str, user: str, groups: frozenset[str], zfs: Callable[..., str] | None = None) -> list[str]:
+    """What the user lacks for `dataset`, or for the nearest dataset above it that is there. ZfsRefused."""
+    ask = zfs or Zfs()
+    while True:
+        try:
+            text = ask("allow", dataset)
+            break
+        except ZfsRefused as refused:
+            if refused.reason != "missing" or "/" not in dataset:
+                raise
+            dataset = dataset.rpartition("/")[0]
+    return sorted(NEEDED - _granted(text, user, groups))
+
+
+def _granted(text: str, user: str, groups: frozenset[str]) -> set[str]:
+    granted: set[str] = set()
+    sets: dict[str, set[str]] = {}
+    section = ""
+    for line in text.splitlines():
+        if not line.startswith("\t"):
+            section = line.strip()
+            continue
+        # «user NAME permissions», «everyone permissions», «@set permissions»; a name may hold spaces: «(unknown: 1000)».
+        who, _, permissions = line.strip().rpartition(" ")
+        kind, _, name = who.partition(" ")
+        if section == SETS:
+            sets.setdefault(who, set()).update(permissions.split(","))
+        elif section == EVERYWHERE and (
+            kind == "everyone" or (kind == "user" and name == user) or (kind == "group" and name in groups)
+        ):
+            granted.update(permissions.split(","))
+    # Sets may be defined after they are used, above the dataset, and hold others: as many rounds as there are sets.
+    for _ in sets:
+        granted |= {one for name in granted & sets.keys() for one in sets[name]}
+    return granted

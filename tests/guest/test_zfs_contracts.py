@@ -1,0 +1,36 @@
+"""The laws of a destination and of a writer, on real zfs volumes."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from synvirt.destinations.zfs import ZfsDestination
+from synvirt.disks import open_writer
+from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract
+from tests.contracts.writers import WriterCase, WriterContract
+from tests.guest.zvols import POOL, new_destination, prop, root, volumes
+
+
+class TestDestination(DestinationContract):
+    @pytest.fixture
+    def case(self) -> DestinationCase:
+        destination = new_destination()
+        namespace = root(destination).removeprefix(f"{POOL}/").removesuffix("/migrations")
+        return DestinationCase(
+            destination=destination,
+            another=lambda: ZfsDestination(POOL, namespace),
+            volumes=lambda: [name for name in volumes(destination) if prop(name, "type") == "volume"],
+        )
+
+
+class TestWriter(WriterContract):
+    @pytest.fixture
+    def case(self) -> WriterCase:
+        destination = new_destination()
+        volume = destination.volume_name(uuid4(), "Hard disk 1")
+        destination.create(volume, SIZE)
+        return WriterCase(
+            open=lambda: open_writer(destination.open(volume, SIZE)),
+            content=lambda: Path(destination.device(volume)).read_bytes(),
+        )
