@@ -22,9 +22,9 @@ from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
 from synvirt import libvirt_library
+from synvirt.disks import tls
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
-from synvirt.live import tls
 from synvirt.live.form import Place
 from synvirt.live.libvirt_remote_form import Login, Options
 from synvirt.live.libvirt_remote_ssh import Door, Tunnel, pinned_key

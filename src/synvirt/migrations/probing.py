@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import TypeVar
 from uuid import uuid4
 
-from synvirt.disks import open_reader
+from synvirt.disks import open_reader, tls
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import SynvirtError, VmNotFound
-from synvirt.live import About, LiveAdapter, Reach, SnapshotRef, tls
+from synvirt.live import About, LiveAdapter, Reach, SnapshotRef
 from synvirt.model import MIB, Disk, SourceCheck, SourceOptions, SourceTest, now
 
 T = TypeVar("T")

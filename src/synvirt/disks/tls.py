@@ -10,7 +10,6 @@ import ssl
 from dataclasses import dataclass
 
 from synvirt.errors import SourceUnreachable
-from synvirt.model import SourceOptions
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -28,22 +27,29 @@ def fingerprint(der: bytes) -> str:
     return hashlib.sha256(der).digest().hex(":").upper()
 
 
-def context(options: SourceOptions) -> ssl.SSLContext:
-    """For a connection whose certificate `check_pinned` looks at next: with a pin, the pin decides, and not who signed."""
+def context(where: str, *, verify: bool, fingerprint_sha256: str | None) -> ssl.SSLContext:
+    """For connections to `where`. With a pin, the pin decides, and not who signed: it is compared at the end of each handshake,
+    before anything is sent, whichever library holds the connection; SourceUnreachable when the certificate is another."""
     made = ssl.create_default_context()
-    if options.fingerprint_sha256 is not None or not options.verify_tls:
-        made.check_hostname = False
-        made.verify_mode = ssl.CERT_NONE
+    if fingerprint_sha256 is None and verify:
+        return made
+    made.check_hostname = False
+    made.verify_mode = ssl.CERT_NONE
+    if fingerprint_sha256 is not None:
+        made.sslsocket_class = _pinned_to(fingerprint_sha256, where)
     return made
 
 
-def check_pinned(sock: ssl.SSLSocket, options: SourceOptions, where: str) -> None:
-    """Call it after the handshake and before a secret is sent. SourceUnreachable when the certificate is another."""
-    if options.fingerprint_sha256 is None:
-        return
-    shown = fingerprint(sock.getpeercert(binary_form=True) or b"")
-    if shown != options.fingerprint_sha256:
-        raise certificate_changed(where, shown, options.fingerprint_sha256)
+def _pinned_to(pinned: str, where: str) -> type[ssl.SSLSocket]:
+    class PinnedSocket(ssl.SSLSocket):
+        def do_handshake(self, block: bool = False) -> None:
+            super().do_handshake(block)
+            shown = fingerprint(self.getpeercert(binary_form=True) or b"")
+            if shown != pinned:
+                self.close()
+                raise certificate_changed(where, shown, pinned)
+
+    return PinnedSocket
 
 
 def certificate_changed(where: str, shown: str, pinned: str) -> SourceUnreachable:
