@@ -8,7 +8,7 @@ import pytest
 
 from synvirt import programs
 from synvirt.model import VmManifest
-from synvirt.offline import concerns, ova_xml, ovf, virtualbox, vmx
+from synvirt.offline import concerns, ova_xml, ovf, virtualbox, vmx, xml_document
 from synvirt.offline.registry import detect
 from tests.offline import appliances, ova_xml_text, test_partitions, vbox_machines
 from tests.offline.ova_xml_text import Value
@@ -32,8 +32,12 @@ def a_vbox(*changes: tuple[str, str]) -> Made:
     return lambda _: virtualbox.parse(_changed(vbox_machines.MACHINE, changes), "a.vbox").manifest
 
 
+def an_ova_xml(data: bytes, name: str) -> VmManifest:
+    return ova_xml.parse(xml_document.parse(data, name), name)
+
+
 def an_xva(**changes: Value) -> Made:
-    return lambda _: ova_xml.parse(ova_xml_text.whole(SIZES, **changes), "ova.xml")
+    return lambda _: an_ova_xml(ova_xml_text.whole(SIZES, **changes), "ova.xml")
 
 
 def _changed(text: bytes, changes: tuple[tuple[str, str], ...]) -> bytes:
@@ -108,7 +112,7 @@ ROWS: list[tuple[str, str, str, Made]] = [
         "xva_archive",
         "snapshots-present",
         "Information",
-        lambda _: ova_xml.parse(
+        lambda _: an_ova_xml(
             ova_xml_text.ova_xml(
                 ("VM", "Ref:0", ova_xml_text.vm(VBDs=[])), ("VM", "Ref:1", ova_xml_text.vm(is_a_snapshot=True))
             ),
@@ -142,7 +146,7 @@ ROWS: list[tuple[str, str, str, Made]] = [
         "xva_archive",
         "disk-shared:Ref:4",
         "Warning",
-        lambda _: ova_xml.parse(
+        lambda _: an_ova_xml(
             ova_xml_text.ova_xml(
                 ("VM", "Ref:0", ova_xml_text.vm(VBDs=["Ref:10"])),
                 ("VBD", "Ref:10", ova_xml_text.vbd("Ref:4", "0")),

@@ -16,7 +16,7 @@ from synvirt.offline.vmx_folder import VmxFolder
 from synvirt.offline.xva_archive import XvaArchive
 from tests.contracts.importers import ImporterCase, ImporterContract
 from tests.disks import xva_archives
-from tests.offline import appliances, hyperv_exports, ova_xml_text, vbox_machines
+from tests.offline import appliances, geneva_exports, hyperv_exports, ova_xml_text, vbox_machines
 
 OVFTOOL = {"vmdisk1": appliances.raw_disk(seed=0), "vmdisk2": appliances.raw_disk(2 * appliances.DISK_BYTES, seed=1)}
 
@@ -73,6 +73,15 @@ class TestXvaArchive(ImporterContract):
         text = ova_xml_text.whole({folder: len(disk) for folder, disk in disks.items()})
         path = xva_archives.archive(tmp_path / "web.xva", text, disks, keepalives={3})
         return ImporterCase(XvaArchive(), path, tmp_path, disks, damage=path)
+
+
+class TestXvaVersion1(ImporterContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> ImporterCase:
+        disks = {"sda": appliances.raw_disk(), "sdb": appliances.raw_disk(3 << 20, seed=2)}
+        folder = appliances.folder(tmp_path / "old", geneva_exports.files(disks))
+        contents = {f"vdi_{device}": disk for device, disk in disks.items()}
+        return ImporterCase(XvaArchive(), folder, tmp_path, contents, damage=folder / "ova.xml")
 
 
 class TestVmxFolder(ImporterContract):

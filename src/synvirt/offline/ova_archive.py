@@ -29,16 +29,16 @@ class OvaArchive:
         return path.suffix.lower() == ".ova"
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
-        package = _Archive(path, root)
+        package = Members(path, root)
         return ovf_package.inspect(package, ovf_package.description_name(package))
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
-        package = _Archive(path, root)
+        package = Members(path, root)
         return ovf_package.open_disk(package, ovf_package.description_name(package), disk_key)
 
 
-class _Archive:
-    """The members of the archive as the files of a package."""
+class Members:
+    """The members of a tar archive as the files of a package."""
 
     # An image inside an archive has no files beside it that it could name.
     inner_root: Root | None = None

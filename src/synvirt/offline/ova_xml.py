@@ -16,7 +16,6 @@ from synvirt.offline import concerns
 from synvirt.offline.guest_os import guest_os
 from synvirt.offline.texts import clean, is_true, uuid_of, whole_number
 from synvirt.offline.xml_document import children, local
-from synvirt.offline.xml_document import parse as parse_xml
 
 # Real ones nest twelve deep; deeper is made to exhaust the stack.
 _DEPTH_MAX = 40
@@ -33,15 +32,8 @@ class _Objects:
         return self.by_class.get(kind, {})
 
 
-def parse(data: bytes, name: str) -> VmManifest:
-    """The manifest; a disk's key is the folder of its pieces. MalformedArchive, UnsupportedFormat (Geneva's archives; several
-    VMs)."""
-    root = parse_xml(data, name)
-    if local(root.tag) == "appliance":
-        raise UnsupportedFormat(
-            f"{name} is of version {root.get('version', '0.1')}, from XenServer 3",
-            hint="Import the archive into a XenServer or XCP-ng, and export it from there.",
-        )
+def parse(root: Element, name: str) -> VmManifest:
+    """The manifest; a disk's key is the folder of its pieces. MalformedArchive, UnsupportedFormat (several VMs)."""
     objects = _objects(root, name)
     vm_id, vm = _the_vm(objects, name)
     return _manifest(objects, vm_id, vm)

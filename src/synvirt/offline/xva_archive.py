@@ -1,4 +1,4 @@
-"""XVA: a VM as XenServer and XCP-ng export it, one tar archive with ova.xml first."""
+"""XVA: a VM as XenServer and XCP-ng export it, one tar archive with ova.xml first; of version 1, a folder (`geneva`)."""
 
 import itertools
 from contextlib import closing, suppress
@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from synvirt.disks import open_reader, tar
-from synvirt.disks.roots import HOST, Root, open_file, raw_spec
+from synvirt.disks.roots import HOST, Root, is_folder, open_file, raw_spec, resolve
 from synvirt.disks.specs import XvaSpec
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError
 from synvirt.model import Disk, OfflineKind, VmManifest
-from synvirt.offline import OpenedDisk, concerns, files, ova_xml, partitions, told_by_disks
+from synvirt.offline import OpenedDisk, concerns, files, geneva, ova_xml, partitions, told_by_disks
 from synvirt.offline.files import FileRange, Measured
-from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
+from synvirt.offline.ova_archive import Members
+from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES, local, parse
 
 _DESCRIPTION = "ova.xml"
 # xapi writes it first; who packs an archive anew may put it elsewhere, but not behind many thousand pieces of disks.
@@ -26,26 +27,39 @@ class XvaArchive:
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
         if not tar.is_tar(head):
-            return False
+            return geneva.probe(path, head, root)
         with suppress(SynvirtError, OSError), closing(open_file(root, str(path))) as archive:
             return any(member.name == _DESCRIPTION for member in itertools.islice(tar.walk(archive), _MEMBERS_LOOKED_AT))
         return path.suffix.lower() == ".xva"
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
-        manifest = _parsed(path, root)
+        described = _described(path, root)
+        if isinstance(described, geneva.Appliance):
+            return described.manifest
         near = _folders(path, root)
-        return told_by_disks.completed(manifest, [_measured(disk, path, root, near) for disk in manifest.disks])
+        return told_by_disks.completed(described, [_measured(disk, path, root, near) for disk in described.disks])
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
-        disk = next((disk for disk in _parsed(path, root).disks if disk.key == disk_key), None)
+        described = _described(path, root)
+        manifest = described.manifest if isinstance(described, geneva.Appliance) else described
+        disk = next((disk for disk in manifest.disks if disk.key == disk_key), None)
         if disk is None:
             raise NotFound(f"{path.name} has no disk {disk_key!r}")
+        if isinstance(described, geneva.Appliance):
+            return OpenedDisk(described.disk_spec(disk, root))
         # The digests lie in the archive, a piece each, and the reader checks them: there is no range to check here.
         return OpenedDisk(_spec(disk, path, root))
 
 
-def _parsed(path: Path, root: Root) -> VmManifest:
-    return ova_xml.parse(_description(path, root), f"{_DESCRIPTION} in {path.name}")
+def _described(path: Path, root: Root) -> VmManifest | geneva.Appliance:
+    """What ova.xml says: of an archive, or beside the folders of version 1."""
+    if is_folder(root, resolve(root, str(path))) or path.name.lower() == _DESCRIPTION:
+        return geneva.of_folder(path, root)
+    name = f"{_DESCRIPTION} in {path.name}"
+    described = parse(_description(path, root), name)
+    if local(described.tag) == geneva.ROOT_TAG:
+        return geneva.described(described, name, Members(path, root).find)
+    return ova_xml.parse(described, name)
 
 
 def _spec(disk: Disk, path: Path, root: Root) -> XvaSpec:
