@@ -1,0 +1,39 @@
+"""What an image says of itself, for people: each reader of a format knows its own facts, `disk info` shows them.
+
+layer_of(reader) ─▶ Layer(qcow2, {cluster_bytes: 65536, …}) ─▶ beneath: Layer(…) ─▶ … ─▶ None
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from synvirt.blocks import DiskReader
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One image of a chain. `facts` are values that JSON has, by names that say the unit; `beneath` is the image that this one
+    lies over, its parent or backing file."""
+
+    name: str
+    format: str
+    size_bytes: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    beneath: "Layer | None" = None
+
+    def chain(self) -> list["Layer"]:
+        """This image, and all beneath it."""
+        return [self, *(self.beneath.chain() if self.beneath else [])]
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A DiskReader that knows what it reads."""
+
+    def layer(self) -> Layer: ...
+
+
+def layer_of(reader: DiskReader | None, name: str = "") -> Layer | None:
+    """None for None. What does not know itself is bytes as they are."""
+    if reader is None:
+        return None
+    return reader.layer() if isinstance(reader, Layered) else Layer(name, "raw", reader.size)
