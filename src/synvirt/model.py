@@ -173,6 +173,55 @@ class VmManifest(Model):
     concerns: tuple[Concern, ...] = ()
 
 
+# ── getting in elsewhere ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _colons(value: str) -> str:
+    """As browsers and `openssl x509 -fingerprint` show it, whether it came with colons or without."""
+    digits = value.replace(":", "").upper()
+    return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
+
+
+Fingerprint = Annotated[
+    str, StringConstraints(pattern=r"^([0-9A-Fa-f]{2}:){31}[0-9A-Fa-f]{2}$|^[0-9A-Fa-f]{64}$"), AfterValidator(_colons)
+]
+Endpoint = Annotated[str, StringConstraints(min_length=1, max_length=2048, pattern=r"^[^\x00-\x20\x7f]+$")]
+# A private key is the longest secret; 32 fields are more than any platform has.
+Credentials = Annotated[
+    dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], Annotated[SecretStr, Field(max_length=65536)]],
+    Field(max_length=32),
+]
+
+
+class SourceOptions(Received):
+    """What every platform takes; one that takes more has a model of its own over this one.
+
+    `fingerprint_sha256` pins the certificate that the platform must show, whoever signed it; without it, `verify_tls` asks for
+    one that this host's authorities signed."""
+
+    verify_tls: bool = True
+    fingerprint_sha256: Fingerprint | None = None
+
+
+class RemoteOptions(SourceOptions):
+    """`region` and `endpoint` (https://minio.example:9000) are S3's; without an endpoint it is AWS."""
+
+    region: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
+    endpoint: Endpoint | None = None
+
+
+class RemoteFileRequest(Received):
+    """Body of POST /remote-files/inspect: a file elsewhere, or a folder (the URL then ends with a slash).
+
+    credentials: `username` and `password` of http and smb (and `domain`), `token` of http; `access_key_id`,
+    `secret_access_key` and `session_token` of s3. What is secret in the URL itself (user:password@, a signed query) is kept as
+    they are: sealed with the job, and in no answer."""
+
+    url: Annotated[str, StringConstraints(max_length=8192, pattern=r"^(https?|s3|smb)://[^\x00-\x1f\x7f]+$")]
+    credentials: Credentials = Field(default_factory=dict)
+    options: RemoteOptions = RemoteOptions()
+
+
 # ── the plan ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -216,7 +265,11 @@ class UploadRef(Received):
     upload_id: UUID
 
 
-SourceRef = Annotated[LiveVmRef | HostPathRef | UploadRef, Field(discriminator="kind")]
+class RemoteUrlRef(RemoteFileRequest):
+    kind: Literal["remote_url"]
+
+
+SourceRef = Annotated[LiveVmRef | HostPathRef | UploadRef | RemoteUrlRef, Field(discriminator="kind")]
 
 
 class NetworkMap(Received):
@@ -265,7 +318,7 @@ def _matching_source(schema: dict[str, Any]) -> None:
                 "source_ref": {"oneOf": [{"$ref": mapping[kind]} for kind in kinds]},
             }
         }
-        for key, kinds in (("Live", ["live_vm"]), ("Offline", ["offline_host_path", "upload"]))
+        for key, kinds in (("Live", ["live_vm"]), ("Offline", ["offline_host_path", "upload", "remote_url"]))
     ]
 
 
@@ -288,7 +341,9 @@ class MigrationPlan(Received):
     @model_validator(mode="after")
     def _source_fits_its_reference(self) -> Self:
         if (self.source.Live is not None) != (self.source_ref.kind == "live_vm"):
-            raise ValueError("a Live source takes source_ref.kind live_vm; an Offline source takes offline_host_path or upload")
+            raise ValueError(
+                "a Live source takes source_ref.kind live_vm; an Offline source takes offline_host_path, upload or remote_url"
+            )
         return self
 
 
@@ -327,13 +382,30 @@ class DiskProgress(Model):
 
 
 class Pass(Model):
-    """`seconds` are those spent copying: what passes while the service is down does not count."""
+    """`seconds` are those spent copying: what passes while the service is down does not count. `snapshot_at`: the moment of the
+    source that it copied. `whole`: a delta that compared whole disks, since what had changed was not known for sure.
+    `bytes_checked` of what should not have changed were compared, beside `bytes`."""
 
     number: int
     kind: Literal["full", "delta", "final"]
     bytes: Bytes = 0
     seconds: float = 0.0
+    snapshot_at: Time | None = None
+    whole: bool = False
+    bytes_checked: Bytes = 0
     finished_at: Time | None = None
+
+
+class Forecast(Model):
+    """What a warm job expects, from its passes so far: of the cut-over, if it began at `at`. `expected_downtime_s` counts the
+    copying, not the guest's own shutting down and booting. It does not converge while the guest changes more than is copied."""
+
+    change_rate_bps: float
+    throughput_bps: float
+    expected_delta_bytes: Bytes
+    expected_downtime_s: float
+    converges: bool
+    at: Time
 
 
 class Difference(Model):
@@ -400,6 +472,9 @@ class Migration(Model):
     progress: Progress = Progress()
     disks: tuple[DiskProgress, ...] = ()
     passes: tuple[Pass, ...] = ()
+    forecast: Forecast | None = None
+    # From the source's shutting down to the first sign of life here.
+    downtime_s: float | None = None
     # Where its volumes are, from the moment that they have names: the host's default may change meanwhile.
     destination: str | None = None
     manifest: VmManifest | None = None
@@ -418,33 +493,6 @@ class Migration(Model):
 
 
 # ── sources: registered live platforms ───────────────────────────────────────────────────────────────────────────────
-
-
-def _colons(value: str) -> str:
-    """As browsers and `openssl x509 -fingerprint` show it, whether it came with colons or without."""
-    digits = value.replace(":", "").upper()
-    return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
-
-
-Fingerprint = Annotated[
-    str, StringConstraints(pattern=r"^([0-9A-Fa-f]{2}:){31}[0-9A-Fa-f]{2}$|^[0-9A-Fa-f]{64}$"), AfterValidator(_colons)
-]
-Endpoint = Annotated[str, StringConstraints(min_length=1, max_length=2048, pattern=r"^[^\x00-\x20\x7f]+$")]
-# A private key is the longest secret; 32 fields are more than any platform has.
-Credentials = Annotated[
-    dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], Annotated[SecretStr, Field(max_length=65536)]],
-    Field(max_length=32),
-]
-
-
-class SourceOptions(Received):
-    """What every platform takes; one that takes more has a model of its own over this one.
-
-    `fingerprint_sha256` pins the certificate that the platform must show, whoever signed it; without it, `verify_tls` asks for
-    one that this host's authorities signed."""
-
-    verify_tls: bool = True
-    fingerprint_sha256: Fingerprint | None = None
 
 
 class SourceRequest(Received):

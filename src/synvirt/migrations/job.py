@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
@@ -11,7 +12,7 @@ from synvirt.destinations import Destination
 from synvirt.errors import Cancelled, SynvirtError
 from synvirt.live import LiveAdapter
 from synvirt.migrations.rooms import Rooms
-from synvirt.model import Migration, Problem, VmManifest, now
+from synvirt.model import Disk, Migration, Problem, VmManifest, now
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -97,14 +98,20 @@ class Job:
     async def with_adapter(self, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
         """A session with the source of a Live plan, for as long as `use` takes; stops when the operator says so."""
 
-        async def session() -> T:
-            adapter = await self.adapter()
-            try:
+        async def used() -> T:
+            async with self.session() as adapter:
                 return await use(adapter)
-            finally:
-                await adapter.close()
 
-        return await self.stop.or_stop(session())
+        return await self.stop.or_stop(used())
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[LiveAdapter]:
+        """A session with the source of a Live plan, which does not stop by itself."""
+        adapter = await self.adapter()
+        try:
+            yield adapter
+        finally:
+            await adapter.close()
 
     async def adapter(self) -> LiveAdapter:
         """A new session with the source; the caller closes it."""
@@ -114,3 +121,9 @@ class Job:
         adapter = await self.rooms.connect(plan.source.Live, plan.source_ref.source_id)
         await adapter.connect()
         return adapter
+
+
+def copied_disks(job: Job) -> list[tuple[Disk, str]]:
+    """The disks that are not skipped, each with its volume."""
+    volumes = {disk.key: disk.volume for disk in job.migration.disks}
+    return [(disk, volume) for disk in job.manifest.disks if (volume := volumes[disk.key]) is not None]

@@ -13,12 +13,14 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 import structlog
 
+from synvirt.disks.sampling import ChangesMissed
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 from synvirt.errors import Cancelled, Internal, SourceUnreachable, from_code
 from synvirt.migrations.job import Job
@@ -46,13 +48,19 @@ class WorkerDied(Internal):
 
 @dataclass(frozen=True, slots=True)
 class PassDisk:
-    """A disk of a pass, ready to be read and written."""
+    """A disk of a pass, ready to be read and written. `compare` and `sample`: see the worker's DiskOrder."""
 
     key: str
     reader: ReaderSpec
     volume: str
     size_bytes: int
     checksums: tuple[ChecksumSpec, ...] = ()
+    compare: bool = False
+    sample: str | None = None
+
+
+# Opens the disks of a pass, for one attempt: what a session with a source answers is good while the session lasts.
+Opened = Callable[[], AbstractAsyncContextManager[Sequence[PassDisk]]]
 
 
 @dataclass
@@ -68,6 +76,9 @@ class Tally:
 
     def moved_bytes(self) -> int:
         return sum(disk.bytes_done for disk in self.disks.values())
+
+    def checked_bytes(self) -> int:
+        return sum(disk.bytes_checked for disk in self.disks.values() if isinstance(disk, Flushed))
 
     def progress(self) -> Progress:
         moment, done = time.monotonic(), self.moved_bytes()
@@ -87,9 +98,21 @@ class Tally:
 
 
 async def run_pass(
-    job: Job, number: int, kind: Literal["full", "delta", "final"], disks: list[PassDisk], *, fresh: bool
+    job: Job, number: int, kind: Literal["full", "delta", "final"], disks: Sequence[PassDisk], *, fresh: bool
 ) -> Pass:
     """Copy until every disk of the pass is durable on its volume; the finished pass. Errors name the disk."""
+
+    @asynccontextmanager
+    async def as_they_are() -> AsyncIterator[Sequence[PassDisk]]:
+        yield disks
+
+    return await run_opened_pass(job, number, kind, as_they_are, fresh=fresh)
+
+
+async def run_opened_pass(
+    job: Job, number: int, kind: Literal["full", "delta", "final"], opened: Opened, *, fresh: bool
+) -> Pass:
+    """The same, of disks that are opened anew for each attempt."""
     started = await _begin(job, number, kind)
     if started.finished_at is not None:
         return started
@@ -100,16 +123,11 @@ async def run_pass(
     clock = _Clock(started.seconds)
     failures = 0
     while True:
-        left = [disk for disk in disks if not _finished(marks, disk.key)]
-        order = CopyOrder(
-            disks=await job.in_thread(lambda: tuple(_disk_order(job, disk, marks, fresh=fresh) for disk in left)),  # noqa: B023
-            threads=job.rooms.copy_threads,
-            bandwidth_bps=job.migration.plan.limits.bandwidth_bps,
-            flush_every_s=job.rooms.flush_every_s,
-        )
         offsets = {key: mark.offset_bytes for key, mark in marks.items()}
         try:
-            await _run_worker(job, order, _Listener(job, number, tally, clock))
+            async with opened() as disks:
+                order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
+                await _run_worker(job, order, _Listener(job, number, tally, clock))
             break
         except (WorkerDied, SourceUnreachable) as error:
             marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
@@ -135,7 +153,12 @@ async def _begin(job: Job, number: int, kind: Literal["full", "delta", "final"])
 async def _finish(job: Job, number: int, tally: Tally, clock: "_Clock") -> Pass:
     progress = tally.progress()
     done = next(one for one in job.migration.passes if one.number == number).model_copy(
-        update={"bytes": tally.moved_bytes(), "seconds": clock.seconds(), "finished_at": now()}
+        update={
+            "bytes": tally.moved_bytes(),
+            "bytes_checked": tally.checked_bytes(),
+            "seconds": clock.seconds(),
+            "finished_at": now(),
+        }
     )
     await job.change(
         passes=tuple(done if one.number == number else one for one in job.migration.passes),
@@ -165,6 +188,16 @@ def _finished(marks: dict[str, Watermark], key: str) -> bool:
     return key in marks and marks[key].finished
 
 
+def _order(job: Job, disks: Sequence[PassDisk], marks: dict[str, Watermark], *, fresh: bool) -> CopyOrder:
+    """What is left of the pass. Blocks: a destination may have to wait for a device."""
+    return CopyOrder(
+        disks=tuple(_disk_order(job, disk, marks, fresh=fresh) for disk in disks if not _finished(marks, disk.key)),
+        threads=job.rooms.copy_threads,
+        bandwidth_bps=job.migration.plan.limits.bandwidth_bps,
+        flush_every_s=job.rooms.flush_every_s,
+    )
+
+
 def _disk_order(job: Job, disk: PassDisk, marks: dict[str, Watermark], *, fresh: bool) -> DiskOrder:
     return DiskOrder(
         key=disk.key,
@@ -173,6 +206,8 @@ def _disk_order(job: Job, disk: PassDisk, marks: dict[str, Watermark], *, fresh:
         checksums=disk.checksums,
         since_bytes=marks[disk.key].offset_bytes if disk.key in marks else 0,
         fresh=fresh,
+        compare=disk.compare,
+        sample=disk.sample,
     )
 
 
@@ -279,6 +314,8 @@ async def _run_worker(job: Job, order: CopyOrder, listener: _Listener) -> None:
         said = await stderr
     job.stop.check()
     # Stopped, but not by the operator: someone ended the worker from outside.
+    if broken is not None and broken.changes_missed:
+        raise ChangesMissed(broken.detail, hint=broken.hint)
     if broken is not None and broken.code != Cancelled.code:
         raise from_code(broken.code, broken.detail, broken.hint)
     if returncode != 0:

@@ -18,14 +18,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.copying import Copied, copy
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.checksum import Checksums
 from synvirt.disks.cloning import clone
-from synvirt.disks.specs import ChecksumSpec, ReaderSpec, WriterSpec
+from synvirt.disks.rewriting import ComparingWriter
+from synvirt.disks.sampling import ChangesMissed, blocks_to_check, differing
+from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec, WriterSpec
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
 from synvirt.model import GIB, Received
 
@@ -40,7 +42,8 @@ PROGRESS_EVERY_S = 0.25
 
 class DiskOrder(Received):
     """One disk of a pass. `since_bytes`: all before it is on the destination already. `fresh`: what is there reads as zeros,
-    or as this same pass wrote it, so zeros need no writing."""
+    or as this same pass wrote it, so zeros need no writing. `compare`: what is there may be right already, and is then left as
+    it is. `sample`: what the reader's extents leave out is looked at here and there, at places that hang on this text."""
 
     key: str
     reader: ReaderSpec
@@ -48,9 +51,14 @@ class DiskOrder(Received):
     checksums: tuple[ChecksumSpec, ...] = ()
     since_bytes: int = 0
     fresh: bool = True
+    compare: bool = False
+    sample: str | None = None
 
 
 class CopyOrder(Received):
+    # What is wrong with an order is said without its content: it may hold credentials of a file elsewhere.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
     disks: tuple[DiskOrder, ...]
     threads: int | None = None
     bandwidth_bps: int | None = None
@@ -68,7 +76,8 @@ class Moved(Received):
 
 
 class Flushed(Received):
-    """Every byte before `offset_bytes` is durable on the destination; `finished`: all of the pass is."""
+    """Every byte before `offset_bytes` is durable on the destination; `finished`: all of the pass is, and of what should not
+    have changed `bytes_checked` were compared."""
 
     message: Literal["flushed"] = "flushed"
     key: str
@@ -77,10 +86,14 @@ class Flushed(Received):
     bytes_done: int
     bytes_zero: int
     finished: bool = False
+    bytes_checked: int = 0
 
 
 class Broken(Received):
+    """`changes_missed`: what was not to be copied has changed, so the source's change tracking is wrong."""
+
     message: Literal["broken"] = "broken"
+    changes_missed: bool = False
     key: str | None
     code: str
     detail: str
@@ -99,7 +112,8 @@ def carry_out(order: CopyOrder, say: Callable[[Moved | Flushed | Broken], None],
             key = disk.key
             _copy_disk(disk, order, say, stop)
     except SynvirtError as error:
-        say(Broken(key=key, code=error.code, detail=_about(key, error.detail), hint=error.hint))
+        missed = isinstance(error, ChangesMissed)
+        say(Broken(key=key, code=error.code, detail=_about(key, error.detail), hint=error.hint, changes_missed=missed))
         raise
     except Exception as error:
         detail = f"the copy worker failed: {type(error).__name__}: {error}"
@@ -125,7 +139,7 @@ def _copy_disk(
                 )
             )
 
-    def flushed(copied: Copied, *, finished: bool = False) -> None:
+    def flushed(copied: Copied, *, finished: bool = False, bytes_checked: int = 0) -> None:
         say(
             Flushed(
                 key=disk.key,
@@ -134,6 +148,7 @@ def _copy_disk(
                 bytes_done=copied.bytes_done,
                 bytes_zero=copied.bytes_zero,
                 finished=finished,
+                bytes_checked=bytes_checked,
             )
         )
 
@@ -157,7 +172,29 @@ def _copy_disk(
             raise
         # Not finished before the archive's own digest says that what was copied is what was exported.
         checksums.verify()
-        flushed(copied, finished=True)
+        flushed(copied, finished=True, bytes_checked=_sampled(disk, reader, copied.bytes_total))
+
+
+def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int) -> int:
+    """How many bytes were compared. ChangesMissed."""
+    if disk.sample is None:
+        return 0
+    written = open_reader(_written(disk.writer))
+    try:
+        offset, checked = differing(reader, written, disk.sample, blocks_to_check(delta_bytes))
+    finally:
+        written.close()
+    if offset is not None:
+        raise ChangesMissed(
+            f"the source called the block at offset {offset} unchanged, and it has changed",
+            hint="its change tracking cannot be trusted: look for a newer version of the platform, and check its disks",
+        )
+    return checked
+
+
+def _written(writer: WriterSpec) -> ReaderSpec:
+    """A volume, to be read back."""
+    return RawSpec(path=writer.path, length=writer.size_bytes)
 
 
 @contextlib.contextmanager
@@ -167,6 +204,9 @@ def _opened(disk: DiskOrder) -> Iterator[tuple[DiskReader, DiskWriter]]:
         stack.callback(reader.close)
         writer = open_writer(disk.writer)
         stack.callback(writer.close)
+        if disk.compare:
+            writer = ComparingWriter(writer, open_reader(_written(disk.writer)))
+            stack.callback(writer.close)
         yield reader, writer
 
 

@@ -1,0 +1,77 @@
+"""What a warm job may expect of its cut-over: how fast the guest changes against how fast its changes are copied. No I/O.
+
+pass      1 full ───────▶ 2 delta ──▶ 3 delta ─▶ …  final
+snapshot  t1              t2          t3            change rate = bytes of a delta / time since the snapshot before
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise
+
+from synvirt.model import MIB, Forecast, Pass
+
+# Guests change by fits and starts: the last few deltas say more than the last one.
+DELTAS_LOOKED_AT = 3
+# What is copied in less than this long measures connecting, not copying.
+MEASURED_LEAST_S = 0.5
+
+
+def forecast(passes: Sequence[Pass], *, at: datetime) -> Forecast | None:
+    """None, before the first delta has been copied."""
+    done = [one for one in passes if one.finished_at is not None and one.snapshot_at is not None]
+    rate = _change_rate(done)
+    throughput = _throughput(done)
+    if rate is None or throughput is None:
+        return None
+    last = done[-1]
+    # What changes until the guest is off: since the last snapshot, and that was when its pass began.
+    since_s = (at - last.snapshot_at).total_seconds() if last.snapshot_at is not None else last.seconds
+    expected = int(rate * max(since_s, 0.0))
+    return Forecast(
+        change_rate_bps=round(rate, 1),
+        throughput_bps=round(throughput, 1),
+        expected_delta_bytes=expected,
+        expected_downtime_s=round(_fixed_s(done, throughput) + expected / throughput, 3),
+        converges=rate < throughput,
+        at=at,
+    )
+
+
+def why_not(passes: Sequence[Pass]) -> str:
+    """Why the deltas do not become small, for a person."""
+    deltas = [one for one in passes if one.kind == "delta" and one.finished_at is not None]
+    done = [one for one in passes if one.finished_at is not None and one.snapshot_at is not None]
+    rate, throughput = _change_rate(done), _throughput(done)
+    sizes = ", ".join(f"{one.bytes / MIB:.1f}" for one in deltas[-5:])
+    told = f"its last deltas had {sizes} MiB"
+    if rate is None or throughput is None:
+        return told
+    told += f"; it changes {rate / MIB:.1f} MiB/s, and {throughput / MIB:.1f} MiB/s are copied"
+    if rate >= throughput:
+        return f"{told}: it changes faster than it is copied, and more passes would not help"
+    return f"{told}: what changes during one pass is too much for the next"
+
+
+def _change_rate(done: Sequence[Pass]) -> float | None:
+    """Bytes a second over the last deltas."""
+    pairs = [(before, one) for before, one in pairwise(done) if one.kind == "delta" and not one.whole]
+    changed = elapsed = 0.0
+    for before, one in pairs[-DELTAS_LOOKED_AT:]:
+        if before.snapshot_at is not None and one.snapshot_at is not None:
+            changed += one.bytes
+            elapsed += max((one.snapshot_at - before.snapshot_at).total_seconds(), 0.001)
+    return changed / elapsed if elapsed else None
+
+
+def _throughput(done: Sequence[Pass]) -> float | None:
+    """Of the pass that moved most: small ones measure what a pass costs by itself."""
+    largest = max(done, key=lambda one: one.bytes, default=None)
+    if largest is None or not largest.bytes:
+        return None
+    return largest.bytes / max(largest.seconds, MEASURED_LEAST_S)
+
+
+def _fixed_s(done: Sequence[Pass], throughput: float) -> float:
+    """What a pass costs beside its bytes: the snapshot, the worker, the connections. Of the leanest delta so far."""
+    spent = [one.seconds - one.bytes / throughput for one in done if one.kind != "full"]
+    return max(0.0, min(spent, default=0.0))

@@ -1,0 +1,393 @@
+"""The live source of a job: shut down, frozen for each pass, asked what changed, left alone at the end. asyncio.
+
+    snapshot n ─▶ noted ─▶ read (since snapshot n - 1) ─▶ n - 1 goes ─▶ n is released: its change ids alone stay
+                              │ gone? taken anew            not before n is copied: until then n - 1 is what n builds on
+                              │ change tracking lost, or found to lie? whole disks are compared
+
+Change tracking is not trusted: each delta also looks at some of what it leaves out (`disks.sampling`).
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Literal, TypeVar
+
+import structlog
+
+from synvirt.disks.sampling import ChangesMissed
+from synvirt.errors import (
+    CbtReset,
+    CbtUnsupported,
+    Conflict,
+    DeltaTooLarge,
+    PersistFailed,
+    SnapshotFailed,
+    SourceUnreachable,
+    SynvirtError,
+    from_code,
+)
+from synvirt.live import LiveAdapter, SnapshotRef
+from synvirt.migrations.forecast import forecast, why_not
+from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.passes import PassDisk, run_opened_pass
+from synvirt.model import Disk, Mode, Pass, VmManifest, now
+from synvirt.store import Watermark
+
+Kind = Literal["full", "delta", "final"]
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+# Change tracking may be lost once by bad luck (a host that crashed): the whole disk is compared again. A source that loses it
+# again and again will never converge.
+CBT_RESETS_MAX = 1
+# A snapshot is gone when its host was restarted in the middle of a pass. One that never lasts for a pass is no use.
+RETAKES_MAX = 3
+# A job that holds for its cut-over, with no interval of its own: deltas stay small, and the source is not snapshot for ever.
+HOLD_INTERVAL_S = 60.0
+# The operator asks for the cut-over: what has changed since an older snapshot is copied once more while the guest still runs.
+FRESH_S = 30.0
+# Between questions that the source did not answer: it may be away for a minute.
+SOURCE_PAUSES_S = (1, 2, 4, 8, 16, 30)
+
+
+def vm_id(job: Job) -> str:
+    if job.migration.plan.source_ref.kind != "live_vm":
+        raise RuntimeError("an Offline plan has no source VM")
+    return job.migration.plan.source_ref.vm_id
+
+
+def is_warm(job: Job) -> bool:
+    return job.migration.mode_effective is Mode.WARM
+
+
+# ── the passes of a job ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def copy_full(job: Job) -> None:
+    """The first pass; of a guest that runs on, or was shut down for it."""
+    if is_warm(job) and not job.migration.passes:
+        await _track_changes(job)
+    if not is_warm(job):
+        await _shut_down(job)
+    await _copy(job, 1, "full")
+    if not is_warm(job):
+        # Nothing will build on it: all of it goes at once, while the source is at hand.
+        await _let_go(job, 1)
+
+
+async def sync(job: Job) -> bool:
+    """One delta; is it time to cut over? DeltaTooLarge, when it never will be."""
+    warm, last = job.migration.plan.warm, job.migration.passes[-1]
+    if last.finished_at is None:  # a crash left it: later deltas build on it, so it comes first
+        return await _converged(job, await _copy(job, last.number, "delta"))
+    deltas = [one for one in job.migration.passes if one.kind == "delta"]
+    if warm.cutover == "auto" and len(deltas) >= warm.max_passes:
+        raise DeltaTooLarge(
+            f"after {len(deltas)} delta passes the guest still changes over {warm.delta_threshold_bytes} bytes a pass: "
+            f"{why_not(job.migration.passes)}",
+            hint="try when the guest is quieter, raise warm.delta_threshold_bytes or warm.max_passes, or migrate cold",
+        )
+    if deltas and await _asked_while_waiting(job) and _age_s(last) <= FRESH_S:
+        return True
+    return await _converged(job, await _copy(job, last.number + 1, "delta"))
+
+
+async def cut_over(job: Job) -> None:
+    """The source off, and the last of its changes copied. A source that somebody powered on again while the service was away
+    has changed since its final snapshot: it is shut down, and one more final pass follows."""
+    was_on = await power_state(job) != "off"
+    last = job.migration.passes[-1]
+    if last.finished_at is None:
+        last = await _copy(job, last.number, last.kind)
+    await _shut_down(job)
+    if was_on or last.kind != "final":
+        await _copy(job, last.number + 1, "final")
+
+
+async def refuse_living(job: Job) -> None:
+    """Conflict, when the source is on, or may be: two of one guest would both write, answer and be believed."""
+    if job.migration.boot_sign is not None:
+        return
+    state = await power_state(job)
+    if state != "off":
+        raise Conflict(
+            f"the source {job.manifest.name} was shut down for the cut-over, and is {state} again: it is not started here",
+            hint="the copy is kept, and lacks what the source wrote since; shut the source down and submit anew",
+        )
+
+
+async def leave(job: Job) -> None:
+    """The guest lives here now: mark the source VM, and leave no snapshot of ours on it. It does live here: what cannot be
+    tidied up at the source is told, stays in the ledger, and costs nobody the guest."""
+    note = f"migrated to {job.migration.name} ({job.id})"
+    try:
+        await _at_source(job, lambda adapter: adapter.mark(vm_id(job), note))
+        for one in job.migration.passes:
+            await _let_go(job, one.number)
+    except PersistFailed:
+        raise
+    except SynvirtError as error:
+        job.stop.check()
+        log.warning("the source is not tidied up", job=str(job.id), cause=error.detail)
+        told = from_code(
+            error.code,
+            f"the guest runs here; its source could not be tidied up: {error.detail}",
+            "remove what is named synvirt- there, and see that the old VM does not start by itself",
+        )
+        await job.change(last_error=job.problem(told, fatal=False))
+
+
+async def _track_changes(job: Job) -> None:
+    """The automatic downgrade, where it shows only by trying that the source cannot track this VM's changes."""
+    if all(disk.cbt_enabled for disk in job.manifest.disks):
+        return
+    try:
+        await _at_source(job, lambda adapter: adapter.enable_cbt(vm_id(job)))
+    except CbtUnsupported as error:
+        told = CbtUnsupported(
+            f"{job.manifest.name} cannot be copied warm, so the job runs cold: {error.detail}",
+            hint="the guest is shut down for the whole copy; cancel if that does not suit",
+        )
+        await job.change(mode_effective=Mode.COLD, last_error=job.problem(told, fatal=False))
+
+
+async def _converged(job: Job, delta: Pass) -> bool:
+    warm = job.migration.plan.warm
+    if warm.cutover == "manual":
+        return await job.in_thread(job.rooms.store.cutover_requested, job.id)
+    # Where change tracking lies every pass reads whole disks, the last one too: more of them bring nothing.
+    distrusted = await job.in_thread(job.rooms.store.noted, job.id, "distrusted") is not None
+    return distrusted or delta.bytes <= warm.delta_threshold_bytes
+
+
+async def _asked_while_waiting(job: Job) -> bool:
+    """Wait until the next delta is due; true as soon as the operator of a job that is held asks for the cut-over."""
+    warm = job.migration.plan.warm
+    held = warm.cutover == "manual"
+    left = warm.interval_s or (HOLD_INTERVAL_S if held else 0)
+    while True:
+        if held and await job.in_thread(job.rooms.store.cutover_requested, job.id):
+            return True
+        if left <= 0:
+            return False
+        await job.stop.sleep(min(left, 1))
+        left -= 1
+
+
+def _age_s(one: Pass) -> float:
+    return float("inf") if one.snapshot_at is None else (now() - one.snapshot_at).total_seconds()
+
+
+# ── one pass ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _copy(job: Job, number: int, kind: Kind) -> Pass:
+    """Pass `number`, whatever becomes of snapshots and change tracking meanwhile; then let go of what nobody needs."""
+    source_ref = job.migration.plan.source_ref
+    if source_ref.kind != "live_vm":
+        raise RuntimeError("an Offline plan has no source VM")
+    done = next((one for one in job.migration.passes if one.number == number and one.finished_at is not None), None)
+    if done is None:
+        async with job.rooms.slots.held(source_ref.source_id, job.stop.sleep, urgent=kind == "final"):
+            while done is None:
+                done = await _tried(job, number, kind)
+    if number > 1:
+        await _let_go(job, number - 1)
+    await _at_source(job, lambda adapter: adapter.release(vm_id(job), _snapshot_name(job, number)))
+    await job.change(forecast=forecast(job.migration.passes, at=now()))
+    return done
+
+
+async def _tried(job: Job, number: int, kind: Kind) -> Pass | None:
+    """The pass; None, when it must be tried again from what was noted."""
+    store = job.rooms.store
+    snapshot = await _snapshot(job, number)
+    whole = await job.in_thread(_is_whole, job, number)
+    before = await _noted_snapshot(job, number - 1) if number > 1 and not whole else None
+    retaken = await job.in_thread(store.noted, job.id, f"retaken:{number}") is not None
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Sequence[PassDisk]]:
+        async with job.session() as adapter:
+            yield await job.stop.or_stop(_opened_disks(job, adapter, snapshot, before, number))
+
+    await _stamp(job, number, kind, whole=whole and number > 1)
+    try:
+        # Only a first pass meets volumes that still read as zeros.
+        return await run_opened_pass(job, number, kind, opened, fresh=number == 1 and not retaken)
+    except SnapshotFailed as error:
+        await _retake(job, number, error)
+    except ChangesMissed as error:
+        await _distrust(job, number, error)
+    except CbtReset as error:
+        await _allow_reset(job, number, error)
+    return None
+
+
+async def _opened_disks(
+    job: Job, adapter: LiveAdapter, snapshot: SnapshotRef, before: SnapshotRef | None, number: int
+) -> list[PassDisk]:
+    async def opened(disk: Disk, volume: str) -> PassDisk:
+        since = None if before is None else before.change_ids.get(disk.key)
+        if before is not None and since is None:
+            raise CbtReset(f"disk {disk.key} has no change id in snapshot {before.id}")
+        reader = await adapter.open_disk(vm_id(job), snapshot, disk, since)
+        sample = None if since is None else f"{job.id} {number} {disk.key}"
+        return PassDisk(disk.key, reader, volume, disk.capacity_bytes, compare=since is None and number > 1, sample=sample)
+
+    return [await opened(disk, volume) for disk, volume in copied_disks(job)]
+
+
+async def _stamp(job: Job, number: int, kind: Kind, *, whole: bool) -> None:
+    """The pass in the job's document, with the moment that it copies."""
+    at = await job.in_thread(job.rooms.store.noted, job.id, f"snapshot_at:{number}")
+    stamped = {"snapshot_at": None if at is None else datetime.fromisoformat(at), "whole": whole}
+    passes = list(job.migration.passes)
+    if not passes or passes[-1].number != number:
+        passes.append(Pass(number=number, kind=kind))
+    passes[-1] = passes[-1].model_copy(update=stamped)
+    await job.change(passes=tuple(passes))
+
+
+# ── what goes wrong with it ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _is_whole(job: Job, number: int) -> bool:
+    """Blocks. Does this pass read whole disks? Since their change tracking was lost, or once it was found to lie."""
+    store = job.rooms.store
+    return store.noted(job.id, f"whole:{number}") is not None or store.noted(job.id, "distrusted") is not None
+
+
+async def _from_the_start(job: Job, number: int) -> None:
+    """Nothing that the pass copied so far counts: what comes next is another moment of the source, or other extents. Before
+    the note that says so, for a crash in between leaves a pass that is run again as it was."""
+    store = job.rooms.store
+    for key in await job.in_thread(store.watermarks, job.id, number):
+        nothing = Watermark(
+            disk_key=key, pass_number=number, offset_bytes=0, bytes_total=0, bytes_done=0, bytes_zero=0, finished=False
+        )
+        await job.in_thread(store.put_watermark, job.id, nothing)
+
+
+async def _retake(job: Job, number: int, error: SnapshotFailed) -> None:
+    """The snapshot is no more. Another is taken under its name, which holds all that changed since the one before it."""
+    store = job.rooms.store
+    retakes = int(await job.in_thread(store.noted, job.id, f"retaken:{number}") or 0)
+    if retakes >= RETAKES_MAX:
+        raise error
+    log.warning("the snapshot is taken anew", job=str(job.id), number=number, cause=error.detail)
+    await job.in_thread(store.note, job.id, f"retaken:{number}", str(retakes + 1))
+    await _from_the_start(job, number)
+    await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), _snapshot_name(job, number)))
+    await job.in_thread(store.note, job.id, f"snapshot:{number}", "")
+
+
+async def _allow_reset(job: Job, number: int, error: CbtReset) -> None:
+    """Note that pass `number` reads whole disks; the error itself, when that happened before."""
+    resets = int(await job.in_thread(job.rooms.store.noted, job.id, "cbt_resets") or 0)
+    if resets >= CBT_RESETS_MAX:
+        raise error
+    await _from_the_start(job, number)
+    await job.in_thread(job.rooms.store.note, job.id, f"whole:{number}", "change tracking was reset")
+    await job.in_thread(job.rooms.store.note, job.id, "cbt_resets", str(resets + 1))
+    await job.change(last_error=job.problem(error, fatal=False))
+
+
+async def _distrust(job: Job, number: int, error: ChangesMissed) -> None:
+    """Note that this pass and all after it read whole disks, the last one too: there is nothing else to go by."""
+    await _from_the_start(job, number)
+    await job.in_thread(job.rooms.store.note, job.id, "distrusted", error.detail)
+    told = ChangesMissed(
+        f"{error.detail}. From here on whole disks are compared, also while the guest is off for the cut-over",
+        hint=error.hint,
+    )
+    await job.change(last_error=job.problem(told, fatal=False))
+
+
+# ── the source itself ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _at_source(job: Job, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
+    """In a session of its own; asked again while the source does not answer."""
+    for pause in SOURCE_PAUSES_S:
+        try:
+            return await job.with_adapter(use)
+        except SourceUnreachable as error:
+            log.warning("the source does not answer", job=str(job.id), cause=error.detail)
+            await job.stop.sleep(pause)
+    return await job.with_adapter(use)
+
+
+async def power_state(job: Job) -> str:
+    return (await _at_source(job, lambda adapter: adapter.inspect(vm_id(job)))).power_state
+
+
+async def _shut_down(job: Job) -> None:
+    """Off when it returns; in the ledger first, so that a failed job powers it on again, if it was on."""
+    if job.manifest.power_state == "on":
+        await job.record("source_power", vm_id(job))
+    if await power_state(job) != "off":
+        # A guest that somebody powered on in between was not down until now.
+        await job.in_thread(job.rooms.store.note, job.id, "down_since", now().isoformat())
+    await _at_source(job, lambda adapter: adapter.shutdown(vm_id(job)))
+
+
+async def measure_downtime(job: Job) -> None:
+    """From the source's shutting down to the first sign of life here, once."""
+    since = await job.in_thread(job.rooms.store.noted, job.id, "down_since")
+    if since is not None and job.migration.boot_sign is not None and job.migration.downtime_s is None:
+        await job.change(downtime_s=round((now() - datetime.fromisoformat(since)).total_seconds(), 3))
+
+
+def _snapshot_name(job: Job, number: int) -> str:
+    return f"synvirt-{job.id}-{number}"
+
+
+async def _snapshot(job: Job, number: int) -> SnapshotRef:
+    """The snapshot of this pass, made once; its change ids are noted before anything relies on them, and before the snapshot
+    before it goes. Conflict, when the VM has other disks by now than the job began with."""
+    noted = await _noted_snapshot(job, number)
+    if noted is not None:
+        return noted
+    name = _snapshot_name(job, number)
+    await job.record("snapshot", name)
+
+    async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest]:
+        return await adapter.snapshot(vm_id(job), name), await adapter.inspect(vm_id(job))
+
+    made, manifest = await _at_source(job, make)
+    _refuse_other_disks(job, manifest)
+    await job.in_thread(job.rooms.store.note, job.id, f"snapshot_at:{number}", now().isoformat())
+    await job.in_thread(job.rooms.store.note, job.id, f"snapshot:{number}", made.model_dump_json())
+    return made
+
+
+def _refuse_other_disks(job: Job, manifest: VmManifest) -> None:
+    """A disk that came, went or was resized since the job began: the copy would lack it, or not be the VM's."""
+    skipped = set(job.migration.plan.skip_disks)
+    began = {disk.key: disk.capacity_bytes for disk in job.manifest.disks if disk.key not in skipped}
+    present = {disk.key: disk.capacity_bytes for disk in manifest.disks if disk.key not in skipped}
+    changes = [f"disk {key} of {present[key]} bytes was added" for key in present.keys() - began.keys()]
+    changes += [f"disk {key} was removed" for key in began.keys() - present.keys()]
+    changes += [
+        f"disk {key} was resized from {began[key]} to {present[key]} bytes"
+        for key in began.keys() & present.keys()
+        if began[key] != present[key]
+    ]
+    if changes:
+        raise Conflict(
+            f"{manifest.name} has other disks than when the job began: {'; '.join(sorted(changes))}",
+            hint="submit the plan anew; a disk that is not to come along goes into skip_disks",
+        )
+
+
+async def _noted_snapshot(job: Job, number: int) -> SnapshotRef | None:
+    noted = await job.in_thread(job.rooms.store.noted, job.id, f"snapshot:{number}")
+    return SnapshotRef.model_validate_json(noted) if noted else None
+
+
+async def _let_go(job: Job, number: int) -> None:
+    name = _snapshot_name(job, number)
+    await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name))
+    await job.strike("snapshot", name)
