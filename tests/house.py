@@ -14,14 +14,17 @@ from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.beneath import resolve_beneath
 from synvirt.guests import GuestPreparer
+from synvirt.keyring import Keyring
 from synvirt.live import LiveAdapter
 from synvirt.migrations.advance import advance
 from synvirt.migrations.board import Board
 from synvirt.migrations.intake import Intake, check_plan
 from synvirt.migrations.job import Stop
 from synvirt.migrations.rooms import Rooms
+from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.uploads import Uploads
 from synvirt.model import ENDS, LiveKind, Migration, MigrationPlan, OfflineKind, State
+from synvirt.offline.elsewhere import Rules
 from synvirt.offline.registry import BY_KIND, detect
 from synvirt.settings import Settings
 from synvirt.store import Store
@@ -65,6 +68,7 @@ class House:
         (folder / "volumes").mkdir(exist_ok=True)
         self.destination: Destination = destination or DirectoryDestination(folder / "volumes")
         self.board = Board()
+        self.secrets = JobSecrets(self.store, Keyring(folder / "migrator.key"))
         self.rooms = Rooms(
             store=self.store,
             board=self.board,
@@ -72,7 +76,9 @@ class House:
             resolve=lambda path: resolve_beneath(self.imports, path),
             upload_path=lambda upload_id: self.uploads.get(upload_id).path,
             importers=BY_KIND if real_importers else {OfflineKind.OVF_FOLDER: FakeImporter(family)},
-            detect=lambda path: detect(path, self.imports) if real_importers else FakeImporter(family),
+            detect=detect if real_importers else (lambda path, root: FakeImporter(family)),
+            secret_of=self.secrets.opened,
+            remote_rules=Rules(allowed_hosts=("127.0.0.0/8",)),
             connect=self.connect,
             destinations={"chosen": self.destination, **(others or {})},
             hypervisor=self.hypervisor,
@@ -89,6 +95,7 @@ class House:
             check=(lambda plan: check_plan(self.rooms, plan)) if real_importers else (lambda plan: None),
             begin=lambda job_id: None,
             wake=self.wake,
+            secrets=self.secrets,
         )
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:

@@ -1,5 +1,6 @@
 """Outside programs: how they are run, heard, stopped, and that none outlives whoever started it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -75,6 +76,16 @@ def test_a_guarded_program_and_its_children_die_with_whoever_runs_it(tmp_path: P
         runner.send_signal(sign)
         runner.wait()
     assert_ends(int((tmp_path / "child").read_text()))
+
+
+def test_a_daemon_left_behind_does_not_hold_up_whoever_ran_it(tmp_path: Path) -> None:
+    """As virt-v2v leaves a qemu-nbd behind when it fails."""
+    with pytest.raises(ProgramFailed, match="no key"):
+        run(["sh", "-c", f"setsid sleep 600 & echo $! > {tmp_path}/pid; echo no key >&2; exit 1"], timeout_s=60, tell=print)
+    pid = int((tmp_path / "pid").read_text())
+    assert _lives(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert_ends(pid)
 
 
 def assert_ends(pid: int) -> None:

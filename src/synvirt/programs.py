@@ -9,16 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from synvirt.errors import Cancelled, Internal, SynvirtError
 
 # Enough to say what went wrong, not enough to fill a log.
 STDERR_KEPT_CHARS = 2000
+STDERR_READ_BYTES = 256 << 10
 LINE_KEPT_CHARS = 65536
 # A grandchild may hold the output open after the program has ended.
 LINES_LATE_S = 5
@@ -69,13 +72,15 @@ def run(
     with contextlib.ExitStack() as held:
         if guarded:
             found = [sys.executable, "-I", "-S", str(GUARD), *found]
+        # A file, not a pipe: a daemon that the program leaves behind may hold a pipe open, and reading it would never end.
+        said = held.enter_context(tempfile.TemporaryFile())
         lines = held.enter_context(_Lines(tell)) if tell else None
         child = held.enter_context(
             subprocess.Popen(
                 found,
                 stdin=held.enter_context(_life_line()) if guarded else subprocess.DEVNULL,
                 stdout=lines.write_end if lines else subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=said,
                 text=True,
                 errors="replace",
                 env=_environment(env),
@@ -85,29 +90,34 @@ def run(
         )
         if lines:
             lines.started()
-        stdout, stderr = _end_of(child, name, time.monotonic() + timeout_s, stop)
-    if child.returncode != 0:
-        raise ProgramFailed(name, child.returncode, stderr)
+        stdout, timely = _end_of(child, time.monotonic() + timeout_s, stop)
+        stderr = _tail(said)
+    if not timely or child.returncode != 0:
+        raise ProgramFailed(name, child.returncode if timely else None, stderr)
     return Output(stdout or "", stderr)
 
 
-def _end_of(
-    child: "subprocess.Popen[str]", name: str, deadline: float, stop: Callable[[], bool] | None
-) -> tuple[str | None, str]:
+def _end_of(child: "subprocess.Popen[str]", deadline: float, stop: Callable[[], bool] | None) -> tuple[str | None, bool]:
+    """What it wrote, and whether it ended by itself before the deadline."""
     while True:
         try:
-            return child.communicate(timeout=0.2 if stop else deadline - time.monotonic())
+            return child.communicate(timeout=0.2 if stop else max(0, deadline - time.monotonic()))[0], True
         except subprocess.TimeoutExpired:
             cancelled = stop is not None and stop()
             if cancelled or time.monotonic() >= deadline:
                 end_group(child)
-                _, stderr = child.communicate()
+                child.wait()
                 if cancelled:
                     raise Cancelled from None
-                raise ProgramFailed(name, None, stderr) from None
+                return None, False
         except BaseException:
             end_group(child)
             raise
+
+
+def _tail(said: IO[bytes]) -> str:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - STDERR_READ_BYTES))
+    return said.read().decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -140,20 +150,20 @@ class _Lines:
         self._thread.start()
 
     def _read(self) -> None:
-        # A program that never ends its line is heard in pieces.
-        while line := self._stream.readline(LINE_KEPT_CHARS):
-            try:
-                self._tell(line.rstrip("\n"))
-            except BaseException as error:
-                self._error = self._error or error
+        with self._stream:
+            # A program that never ends its line is heard in pieces.
+            while line := self._stream.readline(LINE_KEPT_CHARS):
+                try:
+                    self._tell(line.rstrip("\n"))
+                except BaseException as error:
+                    self._error = self._error or error
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self._thread.ident is None:
             os.close(self.write_end)
+            self._stream.close()
         else:
             self._thread.join(LINES_LATE_S)
-        if not self._thread.is_alive():
-            self._stream.close()
         if kind is None and self._error is not None:
             raise self._error
 

@@ -34,7 +34,8 @@ ENVIRONMENT = (
 )
 # One of them starts the installer of the guest agent when Windows comes up.
 SERVICE_STARTERS = ("rhsrvany.exe", "pvvxsvc.exe")
-AGENT_FOLDER = "guest-agent"
+# ISO 9660 by itself, without Joliet, knows no hyphen.
+AGENT_FOLDERS = {"guest-agent", "guest_agent"}
 
 # What the tool says, and what it means to an operator. First match wins.
 _CAUSES = (
@@ -82,7 +83,7 @@ class VirtV2vInPlace:
                 f"the virtio driver image {self._iso.name} is missing, and {_WHY}",
                 hint="put virtio-win.iso where the setting virtio_win_iso says",
             )
-        if AGENT_FOLDER in top_names(self._iso) and not any((self._virt_tools / name).exists() for name in SERVICE_STARTERS):
+        if AGENT_FOLDERS & top_names(self._iso) and not any((self._virt_tools / name).exists() for name in SERVICE_STARTERS):
             raise V2vFailed(
                 f"{self._iso.name} brings a guest agent, and what installs it is missing: {' or '.join(SERVICE_STARTERS)}",
                 hint="put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says",
@@ -96,18 +97,13 @@ class VirtV2vInPlace:
             domain = Path(work, "guest.xml")
             domain.write_bytes(_domain(manifest, laid))
             argv = [PROGRAM, "--machine-readable=stream:stdout", "-i", "libvirtxml", str(domain)]
+            env = {**self._environment(), "TMPDIR": work}
             try:
-                run(
-                    argv,
-                    timeout_s=TIMEOUT_S,
-                    env=self._environment(),
-                    stop=stop,
-                    tell=said.line,
-                    guarded=True,
-                    missing=V2vFailed,
-                )
+                run(argv, timeout_s=TIMEOUT_S, env=env, stop=stop, tell=said.line, guarded=True, missing=V2vFailed)
             except ProgramFailed as error:
                 raise _failed(manifest, said.last("error") or _last_line(error.stderr) or error.detail) from error
+            finally:
+                overlays.let_go(self._folder / name)
         if said.heard(_WITHOUT_DRIVERS):
             raise _failed(manifest, said.last("warning") or said.last("info") or "no driver was installed")
 

@@ -1,0 +1,1 @@
+"""Guests made ready to run here."""

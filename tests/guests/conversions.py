@@ -1,0 +1,66 @@
+"""What virt-v2v needs on a machine without a kernel of its own: one for libguestfs' appliance, made once and kept."""
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from synvirt.model import Disk, GuestOs, VmManifest
+from synvirt.programs import run
+from synvirt.sample.pieces import cache_dir, gather
+from tests.needs import need
+
+MIB = 1 << 20
+NAME = "7e57ab1e-0000-4000-8000-000000000001"
+
+
+def KVM() -> bool:  # noqa: N802
+    return False
+
+
+def need_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages, and the environment that an administrator of a host without a kernel in /boot would set."""
+    need("virt-v2v-in-place", "virt-v2v")
+    need("mkntfs", "ntfs-3g")
+    need("hivexregedit", "libwin-hivex-perl")
+    need("genisoimage", "genisoimage")
+    need("depmod", "kmod")
+    for key, value in _environment(cache_dir() / "libguestfs").items():
+        monkeypatch.setenv(key, value)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        pieces = gather(cache_dir())
+        version = pieces.kernel_version
+        modules = folder / version / "lib" / "modules" / version
+        if not (folder / version / "whole").exists():
+            shutil.rmtree(folder / version, ignore_errors=True)
+            source = pieces.kernel.parent.parent / "lib" / "modules" / version
+            shutil.copytree(source, modules, symlinks=True, ignore=shutil.ignore_patterns("build", "source"))
+            run(["depmod", "-b", str(folder / version), version], timeout_s=120)
+            (folder / version / "whole").touch()
+    return {
+        "SUPERMIN_KERNEL": os.fspath(pieces.kernel),
+        "SUPERMIN_KERNEL_VERSION": version,
+        "SUPERMIN_MODULES": os.fspath(modules),
+        "LIBGUESTFS_CACHEDIR": os.fspath(folder),
+        "LIBGUESTFS_MEMSIZE": "768",
+    }
+
+
+def manifest() -> VmManifest:
+    return VmManifest(
+        vm_id="phony",
+        name="phony",
+        power_state="off",
+        firmware="bios",
+        cpu_count=1,
+        memory_bytes=1024 * MIB,
+        guest_os=GuestOs(family="windows", id="windows2019srvNext-64", name="Windows Server 2022"),
+        disks=(Disk(key="disk-0", label="disk-0", capacity_bytes=182 * MIB, format="raw", bus="sata"),),
+    )

@@ -1,0 +1,169 @@
+"""Drivers put into a Windows guest by the real virt-v2v-in-place: a phony Windows, and what it is like afterwards."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from synvirt.errors import Cancelled, V2vFailed
+from synvirt.guests.virt_v2v import VirtV2vInPlace
+from synvirt.model import State
+from synvirt.programs import run
+from tests.guests import phony_windows
+from tests.guests.conversions import KVM, NAME, manifest, need_conversions
+from tests.house import House, offline_plan
+from tests.processes import children
+
+# An appliance starts three times in a conversion, each some 15 s without KVM, and longer beside other tests.
+pytestmark = pytest.mark.timeout(900)
+
+
+class Lab:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.disk = folder / "windows.raw"
+        self.said: list[tuple[str, str]] = []
+
+    def windows(self, **state: bool) -> str:
+        phony_windows.disk(self.disk, self.folder, **state)
+        return str(self.disk)
+
+    def preparer(self, **iso: str | bool) -> VirtV2vInPlace:
+        image = phony_windows.driver_image(self.folder / "virtio.iso", self.folder, **iso)  # type: ignore[arg-type]
+        return VirtV2vInPlace(self.folder / "conversions", image, self.folder / "no-tools", kvm=KVM)
+
+    def convert(self, preparer: VirtV2vInPlace, stop: Callable[[], bool] = lambda: False) -> None:
+        preparer.convert(NAME, manifest(), [str(self.disk)], lambda kind, text: self.said.append((kind, text)), stop)
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.disk.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    need_conversions(monkeypatch)
+    return Lab(tmp_path)
+
+
+def assert_converted(raw: Path, work: Path) -> None:
+    """The registry of the result, read by another tool: viostor is a service that starts at boot, and its file is there."""
+    with phony_windows.volume_of(raw, work) as root:
+        assert (root / "Windows/System32/drivers/viostor.sys").read_text() == "phony viostor.sys"
+        hive = root / "Windows/System32/config/SYSTEM"
+        key = r"ControlSet001\Services\viostor"
+        exported = run(["hivexregedit", "--export", "--unsafe-printable-strings", str(hive), key], timeout_s=60).stdout
+    assert '"Start"=dword:00000000' in exported
+    assert r'"ImagePath"=str(2):"system32\\drivers\\viostor.sys"' in exported
+
+
+def test_a_whole_import_ends_with_boot_drivers_in_the_registry(lab: Lab) -> None:
+    folder = lab.folder / "house"
+    folder.mkdir()
+    house = House(folder, real_preparer=lab.preparer(), real_importers=True)
+    vm = house.imports / "phony"
+    vm.mkdir()
+    lab.windows()
+    run(["qemu-img", "convert", "-O", "vmdk", "-f", "raw", str(lab.disk), str(vm / "phony.vmdk")], timeout_s=120)
+    (vm / "phony.vmx").write_text(
+        'config.version = "8"\nvirtualHW.version = "19"\ndisplayName = "phony"\nmemsize = "1024"\nnumvcpus = "1"\n'
+        'guestOS = "windows2019srvNext-64"\nscsi0.present = "TRUE"\nscsi0.virtualDev = "lsisas1068"\n'
+        'scsi0:0.present = "TRUE"\nscsi0:0.fileName = "phony.vmdk"\n'
+    )
+    job = house.run(house.intake.submit(offline_plan(Path("phony"), kind="vmx_folder")).id)
+    assert job.state == State.COMPLETED, job.last_error
+    assert State.V2V_PROCESSING in [visit.state for visit in job.history]
+    assert job.conversion is not None
+    assert any("virtio drivers installed" in one.text for one in job.conversion.messages)
+    assert not list((lab.folder / "conversions").iterdir())
+    assert_converted(house.volume(job, job.disks[0].key), lab.folder)
+    house.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "iso", "words", "hint"),
+    [
+        ({"hibernated": True}, {}, "was mounted read-only", "powercfg /h off"),
+        ({"encrypted": True}, {}, "could not read key", "BitLocker"),
+        ({}, {"windows": "w7"}, "no virtio drivers available for this version of Windows", "newer or an older one"),
+    ],
+    ids=["hibernated", "bitlocker", "no-driver"],
+)
+def test_a_bad_conversion_says_why_and_leaves_the_volume_as_it_was(
+    lab: Lab, state: dict[str, bool], iso: dict[str, str], words: str, hint: str
+) -> None:
+    lab.windows(**state)
+    before = lab.digest()
+    preparer = lab.preparer(**iso)
+    with pytest.raises(V2vFailed) as caught:
+        lab.convert(preparer)
+    assert words in caught.value.detail
+    assert str(lab.folder) not in caught.value.detail
+    assert hint in (caught.value.hint or "")
+    preparer.discard(NAME)
+    assert lab.digest() == before
+    assert not list((lab.folder / "conversions").iterdir())
+
+
+def test_an_agent_that_could_not_be_installed_is_found_before_anything_is_copied(lab: Lab) -> None:
+    preparer = lab.preparer(agent=True)
+    with pytest.raises(V2vFailed, match=r"rhsrvany\.exe or pvvxsvc\.exe") as caught:
+        preparer.check()
+    assert "virt_tools_dir" in (caught.value.hint or "")
+    (lab.folder / "no-tools").mkdir()
+    (lab.folder / "no-tools" / "rhsrvany.exe").touch()
+    preparer.check()
+
+
+def test_a_cancelled_conversion_ends_its_appliance_and_leaves_the_volume(lab: Lab) -> None:
+    lab.windows()
+    before = lab.digest()
+    with pytest.raises(Cancelled):
+        lab.convert(lab.preparer(), stop=lambda: any("Inspecting" in text for _, text in lab.said))
+    wait_until(lambda: not appliances(lab))
+    assert lab.digest() == before
+
+
+def test_a_killed_service_takes_the_conversion_with_it_and_the_next_one_starts_over(lab: Lab) -> None:
+    device = lab.windows()
+    before = lab.digest()
+    preparer = lab.preparer()
+    argv = [
+        sys.executable,
+        "-m",
+        "tests.real.windows_child",
+        str(lab.folder / "conversions"),
+        str(lab.folder / "virtio.iso"),
+        device,
+    ]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if "Inspecting" in line:
+                break
+        child.send_signal(signal.SIGKILL)
+    wait_until(lambda: not appliances(lab))
+    assert lab.digest() == before
+    lab.convert(preparer)
+    assert lab.digest() == before
+    preparer.adopt(NAME, [device])
+    preparer.adopt(NAME, [device])
+    preparer.discard(NAME)
+    assert_converted(lab.disk, lab.folder)
+
+
+def appliances(lab: Lab) -> list[str]:
+    """Programs anywhere on the machine that have this test's folder in their arguments."""
+    return [command for pid, command in children(1).items() if str(lab.folder) in command and pid != os.getpid()]
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)

@@ -1,0 +1,17 @@
+"""A service in the middle of a conversion, for a test to kill: `windows_child.py FOLDER ISO DEVICE`."""
+
+import sys
+from pathlib import Path
+
+from synvirt.guests.virt_v2v import VirtV2vInPlace
+from tests.guests.conversions import KVM, NAME, manifest
+
+
+def main() -> None:
+    folder, iso, device = sys.argv[1:]
+    preparer = VirtV2vInPlace(Path(folder), Path(iso), kvm=KVM)
+    preparer.convert(NAME, manifest(), [device], lambda kind, text: print(kind, text, flush=True), lambda: False)
+
+
+if __name__ == "__main__":
+    main()
