@@ -7,10 +7,13 @@ not run again.
 """
 
 import asyncio
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
+from synvirt.blocks import DiskReader
 from synvirt.disks import open_reader
 from synvirt.disks.specs import RawSpec, ReaderSpec, paths
 from synvirt.errors import DiskReadFailed
@@ -21,9 +24,12 @@ from synvirt.model import Pass, Progress, now
 from synvirt.offline.passthrough import Passthrough
 from synvirt.store import Watermark
 
-# What tells disks of one size apart: signature and partition tables, and the labels that whole-disk volumes have instead. The
-# boot loader, which a conversion may change, lies before.
-_MARK_FROM, _MARK_TO = 440, 4096
+# What must be as it was: signature and partition tables, and the labels that whole-disk volumes have instead. The boot loader,
+# which a conversion may change, lies before.
+_TABLE = (440, 4096 - 440)
+# Beyond that, pages that hold data: one in each of so many windows, spread over the first extents. 64 MiB take a moment, and no
+# two disks agree in all.
+_WINDOWS, _WINDOW_BYTES, _EXTENTS_LOOKED_AT, _PAGE_BYTES = 64, 1 << 20, 4096, 4096
 
 
 async def chosen(job: Job) -> Passthrough | None:
@@ -43,16 +49,21 @@ async def pass_through(job: Job, tool: Passthrough, source: Path, disks: Sequenc
     """The disks on their volumes, as the tool has them. `disks` have the export's own readers, by which its files are known."""
     name = str(job.id)
     await job.record("passthrough", name)
-    if not any(one.number == 1 and one.finished_at is not None for one in job.migration.passes):
+    if not _finished(job, 1):
         await _by_tool(job, tool, source, disks)
-    files = await job.in_thread(_told_apart, disks, await job.in_thread(tool.disks, name))
-    copies = [
-        PassDisk(disk.key, RawSpec(path=str(file)), disk.volume, disk.size_bytes)
-        for disk, file in zip(disks, files, strict=True)
-    ]
-    await run_pass(job, 2, "full", copies, fresh=True)
+    if not _finished(job, 2):
+        files = await job.in_thread(_told_apart, disks, await job.in_thread(tool.disks, name))
+        copies = [
+            PassDisk(disk.key, RawSpec(path=str(file)), disk.volume, disk.size_bytes)
+            for disk, file in zip(disks, files, strict=True)
+        ]
+        await run_pass(job, 2, "full", copies, fresh=True)
     await job.in_thread(tool.discard, name)
     await job.strike("passthrough", name)
+
+
+def _finished(job: Job, number: int) -> bool:
+    return any(one.number == number and one.finished_at is not None for one in job.migration.passes)
 
 
 async def _by_tool(job: Job, tool: Passthrough, source: Path, disks: Sequence[PassDisk]) -> None:
@@ -91,29 +102,82 @@ def _sizes(disks: Sequence[PassDisk]) -> int:
 
 
 def _told_apart(disks: Sequence[PassDisk], files: Sequence[Path]) -> list[Path]:
-    """The file of each disk: the first of its size that begins as it does. DiskReadFailed for a disk without one."""
-    left = [(file, file.stat().st_size, _mark(RawSpec(path=str(file)))) for file in files]
-    found = []
+    """The file of each disk: of its size, with its partition table, and of those the one that is most like it in the places
+    where disks of that size hold data. At least half of these must agree: a conversion changes some. DiskReadFailed for a
+    disk without a file."""
+    places: dict[int, set[tuple[int, int]]] = {}
     for disk in disks:
-        mark = _mark(disk.reader)
-        match = next((one for one in left if one[1:] == (disk.size_bytes, mark)), None)
-        if match is None:
-            have = ", ".join(f"{file.name} of {size} bytes" for file, size, _ in left) or "nothing"
-            raise DiskReadFailed(
-                f"the conversion tool ended well, but made no raw disk of {disk.size_bytes} bytes that begins like disk "
-                f"{disk.key}; it made {have}",
-                hint="set its arguments so that it writes each disk whole and raw, or set vmcx_way to own",
-            )
+        places.setdefault(disk.size_bytes, set()).update(_places(disk.reader))
+    left, found = list(files), []
+    for disk in disks:
+        looked_at = sorted(places[disk.size_bytes])
+        samples = _read(disk.reader, looked_at)
+        likes = [
+            (_alike(samples, _read(RawSpec(path=str(file)), looked_at)), file)
+            for file in left
+            if file.stat().st_size == disk.size_bytes
+        ]
+        best, match = max(likes, key=lambda like: like[0], default=(0, None))
+        if match is None or 2 * best < len(samples):
+            raise _not_made(disk, left)
         left.remove(match)
-        found.append(match[0])
+        found.append(match)
     return found
 
 
-def _mark(spec: ReaderSpec) -> bytes:
-    reader = open_reader(spec)
-    try:
-        content = bytearray(max(0, min(_MARK_TO, reader.size) - _MARK_FROM))
-        reader.read_into(_MARK_FROM if content else 0, memoryview(content))
-    finally:
-        reader.close()
-    return bytes(content)
+def _alike(samples: list[bytes], others: list[bytes]) -> int:
+    """In how many places; none, where the partition tables differ. They come first: every other place begins beyond."""
+    return sum(one == other for one, other in zip(samples, others, strict=True)) if samples[:1] == others[:1] else 0
+
+
+def _not_made(disk: PassDisk, files: list[Path]) -> DiskReadFailed:
+    have = ", ".join(f"{file.name} of {file.stat().st_size} bytes" for file in files) or "nothing"
+    return DiskReadFailed(
+        f"the conversion tool ended well, but made no raw disk of {disk.size_bytes} bytes with the content of disk {disk.key}; "
+        f"it made {have}",
+        hint="set its arguments so that it writes each disk whole and raw, or set vmcx_way to own",
+    )
+
+
+def _places(spec: ReaderSpec) -> list[tuple[int, int]]:
+    """(start, length) of the partition table, and of some pages with data."""
+    with closing(open_reader(spec)) as reader:
+        table = (_TABLE[0], max(0, min(_TABLE[1], reader.size - _TABLE[0])))
+        found = [table]
+        for start, length in _windows(reader):
+            content = bytearray(length)
+            reader.read_into(start, memoryview(content))
+            pages = (at for at in range(0, length, _PAGE_BYTES) if any(content[at : at + _PAGE_BYTES]))
+            first = next(pages, None)
+            if first is not None:
+                found.append((start + first, min(_PAGE_BYTES, length - first)))
+        return found
+
+
+def _windows(reader: DiskReader) -> Iterator[tuple[int, int]]:
+    """Parts of the extents with data, behind the partition table, at equal distances if these were one behind the other."""
+    behind = sum(_TABLE)
+    data = [
+        (max(extent.start, behind), extent.start + extent.length)
+        for extent in itertools.islice(reader.extents(), _EXTENTS_LOOKED_AT)
+        if not extent.zero and extent.start + extent.length > behind
+    ]
+    distance = max(_PAGE_BYTES, sum(end - start for start, end in data) // _WINDOWS)
+    ahead = 0
+    for start, end in data:
+        at = start + ahead
+        while at < end:
+            yield at, min(distance, _WINDOW_BYTES, end - at)
+            at += distance
+        ahead = at - end
+
+
+def _read(spec: ReaderSpec, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    with closing(open_reader(spec)) as reader:
+        found = []
+        for start, length in places:
+            content = bytearray(length)
+            if length:
+                reader.read_into(start, memoryview(content))
+            found.append(bytes(content))
+        return found

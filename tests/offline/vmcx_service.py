@@ -1,0 +1,42 @@
+"""A service without its API that imports Hyper-V exports by a tool, in a process of its own that a test can kill.
+
+python -m tests.offline.vmcx_service FOLDER STORE_URL MANNER
+"""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from synvirt.migrations.engine import Engine
+from synvirt.model import OfflineKind
+from synvirt.offline.vmcx_tool import VmcxTool
+from tests.house import House
+from tests.offline import conversion_tool
+
+Way = Literal["auto", "tool", "own"]
+
+
+def by_tool(folder: Path, manner: str, way: Way = "tool", **fields: Any) -> House:
+    """A house where exports are imported by a tool of that manner."""
+    limits = {"timeout_s": fields.pop("timeout_s", 120), "driver": fields.pop("driver", "hyperv")}
+    command = conversion_tool.install(folder / "bin")
+    tool = VmcxTool(folder / "passthrough", way, command, arguments=conversion_tool.arguments(manner), **limits)
+    house = House(folder, real_importers=True, **fields)
+    house.rooms = replace(house.rooms, passthroughs={OfflineKind.VMCX_EXPORT: tool})
+    return house
+
+
+def main() -> None:
+    folder, url, manner = sys.argv[1:]
+    house = by_tool(Path(folder), manner, store_url=url)
+    engine = Engine(house.rooms, url=url, host="local", jobs_at_once=2)
+    engine.start()
+    print("ready", flush=True)
+    while True:
+        time.sleep(1)
+
+
+if __name__ == "__main__":
+    main()
