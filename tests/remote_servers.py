@@ -275,15 +275,16 @@ class S3:
 
 
 @contextlib.contextmanager
-def s3(folder: Path) -> Iterator[S3]:
+def s3(folder: Path, *, checked: bool = True) -> Iterator[S3]:
+    """`checked`: every request must be signed by a user that may do it; moto cannot tell of a signed URL."""
     import boto3
     from botocore.config import Config
 
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    # From the fourth request on (three make the user), every request must be signed by a user that may do it.
+    # Three requests make the user.
     argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with running(argv, port, folder / "moto.log", {"INITIAL_NO_AUTH_ACTION_COUNT": "3"}):
+    with running(argv, port, folder / "moto.log", {"INITIAL_NO_AUTH_ACTION_COUNT": "3"} if checked else {}):
         options = {"endpoint_url": f"http://127.0.0.1:{port}", "region_name": "us-east-1"}
         iam = boto3.client("iam", aws_access_key_id="first", aws_secret_access_key="first", **options)
         iam.create_user(UserName="importer")

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from synvirt.destinations import Destination
     from synvirt.migrations.board import Board
     from synvirt.migrations.rooms import Rooms
+    from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources import Sources
     from synvirt.migrations.uploads import Uploads
     from synvirt.model import Migration
+    from synvirt.offline.elsewhere import Rules
     from synvirt.settings import DestinationSetting, Settings
     from synvirt.store import Store
 
@@ -67,9 +69,12 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.api.app import create_app
     from synvirt.api.auth import authenticator
     from synvirt.api.host_files import host_files_router
+    from synvirt.api.remote_files import remote_files_router
+    from synvirt.api.screenshots import screenshots_router
     from synvirt.api.server import Server, data_dir_locked
     from synvirt.api.sources import sources_router
     from synvirt.api.uploads import uploads_router
+    from synvirt.doctor import Checkup
     from synvirt.keyring import Keyring
     from synvirt.live.registry import BY_KIND as PLATFORMS
     from synvirt.migrations.board import Board
@@ -77,6 +82,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.migrations.intake import Intake, check_plan
     from synvirt.migrations.sources import Sources
     from synvirt.migrations.uploads import Uploads, swept
+    from synvirt.offline.elsewhere import Rules
     from synvirt.settings import prepare_data_dir
     from synvirt.store import Store
 
@@ -90,7 +96,9 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         uploads = Uploads(store.uploads, settings)
         folder = settings.data_dir / "sources"
         sources = Sources(store.sources, keyring, host=settings.host_id, platforms=PLATFORMS, folder=folder)
-        rooms = _rooms(settings, store, board, uploads, sources)
+        secrets = JobSecrets(store, keyring)
+        rules = Rules(settings.remote_allowed_hosts, settings.remote_ca_file)
+        rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets, rules=rules)
         stack.callback(rooms.hypervisor.close)
         engine = Engine(rooms, url=settings.store_url, host=settings.host_id, jobs_at_once=settings.jobs_at_once)
         intake = Intake(
@@ -100,14 +108,25 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             check=lambda plan: check_plan(rooms, plan),
             begin=engine.begin,
             wake=engine.wake,
+            secrets=secrets,
         )
         free_bytes = rooms.destination.free_bytes
         routers = (
             host_files_router(settings.imports_dir, free_bytes=free_bytes),
             uploads_router(uploads, free_bytes=free_bytes),
             sources_router(sources),
+            screenshots_router(store, rooms.hypervisor.screenshot),
+            remote_files_router(rules, free_bytes=free_bytes),
         )
-        app = create_app(intake, settings, authenticate=authenticator(settings, announce=announce), routers=routers)
+        checkup = Checkup(settings)
+        checkup.begin()
+        app = create_app(
+            intake,
+            settings,
+            authenticate=authenticator(settings, announce=announce),
+            routers=routers,
+            checkup=checkup.latest,
+        )
         server = Server(app, settings)
         stack.enter_context(swept(uploads))
         engine.start()
@@ -115,7 +134,16 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         yield Service(server, rooms)
 
 
-def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploads", sources: "Sources") -> "Rooms":
+def _rooms(
+    settings: "Settings",
+    store: "Store",
+    board: "Board",
+    uploads: "Uploads",
+    *,
+    sources: "Sources",
+    secrets: "JobSecrets",
+    rules: "Rules",
+) -> "Rooms":
     from synvirt.disks.beneath import resolve_beneath
     from synvirt.guests.virt_v2v import VirtV2vInPlace
     from synvirt.hypervisor.accel import accelerator
@@ -133,7 +161,9 @@ def _rooms(settings: "Settings", store: "Store", board: "Board", uploads: "Uploa
         resolve=lambda path: resolve_beneath(root, path),
         upload_path=lambda upload_id: uploads.get(upload_id).path,
         importers=BY_KIND,
-        detect=lambda path: detect(path, root),
+        detect=detect,
+        secret_of=secrets.opened,
+        remote_rules=rules,
         connect=sources.connect,
         check_source=sources.check_plan,
         destinations={name: _destination(chosen) for name, chosen in settings.destinations_by_name.items()},

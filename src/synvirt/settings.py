@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from synvirt.errors import BadRequest
 from synvirt.model import GIB, DestinationName, Received
@@ -43,6 +43,11 @@ class ZfsSetting(Received):
 
 
 DestinationSetting = Annotated[DirectorySetting | ZfsSetting, Field(discriminator="kind")]
+
+
+def _words(value: Any) -> Any:
+    """A list, or what the environment has for one."""
+    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
 
 class Settings(Received):
@@ -78,6 +83,11 @@ class Settings(Received):
     upload_cap_bytes: Annotated[int, Field(gt=0)] = 20 * GIB
     # An upload that no job reads is removed after so long.
     upload_expires_days: Annotated[float, Field(gt=0, le=3650)] = 7
+    # Hosts that VMs may be read from by URL: names (nas.example, *.example), addresses, networks (10.0.0.0/8), separated by
+    # commas. Empty: all but this host itself, link-local addresses and cloud metadata.
+    remote_allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
+    # Authorities (PEM) that are trusted beside the host's own when VMs are read by https.
+    remote_ca_file: Path | None = None
     virtio_win_iso: Path = Path("/usr/share/virtio-win/virtio-win.iso")
     # Where rhsrvany.exe lies: virt-v2v puts it into a Windows guest to install the agent at the first start.
     virt_tools_dir: Path = Path("/usr/share/virt-tools")

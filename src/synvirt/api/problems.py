@@ -36,7 +36,7 @@ _WORDS = {
     "json_invalid": "is not JSON",
 }
 # pydantic names the chosen branch of a union as if it were a field: the caller never sent one of that name.
-_BRANCHES = frozenset({"live_vm", "offline_host_path", "upload"})
+_BRANCHES = frozenset({"live_vm", "offline_host_path", "upload", "remote_url"})
 
 _log = structlog.get_logger("synvirt.api")
 

@@ -7,6 +7,7 @@ host's folder names are paths beneath it, relative or absolute; of a Remote they
 import os
 import posixpath
 from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
 
 from synvirt.blocks import DiskReader
@@ -17,6 +18,7 @@ from synvirt.disks.specs import RawSpec
 from synvirt.errors import AuthFailed, HostPathRejected, MalformedArchive, NotFound
 from synvirt.remote import Remote
 from synvirt.remote.reading import RemoteReader, names, version_of
+from synvirt.remote.reading import connected as connected_remote
 
 Root = Path | Remote
 
@@ -58,6 +60,11 @@ def size_of(root: Root, name: str) -> int | None:
         return reader.size
     finally:
         reader.close()
+
+
+def connected(root: Root) -> AbstractContextManager[None]:
+    """Within it, a Remote is logged in to once, however many files are opened."""
+    return connected_remote(root) if isinstance(root, Remote) else nullcontext()
 
 
 def is_folder(root: Root, path: Path) -> bool:

@@ -10,14 +10,17 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from synvirt.errors import Conflict, InvalidPlan, SynvirtError
+from synvirt.disks.roots import connected
+from synvirt.errors import Conflict, Internal, InvalidPlan, SynvirtError
 from synvirt.hypervisor.domain_xml import safe_name
 from synvirt.hypervisor.identity import Identity, identity_of
 from synvirt.migrations.board import Board
 from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.rooms import Rooms
+from synvirt.migrations.secrets import JobSecrets
 from synvirt.model import Migration, MigrationPlan, State, StateVisit, VmManifest, now
 from synvirt.offline.concerns import with_room
+from synvirt.offline.elsewhere import name_of, separated
 from synvirt.store import Store
 
 log = structlog.get_logger(__name__)
@@ -36,6 +39,7 @@ class Intake:
         check: Callable[[MigrationPlan], None],
         begin: Callable[[UUID], None],
         wake: Callable[[UUID], None],
+        secrets: JobSecrets | None = None,
     ) -> None:
         self.store = store
         self.board = board
@@ -43,9 +47,14 @@ class Intake:
         self._check = check
         self._begin = begin
         self._wake = wake
+        self._secrets = secrets
 
     def submit(self, plan: MigrationPlan) -> Migration:
         self._check(plan)
+        secret = None
+        if plan.source_ref.kind == "remote_url":
+            public, secret = separated(plan.source_ref)
+            plan = plan.model_copy(update={"source_ref": public})
         created_at = now()
         job = Migration(
             id=uuid4(),
@@ -55,7 +64,13 @@ class Intake:
             created_at=created_at,
             history=(StateVisit(state=State.QUEUED, at=created_at),),
         )
-        self.store.add(job, host=self._host)
+        if secret is None:
+            self.store.add(job, host=self._host)
+        elif self._secrets is None:
+            raise Internal("a plan with secrets, and no keyring to seal them")
+        else:
+            with self._secrets.sealed(job.id, secret) as sealed:
+                self.store.add(job, host=self._host, sealed=sealed)
         self._begin(job.id)
         return job
 
@@ -80,6 +95,8 @@ class Intake:
                 return plan.source_ref.vm_id[:255]
             case "offline_host_path":
                 return Path(plan.source_ref.path).name[:255] or "import root"
+            case "remote_url":
+                return name_of(plan.source_ref)
             case "upload":
                 return self.store.uploads.get(plan.source_ref.upload_id, host=self._host).filename
 
@@ -113,14 +130,15 @@ def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
     if importer is None:
         served = ", ".join(rooms.importers)
         raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet", hint=f"served are {served}")
-    path = rooms.offline_path(plan.source_ref)
-    found = rooms.detect(path)
-    if found.kind != importer.kind:
-        raise InvalidPlan(
-            f"{Path(path).name} is of kind {found.kind}, not {importer.kind}",
-            hint=f"submit it as {{Offline: {found.kind}}}",
-        )
-    manifest = importer.inspect(rooms.resolve(path), rooms.import_root)
+    path, root = rooms.place(plan.source_ref)
+    with connected(root):
+        found = rooms.detect(path, root)
+        if found.kind != importer.kind:
+            raise InvalidPlan(
+                f"{path.name} is of kind {found.kind}, not {importer.kind}",
+                hint=f"submit it as {{Offline: {found.kind}}}",
+            )
+        manifest = importer.inspect(path, root)
     chosen = manifest.model_copy(update={"disks": tuple(disk for disk in manifest.disks if disk.key not in plan.skip_disks)})
     refuse_critical(plan, with_room(chosen, destination.free_bytes()))
     check_identity(rooms, plan, manifest)

@@ -6,13 +6,17 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.destinations import Destination
+from synvirt.disks.roots import Root
 from synvirt.errors import InvalidPlan, NotFound
 from synvirt.guests import GuestPreparer
 from synvirt.hypervisor import Hypervisor
 from synvirt.live import LiveAdapter
 from synvirt.migrations.board import Board
-from synvirt.model import HostPathRef, LiveKind, OfflineKind, UploadRef
+from synvirt.migrations.secrets import no_secrets
+from synvirt.migrations.slots import Slots
+from synvirt.model import HostPathRef, LiveKind, OfflineKind, RemoteUrlRef, UploadRef
 from synvirt.offline import OfflineImporter
+from synvirt.offline.elsewhere import Rules, place
 from synvirt.offline.passthrough import Passthrough
 from synvirt.store import Store
 
@@ -24,7 +28,8 @@ def _no_source(_kind: LiveKind, source_id: UUID) -> None:
 @dataclass(frozen=True)
 class Rooms:
     """`resolve` turns a plan's path into the real path beneath `import_root`, or raises HostPathRejected; `upload_path` says
-    where an upload lies, or raises UploadNotFound; `detect` says which importer a path is for. `connect` opens a session with a
+    where an upload lies, or raises UploadNotFound; `detect` says which importer a path beneath a root is for; `secret_of`
+    opens what was sealed with a job. `connect` opens a session with a
     registered source; whoever calls it closes it. `check_source` raises NotFound, or InvalidPlan for another kind.
     `destinations` go by the names that plans may use, the default first. The store and all that lies below it block: call them
     in threads."""
@@ -35,7 +40,7 @@ class Rooms:
     resolve: Callable[[str], Path]
     upload_path: Callable[[UUID], str]
     importers: Mapping[OfflineKind, OfflineImporter]
-    detect: Callable[[str], OfflineImporter]
+    detect: Callable[[Path | str, Root], OfflineImporter]
     connect: Callable[[LiveKind, UUID], Awaitable[LiveAdapter]]
     destinations: Mapping[str, Destination]
     hypervisor: Hypervisor
@@ -43,6 +48,10 @@ class Rooms:
     check_source: Callable[[LiveKind, UUID], None] = _no_source
     # Outside programs that may import a kind whole, where its importer would be asked disk by disk.
     passthroughs: Mapping[OfflineKind, Passthrough] = field(default_factory=dict)
+    secret_of: Callable[[UUID], bytes | None] = no_secrets
+    remote_rules: Rules = field(default_factory=Rules)
+    # How many jobs read from a source at once.
+    slots: Slots = field(default_factory=lambda: Slots(4))
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0
@@ -59,6 +68,12 @@ class Rooms:
             raise InvalidPlan(f"this host has no destination {name}", hint=f"it has {', '.join(self.destinations)}")
         return found
 
-    def offline_path(self, ref: HostPathRef | UploadRef) -> str:
-        """Where an Offline plan's file or folder lies; not yet resolved."""
-        return ref.path if ref.kind == "offline_host_path" else self.upload_path(ref.upload_id)
+    def place(self, ref: HostPathRef | UploadRef | RemoteUrlRef) -> tuple[Path, Root]:
+        """Where an Offline plan's file or folder lies, and the root that its files lie beneath."""
+        match ref.kind:
+            case "remote_url":
+                return place(ref, self.remote_rules)
+            case "upload":
+                return self.resolve(self.upload_path(ref.upload_id)), self.import_root
+            case "offline_host_path":
+                return self.resolve(ref.path), self.import_root

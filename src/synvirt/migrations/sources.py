@@ -21,6 +21,7 @@ from synvirt.keyring import Keyring, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
 from synvirt.live.registry import Platform
 from synvirt.migrations.probing import probe
+from synvirt.migrations.secrets import belongs_to
 from synvirt.model import (
     Credentials,
     LiveKind,
@@ -110,7 +111,7 @@ class Sources:
         """Seal all credentials with a new key; how many sources there are."""
 
         def store(anew: Reseal) -> int:
-            return self._rows.reseal(lambda source_id, sealed: anew(sealed, _belongs_to(source_id)), host=self._host)
+            return self._rows.reseal(lambda owner, id_, sealed: anew(sealed, belongs_to(owner, id_)), host=self._host)
 
         count = self._keyring.rotate(store, self._sample)
         log.info("key rotated", resealed=count)
@@ -196,19 +197,15 @@ class Sources:
         return source.model_copy(update={"options": options.model_dump(mode="json")})
 
     def _sealed(self, source_id: UUID, secrets: Mapping[str, str]) -> bytes:
-        return self._keyring.seal(json.dumps(secrets).encode(), belongs_to=_belongs_to(source_id))
+        return self._keyring.seal(json.dumps(secrets).encode(), belongs_to=belongs_to("source", source_id))
 
     def _opened(self, source_id: UUID, sealed: bytes) -> dict[str, str]:
-        opened: dict[str, str] = json.loads(self._keyring.unseal(sealed, belongs_to=_belongs_to(source_id)))
+        opened: dict[str, str] = json.loads(self._keyring.unseal(sealed, belongs_to=belongs_to("source", source_id)))
         return opened
 
     def _sample(self) -> tuple[bytes, bytes] | None:
         found = self._rows.any_sealed(host=self._host)
-        return None if found is None else (found[1], _belongs_to(found[0]))
-
-
-def _belongs_to(source_id: UUID) -> bytes:
-    return f"source {source_id}".encode()
+        return None if found is None else (found[2], belongs_to(found[0], found[1]))
 
 
 def _revealed(credentials: Credentials) -> dict[str, str]:

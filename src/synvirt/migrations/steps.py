@@ -7,31 +7,24 @@ ledger before it is made; what it must remember (a snapshot's change ids) is not
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Literal
 
 from synvirt.disks.roots import Root, connected
-from synvirt.disks.specs import ReaderSpec, paths, versions
-from synvirt.errors import CbtReset, CbtUnsupported, DeltaTooLarge, DiskReadFailed, DiskWriteFailed, InvalidPlan
+from synvirt.disks.specs import paths, versions
+from synvirt.errors import CbtUnsupported, DiskReadFailed, DiskWriteFailed, InvalidPlan
 from synvirt.hypervisor import Volume
-from synvirt.live import LiveAdapter, SnapshotRef
+from synvirt.live import LiveAdapter
+from synvirt.migrations import warm
 from synvirt.migrations.critical import refuse_critical
-from synvirt.migrations.job import Job
+from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
 from synvirt.migrations.states import Facts
-from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, Pass, State, VmManifest, now
+from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, State, VmManifest, now
 from synvirt.offline import OfflineImporter, concerns
 from synvirt.offline.elsewhere import joined
 
 Step = Callable[[Job], Awaitable[Facts]]
-
-# Change tracking may be lost once by bad luck (a host that crashed): the whole disk is compared again. A source that loses it
-# again and again will never converge.
-CBT_RESETS_MAX = 1
-# A job that holds for its cut-over, with no interval of its own: deltas stay small, and the source is not snapshot for ever.
-HOLD_INTERVAL_S = 60.0
-
 
 # ── Queued: who is the VM, and can the plan work at all ──────────────────────────────────────────────────────────────
 
@@ -135,7 +128,6 @@ async def _refuse_too_large(job: Job, manifest: VmManifest) -> None:
 
 
 async def copying_full(job: Job) -> Facts:
-    facts = _facts(job)
     await _make_volumes(job)
     if job.migration.plan.source.Offline is not None:
         disks = await _offline_disks(job)
@@ -146,74 +138,26 @@ async def copying_full(job: Job) -> Facts:
         else:
             await run_pass(job, 1, "full", disks, fresh=True)
         await _refuse_changed(job, disks)
-        return facts
-    if facts.warm:
-        await job.with_adapter(lambda adapter: _enable_cbt(job, adapter))
-    else:
-        await _shut_source_down(job)
-    await _copy_snapshot(job, 1, "full")
-    return facts
+        return _facts(job)
+    await warm.copy_full(job)
+    return _facts(job)
 
 
 async def delta_syncing(job: Job) -> Facts:
     """One delta pass a call: the state's own row brings the job here again until it converges."""
-    warm, last = job.migration.plan.warm, job.migration.passes[-1]
-    if last.finished_at is None:  # a crash left it: later deltas build on it, so it comes first
-        return _after_delta(job, await _copy_snapshot(job, last.number, "delta"))
-    deltas = [one for one in job.migration.passes if one.kind == "delta"]
-    if warm.cutover == "auto" and len(deltas) >= warm.max_passes:
-        raise _delta_too_large(job, deltas)
-    if deltas and await _cutover_while_waiting(job):
-        return _facts(job, converged=True)
-    return _after_delta(job, await _copy_snapshot(job, last.number + 1, "delta"))
-
-
-def _after_delta(job: Job, delta: Pass) -> Facts:
-    warm = job.migration.plan.warm
-    return _facts(job, converged=warm.cutover == "auto" and delta.bytes <= warm.delta_threshold_bytes)
-
-
-async def _cutover_while_waiting(job: Job) -> bool:
-    """Wait until the next delta is due; true as soon as the operator of a job that is held asks for the cut-over."""
-    warm = job.migration.plan.warm
-    held = warm.cutover == "manual"
-    left = warm.interval_s or (HOLD_INTERVAL_S if held else 0)
-    while True:
-        if held and await job.in_thread(job.rooms.store.cutover_requested, job.id):
-            return True
-        if left <= 0:
-            return False
-        await job.stop.sleep(min(left, 1))
-        left -= 1
+    return _facts(job, converged=await warm.sync(job))
 
 
 async def cutting_over(job: Job) -> Facts:
-    """The source off, and the last of its changes copied. A source that somebody powered on again while the service was away
-    has changed since its final snapshot: it is shut down, and one more final pass follows."""
-    was_on = (await job.with_adapter(lambda adapter: adapter.inspect(_vm_id(job)))).power_state != "off"
-    last = job.migration.passes[-1]
-    if last.finished_at is None:
-        last = await _copy_snapshot(job, last.number, last.kind)
-    await _shut_source_down(job)
-    if was_on or last.kind != "final":
-        await _copy_snapshot(job, last.number + 1, "final")
+    await warm.cut_over(job)
     return _facts(job)
 
 
 def _facts(job: Job, *, converged: bool = False) -> Facts:
     return Facts(
-        warm=job.migration.mode_effective is Mode.WARM,
+        warm=warm.is_warm(job),
         prepare=_converts(job, job.manifest),
         converged=converged,
-    )
-
-
-def _delta_too_large(job: Job, deltas: list[Pass]) -> DeltaTooLarge:
-    warm = job.migration.plan.warm
-    sizes = ", ".join(str(one.bytes) for one in deltas[-5:])
-    return DeltaTooLarge(
-        f"after {len(deltas)} delta passes the guest still changes over {warm.delta_threshold_bytes} bytes a pass: {sizes}",
-        hint="try when the guest is quieter, raise warm.delta_threshold_bytes or warm.max_passes, or migrate cold",
     )
 
 
@@ -232,7 +176,7 @@ async def _offline_disks(job: Job) -> list[PassDisk]:
     def opened() -> list[PassDisk]:
         found = []
         with connected(root):
-            for disk, volume in _copied(job):
+            for disk, volume in copied_disks(job):
                 one = importer.open_disk(path, root, disk.key)
                 found.append(PassDisk(disk.key, one.reader, volume, disk.capacity_bytes, one.checksums))
         return found
@@ -260,97 +204,6 @@ async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
             "a source file was changed or replaced while it was being imported",
             hint="let its copying into the import root finish first, then submit again",
         )
-
-
-def _copied(job: Job) -> list[tuple[Disk, str]]:
-    """The disks that are not skipped, each with its volume."""
-    volumes = {disk.key: disk.volume for disk in job.migration.disks}
-    return [(disk, volume) for disk in job.manifest.disks if (volume := volumes[disk.key]) is not None]
-
-
-# ── the live source ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _vm_id(job: Job) -> str:
-    if job.migration.plan.source_ref.kind != "live_vm":
-        raise RuntimeError("an Offline plan has no source VM")
-    return job.migration.plan.source_ref.vm_id
-
-
-async def _enable_cbt(job: Job, adapter: LiveAdapter) -> None:
-    if not all(disk.cbt_enabled for disk in job.manifest.disks):
-        await adapter.enable_cbt(_vm_id(job))
-
-
-async def _shut_source_down(job: Job) -> None:
-    """Off when it returns; in the ledger first, so that a failed job powers it on again, if it was on."""
-    if job.manifest.power_state == "on":
-        await job.record("source_power", _vm_id(job))
-    await job.with_adapter(lambda adapter: adapter.shutdown(_vm_id(job)))
-
-
-async def _copy_snapshot(job: Job, number: int, kind: Literal["full", "delta", "final"]) -> Pass:
-    """Snapshot, copy what changed since the one before, let that go. A lost change tracking costs one pass over whole disks."""
-    snapshot = await _snapshot(job, number)
-    before = await _noted_snapshot(job, number - 1) if number > 1 else None
-    whole = await job.in_thread(job.rooms.store.noted, job.id, f"whole:{number}") is not None
-    try:
-        disks = await job.with_adapter(lambda adapter: _snapshot_disks(job, adapter, snapshot, None if whole else before))
-    except CbtReset as error:
-        await _allow_reset(job, number, error)
-        disks = await job.with_adapter(lambda adapter: _snapshot_disks(job, adapter, snapshot, None))
-    # Only a first pass meets volumes that still read as zeros.
-    done = await run_pass(job, number, kind, disks, fresh=number == 1)
-    if before is not None:
-        await _let_snapshot_go(job, number - 1)
-    return done
-
-
-async def _allow_reset(job: Job, number: int, error: CbtReset) -> None:
-    """Note that pass `number` reads whole disks; the error itself, when that happened before."""
-    resets = int(await job.in_thread(job.rooms.store.noted, job.id, "cbt_resets") or 0)
-    if resets >= CBT_RESETS_MAX:
-        raise error
-    await job.in_thread(job.rooms.store.note, job.id, "cbt_resets", str(resets + 1))
-    await job.in_thread(job.rooms.store.note, job.id, f"whole:{number}", "change tracking was reset")
-    await job.change(last_error=job.problem(error, fatal=False))
-
-
-def _snapshot_name(job: Job, number: int) -> str:
-    return f"synvirt-{job.id}-{number}"
-
-
-async def _snapshot(job: Job, number: int) -> SnapshotRef:
-    """The snapshot of this pass, made once; its change ids are noted before anything relies on them."""
-    noted = await _noted_snapshot(job, number)
-    if noted is not None:
-        return noted
-    name = _snapshot_name(job, number)
-    await job.record("snapshot", name)
-    made = await job.with_adapter(lambda adapter: adapter.snapshot(_vm_id(job), name))
-    await job.in_thread(job.rooms.store.note, job.id, f"snapshot:{number}", made.model_dump_json())
-    return made
-
-
-async def _noted_snapshot(job: Job, number: int) -> SnapshotRef | None:
-    noted = await job.in_thread(job.rooms.store.noted, job.id, f"snapshot:{number}")
-    return None if noted is None else SnapshotRef.model_validate_json(noted)
-
-
-async def _let_snapshot_go(job: Job, number: int) -> None:
-    name = _snapshot_name(job, number)
-    await job.with_adapter(lambda adapter: adapter.cleanup(_vm_id(job), name))
-    await job.strike("snapshot", name)
-
-
-async def _snapshot_disks(job: Job, adapter: LiveAdapter, snapshot: SnapshotRef, before: SnapshotRef | None) -> list[PassDisk]:
-    async def spec(disk: Disk) -> ReaderSpec:
-        since = None if before is None else before.change_ids.get(disk.key)
-        if before is not None and since is None:
-            raise CbtReset(f"disk {disk.key} has no change id in snapshot {before.id}")
-        return await adapter.open_disk(_vm_id(job), snapshot, disk, since)
-
-    return [PassDisk(disk.key, await spec(disk), volume, disk.capacity_bytes) for disk, volume in _copied(job)]
 
 
 # ── V2vProcessing, Starting ──────────────────────────────────────────────────────────────────────────────────────────
@@ -398,24 +251,20 @@ def _converts(job: Job, manifest: VmManifest) -> bool:
 
 
 async def starting(job: Job) -> Facts:
+    live = job.migration.plan.source.Live is not None
+    if live and job.migration.plan.target.start:
+        await warm.refuse_living(job)
     await land(job, await job.in_thread(_volumes, job))
-    if job.migration.plan.source.Live is not None:
-        await _leave_source(job)
+    if live:
+        await warm.measure_downtime(job)
+        await warm.leave(job)
     return _facts(job)
 
 
 def _volumes(job: Job) -> list[Volume]:
     """Blocks: a destination may have to wait for a device."""
     destination = job.destination
-    return [Volume(disk.key, destination.device(volume), destination.device_type) for disk, volume in _copied(job)]
-
-
-async def _leave_source(job: Job) -> None:
-    """The guest lives here now: mark the source VM, and leave no snapshot of ours on it."""
-    note = f"migrated to {job.migration.name} ({job.id})"
-    await job.with_adapter(lambda adapter: adapter.mark(_vm_id(job), note))
-    for one in job.migration.passes:
-        await _let_snapshot_go(job, one.number)
+    return [Volume(disk.key, destination.device(volume), destination.device_type) for disk, volume in copied_disks(job)]
 
 
 STEPS: dict[State, Step] = {

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from synvirt.disks.beneath import open_folder_beneath, resolve_beneath, stat_beneath
+from synvirt.disks.beneath import open_folder_beneath, stat_beneath
+from synvirt.disks.roots import Root, connected, resolve
 from synvirt.errors import BadRequest, NotFound, SynvirtError
 from synvirt.model import HostEntry, HostFolder, Inspection, OfflineKind
 from synvirt.offline.concerns import with_room
@@ -60,10 +61,11 @@ def browse(root: Path, path: str = "", *, limit: int, cursor: str | None = None)
     )
 
 
-def inspect(root: Path, path: str, *, free_bytes: Callable[[], int] | None = None) -> Inspection:
+def inspect(root: Root, path: str, *, free_bytes: Callable[[], int] | None = None) -> Inspection:
     """What lies at `path`, and the VM in it. Reads what it needs, never the disks. `free_bytes`: the destination's."""
-    importer = detect(path, root)
-    manifest = importer.inspect(resolve_beneath(root, path), root)
+    with connected(root):
+        importer = detect(path, root)
+        manifest = importer.inspect(resolve(root, path), root)
     return Inspection(
         offline_kind=importer.kind, manifest=manifest if free_bytes is None else with_room(manifest, free_bytes())
     )

@@ -34,8 +34,8 @@ READ_TIMEOUT_S: Final = 30.0
 REDIRECTS_MAX: Final = 5
 # Of an answer that says why not; what is longer is not read, and its connection not used again.
 _REFUSAL_BYTES: Final = 64 << 10
+_STEP_BYTES: Final = 128 << 10
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
-_UNSATISFIED: Final = re.compile(r"bytes \*/(\d{1,19})")
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 # 408 Request Timeout, 425 Too Early, 429 Too Many Requests; and every 5xx.
 _PASSING: Final = frozenset({408, 425, 429})
@@ -55,7 +55,7 @@ class HttpPlace:
         self._tls = _tls(remote)
         self._lock = threading.Lock()
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
-        self._all: set[http.client.HTTPConnection] = set()
+        self._all: dict[http.client.HTTPConnection, socket.socket] = {}
         self._closed = threading.Event()
 
     def url(self, name: str) -> Url:
@@ -75,10 +75,10 @@ class HttpPlace:
     def close(self) -> None:
         with self._lock:
             self._closed.set()
-            connections, self._all, self._idle = self._all, set(), {}
-        for connection in connections:
+            connections, self._all, self._idle = self._all, {}, {}
+        for connection, sock in connections.items():
             with contextlib.suppress(OSError):  # closing alone would not wake a thread that waits for the server
-                connection.sock.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
             connection.close()
 
     # ── one request ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,9 +122,9 @@ class HttpPlace:
         connection.auto_open = 0  # it would connect by itself, past the guard
         sock = self._remote.guard.connect(url.host, url.port)
         sock.settimeout(READ_TIMEOUT_S)
-        connection.sock = self._secured(sock, url) if url.scheme == "https" else sock
+        connection.sock = sock = self._secured(sock, url) if url.scheme == "https" else sock
         with self._lock:
-            self._all.add(connection)
+            self._all[connection] = sock
         if self._closed.is_set():
             self.drop(connection)
             raise SourceUnreachable(f"{url.shown} was closed while it was read")
@@ -154,7 +154,7 @@ class HttpPlace:
 
     def drop(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
-            self._all.discard(connection)
+            self._all.pop(connection, None)
         connection.close()
 
 
@@ -172,10 +172,11 @@ class Answer:
         got, count = 0, 1
         try:
             while got < len(into) and count:
-                count = self._response.readinto(into[got:])
+                # In steps: of a read that a broken connection ends, nobody says how far it came.
+                count = self._response.readinto(into[got : got + _STEP_BYTES])
                 got += count
         except (OSError, http.client.HTTPException) as error:
-            self._place.drop(self._connection)
+            self.drop_unread()
             raise Interrupted(_said(error), got=got) from error
         self._done()
         if got < len(into):
@@ -186,12 +187,14 @@ class Answer:
         try:
             content = self._response.read(most + 1)
         except (OSError, http.client.HTTPException) as error:
-            self._place.drop(self._connection)
+            self.drop_unread()
             raise Interrupted(_said(error)) from error
         self._done()
         return content
 
     def drop_unread(self) -> None:
+        # A connection that ends with its answer has forgotten the answer, which holds the socket open.
+        self._response.close()
         self._place.drop(self._connection)
 
     def refusal(self) -> bytes:
@@ -206,7 +209,7 @@ class Answer:
         if self._response.isclosed() and not self._response.will_close:
             self._place.give_back(self.url, self._connection)
         else:
-            self._place.drop(self._connection)
+            self.drop_unread()
 
 
 class HttpFile:
@@ -226,10 +229,9 @@ class HttpFile:
 
     def _opened(self, answer: Answer) -> int:
         """The file's size; its first bytes become `head`."""
-        if answer.status == 416 and (empty := _UNSATISFIED.fullmatch(answer.headers.get("content-range", ""))):
+        if answer.status == 416:  # an empty file has no first byte, and S3 does not say that it is empty
             answer.refusal()
-            if int(empty[1]) == 0:
-                return 0
+            answer = self._place.ask(self._url, {}, asked_for=self._url)
         if answer.status == 200:
             answer.drop_unread()
             if answer.headers.get("content-length") == "0":
@@ -249,8 +251,14 @@ class HttpFile:
         size = int(found[3])
         head = bytearray(min(HEAD_BYTES, size))
         self._check_range(answer, 0, len(head), size)
-        answer.body(memoryview(head))
-        self.head = bytes(head)
+        got = len(head)
+        try:
+            answer.body(memoryview(head))
+        except Interrupted as error:
+            if not error.got:
+                raise
+            got = error.got
+        self.head = bytes(head[:got])
         return size
 
     def fetch(self, offset: int, into: memoryview) -> None:

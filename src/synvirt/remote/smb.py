@@ -3,7 +3,7 @@ r"""Files of SMB shares (MS-SMB2, dialects 2.0.2 to 3.1.1), by the library smbpr
     smb://DOMAIN;user@nas.example/share/folder/vm.vmx      the domain may also stand in the credentials
 
 A file is opened so that others may read it and nobody may write it: what is read is one version of it. Should the connection
-break, it is opened again, and must have the same size, date and identity as before.
+break, it is opened again, and must have the same size and date as before.
 """
 
 import contextlib
@@ -244,7 +244,8 @@ class SmbFile:
 
 def _identity(handle: Open) -> tuple[int, str]:
     size = int(handle.end_of_file)
-    return size, f"{size} {handle.last_write_time} {handle.creation_time}"
+    # No creation time: Samba makes one up from the others where its file system has none.
+    return size, f"{size} {handle.last_write_time}"
 
 
 def _read(handle: Open, offset: int, length: int) -> bytes:

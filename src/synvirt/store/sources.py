@@ -8,7 +8,10 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from synvirt.errors import Conflict, NotFound
 from synvirt.model import ENDS, Source
-from synvirt.store.tables import migrations, sources
+from synvirt.store.tables import migrations, secrets, sources
+
+# All that is sealed: whose it is, the table, the column that says whose.
+_SEALED = (("source", sources, sources.c.id), ("job", secrets, secrets.c.migration_id))
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
@@ -76,19 +79,26 @@ class SourceRows:
                 )
             db.execute(delete(sources).where(sources.c.id == str(source_id)))
 
-    def any_sealed(self, *, host: str) -> tuple[UUID, bytes] | None:
-        """One of the host's sources, with its sealed credentials; None where there are no sources."""
+    def any_sealed(self, *, host: str) -> tuple[str, UUID, bytes] | None:
+        """Something that the host sealed: whether it is a `source`'s or a `job`'s, whose, and the sealed bytes."""
         with self._reading() as db:
-            row = db.execute(select(sources.c.id, sources.c.sealed).where(sources.c.host == host).limit(1)).first()
-        return None if row is None else (UUID(row.id), row.sealed)
+            for owner, table, key in _SEALED:
+                row = db.execute(select(key.label("id"), table.c.sealed).where(table.c.host == host).limit(1)).first()
+                if row is not None:
+                    return owner, UUID(row.id), row.sealed
+        return None
 
-    def reseal(self, reseal: Callable[[UUID, bytes], bytes], *, host: str) -> int:
-        """All of the host's at once, or none; how many there are."""
+    def reseal(self, reseal: Callable[[str, UUID, bytes], bytes], *, host: str) -> int:
+        """All that the host sealed at once, or nothing, named as in `any_sealed`; how many sources there are."""
+        count = 0
         with self._writing() as db:
-            rows = db.execute(select(sources.c.id, sources.c.sealed).where(sources.c.host == host)).all()
-            for row in rows:
-                db.execute(update(sources).where(sources.c.id == row.id).values(sealed=reseal(UUID(row.id), row.sealed)))
-        return len(rows)
+            for owner, table, key in _SEALED:
+                rows = db.execute(select(key.label("id"), table.c.sealed).where(table.c.host == host)).all()
+                for row in rows:
+                    sealed = reseal(owner, UUID(row.id), row.sealed)
+                    db.execute(update(table).where(key == row.id).values(sealed=sealed))
+                count += len(rows) if owner == "source" else 0
+        return count
 
 
 def _source(db: Connection, source_id: UUID, host: str) -> tuple[Source, bytes]:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from synvirt.errors import Conflict, NotFound, PersistFailed
 from synvirt.model import ENDS, Migration, State
 from synvirt.store.sources import SourceRows
-from synvirt.store.tables import events, ledger, migrations, notes, watermarks
+from synvirt.store.tables import events, ledger, migrations, notes, secrets, watermarks
 from synvirt.store.uploads import UploadRows
 
 # A writer waits this long for another before it fails; a store commit takes milliseconds, so this is a stuck disk.
@@ -78,14 +78,22 @@ class Store:
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, job: Migration, *, host: str) -> None:
+    def add(self, job: Migration, *, host: str, sealed: bytes | None = None) -> None:
+        """`sealed`: the job's own secrets, which go when it ends."""
         with self._writing() as db:
             db.execute(insert(migrations).values(id=str(job.id), host=host, state=job.state, document=job.model_dump_json()))
+            if sealed is not None:
+                db.execute(insert(secrets).values(migration_id=str(job.id), host=host, sealed=sealed))
             _announce(db, job)
 
     def get(self, job_id: UUID) -> Migration:
         with self._reading() as db:
             return _parse(_row(db, job_id))
+
+    def sealed(self, job_id: UUID) -> bytes | None:
+        """What `add` was given; None where that was nothing, or the job has ended."""
+        with self._reading() as db:
+            return db.execute(select(secrets.c.sealed).where(secrets.c.migration_id == str(job_id))).scalar()
 
     def host_of(self, job_id: UUID) -> str:
         with self._reading() as db:
@@ -120,6 +128,8 @@ class Store:
                 .where(migrations.c.id == str(job_id))
                 .values(state=after.state, document=after.model_dump_json())
             )
+            if after.ended:
+                db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
             if _told(after) != _told(before):
                 _announce(db, after)
             return after

@@ -3,6 +3,7 @@
 migrations ──< events        a row a move, with the job as it was then: what SSE replays
            ──< watermarks    what the destination has flushed, per disk and pass
            ──< ledger        what the job made anywhere, written before it is made
+           ──< secrets       the sealed credentials of a job that reads from elsewhere
            ──< notes         what a job must remember beyond what it shows (snapshots, change ids)
 uploads                      the archives that were uploaded whole; their bytes are files of their host
 sources                      the registered platforms, each with its credentials, sealed by its host's key
@@ -100,6 +101,15 @@ notes = Table(
     Column("migration_id", _ID, ForeignKey("migrations.id", ondelete="CASCADE"), primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("value", Text, nullable=False),
+)
+
+# Credentials of a job that reads from elsewhere, sealed; gone as soon as the job has ended.
+secrets = Table(
+    "secrets",
+    METADATA,
+    Column("migration_id", _ID, ForeignKey("migrations.id", ondelete="CASCADE"), primary_key=True),
+    Column("host", String(255), nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
 )
 
 # `document` is the Upload as the API answers it. An upload that is not whole yet has no row.

@@ -1,0 +1,38 @@
+"""The secrets of jobs that read from elsewhere: sealed beside the job, never in its document, gone when it ends.
+
+Blocking code.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from synvirt.errors import Internal
+from synvirt.keyring import Keyring
+from synvirt.store import Store
+
+
+def belongs_to(owner: str, id_: UUID) -> bytes:
+    """What a sealed secret is bound to: a `source`, or a `job` that reads from elsewhere."""
+    return f"{owner} {id_}".encode()
+
+
+class JobSecrets:
+    def __init__(self, store: Store, keyring: Keyring) -> None:
+        self._store, self._keyring = store, keyring
+
+    @contextmanager
+    def sealed(self, job_id: UUID, secret: bytes) -> Iterator[bytes]:
+        """The secret as it is stored; store it within, so that the key is not changed in between."""
+        with self._keyring.held():
+            yield self._keyring.seal(secret, belongs_to=belongs_to("job", job_id))
+
+    def opened(self, job_id: UUID) -> bytes | None:
+        """None where the job has none. Internal, where the keyring is not the one that it was sealed by."""
+        sealed = self._store.sealed(job_id)
+        return None if sealed is None else self._keyring.unseal(sealed, belongs_to=belongs_to("job", job_id))
+
+
+def no_secrets(job_id: UUID) -> bytes | None:
+    """For rooms without a keyring."""
+    raise Internal(f"job {job_id} has secrets, and there is no keyring to open them")

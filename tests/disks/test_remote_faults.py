@@ -1,0 +1,368 @@
+"""What servers and networks do to a file that is being read: nothing wrong is ever read; every error says what and where."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from synvirt.errors import AuthFailed, DiskReadFailed, NotFound, SourceUnreachable, SynvirtError, UnsupportedFormat
+from synvirt.remote import reading
+from synvirt.remote.reading import RemoteReader
+from tests import remote_servers as servers
+from tests.contracts.readers import read, read_all
+from tests.remote_servers import Asked, Script, honest
+
+CONTENT = Random(21).randbytes((6 << 20) + 17)
+NAME = "disk.raw"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PAUSES_S", (0.01,) * 7)
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Nginx]:
+    with servers.nginx(tmp_path_factory.mktemp("nginx")) as server:
+        (server.folder / NAME).write_bytes(CONTENT)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def samba(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Samba]:
+    with servers.samba(tmp_path_factory.mktemp("samba")) as server:
+        (server.folder / NAME).write_bytes(CONTENT)
+        yield server
+
+
+SMB = (("password", servers.PASSWORD), ("username", "root"))
+
+
+def read_scripted(script: Script) -> bytes:
+    with servers.scripted(script) as url:
+        reader = RemoteReader(servers.remote(url), NAME)
+        try:
+            return read_all(reader)
+        finally:
+            reader.close()
+
+
+# ── mended by trying again ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_connections_that_are_cut_in_the_middle_cost_only_what_was_under_way(nginx: servers.Nginx) -> None:
+    with servers.wire(nginx.port) as wire:
+        wire.cuts.update({number: 200_000 + 70_000 * number for number in range(1, 12)})
+        reader = RemoteReader(servers.remote(f"http://127.0.0.1:{wire.port}/open/"), NAME)
+        assert read_all(reader) == CONTENT
+        reader.close()
+        assert wire.connections > 5
+        # What came before a cut was kept: what is fetched twice is what was in the sockets' buffers.
+        assert wire.bytes_back < 2 * len(CONTENT)
+
+
+def test_a_broken_smb_connection_is_made_again_and_the_file_is_the_same(samba: servers.Samba) -> None:
+    with servers.wire(samba.port) as wire:
+        wire.cuts.update(dict.fromkeys(range(1, 5), 900000))
+        reader = RemoteReader(servers.remote(f"smb://127.0.0.1:{wire.port}/disks/", credentials=SMB), NAME)
+        assert read_all(reader) == CONTENT
+        reader.close()
+        assert wire.connections >= 3
+
+
+def test_a_busy_server_is_asked_again() -> None:
+    statuses = iter([503, 429, 500, 408])
+
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        status = next(statuses, None)
+        return honest(CONTENT, asked) if status is None else (status, {"Content-Length": "0"}, b"")
+
+    assert read_scripted(script) == CONTENT
+
+
+def test_retry_after_is_kept_to() -> None:
+    waited: list[float] = []
+    answers = iter([{"Retry-After": "7"}, {"Retry-After": "Fri, 01 Jan 2010 00:00:00 GMT"}, {"Retry-After": "soon"}])
+
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        headers = next(answers, None)
+        return honest(CONTENT, asked) if headers is None else (429, {**headers, "Content-Length": "0"}, b"")
+
+    with servers.scripted(script) as url:
+        place = reading._connected(servers.remote(url))
+        reading.insisting(lambda: place.open(NAME), NAME, pause=waited.append)
+        place.close()
+    assert waited[0] == 7
+    assert max(waited[1:3]) < 1
+
+
+def test_a_server_that_asks_for_too_much_patience_is_away() -> None:
+    with pytest.raises(SourceUnreachable, match="429"):
+        read_scripted(lambda asked: (429, {"Retry-After": "86400", "Content-Length": "0"}, b""))
+
+
+def test_a_body_that_is_too_short_is_fetched_on_from_where_it_ended() -> None:
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        status, headers, body = honest(CONTENT, asked)
+        return status, headers, body[: max(1, len(body) * 2 // 3)]
+
+    assert read_scripted(script) == CONTENT
+
+
+def test_tries_have_an_end() -> None:
+    seen: list[int] = []
+
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        seen.append(asked.number)
+        return 503, {"Content-Length": "0"}, b""
+
+    with pytest.raises(SourceUnreachable, match=r"disk\.raw: the server answers 503 Service Unavailable, 8 times in a row"):
+        read_scripted(script)
+    assert len(seen) == 8
+
+
+def test_who_comes_back_after_a_failure_reads_on() -> None:
+    down = threading.Event()
+
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        return (503, {"Content-Length": "0"}, b"") if down.is_set() else honest(CONTENT, asked)
+
+    with servers.scripted(script) as url:
+        reader = RemoteReader(servers.remote(url), NAME)
+        down.set()
+        with pytest.raises(SourceUnreachable, match="offset 4000000"):
+            read(reader, 4_000_000, 4096)
+        down.clear()
+        assert read(reader, 4_000_000, 4096) == CONTENT[4_000_000:4_004_096]
+        reader.close()
+
+
+def test_a_server_that_stops_answering_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synvirt.remote.http.READ_TIMEOUT_S", 0.2)
+    answer = threading.Event()
+
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        if asked.start:
+            answer.wait(20)
+        return honest(CONTENT, asked)
+
+    with servers.scripted(script) as url:
+        reader = RemoteReader(servers.remote(url), NAME)
+        try:
+            with pytest.raises(SourceUnreachable, match="no byte came"):
+                read(reader, 1 << 20, 4096)
+        finally:
+            answer.set()
+            reader.close()
+
+
+def test_closing_ends_what_is_under_way() -> None:
+    answer = threading.Event()
+
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        if asked.start:
+            answer.wait(30)
+        return honest(CONTENT, asked)
+
+    with servers.scripted(script) as url, ThreadPoolExecutor(1) as pool:
+        reader = RemoteReader(servers.remote(url), NAME)
+        waiting = pool.submit(read, reader, 1 << 20, 4096)
+        while not any(piece.start for piece in reader._pieces._by_start.values()):
+            pass
+        reader.close()
+        with pytest.raises(Exception):  # noqa: B017 - whatever it is, it comes at once
+            waiting.result(timeout=10)
+        answer.set()
+
+
+# ── a file that is another ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_file_that_changes_in_the_middle_is_an_error_never_a_mixture(nginx: servers.Nginx) -> None:
+    path = nginx.folder / "changing.raw"
+    path.write_bytes(CONTENT)
+    reader = RemoteReader(servers.remote(nginx.url), path.name)
+    read(reader, 0, 4096)
+    path.write_bytes(bytes(len(CONTENT)))
+    os.utime(path, (1, 1))
+    with pytest.raises(DiskReadFailed, match=r"changing\.raw was changed or replaced .*offset \d+") as caught:
+        read(reader, 3 << 20, 4096)
+    assert caught.value.hint
+    reader.close()
+    with pytest.raises(DiskReadFailed, match="not the file that it was"):
+        RemoteReader(servers.remote(nginx.url), path.name, version=reader.version)
+
+
+@pytest.mark.parametrize("etag", ['"v2"', 'W/"v2"', ""])
+def test_a_server_that_does_not_check_for_us_is_checked(etag: str) -> None:
+    """If-Match is ignored by many; a weak ETag cannot be asked for; some have a date alone."""
+
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        status, headers, body = honest(CONTENT, asked, etag="" if asked.start == 0 and not etag else '"v1"')
+        if asked.start or not etag:
+            headers["ETag"] = etag
+        if not etag:
+            del headers["ETag"]
+            headers["Last-Modified"] = f"Fri, 01 Jan 2010 00:00:0{min(asked.start, 1)} GMT"
+        return status, headers, body
+
+    with pytest.raises(DiskReadFailed, match="changed or replaced"):
+        read_scripted(script)
+
+
+def test_a_file_that_grows_or_shrinks_is_another() -> None:
+    for size in (len(CONTENT) + 1, len(CONTENT) - 1):
+
+        def script(asked: Asked, size: int = size) -> tuple[int, dict[str, str], bytes]:
+            status, headers, body = honest(CONTENT, asked)
+            if asked.start:
+                headers["Content-Range"] = headers["Content-Range"].replace(str(len(CONTENT)), str(size))
+            return status, headers, body
+
+        with pytest.raises(DiskReadFailed, match="changed or replaced"):
+            read_scripted(script)
+
+
+def test_a_file_that_is_replaced_while_smb_is_away_is_an_error(samba: servers.Samba) -> None:
+    path = samba.folder / "replaced.raw"
+    path.write_bytes(CONTENT)
+    with servers.wire(samba.port) as wire:
+        reader = RemoteReader(servers.remote(f"smb://127.0.0.1:{wire.port}/disks/", credentials=SMB), path.name)
+        read(reader, 0, 4096)
+        place = reader._live.place
+        path.unlink()
+        path.write_bytes(bytes(len(CONTENT)))
+        place.broken()  # type: ignore[attr-defined]
+        with pytest.raises(DiskReadFailed, match="changed or replaced"):
+            read(reader, 3 << 20, 4096)
+        reader.close()
+
+
+# ── servers that do not serve ranges as they should ──────────────────────────────────────────────────────────────────
+
+
+def test_a_server_that_ignores_ranges_is_told_at_once(nginx: servers.Nginx) -> None:
+    with pytest.raises(UnsupportedFormat, match="sends the whole file") as caught:
+        RemoteReader(servers.remote(nginx.url.replace("/open/", "/whole/")), NAME)
+    assert "import root" in (caught.value.hint or "")
+
+
+def answered(number: int, **changes: str | None) -> Script:
+    """Honest but for the answers from `number` on."""
+
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        status, headers, body = honest(CONTENT, asked)
+        if asked.number >= number:
+            headers |= {key.replace("_", "-"): value for key, value in changes.items() if value is not None}
+            for key, value in changes.items():
+                if value is None:
+                    del headers[key.replace("_", "-")]
+        return status, headers, body
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "words"),
+    [
+        (answered(1, Content_Range="bytes 0-65535/*"), UnsupportedFormat, "does not say how large"),
+        (answered(1, Content_Range=None), UnsupportedFormat, "does not say how large"),
+        (answered(1, Content_Range="bytes 5-65540/9000000"), DiskReadFailed, "were asked for, and the server answers"),
+        (answered(1, Content_Encoding="gzip"), UnsupportedFormat, "compresses"),
+        (answered(2, Content_Range=None), DiskReadFailed, "answers 'nothing'"),
+        (answered(2, Content_Range=f"bytes 0-4095/{len(CONTENT)}"), DiskReadFailed, "were asked for"),
+        (answered(2, Content_Length="5"), DiskReadFailed, "announces 5 bytes"),
+        (lambda asked: (416, {"Content-Length": "0"}, b""), DiskReadFailed, "416"),
+        (lambda asked: (404, {"Content-Length": "0"}, b""), NotFound, "404"),
+        (lambda asked: (401, {"Content-Length": "0"}, b""), AuthFailed, "401"),
+        (lambda asked: (418, {"Content-Length": "0"}, b""), DiskReadFailed, "418"),
+        (lambda asked: (200, {"Content-Length": "77"}, b"x" * 77), UnsupportedFormat, "whole file"),
+    ],
+)
+def test_what_a_server_answers_is_checked(script: Script, error: type[SynvirtError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        read_scripted(script)
+
+
+def test_416_in_the_middle_names_the_offset() -> None:
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        return honest(CONTENT, asked) if asked.start == 0 else (416, {"Content-Length": "0"}, b"")
+
+    with pytest.raises(DiskReadFailed, match=rf"ends before offset \d+, but had {len(CONTENT)} bytes"):
+        read_scripted(script)
+
+
+def test_answers_that_are_no_http_are_not_believed() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+
+    def answer() -> None:
+        listening.settimeout(0.1)
+        while not ended.is_set():
+            try:
+                client, _ = listening.accept()
+            except TimeoutError:
+                continue
+            with client:
+                client.recv(4096)
+                client.sendall(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        with pytest.raises(SourceUnreachable, match="BadStatusLine"):
+            RemoteReader(servers.remote(f"http://127.0.0.1:{listening.getsockname()[1]}/"), NAME)
+    finally:
+        ended.set()
+        thread.join()
+        listening.close()
+
+
+# ── who is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_wrong_passwords(nginx: servers.Nginx, samba: servers.Samba) -> None:
+    wrong = (("password", "secret-guess"), ("username", servers.USER))
+    for url in (f"http://127.0.0.1:{nginx.port}/private/", samba.url):
+        with pytest.raises(AuthFailed) as caught:
+            RemoteReader(servers.remote(url, credentials=wrong), NAME)
+        assert "secret-guess" not in str(caught.value)
+        assert "secret-guess" not in repr(servers.remote(url, credentials=wrong))
+
+
+def test_what_is_not_there(nginx: servers.Nginx, samba: servers.Samba) -> None:
+    for remote in (
+        servers.remote(nginx.url),
+        servers.remote(samba.url, credentials=SMB),
+        servers.remote(samba.url.replace("/disks/", "/no-share/"), credentials=SMB),
+    ):
+        with pytest.raises(NotFound, match=r"gone\.raw"):
+            RemoteReader(remote, "gone.raw")
+
+
+def test_a_missing_bucket_and_a_wrong_key(tmp_path: Path) -> None:
+    with servers.s3(tmp_path) as s3:
+        s3.put(NAME, CONTENT)
+        keys = (("access_key_id", s3.access_key_id), ("secret_access_key", s3.secret_access_key))
+        with pytest.raises(NotFound, match="NoSuchBucket"):
+            RemoteReader(servers.remote("s3://no-bucket/", endpoint=s3.endpoint, credentials=keys), NAME)
+        with pytest.raises(NotFound, match="NoSuchKey"):
+            RemoteReader(servers.remote(f"s3://{s3.bucket}/", endpoint=s3.endpoint, credentials=keys), "gone")
+        wrong = (keys[0], ("secret_access_key", "secret-guess"))
+        with pytest.raises(AuthFailed, match="SignatureDoesNotMatch") as caught:
+            RemoteReader(servers.remote(f"s3://{s3.bucket}/", endpoint=s3.endpoint, credentials=wrong), NAME)
+        assert "secret-guess" not in str(caught.value)
+        with pytest.raises(AuthFailed):
+            RemoteReader(servers.remote(f"s3://{s3.bucket}/", endpoint=s3.endpoint), NAME)
+
+
+def test_nobody_listens_there() -> None:
+    port = servers.free_port()
+    for url in (f"http://127.0.0.1:{port}/", f"https://127.0.0.1:{port}/", f"smb://127.0.0.1:{port}/share/"):
+        with pytest.raises(SourceUnreachable, match=f"127.0.0.1, port {port}|127.0.0.1:{port}"):
+            RemoteReader(servers.remote(url), NAME)

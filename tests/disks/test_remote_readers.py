@@ -1,0 +1,220 @@
+"""The laws of DiskReader, and random reads, of files on real servers: nginx, S3 by moto, Samba."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synvirt.remote import Remote
+from synvirt.remote.reading import KEPT_BYTES, RemoteReader, connected, names, requested_bytes
+from synvirt.remote.smb import SmbPlace
+from tests import remote_servers as servers
+from tests.cases import cases
+from tests.contracts.readers import ReaderCase, ReaderContract, read, read_all
+
+NAME = "disk ä+1.raw"
+CONTENT = Random(20).randbytes((5 << 20) + 333)
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Nginx]:
+    with servers.nginx(tmp_path_factory.mktemp("nginx")) as server:
+        (server.folder / "a folder").mkdir()
+        (server.folder / "a folder" / NAME).write_bytes(CONTENT)
+        (server.folder / "empty").touch()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
+    with servers.s3(tmp_path_factory.mktemp("s3")) as server:
+        server.put(f"a folder/{NAME}", CONTENT)
+        server.put("a folder/inner/other", b"x")
+        server.put("empty", b"")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def samba(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Samba]:
+    with servers.samba(tmp_path_factory.mktemp("samba")) as server:
+        (server.folder / "a folder" / "inner").mkdir(parents=True)
+        (server.folder / "a folder" / NAME).write_bytes(CONTENT)
+        (server.folder / "empty").touch()
+        yield server
+
+
+def by_http(server: servers.Nginx) -> Remote:
+    return servers.remote(f"{server.url}a%20folder/")
+
+
+def by_https(server: servers.Nginx) -> Remote:
+    return servers.remote(
+        f"https://localhost:{server.tls_port}/private/a%20folder/",
+        ca_file=str(server.certificates.authority),
+        credentials=(("password", servers.PASSWORD), ("username", servers.USER)),
+    )
+
+
+def by_s3(server: servers.S3) -> Remote:
+    return servers.remote(f"s3://{server.bucket}/a folder/", endpoint=server.endpoint, credentials=s3_keys(server))
+
+
+def s3_keys(server: servers.S3) -> tuple[tuple[str, str], ...]:
+    return (("access_key_id", server.access_key_id), ("secret_access_key", server.secret_access_key))
+
+
+def by_smb(server: servers.Samba) -> Remote:
+    return servers.remote(f"{server.url}a%20folder/", credentials=(("password", servers.PASSWORD), ("username", "root")))
+
+
+WAYS = {"http": ("nginx", by_http), "https": ("nginx", by_https), "s3": ("s3", by_s3), "smb": ("samba", by_smb)}
+
+
+@pytest.fixture(params=WAYS)
+def remote(request: pytest.FixtureRequest) -> Remote:
+    server, way = WAYS[request.param]
+    made: Remote = way(request.getfixturevalue(server))  # type: ignore[operator]
+    return made
+
+
+class TestRemote(ReaderContract):
+    @pytest.fixture
+    def case(self, remote: Remote) -> ReaderCase:
+        return ReaderCase(open=lambda: RemoteReader(remote, NAME), content=CONTENT)
+
+
+class TestRange(ReaderContract):
+    """A tar's member, say."""
+
+    @pytest.fixture
+    def case(self, remote: Remote) -> ReaderCase:
+        return ReaderCase(
+            open=lambda: RemoteReader(remote, NAME, 70_001, 3 << 20), content=CONTENT[70_001 : 70_001 + (3 << 20)]
+        )
+
+
+@given(
+    reads=st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 600_000)), min_size=1, max_size=12),
+    at_once=st.booleans(),
+)
+@cases(20)
+def test_any_reads_are_those_of_the_local_bytes(
+    nginx: servers.Nginx, samba: servers.Samba, s3: servers.S3, reads: list[tuple[int, int]], at_once: bool
+) -> None:
+    for remote in (by_http(nginx), by_smb(samba), by_s3(s3)):
+        reader = RemoteReader(remote, NAME)
+        for offset, length in reads:
+            part = min(length, len(CONTENT) - offset)
+            assert read(reader, offset, part) == CONTENT[offset : offset + part]
+            if not at_once:  # nothing is kept from read to read
+                reader.close()
+                reader = RemoteReader(remote, NAME)
+        reader.close()
+
+
+def test_reading_in_order_asks_for_each_byte_once_and_ahead_of_the_reader(remote: Remote) -> None:
+    with connected(remote):
+        reader = RemoteReader(remote, NAME)
+        assert read_all(reader) == CONTENT
+        assert requested_bytes(remote, NAME) == len(CONTENT)
+        reader.close()
+
+
+def test_a_look_here_and_there_asks_for_little(nginx: servers.Nginx) -> None:
+    remote = by_http(nginx)
+    with connected(remote):
+        reader = RemoteReader(remote, NAME)
+        for offset in (0, 1 << 20, 3 << 20, (5 << 20) - 512):
+            read(reader, offset, 512)
+        assert requested_bytes(remote, NAME) <= 4 * (64 << 10)
+        reader.close()
+
+
+def test_what_is_kept_is_bounded(nginx: servers.Nginx) -> None:
+    large = nginx.folder / "large"
+    with large.open("wb") as file:
+        file.truncate(3 * KEPT_BYTES)
+    remote = servers.remote(nginx.url)
+    with connected(remote):
+        reader = RemoteReader(remote, "large")
+        for at in range(0, reader.size, 4 << 20):
+            assert read(reader, at, 4 << 20) == bytes(4 << 20)
+        pieces = reader._pieces
+        assert sum(piece.length for piece in pieces._by_start.values()) <= KEPT_BYTES + (4 << 20)
+        assert sorted(pieces._by_start) == pieces._starts
+        reader.close()
+    large.unlink()
+
+
+def test_an_empty_file_has_no_byte(nginx: servers.Nginx, samba: servers.Samba, s3: servers.S3) -> None:
+    for remote in (
+        servers.remote(nginx.url),
+        servers.remote(samba.url, credentials=by_smb(samba).credentials),
+        servers.remote(f"s3://{s3.bucket}/", endpoint=s3.endpoint, credentials=s3_keys(s3)),
+    ):
+        reader = RemoteReader(remote, "empty")
+        assert (reader.size, list(reader.extents())) == (0, [])
+        reader.close()
+
+
+def test_folders_are_listed_where_there_are_folders(nginx: servers.Nginx, samba: servers.Samba, s3: servers.S3) -> None:
+    assert names(by_http(nginx)) is None
+    assert names(by_smb(samba)) == [NAME, "inner"]
+    assert names(by_smb(samba), "inner") == []
+    assert names(by_s3(s3)) == [NAME]  # S3 has no folders within: only names with slashes
+    assert names(by_s3(s3), "inner") == ["inner/other"]
+
+
+def test_a_long_list_of_s3_comes_in_pages(s3: servers.S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    from synvirt.remote import s3 as module
+
+    for number in range(7):
+        s3.put(f"many/{number}", b"")
+    real = module.S3Place._page
+    monkeypatch.setattr(module.S3Place, "_page", lambda self, query: real(self, {**query, "max-keys": "3"}))
+    remote = servers.remote(f"s3://{s3.bucket}/many/", endpoint=s3.endpoint, credentials=s3_keys(s3))
+    assert names(remote) == [str(number) for number in range(7)]
+
+
+def test_a_signed_url_is_an_ordinary_one(tmp_path: Path) -> None:
+    with servers.s3(tmp_path, checked=False) as s3:
+        s3.put(f"a folder/{NAME}", CONTENT)
+        base, _, query = s3.presigned(f"a folder/{NAME}").partition("?")
+        assert "X-Amz-Signature" in query
+        reader = RemoteReader(servers.remote(base.rpartition("/")[0] + "/", query=query), NAME)
+        assert read_all(reader) == CONTENT
+        reader.close()
+
+
+def test_smb_with_few_credits_reads_all_the_same(samba: servers.Samba, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may grant one at a time: then 64 KiB are asked for at once."""
+    monkeypatch.setattr("synvirt.remote.smb._CREDITS_WANTED", 1)
+    reader = RemoteReader(by_smb(samba), NAME)
+    assert read_all(reader) == CONTENT
+    place = reader._live.place
+    assert isinstance(place, SmbPlace)
+    assert place.request_bytes <= 1 << 20
+    reader.close()
+
+
+def test_nobody_may_write_the_file_while_it_is_read_by_smb(samba: servers.Samba, tmp_path: Path) -> None:
+    from smbprotocol.exceptions import SharingViolation
+    from smbprotocol.open import CreateDisposition, FilePipePrinterAccessMask, ImpersonationLevel, Open, ShareAccess
+
+    reader = RemoteReader(by_smb(samba), NAME)
+    other = SmbPlace(by_smb(samba))
+    handle = Open(other.tree(), f"a folder\\{NAME}")
+    with pytest.raises(SharingViolation):
+        handle.create(
+            ImpersonationLevel.Impersonation,
+            FilePipePrinterAccessMask.GENERIC_WRITE,
+            0,
+            ShareAccess.FILE_SHARE_READ | ShareAccess.FILE_SHARE_WRITE,
+            CreateDisposition.FILE_OPEN,
+            0,
+        )
+    other.close()
+    reader.close()
