@@ -77,6 +77,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.doctor import Checkup
     from synvirt.keyring import Keyring
     from synvirt.live.registry import BY_KIND as PLATFORMS
+    from synvirt.live.vim_session import warn_if_missing
     from synvirt.migrations.board import Board
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.intake import Intake, check_plan
@@ -89,6 +90,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     prepare_data_dir(settings)
     with ExitStack() as stack:
         stack.enter_context(data_dir_locked(settings.data_dir))
+        warn_if_missing()
         keyring = Keyring(settings.keyring_dir / "migrator.key")
         board = Board()
         store = Store(settings.store_url, on_commit=board.committed)

@@ -10,7 +10,7 @@ on the command line need not wait for pydantic. Offsets and lengths are bytes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from synvirt.remote import Remote
@@ -55,7 +55,7 @@ class ImageSpec(Spec):
     `root` is the folder that files named inside the image (backing files, extents, parents) must lie in; None refuses any.
     `name` is how errors call the image: a file or member name, never a host path. Where `root` is set it is the image's path
     beneath `root`, so that what the image names is looked for in the image's own folder.
-    `parent` is what a differencing image lies over, where the image itself cannot say (VDI); no other format takes one.
+    `parent` is what a differencing image lies over, where the image itself cannot say: VirtualBox' VDI and VMDK.
     """
 
     format: ImageFormat
@@ -73,6 +73,29 @@ class NbdSpec(Spec):
     uri: str
     bitmap: str | None = None
     connections: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatastoreSpec(Spec):
+    """A flat file of a vSphere datastore, by HTTPS from /folder. With `areas`, (start, length) each, the rest reads as zeros.
+
+    `session_manager` is the platform's id of the one that logs us in. A spec with a password in it is told to the worker and
+    to nobody else: it is never stored.
+    """
+
+    format: Literal["datastore"] = "datastore"
+    host: str
+    port: int = 443
+    user: str
+    password: str = field(repr=False)
+    session_manager: str = "SessionManager"
+    verify_tls: bool = True
+    fingerprint_sha256: str | None = None
+    datacenter: str
+    datastore: str
+    path: str
+    size_bytes: int
+    areas: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +160,9 @@ class BlankSpec(Spec):
     size_bytes: int
 
 
-ReaderSpec = RawSpec | ImageSpec | NbdSpec | QemuSpec | ChangedSpec | XvaSpec | JoinedSpec | GzipSpec | BlankSpec
+ReaderSpec = (
+    RawSpec | ImageSpec | NbdSpec | DatastoreSpec | QemuSpec | ChangedSpec | XvaSpec | JoinedSpec | GzipSpec | BlankSpec
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from synvirt.live.prism_api import prism_api
 from synvirt.live.pve_api import FORM as PVE_API
 from synvirt.live.pve_api import pve_api
 from synvirt.live.vim_api import FORM as VIM_API
-from synvirt.live.vim_api import vim_api
+from synvirt.live.vim_api import VimApi
 from synvirt.live.wmi_api import FORM as WMI_API
 from synvirt.live.wmi_api import wmi_api
 from synvirt.live.xen_api import FORM as XEN_API
@@ -36,7 +36,7 @@ class Platform:
 
 
 PLATFORMS: tuple[Platform, ...] = (
-    Platform(VIM_API, vim_api),
+    Platform(VIM_API, VimApi),
     Platform(WMI_API, wmi_api),
     Platform(PVE_API, pve_api),
     Platform(LIBVIRT_REMOTE, libvirt_remote),

@@ -1,22 +1,315 @@
-"""vSphere: vCenter and ESXi, by the vSphere Web Services API on port 443."""
+"""vSphere: vCenter 6.5 and later, and ESXi, by the vSphere Web Services API on port 443.
 
-from pydantic import SecretStr
+    vim_session    login, keep-alive, properties, tasks, faults            pyvmomi, blocking
+    vim_machines   VMs as manifests                                        no I/O
+    vim_changes    snapshots, change tracking                              blocking
+    this file      the adapter: asyncio outside, threads inside; bytes by disks/datastore
 
-from synvirt.live import SourceAccess
+Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that would speak to the platform raises Internal.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, SecretStr
+
+from synvirt.disks.specs import ChangedSpec, DatastoreSpec, ReaderSpec
+from synvirt.errors import Internal, SnapshotFailed, SynvirtError, UnsupportedFormat, VmNotFound
+from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes
 from synvirt.live.form import Form
-from synvirt.live.planned import Planned
-from synvirt.model import LiveKind, Name, Received, SourceOptions
+from synvirt.live.vim_machines import INSPECTED, LISTED, manifest, row
+from synvirt.live.vim_session import KEEP_ALIVE_S, Login, VimSession, library
+from synvirt.model import Disk, LiveKind, Name, Received, SourceCheck, SourceOptions, VmManifest
 
-COMING = "the control plane is to come in v0.2"
+OFF_POLL_S: Final = 2.0
+POWER_TIMEOUT_S: Final = 300.0
+# Folders may lie in one another; a loop in what a platform says must have an end.
+FOLDERS_DEEP_MAX: Final = 64
+READ_BY: Final = "the datastore's files over HTTPS (/folder), changed or allocated areas only"
+
+# What our user must be allowed, and what for. Held on the root folder, or on the VMs and datastores themselves.
+PRIVILEGES: Final[tuple[tuple[str, str], ...]] = (
+    ("System.View", "see the VMs"),
+    ("VirtualMachine.State.CreateSnapshot", "take snapshots"),
+    ("VirtualMachine.State.RemoveSnapshot", "remove them again"),
+    ("VirtualMachine.Config.ChangeTracking", "switch change tracking on"),
+    ("VirtualMachine.Provisioning.DiskRandomRead", "ask what changed"),
+    ("VirtualMachine.Interact.PowerOff", "shut the VM down at the cut-over"),
+    ("VirtualMachine.Interact.PowerOn", "start it again when a cut-over fails"),
+    ("VirtualMachine.Config.Annotation", "note on the VM that it has moved"),
+    ("Datastore.Browse", "read its disks"),
+    ("Datastore.FileManagement", "read its disks"),
+)
 
 
-class Login(Received):
+class VimCredentials(Received):
+    """A vCenter user with its domain (`administrator@vsphere.local`), or a user of the ESXi host."""
+
     user: Name
     password: SecretStr
 
 
-FORM = Form(LiveKind.VIM_API, {"https": 443}, Login, SourceOptions)
+class VimOptions(SourceOptions):
+    """`shutdown_timeout_s`: how long a guest may take to shut itself down, before it is powered off."""
+
+    transport: Literal["auto", "datastore"] = "auto"
+    shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 300
 
 
-def vim_api(access: SourceAccess) -> Planned:
-    return Planned(access, FORM, COMING)
+FORM = Form(LiveKind.VIM_API, {"https": 443}, VimCredentials, VimOptions)
+
+
+class VimApi:
+    kind = LiveKind.VIM_API
+
+    def __init__(self, access: SourceAccess) -> None:
+        place, credentials, self._options = FORM.read(access)
+        login = Login(credentials.user, credentials.password.get_secret_value())
+        self._session = VimSession(place, login, self._options)
+        self._keeping: asyncio.Task[None] | None = None
+
+    # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def connect(self) -> None:
+        await asyncio.to_thread(self._session.open)
+        self._keeping = asyncio.create_task(self._keep_alive())
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_S)
+            with contextlib.suppress(SynvirtError):  # whoever asks next learns it
+                await asyncio.to_thread(self._session.keep_alive)
+
+    async def close(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            self._keeping = None
+        await asyncio.to_thread(self._session.close)
+
+    # ── who is there ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def about(self) -> About:
+        return await asyncio.to_thread(self._about)
+
+    def _about(self) -> About:
+        library()
+        about = self._session.call("say who it is", lambda content: content.about)
+        version = f"{about.version} build {about.build}"
+        return About(str(about.name), version, tuple(self._privileges()))
+
+    def _privileges(self) -> list[SourceCheck]:
+        """A privilege may be given on a part of the inventory alone: then a VM or a datastore of that part has it."""
+        vim = library().vim
+        samples = [one.id for one in self._session.all_of([vim.VirtualMachine], ("name",), what="look for VMs")[:1]]
+        stores = [one.id for one in self._session.all_of([vim.Datastore], ("name",), what="look for datastores")[:1]]
+
+        def ask(content: Any) -> Any:
+            entities = [
+                content.rootFolder,
+                *(self._session.managed(vim.VirtualMachine, one) for one in samples),
+                *(self._session.managed(vim.Datastore, one) for one in stores),
+            ]
+            key = content.sessionManager.currentSession.key
+            wanted = [privilege for privilege, _ in PRIVILEGES]
+            return content.authorizationManager.HasPrivilegeOnEntities(entities, key, wanted)
+
+        granted = {
+            one.privId
+            for entity in self._session.call("say what we may do", ask)
+            for one in entity.privAvailability
+            if one.isGranted
+        }
+        user = self._session.login_.user
+        return [
+            SourceCheck(name=f"privilege {privilege}", ok=True, detail=f"to {what_for}")
+            if privilege in granted
+            else SourceCheck(
+                name=f"privilege {privilege}",
+                ok=False,
+                detail=f"{user} lacks it; it is needed to {what_for}",
+                hint="give the user a role with it, on the root folder or on the VMs that are to move",
+            )
+            for privilege, what_for in PRIVILEGES
+        ]
+
+    async def supports_warm(self) -> bool:
+        library()
+        return True
+
+    async def list_vms(self) -> list[VmRow]:
+        return await asyncio.to_thread(self._list_vms)
+
+    def _list_vms(self) -> list[VmRow]:
+        vim = library().vim
+        found = self._session.all_of([vim.VirtualMachine], LISTED, what="list its VMs")
+        folders = self._folders()
+        return [
+            row(one.id, one.properties, _path(folders, one.properties.get("parent")))
+            for one in found
+            if not one.properties.get("summary.config.template")
+        ]
+
+    def _folders(self) -> Mapping[str, tuple[str, Any]]:
+        """Of each folder and datacenter its name and what it lies in."""
+        vim = library().vim
+        found = self._session.all_of([vim.Folder, vim.Datacenter], ("name", "parent"), what="list its folders")
+        return {one.id: (str(one.properties.get("name", "")), one.properties.get("parent")) for one in found}
+
+    async def inspect(self, vm_id: str) -> VmManifest:
+        return await asyncio.to_thread(self._inspect, vm_id)
+
+    def _inspect(self, vm_id: str) -> VmManifest:
+        found = self._vm(vm_id, INSPECTED)
+        stores = [
+            self._session.properties(store, ("summary.name", "summary.type"), what="look at a datastore")
+            for store in found.get("datastore") or ()
+        ]
+        types = {str(store.get("summary.name")): str(store.get("summary.type")) for store in stores}
+        return manifest(vm_id, found, types, READ_BY)
+
+    def _vm(self, vm_id: str, paths: tuple[str, ...]) -> Mapping[str, Any]:
+        found = self._session.properties(self._session.machine(vm_id), paths, what=f"inspect {vm_id}")
+        if not found:
+            raise VmNotFound(f"{self._session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered anew")
+        return found
+
+    # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def enable_cbt(self, vm_id: str) -> None:
+        await asyncio.to_thread(vim_changes.enable, self._session, vm_id)
+
+    async def snapshot(self, vm_id: str, name: str) -> SnapshotRef:
+        return await asyncio.to_thread(vim_changes.take, self._session, vm_id, name)
+
+    async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        return await asyncio.to_thread(self._open_disk, vm_id, snapshot.id, disk, since)
+
+    def _open_disk(self, vm_id: str, snapshot_id: str, disk: Disk, since: str | None) -> ReaderSpec:
+        device = vim_changes.disks_of(self._session, snapshot_id).get(disk.key)
+        if device is None:
+            raise SnapshotFailed(f"snapshot {snapshot_id} of {vm_id} has no disk {disk.key}")
+        if since is not None:
+            areas = vim_changes.changed(self._session, vm_id, snapshot_id, device, since)
+            return ChangedSpec(over=self._file(vm_id, device, None), areas=areas)
+        return self._file(vm_id, device, vim_changes.allocated(self._session, vm_id, snapshot_id, device))
+
+    def _file(self, vm_id: str, device: Any, areas: tuple[tuple[int, int], ...] | None) -> DatastoreSpec:
+        store, _, path = str(device.backing.fileName).removeprefix("[").partition("] ")
+        if getattr(device.backing, "parent", None) is not None or not path.endswith(".vmdk"):
+            raise UnsupportedFormat(
+                f"disk {device.key} of {vm_id} is spread over several files: it lies over a snapshot's",
+                hint="remove the VM's snapshots",
+            )
+        session, options = self._session, self._options
+        return DatastoreSpec(
+            host=session.host,
+            port=session.port,
+            user=session.login_.user,
+            password=session.login_.password,
+            session_manager=session.session_manager,
+            verify_tls=options.verify_tls,
+            fingerprint_sha256=options.fingerprint_sha256,
+            datacenter=self._datacenter(vm_id),
+            datastore=store,
+            path=path.removesuffix(".vmdk") + "-flat.vmdk",
+            size_bytes=int(device.capacityInBytes),
+            areas=areas,
+        )
+
+    def _datacenter(self, vm_id: str) -> str:
+        """The inventory path of the datacenter that the VM lies in: /folder names datastores by it."""
+        vim = library().vim
+        parent, names = self._vm(vm_id, ("name", "parent")).get("parent"), list[str]()
+        for _ in range(FOLDERS_DEEP_MAX):
+            if parent is None:
+                break
+            found = self._session.properties(parent, ("name", "parent"), what="look at a folder")
+            if isinstance(parent, vim.Datacenter) or names:
+                names.insert(0, str(found.get("name", "")))
+            parent = found.get("parent")
+        if not names:
+            raise Internal(f"{vm_id} lies in no datacenter that {self._session.login_.user} may see")
+        return "/".join(names[1:] if len(names) > 1 else names)  # the root folder has no place in a path
+
+    async def release(self, vm_id: str, name: str) -> None:
+        """A change id outlives its snapshot: what held the data may go."""
+        await self.cleanup(vm_id, name)
+
+    async def cleanup(self, vm_id: str, name: str) -> None:
+        await asyncio.to_thread(vim_changes.remove, self._session, vm_id, (name, vim_changes.STUN))
+
+    # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def shutdown(self, vm_id: str) -> None:
+        await asyncio.to_thread(self._shutdown, vm_id)
+
+    def _shutdown(self, vm_id: str) -> None:
+        if self._is_off(vm_id):
+            return
+        if self._asked_to_shut_down(vm_id):
+            deadline = time.monotonic() + self._options.shutdown_timeout_s
+            while time.monotonic() < deadline:
+                if self._is_off(vm_id):
+                    return
+                time.sleep(OFF_POLL_S)
+        self._power(vm_id, "power it off", "PowerOffVM_Task", wanted="poweredOff")
+
+    def _asked_to_shut_down(self, vm_id: str) -> bool:
+        """False: nobody in the guest heard it."""
+        vim = library().vim
+        deaf = (vim.fault.ToolsUnavailable, vim.fault.InvalidPowerState, vim.fault.TaskInProgress, vim.fault.InvalidState)
+
+        def ask(_: Any) -> bool:
+            try:
+                self._session.machine(vm_id).ShutdownGuest()
+            except deaf:
+                return False
+            return True
+
+        return self._session.call(f"shut {vm_id} down", ask)
+
+    def _is_off(self, vm_id: str) -> bool:
+        return self._vm(vm_id, ("runtime.powerState",)).get("runtime.powerState") == "poweredOff"
+
+    async def power_on(self, vm_id: str) -> None:
+        await asyncio.to_thread(self._power, vm_id, "power it on", "PowerOnVM_Task", wanted="poweredOn")
+
+    def _power(self, vm_id: str, what: str, task_name: str, *, wanted: str) -> None:
+        def state() -> Any:
+            return self._vm(vm_id, ("runtime.powerState",)).get("runtime.powerState")
+
+        if state() == wanted:
+            return
+        try:
+            task = self._session.call(what, lambda _: getattr(self._session.machine(vm_id), task_name)())
+            self._session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
+        except Internal:
+            if state() != wanted:  # else it came there by itself meanwhile
+                raise
+
+    async def mark(self, vm_id: str, note: str) -> None:
+        await asyncio.to_thread(self._mark, vm_id, note)
+
+    def _mark(self, vm_id: str, note: str) -> None:
+        present = str(self._vm(vm_id, ("name", "config.annotation")).get("config.annotation") or "")
+        if note in present:
+            return
+        spec = library().vim.vm.ConfigSpec(annotation="\n".join(filter(None, (present, note))))
+        what = "note that it has moved"
+        task = self._session.call(what, lambda _: self._session.machine(vm_id).ReconfigVM_Task(spec))
+        self._session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
+
+
+def _path(folders: Mapping[str, tuple[str, Any]], parent: Any) -> str:
+    """As people see it: datacenter and folders, without the folder `vm` that each datacenter has."""
+    names: list[str] = []
+    for _ in range(FOLDERS_DEEP_MAX):
+        found = folders.get(parent._moId) if parent is not None else None  # noqa: SLF001
+        if found is None:
+            break
+        names.insert(0, found[0])
+        parent = found[1]
+    return "/".join(name for name in names if name not in ("vm", "Datacenters"))

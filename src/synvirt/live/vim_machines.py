@@ -1,0 +1,272 @@
+"""vSphere's virtual machines as ours: a line of discovery, and the manifest. No I/O: what is read is handed in.
+
+Names of properties are those of the vSphere Web Services API: `VirtualMachine`, `VirtualMachineConfigInfo`, `VirtualDevice`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from synvirt.live import VmRow
+from synvirt.model import MIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+
+LISTED: Final = (
+    "name",
+    "parent",
+    "runtime.powerState",
+    "summary.config.template",
+    "summary.config.numCpu",
+    "summary.config.memorySizeMB",
+    "summary.config.guestFullName",
+    "summary.storage.committed",
+    "summary.storage.uncommitted",
+)
+INSPECTED: Final = (
+    "name",
+    "parent",
+    "runtime.powerState",
+    "runtime.connectionState",
+    "capability.changeTrackingSupported",
+    "config.changeTrackingEnabled",
+    "config.version",
+    "config.uuid",
+    "config.firmware",
+    "config.bootOptions",
+    "config.keyId",
+    "config.template",
+    "config.guestId",
+    "config.guestFullName",
+    "config.hardware.numCPU",
+    "config.hardware.numCoresPerSocket",
+    "config.hardware.memoryMB",
+    "config.hardware.device",
+    "guest.net",
+    "guest.toolsRunningStatus",
+    "snapshot.rootSnapshotList",
+    "layoutEx.file",
+    "datastore",
+)
+
+_POWER: Final[dict[str, Literal["on", "off", "suspended"]]] = {"poweredOn": "on", "poweredOff": "off", "suspended": "suspended"}
+# VirtualController's subclasses, by the end of their names.
+_BUSES: Final[tuple[tuple[str, DiskBus], ...]] = (
+    ("IDEController", "ide"),
+    ("AHCIController", "sata"),
+    ("SATAController", "sata"),
+    ("NVMEController", "nvme"),
+    ("ParaVirtualSCSIController", "scsi"),
+    ("SCSIController", "scsi"),
+    ("LsiLogicController", "scsi"),
+    ("LsiLogicSASController", "scsi"),
+    ("BusLogicController", "scsi"),
+)
+_LINUX: Final = (
+    "linux", "ubuntu", "debian", "rhel", "centos", "sles", "suse", "fedora", "coreos", "photon", "asianux", "mandr", "turbo",
+    "rocky", "alma",
+)  # fmt: skip
+# VirtualMachineConfigInfo.version: change tracking came with hardware version 7.
+_CBT_VERSION: Final = 7
+# Files of these stores are objects: /folder has no bytes of them.
+OBJECT_STORES: Final = frozenset({"vsan", "vsanD", "VVOL"})
+
+
+def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
+    memory_mib = found.get("summary.config.memorySizeMB")
+    stored = [found.get(f"summary.storage.{which}") for which in ("committed", "uncommitted")]
+    return VmRow(
+        vm_id=vm_id,
+        name=str(found.get("name", "")),
+        power_state=_POWER.get(str(found.get("runtime.powerState")), "unknown"),
+        folder=folder,
+        cpu_count=found.get("summary.config.numCpu"),
+        memory_bytes=None if memory_mib is None else int(memory_mib) * MIB,
+        capacity_bytes=None if stored == [None, None] else sum(int(part or 0) for part in stored),
+        guest_os=str(found.get("summary.config.guestFullName") or ""),
+    )
+
+
+def manifest(vm_id: str, found: Mapping[str, Any], store_types: Mapping[str, str], read_by: str) -> VmManifest:
+    """`store_types`: of each datastore's name, its type. `read_by`: the way by which the disks will be read, in words."""
+    devices: Sequence[Any] = found.get("config.hardware.device") or ()
+    boot = found.get("config.bootOptions")
+    disks = _disks(found, devices, boot)
+    reason = cbt_reason(found)
+    return VmManifest(
+        vm_id=vm_id,
+        name=str(found.get("name") or vm_id),
+        uuid=found.get("config.uuid"),
+        power_state=_POWER.get(str(found.get("runtime.powerState")), "unknown"),
+        firmware="uefi" if found.get("config.firmware") == "efi" else "bios",
+        secure_boot=bool(getattr(boot, "efiSecureBootEnabled", False)),
+        tpm=any(_type(device) == "VirtualTPM" for device in devices),
+        cpu_count=int(found.get("config.hardware.numCPU") or 1),
+        cores_per_socket=int(found.get("config.hardware.numCoresPerSocket") or 1),
+        memory_bytes=int(found.get("config.hardware.memoryMB") or 1024) * MIB,
+        guest_os=_guest_os(found),
+        cbt_available=reason is None,
+        cbt_reason=reason,
+        disks=disks,
+        nics=_nics(found, devices),
+        snapshots=tuple(_snapshots(found.get("snapshot.rootSnapshotList") or ())),
+        concerns=tuple(_concerns(found, devices, store_types, read_by)),
+    )
+
+
+def virtual_disks(devices: Sequence[Any]) -> list[Any]:
+    return [device for device in devices if _type(device) == "VirtualDisk"]
+
+
+def cbt_reason(found: Mapping[str, Any]) -> str | None:
+    """Why the VM's changes cannot be tracked; None: they can."""
+    version = str(found.get("config.version") or "")
+    digits = version.removeprefix("vmx-")
+    if digits.isdecimal() and int(digits) < _CBT_VERSION:
+        return f"its virtual hardware is {version}; change tracking needs vmx-07"
+    if found.get("capability.changeTrackingSupported") is False:
+        return "its host cannot track changes"
+    for disk in virtual_disks(found.get("config.hardware.device") or ()):
+        if why := _untracked(disk):
+            return f"{_label(disk)} {why}"
+    if not found.get("config.changeTrackingEnabled") and found.get("snapshot.rootSnapshotList"):
+        return "it has snapshots, and tracking can only be switched on without: remove them first"
+    return None
+
+
+def _untracked(disk: Any) -> str | None:
+    backing = disk.backing
+    kind = _type(backing)
+    if kind.startswith("VirtualDiskRawDiskMapping") and getattr(backing, "compatibilityMode", "") == "physicalMode":
+        return "is a raw device in physical mode"
+    if str(getattr(backing, "diskMode", "") or "").startswith("independent"):
+        return "is independent of snapshots"
+    if getattr(backing, "sharing", None) == "sharingMultiWriter":
+        return "is shared by several VMs"
+    if not kind.startswith(("VirtualDiskFlatVer2", "VirtualDiskSeSparse", "VirtualDiskRawDiskMapping")):
+        return f"is a {kind.removesuffix('BackingInfo')}"
+    return None
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _type(thing: Any) -> str:
+    """Of pyvmomi's `vim.vm.device.VirtualDisk.FlatVer2BackingInfo`: VirtualDiskFlatVer2BackingInfo."""
+    name: str = getattr(type(thing), "_wsdlName", type(thing).__name__)
+    return name
+
+
+def _label(device: Any) -> str:
+    return str(getattr(device.deviceInfo, "label", None) or f"device {device.key}")
+
+
+def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any) -> tuple[Disk, ...]:
+    controllers = {device.key: device for device in devices}
+    order = [one.deviceKey for one in getattr(boot, "bootOrder", None) or () if hasattr(one, "deviceKey")]
+    sizes = {file.name: file.size for file in found.get("layoutEx.file") or () if file.type == "diskExtent"}
+
+    def one(device: Any) -> Disk:
+        controller = controllers.get(device.controllerKey)
+        kind = _type(controller) if controller is not None else ""
+        path = str(getattr(device.backing, "fileName", "") or "")
+        return Disk(
+            key=str(device.key),
+            label=_label(device),
+            capacity_bytes=int(device.capacityInBytes or device.capacityInKB * 1024),
+            used_bytes=sizes.get(path.removesuffix(".vmdk") + "-flat.vmdk"),
+            format="vmdk",
+            bus=next((bus for end, bus in _BUSES if kind.endswith(end)), "scsi"),
+            controller=f"{kind} {getattr(controller, 'busNumber', 0)}".strip(),
+            unit=int(device.unitNumber or 0),
+            boot_order=order.index(device.key) + 1 if device.key in order else None,
+            source_path=path,
+            cbt_enabled=bool(found.get("config.changeTrackingEnabled")),
+        )
+
+    return tuple(one(device) for device in virtual_disks(devices))
+
+
+def _nics(found: Mapping[str, Any], devices: Sequence[Any]) -> tuple[Nic, ...]:
+    addresses = {nic.deviceConfigId: tuple(nic.ipAddress or ()) for nic in found.get("guest.net") or ()}
+    return tuple(
+        Nic(
+            key=str(device.key),
+            mac=device.macAddress,
+            model=_type(device).removeprefix("Virtual").lower(),
+            network=_network(device.backing),
+            connected=bool(getattr(device.connectable, "startConnected", True)),
+            ip_addresses=addresses.get(device.key, ()),
+        )
+        for device in devices
+        if hasattr(device, "macAddress")
+    )
+
+
+def _network(backing: Any) -> str:
+    """A standard port group by its name; a distributed one by its key, which is all that the device holds."""
+    port = getattr(backing, "port", None)
+    return str(getattr(backing, "deviceName", None) or getattr(port, "portgroupKey", None) or "")
+
+
+def _snapshots(trees: Sequence[Any]) -> list[Snapshot]:
+    found: list[Snapshot] = []
+    for tree in trees:
+        found.append(Snapshot(id=tree.snapshot._moId, name=tree.name, created_at=tree.createTime))  # noqa: SLF001
+        found += _snapshots(tree.childSnapshotList or ())
+    return found
+
+
+def _guest_os(found: Mapping[str, Any]) -> GuestOs:
+    guest_id, name = str(found.get("config.guestId") or ""), str(found.get("config.guestFullName") or "")
+    family: Literal["windows", "linux", "other"] = "other"
+    if guest_id.lower().startswith("win"):
+        family = "windows"
+    elif any(part in f"{guest_id} {name}".lower() for part in _LINUX):
+        family = "linux"
+    return GuestOs(family=family, id=guest_id, name=name)
+
+
+def _concerns(found: Mapping[str, Any], devices: Sequence[Any], store_types: Mapping[str, str], read_by: str) -> list[Concern]:
+    concerns = [
+        Concern(
+            id="vim.read_by",
+            category="Information",
+            label="How the disks are read",
+            assessment=f"By {read_by}.",
+            remedy="options.transport of the source chooses another way.",
+        )
+    ]
+
+    def critical(id_: str, label: str, assessment: str, remedy: str) -> None:
+        concerns.append(Concern(id=id_, category="Critical", label=label, assessment=assessment, remedy=remedy))
+
+    if found.get("config.keyId") is not None:
+        critical(
+            "vim.encrypted", "Encrypted VM", "Its files are encrypted, and cannot be read.", "Decrypt the VM in vSphere first."
+        )
+    if (state := found.get("runtime.connectionState")) not in (None, "connected"):
+        critical("vim.connection", "Host is away", f"The VM is {state}.", "Bring its host back, or register the VM elsewhere.")
+    if found.get("config.template"):
+        critical("vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it.")
+    for disk in virtual_disks(devices):
+        store = str(getattr(disk.backing, "fileName", "")).partition("]")[0].removeprefix("[")
+        if store_types.get(store) in OBJECT_STORES:
+            critical(
+                "vim.object_store",
+                "Datastore of objects",
+                f"{_label(disk)} lies in {store}, of type {store_types[store]}: its bytes cannot be read as a file.",
+                "Move the disk to a VMFS or NFS datastore, or export the VM.",
+            )
+        elif getattr(disk.backing, "parent", None) is not None:
+            critical(
+                "vim.snapshots",
+                "VM with snapshots",
+                f"{_label(disk)} lies over a snapshot's disk: its bytes are spread over several files.",
+                "Remove the VM's snapshots.",
+            )
+        elif why := _untracked(disk):
+            critical(
+                "vim.disk",
+                "Disk that no snapshot holds",
+                f"{_label(disk)} {why}: what is read from it changes meanwhile.",
+                "Change its mode, leave it out by skip_disks, or shut the VM down and waive this.",
+            )
+    return concerns

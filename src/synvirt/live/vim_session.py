@@ -1,0 +1,300 @@
+"""A session with vCenter or ESXi by pyvmomi: login, keep-alive, properties, tasks; faults become our errors. Blocking code.
+
+pyvmomi is an extra (`pip install synvirt[vmware]`). Without it, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1 (specification part 1:
+the control plane left out), `library` refuses with Internal, and so does everything that would speak to the platform.
+
+Only leaf properties are read, by the PropertyCollector: whole objects are megabytes on a real vCenter, and hold values that an
+older pyvmomi cannot read.
+"""
+
+import http.client
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from synvirt.disks import tls
+from synvirt.errors import AuthFailed, BadRequest, Internal, SnapshotFailed, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.live.form import Place
+from synvirt.model import SourceOptions
+
+SKIPPED: Final = "SYNVIRT_MIGRATOR_SKIP_GO_SHIM"
+# The oldest that has all we call: vSphere 6.5. Newer platforms speak it too.
+API_VERSION: Final = "vim.version.version11"
+ANSWER_TIMEOUT_S: Final = 90.0
+# vCenter ends a session after 30 minutes without a call.
+KEEP_ALIVE_S: Final = 300.0
+# One page of a discovery: what vCenter makes in a fraction of a second.
+PAGE_OBJECTS: Final = 500
+TASK_PAUSES_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+@cache
+def _imported() -> Any:
+    from pyVmomi import vim, vmodl
+    from pyVmomi.SoapAdapter import SoapStubAdapter
+
+    return SimpleNamespace(vim=vim, vmodl=vmodl, stub=SoapStubAdapter)
+
+
+def library() -> Any:
+    """pyvmomi's `vim`, `vmodl` and `stub`; Internal where the control plane was left out."""
+    if os.environ.get(SKIPPED) == "1":
+        raise Internal(f"vim_api: the control plane is switched off by {SKIPPED}=1", hint=f"unset {SKIPPED}, and start again")
+    try:
+        return _imported()
+    except ImportError as error:
+        raise Internal(
+            "vim_api: the control plane is not installed", hint="pip install 'synvirt[vmware]', and start the service again"
+        ) from error
+
+
+def warn_if_missing() -> None:
+    """At the service's start, in the log, where an operator looks. Looked for and not loaded: it takes a while, and memory."""
+    if os.environ.get(SKIPPED) == "1":
+        log.warning("vSphere is not served", cause=f"switched off by {SKIPPED}=1")
+    elif find_spec("pyVmomi") is None:
+        log.warning("vSphere is not served", cause="pyvmomi is not installed", hint="pip install 'synvirt[vmware]'")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An object's id and those of the properties asked for that it has."""
+
+    id: str
+    properties: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    user: str
+    password: str = field(repr=False)
+
+
+class VimSession:
+    """Safe from many threads. A session that the platform has forgotten is made anew, and the call that learned it repeated."""
+
+    def __init__(self, place: Place, login: Login, options: SourceOptions) -> None:
+        self.host, self.port = place.host or "", place.port or 443
+        self.login_, self.options = login, options
+        self._stub: Any = None
+        self._content: Any = None
+        self._closed = False
+        self._changing = threading.RLock()
+
+    @property
+    def content(self) -> Any:
+        return self._content
+
+    @property
+    def session_manager(self) -> str:
+        return str(self._content.sessionManager._moId)  # noqa: SLF001 - pyvmomi's own name of an object's id
+
+    # ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self) -> None:
+        """AuthFailed, SourceUnreachable; Internal without pyvmomi."""
+        vmware = library()
+        options = self.options
+        with self._changing, self.mapped("log in"):
+            self._closed = False
+            # Not pyvmomi's own thumbprint: it looks at that only where the authority is not trusted.
+            self._stub = vmware.stub(
+                host=self.host,
+                port=self.port,
+                version=API_VERSION,
+                path="/sdk",
+                sslContext=tls.context(self.host, verify=options.verify_tls, fingerprint_sha256=options.fingerprint_sha256),
+                httpConnectionTimeout=ANSWER_TIMEOUT_S,
+            )
+            self._content = vmware.vim.ServiceInstance("ServiceInstance", self._stub).RetrieveContent()
+            self._log_in()
+
+    def _log_in(self) -> None:
+        # A cookie of a session that is no more would make the platform refuse the login.
+        self._stub.cookie = ""
+        self._content.sessionManager.Login(self.login_.user, self.login_.password)
+
+    def close(self) -> None:
+        """Idempotent; what threads still ask afterwards is refused."""
+        with self._changing:
+            self._closed = True
+            if self._content is not None:
+                with suppress(Exception):  # the session ends by itself
+                    self._content.sessionManager.Logout()
+                self._stub.DropConnections()
+                self._content = None
+
+    def keep_alive(self) -> None:
+        self.call("keep the session", lambda content: content.sessionManager and self._service().CurrentTime())
+
+    def _service(self) -> Any:
+        return library().vim.ServiceInstance("ServiceInstance", self._stub)
+
+    # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def call(self, what: str, use: Callable[[Any], T]) -> T:
+        """`use(content)`, its faults as our errors: «cannot `what`: …»."""
+        vmware = library()
+        with self.mapped(what):
+            content = self._open_content()
+            try:
+                return use(content)
+            except vmware.vim.fault.NotAuthenticated:
+                log.info("session was lost; logging in again", host=self.host)
+                with self._changing:
+                    if self._closed:
+                        raise
+                    self._log_in()
+                return use(content)
+
+    def _open_content(self) -> Any:
+        with self._changing:
+            if self._closed or self._content is None:
+                raise SourceUnreachable(f"the session with {self.host} is closed")
+            return self._content
+
+    def machine(self, vm_id: str) -> Any:
+        return self.managed(library().vim.VirtualMachine, vm_id)
+
+    def snapshot(self, snapshot_id: str) -> Any:
+        return self.managed(library().vim.vm.Snapshot, snapshot_id)
+
+    def managed(self, kind: Any, id_: str) -> Any:
+        """The object of this id, there or not."""
+        return kind(id_, self._stub)
+
+    def properties(self, reference: Any, paths: Iterable[str], *, what: str) -> Mapping[str, Any]:
+        """Those of the leaf properties that the object has. VmNotFound when it is no more."""
+        rows = self.call(what, lambda content: self._retrieved(content, [self._of_object(reference, paths)]))
+        return rows[0].properties if rows else {}
+
+    def all_of(self, types: list[Any], paths: Iterable[str], *, what: str) -> list[Row]:
+        """All objects of a type, wherever they lie in the inventory, page by page."""
+
+        def ask(content: Any) -> list[Row]:
+            view = content.viewManager.CreateContainerView(content.rootFolder, types, True)
+            try:
+                return self._retrieved(content, [self._of_view(view, kind, paths) for kind in types])
+            finally:
+                with suppress(Exception):  # it goes with the session
+                    view.DestroyView()
+
+        return self.call(what, ask)
+
+    def _of_object(self, reference: Any, paths: Iterable[str]) -> Any:
+        collector = library().vmodl.query.PropertyCollector
+        return collector.FilterSpec(
+            objectSet=[collector.ObjectSpec(obj=reference, skip=False)],
+            propSet=[collector.PropertySpec(type=type(reference), pathSet=list(paths))],
+        )
+
+    def _of_view(self, view: Any, kind: Any, paths: Iterable[str]) -> Any:
+        vmware = library()
+        collector = vmware.vmodl.query.PropertyCollector
+        walk = collector.TraversalSpec(name="view", type=vmware.vim.view.ContainerView, path="view", skip=False)
+        return collector.FilterSpec(
+            objectSet=[collector.ObjectSpec(obj=view, skip=True, selectSet=[walk])],
+            propSet=[collector.PropertySpec(type=kind, pathSet=list(paths))],
+        )
+
+    def _retrieved(self, content: Any, filters: list[Any]) -> list[Row]:
+        collector = content.propertyCollector
+        options = library().vmodl.query.PropertyCollector.RetrieveOptions(maxObjects=PAGE_OBJECTS)
+        rows: list[Row] = []
+        page = collector.RetrievePropertiesEx(filters, options)
+        while page is not None:
+            rows += [Row(one.obj._moId, {prop.name: prop.val for prop in one.propSet or ()}) for one in page.objects]  # noqa: SLF001
+            page = collector.ContinueRetrievePropertiesEx(page.token) if page.token else None
+        return rows
+
+    def wait(self, task: Any, *, what: str, timeout_s: float) -> Any:
+        """The task's result. Its fault is raised as ours; SourceUnreachable when it takes longer."""
+        deadline = time.monotonic() + timeout_s
+        for pause_s in _pauses():
+            # Leaves alone: a finished task's entity may be an object that is no more.
+            found = self.properties(task, ("info.state", "info.error", "info.result"), what=what)
+            if found.get("info.state") == "success":
+                return found.get("info.result")
+            if found.get("info.state") == "error":
+                with self.mapped(what):
+                    raise found["info.error"]
+            if time.monotonic() > deadline:
+                raise SourceUnreachable(f"{self.host} did not {what} within {timeout_s:.0f} s", hint="look at its tasks")
+            time.sleep(pause_s)
+        raise AssertionError("pauses have no end")
+
+    # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def mapped(self, what: str) -> Iterator[None]:
+        """Whatever pyvmomi raises, as one of our errors."""
+        try:
+            yield
+        except SynvirtError:
+            raise
+        except Exception as error:
+            raise self._as_ours(what, error) from error
+
+    def _as_ours(self, what: str, error: Exception) -> SynvirtError:  # noqa: PLR0911
+        """A table in the form of code: the first that fits."""
+        vmware = library()
+        fault = vmware.vim.fault
+        cannot = f"{self.host} cannot {what}: "
+        if isinstance(error, (fault.InvalidLogin, fault.InvalidLocale)):
+            return AuthFailed(
+                f"{self.host} refused the login of {self.login_.user}",
+                hint="check user and password; a vCenter user has its domain: administrator@vsphere.local",
+            )
+        if isinstance(error, fault.NotAuthenticated):
+            return AuthFailed(f"{self.host} ended our session while we asked it to {what}")
+        if isinstance(error, vmware.vmodl.fault.SecurityError) and (missing := getattr(error, "privilegeId", None)):
+            return AuthFailed(
+                f"{self.host} does not let {self.login_.user} {what}: it lacks the privilege {missing}",
+                hint="docs/platforms/vsphere.md lists the privileges; test the source to see all that are missing",
+            )
+        if isinstance(error, vmware.vmodl.fault.ManagedObjectNotFound):
+            gone = getattr(getattr(error, "obj", None), "_moId", "")
+            return VmNotFound(f"{self.host} has no {gone or 'such VM'} any more, and cannot {what}")
+        if isinstance(error, fault.SnapshotFault):
+            return SnapshotFailed(cannot + _told(error), hint="look at the VM's events; are its disks and datastore well?")
+        if isinstance(error, vmware.vmodl.MethodFault):
+            return Internal(cannot + _told(error), hint="the platform's own events say more")
+        return self._as_unreachable(what, error)
+
+    def _as_unreachable(self, what: str, error: Exception) -> SynvirtError:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return tls.not_trusted(self.host, error.verify_message)
+        if isinstance(error, (OSError, http.client.HTTPException)):
+            cause = str(error) or type(error).__name__
+            return SourceUnreachable(
+                f"{self.host} does not answer when asked to {what}: {cause}",
+                hint="is the platform up, and the network between?",
+            )
+        if isinstance(error, (TypeError, ValueError)):
+            return BadRequest(f"{self.host} cannot be asked to {what}: {error}")
+        return SourceUnreachable(f"{self.host} answered in a way that we do not understand when asked to {what}: {error}")
+
+
+def _told(error: Exception) -> str:
+    """A fault's name, and what the platform says of it, in one line."""
+    said = " ".join(str(getattr(error, "msg", None) or "").split())
+    return f"{type(error).__name__.rpartition('.')[2]}{f' ({said[:300]})' if said else ''}"
+
+
+def _pauses() -> Iterator[float]:
+    yield from TASK_PAUSES_S
+    while True:
+        yield TASK_PAUSES_S[-1]

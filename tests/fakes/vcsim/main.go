@@ -1,0 +1,283 @@
+// vCenter as govmomi simulates it, behind a door of our own that keeps what the real one keeps and can be told to fail.
+//
+//   https  -l          /sdk and /folder as vCenter serves them; /folder wants a session's cookie, and so does every SOAP call
+//                      but the few that come before a login
+//   http   (printed)   the tests' own: /disk /reset /tools /sessions /fault /state /certificate
+//
+// It prints one line of JSON once both listen: {"url": …, "control": …, "fingerprint": …}. It ends with its standard input.
+
+package main
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vmware/govmomi/simulator"
+	"github.com/vmware/govmomi/vim25/types"
+)
+
+// A call that fails `Times` times from now on. `Method` is SOAP's, or "folder"; `Match` must be in its body (or path).
+type fault struct {
+	Method string
+	Match  string
+	// A SOAP fault's type; "task:TYPE": the call succeeds, and its task fails with it; "cut": the answer breaks off in the
+	// middle; "refuse": the connection is closed at once; "status:503": that answer.
+	Kind  string
+	Times int
+}
+
+type door struct {
+	sync.Mutex
+	mux         http.Handler
+	faults      []fault
+	calls       map[string]int
+	certificate tls.Certificate
+	fingerprint string
+}
+
+var before = map[string]bool{"RetrieveServiceContent": true, "Login": true, "Logout": true}
+var method = regexp.MustCompile(`<(?:\w+:)?Body[^>]*>\s*<(?:\w+:)?(\w+)`)
+var entity = regexp.MustCompile(`<(?:\w+:)?_this[^>]*?\stype="(\w+)"[^>]*>([^<]+)<`)
+
+func (d *door) strike(name, body string) string {
+	d.Lock()
+	defer d.Unlock()
+	d.calls[name]++
+	for i := range d.faults {
+		f := &d.faults[i]
+		if f.Times > 0 && f.Method == name && strings.Contains(body, f.Match) {
+			f.Times--
+			return f.Kind
+		}
+	}
+	return ""
+}
+
+func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	key := ""
+	if cookie, err := r.Cookie("vmware_soap_session"); err == nil {
+		key = strings.Trim(cookie.Value, `"`)
+	}
+	good := simulator.SessionIsGood(key)
+	if strings.HasPrefix(r.URL.Path, "/folder") {
+		d.folder(w, r, good)
+		return
+	}
+	body, _ := io.ReadAll(r.Body)
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	name := ""
+	if found := method.FindSubmatch(body); found != nil {
+		name = string(found[1])
+	}
+	kind := d.strike(name, string(body))
+	switch {
+	case kind == "refuse":
+		hangUp(w)
+	case strings.HasPrefix(kind, "status:"):
+		code, _ := strconv.Atoi(kind[7:])
+		w.WriteHeader(code)
+	case strings.HasPrefix(kind, "task:"):
+		found := entity.FindSubmatch(body)
+		ref := types.ManagedObjectReference{Type: string(found[1]), Value: string(found[2])}
+		task := simulator.FailedTask(ref, name, &types.SnapshotFault{})
+		if kind == "task:SystemError" {
+			task = simulator.FailedTask(ref, name, &types.SystemError{Reason: "a fault of the tests"})
+		}
+		answer(w, 200, fmt.Sprintf(`<%sResponse xmlns="urn:vim25"><returnval type="Task">%s</returnval></%sResponse>`, name, task.Value, name))
+	case kind != "":
+		soapFault(w, kind)
+	case r.URL.Path == "/sdk" && name != "" && !before[name] && !good:
+		soapFault(w, "NotAuthenticated")
+	default:
+		d.mux.ServeHTTP(w, r)
+	}
+}
+
+func (d *door) folder(w http.ResponseWriter, r *http.Request, good bool) {
+	kind := d.strike("folder", r.URL.Path)
+	switch {
+	case kind == "refuse":
+		hangUp(w)
+	case strings.HasPrefix(kind, "status:"):
+		code, _ := strconv.Atoi(kind[7:])
+		w.WriteHeader(code)
+	case !good:
+		w.Header().Set("WWW-Authenticate", `Basic realm="VMware HTTP server"`)
+		w.WriteHeader(401)
+	case kind == "cut":
+		d.mux.ServeHTTP(&cutter{w, 1000}, r)
+	default:
+		d.mux.ServeHTTP(w, r)
+	}
+}
+
+func hangUp(w http.ResponseWriter) {
+	connection, _, err := w.(http.Hijacker).Hijack()
+	if err == nil {
+		_ = connection.Close()
+	}
+}
+
+// An answer that ends after so many bytes, whatever its Content-Length said.
+type cutter struct {
+	http.ResponseWriter
+	left int
+}
+
+func (c *cutter) Write(p []byte) (int, error) {
+	if len(p) < c.left {
+		c.left -= len(p)
+		return c.ResponseWriter.Write(p)
+	}
+	_, _ = c.ResponseWriter.Write(p[:c.left])
+	c.ResponseWriter.(http.Flusher).Flush()
+	panic(http.ErrAbortHandler)
+}
+
+func answer(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", "text/xml; charset=utf-8")
+	w.WriteHeader(status)
+	fmt.Fprintf(w, `<?xml version="1.0" encoding="UTF-8"?><soapenv:Envelope xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xmlns:xsd="http://www.w3.org/2001/XMLSchema"><soapenv:Body>%s</soapenv:Body></soapenv:Envelope>`, body)
+}
+
+func soapFault(w http.ResponseWriter, kind string) {
+	inner := ""
+	if kind == "NotAuthenticated" || kind == "NoPermission" {
+		inner = `<object type="Folder">group-d1</object><privilegeId>VirtualMachine.State.CreateSnapshot</privilegeId>`
+	}
+	answer(w, 500, fmt.Sprintf(`<soapenv:Fault><faultcode>ServerFaultCode</faultcode><faultstring>a fault of the tests: %s</faultstring><detail><%sFault xmlns="urn:vim25" xsi:type="%s">%s</%sFault></detail></soapenv:Fault>`, kind, kind, kind, inner, kind))
+}
+
+func (d *door) newCertificate() {
+	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	serial, _ := rand.Int(rand.Reader, big.NewInt(1<<62))
+	made := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: "vcenter.test"},
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().Add(24 * time.Hour),
+		IPAddresses:  []net.IP{net.ParseIP("127.0.0.1")},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, made, made, &key.PublicKey, key)
+	if err != nil {
+		panic(err)
+	}
+	d.Lock()
+	defer d.Unlock()
+	d.certificate = tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	d.fingerprint = fmt.Sprintf("%X", sha256.Sum256(der))
+}
+
+func (d *door) control(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	number := func(name string) int64 {
+		n, _ := strconv.ParseInt(q.Get(name), 10, 64)
+		return n
+	}
+	var out interface{} = "done"
+	var err error
+	switch r.URL.Path {
+	case "/disk":
+		out, err = simulator.SetDisk(q.Get("vm"), number("bytes"))
+	case "/reset":
+		simulator.Tracker.Reset(q.Get("vm"))
+	case "/tools":
+		simulator.RunTools(q.Get("vm"))
+	case "/sessions":
+		simulator.EndSessions()
+	case "/certificate":
+		d.newCertificate()
+		out = d.fingerprint
+	case "/fault":
+		d.Lock()
+		d.faults = append(d.faults, fault{q.Get("method"), q.Get("match"), q.Get("kind"), int(number("times"))})
+		d.Unlock()
+	case "/nofaults":
+		d.Lock()
+		d.faults = nil
+		d.Unlock()
+	case "/state":
+		d.Lock()
+		calls := map[string]int{}
+		for name, count := range d.calls {
+			calls[name] = count
+		}
+		d.Unlock()
+		out = map[string]interface{}{"snapshots": simulator.SnapshotNames(), "sessions": simulator.SessionCount(), "calls": calls}
+	default:
+		err = fmt.Errorf("nothing is served at %s", r.URL.Path)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), 400)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(out)
+}
+
+func main() {
+	machines := flag.Int("vms", 1, "how many VMs in each of the two resource pools")
+	user := flag.String("user", "administrator@vsphere.local", "")
+	password := flag.String("password", "s3cret", "")
+	folder := flag.String("folder", "", "where datastores and frozen disks lie")
+	flag.Parse()
+	log.SetOutput(io.Discard)
+	_ = os.Setenv("TMPDIR", *folder)
+
+	model := simulator.VPX()
+	model.Machine = *machines
+	if err := model.Create(); err != nil {
+		panic(err)
+	}
+	simulator.Map.AddHandler(simulator.Tracker)
+	model.Service.Listen = &url.URL{Host: "127.0.0.1:0", User: url.UserPassword(*user, *password)}
+	inner := model.Service.NewServer()
+	defer inner.Close()
+
+	d := &door{mux: model.Service.ServeMux, calls: map[string]int{}}
+	d.newCertificate()
+	plain, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	config := &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		d.Lock()
+		defer d.Unlock()
+		c := d.certificate
+		return &c, nil
+	}}
+	quiet := log.New(io.Discard, "", 0)
+	go (&http.Server{Handler: d, ErrorLog: quiet}).Serve(tls.NewListener(plain, config))
+	control, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	go http.Serve(control, http.HandlerFunc(d.control))
+	_ = json.NewEncoder(os.Stdout).Encode(map[string]string{
+		"url":         "https://" + plain.Addr().String(),
+		"control":     "http://" + control.Addr().String(),
+		"fingerprint": d.fingerprint,
+	})
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	model.Remove()
+}

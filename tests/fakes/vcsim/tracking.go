@@ -1,0 +1,306 @@
+// Put into govmomi's package "simulator" by `go build -overlay`: what that simulator of vCenter lacks and our tests need.
+//
+//   - a snapshot freezes each disk: snapshot.config names a file of its own, which /folder serves
+//   - backing.changeId in the snapshot's config, QueryChangedDiskAreas with pages, a reset of the tracking
+//   - ConsolidateVMDisks_Task; tasks that fail
+//   - whether a session is still good, and the end of all sessions
+//
+// What it proves: our order of calls, our reading of VMware's own types, the bytes. What it cannot prove: VMware's real change
+// tracking, its locks, its speed.
+
+package simulator
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/vmware/govmomi/object"
+	"github.com/vmware/govmomi/vim25/methods"
+	"github.com/vmware/govmomi/vim25/mo"
+	"github.com/vmware/govmomi/vim25/soap"
+	"github.com/vmware/govmomi/vim25/types"
+)
+
+// What the tracking tells apart, and how many areas one answer lists at the most (a real vCenter: 2000).
+const trackedBytes = 65536
+const areasMax = 8
+
+type tracking struct {
+	sync.Mutex
+	generation map[string]int              // VM -> the newest changeId's number
+	epoch      map[string]int              // VM -> grows when the tracking is reset
+	frozen     map[string]map[int32]string // snapshot -> disk key -> a copy of the disk as it was
+	visible    map[string][]string         // snapshot -> files that /folder shows while the snapshot is there
+	known      map[string]string           // VM/disk key/changeId -> a copy of the disk as it was
+	reachable  map[string]bool             // VM that was stunned since its tracking was switched on
+}
+
+// Tracker must be registered: simulator.Map.AddHandler(simulator.Tracker)
+var Tracker = &tracking{
+	generation: map[string]int{},
+	epoch:      map[string]int{},
+	frozen:     map[string]map[int32]string{},
+	visible:    map[string][]string{},
+	known:      map[string]string{},
+	reachable:  map[string]bool{},
+}
+
+func (t *tracking) Reference() types.ManagedObjectReference {
+	return types.ManagedObjectReference{Type: "Tracking", Value: "tracking"}
+}
+
+func (t *tracking) UpdateObject(mo.Reference, []types.PropertyChange) {}
+
+// RemoveObject: a removed snapshot's files are gone for readers; what change ids refer to is kept, as a real host keeps its map.
+func (t *tracking) RemoveObject(ref types.ManagedObjectReference) {
+	t.Lock()
+	defer t.Unlock()
+	for _, path := range t.visible[ref.Value] {
+		_ = os.Remove(path)
+	}
+	delete(t.visible, ref.Value)
+	delete(t.frozen, ref.Value)
+}
+
+// PutObject fires when CreateSnapshot_Task registers the snapshot.
+func (t *tracking) PutObject(o mo.Reference) {
+	snapshot, ok := o.(*VirtualMachineSnapshot)
+	if !ok {
+		return
+	}
+	t.Lock()
+	defer t.Unlock()
+	vm := snapshot.Vm.Value
+	on := snapshot.Config.ChangeTrackingEnabled != nil && *snapshot.Config.ChangeTrackingEnabled
+	t.generation[vm]++
+	files := map[int32]string{}
+	devices := append([]types.BaseVirtualDevice{}, snapshot.Config.Hardware.Device...)
+	for index, device := range devices {
+		disk, ok := device.(*types.VirtualDisk)
+		if !ok {
+			continue
+		}
+		backing, ok := disk.Backing.(*types.VirtualDiskFlatVer2BackingInfo)
+		if !ok {
+			continue
+		}
+		live := hostPath(backing.FileName)
+		suffix := "-" + snapshot.Self.Value
+		shown := strings.TrimSuffix(live, ".vmdk") + suffix
+		kept := filepath.Join(os.TempDir(), fmt.Sprintf("%s-%d%s", vm, disk.Key, suffix))
+		size, err := copyFile(strings.TrimSuffix(live, ".vmdk")+"-flat.vmdk", kept)
+		if err != nil {
+			continue
+		}
+		_, _ = copyFile(kept, shown+"-flat.vmdk")
+		describe(shown, size)
+		t.visible[snapshot.Self.Value] = append(t.visible[snapshot.Self.Value], shown+"-flat.vmdk", shown+".vmdk")
+		files[disk.Key] = kept
+		frozenDisk, frozenBacking := *disk, *backing
+		frozenBacking.FileName = strings.TrimSuffix(backing.FileName, ".vmdk") + suffix + ".vmdk"
+		if on && t.reachable[vm] {
+			frozenBacking.ChangeId = fmt.Sprintf("52 de ad be ef 00 00 %02x-00 00 00 00 00 00 00 01/%d", t.epoch[vm], t.generation[vm])
+			t.known[fmt.Sprintf("%s/%d/%s", vm, disk.Key, frozenBacking.ChangeId)] = kept
+		}
+		frozenDisk.Backing = &frozenBacking
+		devices[index] = &frozenDisk
+	}
+	t.reachable[vm] = on
+	snapshot.Config.Hardware.Device = devices
+	t.frozen[snapshot.Self.Value] = files
+}
+
+// Reset makes every change id that was given out for this VM meaningless, as a host's crash does.
+func (t *tracking) Reset(vm string) {
+	t.Lock()
+	defer t.Unlock()
+	t.epoch[vm]++
+}
+
+func hostPath(name string) string {
+	var path object.DatastorePath
+	path.FromString(name)
+	for _, o := range Map.All("Datastore") {
+		if ds := o.(*Datastore); ds.Name == path.Datastore {
+			return filepath.Join(ds.Info.GetDatastoreInfo().Url, path.Path)
+		}
+	}
+	return ""
+}
+
+func copyFile(from, to string) (int64, error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return 0, err
+	}
+	defer in.Close()
+	out, err := os.Create(to)
+	if err != nil {
+		return 0, err
+	}
+	defer out.Close()
+	return io.Copy(out, in)
+}
+
+func describe(path string, size int64) {
+	text := fmt.Sprintf("# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"vmfs\"\n\n"+
+		"# Extent description\nRW %d VMFS \"%s-flat.vmdk\"\n", size/512, filepath.Base(path))
+	_ = os.WriteFile(path+".vmdk", []byte(text), 0o600)
+}
+
+// RunTools: from now on the VM's guest runs VMware Tools.
+func RunTools(vmID string) {
+	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
+	vm.Guest.ToolsRunningStatus = string(types.VirtualMachineToolsRunningStatusGuestToolsRunning)
+}
+
+// SetDisk gives the first disk of a VM so many bytes of zeros.
+func SetDisk(vmName string, size int64) (string, error) {
+	for _, o := range Map.All("VirtualMachine") {
+		vm := o.(*VirtualMachine)
+		if vm.Name != vmName && vm.Self.Value != vmName {
+			continue
+		}
+		for _, device := range vm.Config.Hardware.Device {
+			if disk, ok := device.(*types.VirtualDisk); ok {
+				disk.CapacityInBytes, disk.CapacityInKB = size, size/1024
+				vm.Capability.ChangeTrackingSupported = types.NewBool(true)
+				file := hostPath(disk.Backing.(*types.VirtualDiskFlatVer2BackingInfo).FileName)
+				base := strings.TrimSuffix(file, ".vmdk")
+				describe(base, size)
+				if err := os.Truncate(base+"-flat.vmdk", 0); err != nil {
+					return "", err
+				}
+				return base + "-flat.vmdk", os.Truncate(base+"-flat.vmdk", size)
+			}
+		}
+	}
+	return "", fmt.Errorf("no VM %s with a disk", vmName)
+}
+
+// SnapshotNames of all that are there, on any VM.
+func SnapshotNames() []string {
+	names := []string{}
+	var walk func([]types.VirtualMachineSnapshotTree)
+	walk = func(trees []types.VirtualMachineSnapshotTree) {
+		for _, tree := range trees {
+			names = append(names, tree.Name)
+			walk(tree.ChildSnapshotList)
+		}
+	}
+	for _, o := range Map.All("VirtualMachine") {
+		if vm := o.(*VirtualMachine); vm.Snapshot != nil {
+			walk(vm.Snapshot.RootSnapshotList)
+		}
+	}
+	return names
+}
+
+// FailedTask is a task that has ended with this fault.
+func FailedTask(entity types.ManagedObjectReference, name string, fault types.BaseMethodFault) types.ManagedObjectReference {
+	task := CreateTask(entity, name, func(*Task) (types.AnyType, types.BaseMethodFault) { return nil, fault })
+	return task.Run()
+}
+
+func SessionIsGood(key string) bool {
+	_, ok := Map.SessionManager().getSession(key)
+	return ok
+}
+
+func SessionCount() int {
+	sessionMutex.Lock()
+	defer sessionMutex.Unlock()
+	return len(Map.SessionManager().sessions)
+}
+
+func EndSessions() {
+	sessionMutex.Lock()
+	defer sessionMutex.Unlock()
+	m := Map.SessionManager()
+	for key := range m.sessions {
+		delete(m.sessions, key)
+	}
+}
+
+// ConsolidateVMDisksTask: nothing is ever left to consolidate here.
+func (vm *VirtualMachine) ConsolidateVMDisksTask(req *types.ConsolidateVMDisks_Task) soap.HasFault {
+	task := CreateTask(vm, "consolidateVMDisks", func(*Task) (types.AnyType, types.BaseMethodFault) {
+		vm.Runtime.ConsolidationNeeded = types.NewBool(false)
+		return nil, nil
+	})
+	return &methods.ConsolidateVMDisks_TaskBody{Res: &types.ConsolidateVMDisks_TaskResponse{Returnval: task.Run()}}
+}
+
+// QueryChangedDiskAreas compares two frozen copies, block by block; at most areasMax areas an answer.
+func (vm *VirtualMachine) QueryChangedDiskAreas(req *types.QueryChangedDiskAreas) soap.HasFault {
+	body := &methods.QueryChangedDiskAreasBody{}
+	t := Tracker
+	t.Lock()
+	defer t.Unlock()
+	invalid := func(property string) soap.HasFault {
+		body.Fault_ = Fault("A specified parameter was not correct: "+property, &types.InvalidArgument{InvalidProperty: property})
+		return body
+	}
+	if req.Snapshot == nil || t.frozen[req.Snapshot.Value] == nil {
+		return invalid("snapshot")
+	}
+	to, ok := t.frozen[req.Snapshot.Value][req.DeviceKey]
+	if !ok {
+		return invalid("deviceKey")
+	}
+	present, err := os.ReadFile(to)
+	size := int64(len(present))
+	if err != nil || req.StartOffset >= size {
+		return invalid("startOffset")
+	}
+	var before []byte
+	if req.ChangeId != "*" {
+		slash := strings.LastIndex(req.ChangeId, "/")
+		if slash < 0 {
+			return invalid("changeId")
+		}
+		if _, err := strconv.Atoi(req.ChangeId[slash+1:]); err != nil {
+			return invalid("changeId")
+		}
+		from, ok := t.known[fmt.Sprintf("%s/%d/%s", vm.Self.Value, req.DeviceKey, req.ChangeId)]
+		epoch := fmt.Sprintf("52 de ad be ef 00 00 %02x-", t.epoch[vm.Self.Value])
+		if !ok || !strings.HasPrefix(req.ChangeId, epoch) {
+			body.Fault_ = Fault("Error caused by file "+filepath.Base(to), &types.FileFault{File: filepath.Base(to)})
+			return body
+		}
+		before, _ = os.ReadFile(from)
+	}
+	info := types.DiskChangeInfo{StartOffset: req.StartOffset, Length: size - req.StartOffset}
+	zeros := make([]byte, trackedBytes)
+	for at := req.StartOffset; at < size; at += trackedBytes {
+		end := at + trackedBytes
+		if end > size {
+			end = size
+		}
+		old := zeros[:end-at]
+		if int64(len(before)) >= end {
+			old = before[at:end]
+		}
+		if bytes.Equal(present[at:end], old) {
+			continue
+		}
+		last := len(info.ChangedArea) - 1
+		if last >= 0 && info.ChangedArea[last].Start+info.ChangedArea[last].Length == at {
+			info.ChangedArea[last].Length += end - at
+			continue
+		}
+		if len(info.ChangedArea) == areasMax {
+			info.Length = at - req.StartOffset
+			break
+		}
+		info.ChangedArea = append(info.ChangedArea, types.DiskChangeExtent{Start: at, Length: end - at})
+	}
+	body.Res = &types.QueryChangedDiskAreasResponse{Returnval: info}
+	return body
+}

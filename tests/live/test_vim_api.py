@@ -1,0 +1,449 @@
+"""vim_api against VMware's own simulator: the laws of LiveAdapter, then what the platform may do wrong.
+
+What this proves: the order of calls, VMware's types, the bytes. What it cannot: VMware's own change tracking, locks and speed.
+"""
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from synvirt.disks import open_reader
+from synvirt.disks.specs import ChangedSpec, DatastoreSpec, ReaderSpec
+from synvirt.errors import (
+    AuthFailed,
+    BadRequest,
+    CbtReset,
+    DiskReadFailed,
+    Internal,
+    SnapshotFailed,
+    SourceUnreachable,
+    VmNotFound,
+)
+from synvirt.live import SourceAccess
+from synvirt.live.registry import BY_KIND
+from synvirt.live.vim_api import PRIVILEGES, VimApi
+from synvirt.model import LiveKind
+from tests.contracts.live import LiveCase, LiveContract, read
+from tests.fakes.vcenter import DISK_BYTES, PASSWORD, USER, VCenter, vcenter
+
+# The simulator is built by whoever comes first.
+pytestmark = pytest.mark.timeout(600)
+
+T = TypeVar("T")
+BLOCK = 65536
+VM = "vm-57"
+
+
+def content(seed: int = 0, size: int = DISK_BYTES) -> bytes:
+    """Data, with holes: every third MiB is zeros."""
+    generator = random.Random(seed)
+    return b"".join(bytes(1 << 20) if part % 3 == 2 else generator.randbytes(1 << 20) for part in range(size >> 20))
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> Iterator[VCenter]:
+    with vcenter(tmp_path / "vcenter") as running:
+        yield running
+
+
+@pytest.fixture
+def disk(platform: VCenter) -> Path:
+    """The running VM's disk, as its guest sees it."""
+    return platform.add_disk(VM, content())
+
+
+def ask(access: SourceAccess, use: Callable[[VimApi], Awaitable[T]]) -> T:
+    async def session() -> T:
+        adapter = VimApi(access)
+        try:
+            await adapter.connect()
+            return await use(adapter)
+        finally:
+            await adapter.close()
+
+    return asyncio.run(session())
+
+
+def write(disk: Path, offset: int, data: bytes) -> None:
+    with disk.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+class TestLaws(LiveContract):
+    @pytest.fixture
+    def case(self, platform: VCenter, disk: Path) -> LiveCase:
+        return LiveCase(
+            open=lambda: VimApi(platform.access()),
+            vm_id=VM,
+            content=disk.read_bytes,
+            write=lambda offset, data: write(disk, offset, data),
+            snapshots=platform.snapshots,
+            lose_tracking=lambda: platform.control("reset", vm=VM),
+            tracked_bytes=BLOCK,
+        )
+
+
+# ── control plane ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_inventory_is_listed_with_its_folders(platform: VCenter, disk: Path) -> None:
+    rows = ask(platform.access(), lambda adapter: adapter.list_vms())
+    assert (rows[0].vm_id, rows[0].name, rows[0].power_state, rows[0].folder) == (VM, "DC0_H0_VM0", "on", "DC0")
+    assert rows[0].cpu_count == 1
+    assert rows[0].memory_bytes == 32 << 20
+    assert len(rows) == 2
+
+
+def test_a_manifest_has_what_the_platform_knows(platform: VCenter, disk: Path) -> None:
+    manifest = ask(platform.access(), lambda adapter: adapter.inspect(VM))
+    assert (manifest.name, manifest.firmware, manifest.power_state) == ("DC0_H0_VM0", "bios", "on")
+    assert (manifest.cpu_count, manifest.memory_bytes) == (1, 32 << 20)
+    one = manifest.disks[0]
+    assert (one.capacity_bytes, one.format, one.source_path) == (DISK_BYTES, "vmdk", "[LocalDS_0] DC0_H0_VM0/disk1.vmdk")
+    assert one.bus == "scsi"
+    assert not one.cbt_enabled
+    assert manifest.nics[0].mac
+    assert manifest.nics[0].model == "e1000"
+    assert (manifest.cbt_available, manifest.cbt_reason) == (True, None)
+    assert [concern.id for concern in manifest.concerns] == ["vim.read_by"]
+
+
+def test_privileges_are_asked_for_one_by_one(platform: VCenter) -> None:
+    about = ask(platform.access(), lambda adapter: adapter.about())
+    assert about.product == "VMware vCenter Server"
+    assert [check.name for check in about.checks] == [f"privilege {name}" for name, _ in PRIVILEGES]
+
+
+def test_closing_ends_the_session(platform: VCenter) -> None:
+    ask(platform.access(), lambda adapter: adapter.list_vms())
+    assert platform.sessions() == 0
+
+
+def test_snapshots_of_the_operator_forbid_switching_the_tracking_on(platform: VCenter, disk: Path) -> None:
+    async def theirs(adapter: VimApi) -> None:
+        await adapter.snapshot(VM, "before the upgrade")
+
+    ask(platform.access(), theirs)
+    manifest = ask(platform.access(), lambda adapter: adapter.inspect(VM))
+    assert [snapshot.name for snapshot in manifest.snapshots] == ["before the upgrade"]
+    assert "snapshots" in str(manifest.cbt_reason)
+    ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-x-1"))
+    assert platform.snapshots() == ["before the upgrade"]
+
+
+# ── the data plane ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def opened(adapter: VimApi, name: str, since: str | None = None) -> tuple[ReaderSpec, str]:
+    """Of the first disk: its reader, and its change id."""
+    snapshot = await adapter.snapshot(VM, name)
+    one = (await adapter.inspect(VM)).disks[0]
+    return await adapter.open_disk(VM, snapshot, one, since), snapshot.change_ids.get(one.key, "")
+
+
+def test_a_first_pass_reads_what_is_allocated_and_zeros_the_rest(platform: VCenter, disk: Path) -> None:
+    async def use(adapter: VimApi) -> tuple[bytes, int]:
+        await adapter.enable_cbt(VM)
+        spec, _ = await opened(adapter, "synvirt-a-1")
+        return await asyncio.to_thread(read, spec, os.urandom(DISK_BYTES))
+
+    copy, data_bytes = ask(platform.access(), use)
+    assert copy == content()
+    assert data_bytes == 3 << 20
+
+
+def test_many_changed_areas_come_page_by_page(platform: VCenter, disk: Path) -> None:
+    """The simulator lists 8 areas an answer."""
+    blocks = range(0, DISK_BYTES // BLOCK, 2)
+
+    async def use(adapter: VimApi) -> ReaderSpec:
+        await adapter.enable_cbt(VM)
+        _, since = await opened(adapter, "synvirt-a-1")
+        await adapter.release(VM, "synvirt-a-1")
+        for block in blocks:
+            write(disk, block * BLOCK + 5, os.urandom(10))
+        return (await opened(adapter, "synvirt-a-2", since))[0]
+
+    spec = ask(platform.access(), use)
+    assert isinstance(spec, ChangedSpec)
+    assert spec.areas == tuple((block * BLOCK, BLOCK) for block in blocks)
+
+
+def test_the_password_is_in_no_repr(platform: VCenter, disk: Path) -> None:
+    spec, _ = ask(platform.access(), lambda adapter: opened(adapter, "synvirt-a-1"))
+    assert PASSWORD not in repr(spec)
+    assert PASSWORD not in repr(platform.access())
+
+
+@pytest.fixture
+def spec(platform: VCenter, disk: Path) -> DatastoreSpec:
+    """The disk in a snapshot that is there until the test ends, to be read without a session of the adapter's."""
+    found, _ = ask(platform.access(), lambda adapter: opened(adapter, "synvirt-a-1"))
+    assert isinstance(found, DatastoreSpec)
+    return found
+
+
+def all_of(spec: DatastoreSpec) -> bytes:
+    return read(spec)[0]
+
+
+def test_reads_at_odd_places(spec: DatastoreSpec) -> None:
+    reader = open_reader(spec)
+    for offset, length in ((0, 1), (1, 3), (511, 2), (DISK_BYTES - 1, 1), (12345, 1 << 20), (DISK_BYTES, 0)):
+        buffer = bytearray(length)
+        reader.read_into(offset, memoryview(buffer))
+        assert buffer == content()[offset : offset + length]
+    for offset, length in ((DISK_BYTES, 1), (-1, 1), (0, DISK_BYTES + 1)):
+        with pytest.raises(DiskReadFailed):
+            reader.read_into(offset, memoryview(bytearray(length)))
+    reader.close()
+
+
+def test_many_threads_read_by_one_session(platform: VCenter, spec: DatastoreSpec) -> None:
+    before = platform.calls("Login")
+    reader = open_reader(spec)
+    wrong: list[int] = []
+
+    def part(number: int) -> None:
+        buffer = bytearray(DISK_BYTES // 16)
+        reader.read_into(number * len(buffer), memoryview(buffer))
+        if buffer != content()[number * len(buffer) : (number + 1) * len(buffer)]:
+            wrong.append(number)
+
+    threads = [threading.Thread(target=part, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    reader.close()
+    assert wrong == []
+    assert platform.calls("Login") == before + 1
+    assert platform.sessions() == 0
+
+
+# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synvirt.disks.datastore.RETRY_DELAYS_S", (0.01, 0.01, 0.01))
+
+
+def test_a_wrong_password(platform: VCenter) -> None:
+    with pytest.raises(AuthFailed, match=USER) as refused:
+        ask(platform.access(password="wr0ng"), lambda adapter: adapter.list_vms())
+    assert "wr0ng" not in str(refused.value)
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(SourceUnreachable):
+        ask(SourceAccess("https://127.0.0.1:1", {"user": "u", "password": "p"}), lambda adapter: adapter.list_vms())
+
+
+def test_a_certificate_that_nobody_signed_is_not_trusted(platform: VCenter) -> None:
+    before = platform.calls("Login")
+    with pytest.raises(SourceUnreachable, match="not trusted"):
+        ask(platform.access(verify_tls=True), lambda adapter: adapter.list_vms())
+    assert platform.calls("Login") == before
+    assert ask(platform.access(verify_tls=False), lambda adapter: adapter.list_vms())
+
+
+def test_a_certificate_that_changed_gets_no_password(platform: VCenter, spec: DatastoreSpec) -> None:
+    platform.control("certificate")
+    before = platform.calls("Login")
+    with pytest.raises(SourceUnreachable, match="is not the pinned one"):
+        ask(platform.access(), lambda adapter: adapter.list_vms())
+    with pytest.raises(SourceUnreachable, match="is not the pinned one"):
+        open_reader(spec)
+    assert platform.calls("Login") == before
+
+
+def test_a_session_that_was_lost_is_made_anew(platform: VCenter, disk: Path) -> None:
+    async def use(adapter: VimApi) -> bytes:
+        spec, _ = await opened(adapter, "synvirt-a-1")
+        reader = open_reader(spec)
+        for number in range(4):
+            platform.control("sessions")
+            assert (await adapter.inspect(VM)).name == "DC0_H0_VM0"
+            buffer = bytearray(1 << 20)
+            await asyncio.to_thread(reader.read_into, number << 20, memoryview(buffer))
+            assert buffer == content()[number << 20 : (number + 1) << 20]
+        await asyncio.to_thread(reader.close)
+        await adapter.cleanup(VM, "synvirt-a-1")
+        return b""
+
+    ask(platform.access(), use)
+    assert platform.snapshots() == []
+
+
+def test_a_password_that_was_changed_meanwhile(platform: VCenter, spec: DatastoreSpec) -> None:
+    with pytest.raises(AuthFailed, match="refused our login"):
+        open_reader(replace(spec, password="0ld"))
+
+
+def test_a_task_that_fails_is_told_with_the_platforms_words(platform: VCenter, disk: Path) -> None:
+    platform.fault("PowerOffVM_Task", "task:SystemError")
+    platform.fault("ShutdownGuest", "ToolsUnavailable")
+    with pytest.raises(Internal, match="power it off"):
+        ask(platform.access(), lambda adapter: adapter.shutdown(VM))
+    platform.fault("ShutdownGuest", "ToolsUnavailable")
+    ask(platform.access(), lambda adapter: adapter.shutdown(VM))
+    assert ask(platform.access(), lambda adapter: adapter.inspect(VM)).power_state == "off"
+
+
+@pytest.mark.parametrize("kind", ["task:SnapshotFault", "task:SystemError", "SnapshotFault", "NoPermission"])
+def test_a_snapshot_that_fails_leaves_none(platform: VCenter, disk: Path, kind: str) -> None:
+    platform.fault("CreateSnapshot_Task", kind)
+    with pytest.raises(AuthFailed if kind == "NoPermission" else SnapshotFailed):
+        ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1"))
+    assert platform.snapshots() == []
+    assert ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1")).id
+
+
+def test_a_missing_privilege_is_named(platform: VCenter, disk: Path) -> None:
+    platform.fault("CreateSnapshot_Task", "NoPermission")
+    with pytest.raises(AuthFailed, match=r"VirtualMachine\.State\.CreateSnapshot"):
+        ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1"))
+
+
+def test_a_guest_that_cannot_be_quiesced_is_snapshot_as_it_is(platform: VCenter, disk: Path) -> None:
+    platform.control("tools", vm=VM)
+    platform.fault("CreateSnapshot_Task", "task:SnapshotFault", match=">true</quiesce>")
+    assert ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1")).id
+    assert platform.calls("CreateSnapshot_Task") == 2
+    assert platform.snapshots() == ["synvirt-a-1"]
+
+
+def test_the_tracking_that_was_reset_is_known_before_it_is_asked(platform: VCenter, disk: Path) -> None:
+    async def use(adapter: VimApi) -> None:
+        await adapter.enable_cbt(VM)
+        _, since = await opened(adapter, "synvirt-a-1")
+        platform.control("reset", vm=VM)
+        before = platform.calls("QueryChangedDiskAreas")
+        with pytest.raises(CbtReset, match="anew"):
+            await opened(adapter, "synvirt-a-2", since)
+        assert platform.calls("QueryChangedDiskAreas") == before
+
+    ask(platform.access(), use)
+
+
+def test_a_change_id_that_the_platform_does_not_know(platform: VCenter, disk: Path) -> None:
+    async def use(adapter: VimApi) -> None:
+        await adapter.enable_cbt(VM)
+        _, since = await opened(adapter, "synvirt-a-1")
+        with pytest.raises(CbtReset, match="FileFault"):
+            await opened(adapter, "synvirt-a-2", since.partition("/")[0] + "/77")
+
+    ask(platform.access(), use)
+
+
+def test_a_host_that_goes_in_the_middle_of_a_read_is_asked_again(platform: VCenter, spec: DatastoreSpec) -> None:
+    reader = open_reader(spec)
+    for kind in ("cut", "refuse", "status:503"):
+        platform.fault("folder", kind, times=2)
+        buffer = bytearray(1 << 20)
+        reader.read_into(0, memoryview(buffer))
+        assert buffer == content()[: 1 << 20]
+    platform.fault("folder", "cut", times=100)
+    with pytest.raises(SourceUnreachable, match="offset 1048576"):
+        reader.read_into(1 << 20, memoryview(bytearray(1 << 20)))
+    platform.control("nofaults")
+    reader.close()
+    assert all_of(spec) == content()
+
+
+def test_a_file_that_is_gone_is_no_network_trouble(platform: VCenter, spec: DatastoreSpec) -> None:
+    reader = open_reader(spec)
+    ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
+    with pytest.raises(DiskReadFailed, match="no more"):
+        reader.read_into(0, memoryview(bytearray(512)))
+    reader.close()
+    with pytest.raises(DiskReadFailed, match="no more"):
+        open_reader(spec)
+
+
+def test_a_snapshot_that_somebody_removed_is_to_be_taken_anew(platform: VCenter, disk: Path) -> None:
+    async def use(adapter: VimApi) -> None:
+        snapshot = await adapter.snapshot(VM, "synvirt-a-1")
+        one = (await adapter.inspect(VM)).disks[0]
+        await adapter.cleanup(VM, "synvirt-a-1")
+        with pytest.raises(SnapshotFailed, match="no more"):
+            await adapter.open_disk(VM, snapshot, one, None)
+
+    ask(platform.access(), use)
+
+
+def test_a_vm_that_is_gone_needs_no_cleanup(platform: VCenter) -> None:
+    ask(platform.access(), lambda adapter: adapter.cleanup("vm-4711", "synvirt-a-1"))
+    for use in (lambda adapter: adapter.shutdown("vm-4711"), lambda adapter: adapter.power_on("vm-4711")):
+        with pytest.raises(VmNotFound):
+            ask(platform.access(), use)
+
+
+def test_a_crash_while_the_tracking_is_switched_on_leaves_no_snapshot(platform: VCenter, disk: Path) -> None:
+    platform.fault("RemoveSnapshot_Task", "SystemError")
+    with pytest.raises(Internal):
+        ask(platform.access(), lambda adapter: adapter.enable_cbt(VM))
+    assert platform.snapshots() == ["synvirt-tracking"]
+    ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
+    assert platform.snapshots() == []
+
+
+# ── without the control plane ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["skipped", "not installed"])
+def _left_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "skipped":
+        monkeypatch.setenv("SYNVIRT_MIGRATOR_SKIP_GO_SHIM", "1")
+        return
+
+    def missing() -> None:
+        raise ImportError("pyVmomi")
+
+    monkeypatch.setattr("synvirt.live.vim_session._imported", missing)
+
+
+@pytest.mark.usefixtures("_left_out")
+def test_every_entry_of_the_control_plane_answers_internal() -> None:
+    adapter = VimApi(SourceAccess("https://127.0.0.1:1", {"user": "u", "password": "p"}))
+    entries: list[Callable[[], Awaitable[object]]] = [
+        adapter.connect,
+        adapter.about,
+        adapter.supports_warm,
+        adapter.list_vms,
+        lambda: adapter.inspect(VM),
+        lambda: adapter.enable_cbt(VM),
+        lambda: adapter.snapshot(VM, "s"),
+        lambda: adapter.shutdown(VM),
+        lambda: adapter.power_on(VM),
+        lambda: adapter.mark(VM, "note"),
+        lambda: adapter.release(VM, "s"),
+        lambda: adapter.cleanup(VM, "s"),
+    ]
+
+    async def asked(entry: Callable[[], Awaitable[object]]) -> None:
+        await entry()
+
+    for entry in entries:
+        with pytest.raises(Internal, match="control plane"):
+            asyncio.run(asked(entry))
+    asyncio.run(adapter.close())
+
+
+def test_a_malformed_source_is_refused() -> None:
+    for access in (
+        SourceAccess("http://vcenter", {"user": "u", "password": "p"}),
+        SourceAccess("https://vcenter", {"user": "u"}),
+        SourceAccess("https://vcenter", {"user": "u", "password": "p"}, {"transport": "pigeon"}),
+    ):
+        with pytest.raises(BadRequest):
+            BY_KIND[LiveKind.VIM_API].open(access)
