@@ -9,10 +9,14 @@ from typer.testing import CliRunner
 from synvirt.cli import app
 from synvirt.doctor import CHECKS, Check, Finding, Missing, examine, needs_met
 from synvirt.errors import Internal
-from synvirt.settings import Settings
+from synvirt.keyring import migrator_key
+from synvirt.settings import Settings, prepare_data_dir
+from synvirt.store import Store
 
 # Specification part 1, "Host requirements on the installed appliance".
 SPECIFIED = {"zfs", "blkdiscard", "virt-v2v-in-place", "virt-v2v hyperv", "qemu-img", "virtio-win.iso"}
+# And its "Host paths".
+SPECIFIED |= {"import root", "migrator.key", "store"}
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +115,41 @@ def test_the_command_answers_json_and_exits_by_what_is_needed(tmp_path: Path) ->
     broken = CliRunner().invoke(app, ["doctor", "--data-dir", "/proc/not/yet"])
     assert broken.exit_code == 1
     assert "MISSING  data_dir" in broken.stdout
+
+
+def test_the_paths_of_the_specification_are_made_at_the_first_start_and_kept_to_their_modes(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    for name in ("import root", "migrator.key", "store"):
+        assert "first start" in finding(name, settings).detail
+    prepare_data_dir(settings)
+    migrator_key(settings.keyring_dir / "migrator.key")
+    Store(settings.store_url).close()
+    assert all(finding(name, settings).found for name in ("import root", "migrator.key", "store"))
+    settings.imports_dir.chmod(0o757)
+    assert "0757, which is wider than 0750" in finding("import root", settings).detail
+    (settings.keyring_dir / "migrator.key").chmod(0o640)
+    assert not finding("migrator.key", settings).found
+
+
+def test_a_key_of_another_length_is_no_key(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    prepare_data_dir(settings)
+    path = settings.keyring_dir / "migrator.key"
+    path.write_bytes(b"short")
+    path.chmod(0o600)
+    assert "5 bytes" in finding("migrator.key", settings).detail
+
+
+@pytest.mark.parametrize("url", ["", "postgresql://nobody@127.0.0.1:1/none"])
+def test_a_store_that_cannot_be_opened_is_told(tmp_path: Path, url: str) -> None:
+    (tmp_path / "migrator.db").write_bytes(b"this is no database, and long enough to be looked at " * 100)
+    one = finding("store", Settings(data_dir=tmp_path, database_url=url))
+    assert not one.found
+    assert "cannot be opened" in one.detail
+
+
+def test_looking_at_a_store_changes_nothing_and_needs_no_rest(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    store = Store(settings.store_url)
+    assert finding("store", settings).found, "a service has it open"
+    store.close()

@@ -5,21 +5,34 @@ A row looks for one thing, and never changes anything. What the settings do not 
 
 import os
 import shutil
+import stat
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+
+import structlog
 
 from synvirt.errors import SynvirtError
 from synvirt.hypervisor.accel import EMULATOR, accelerator
 from synvirt.hypervisor.connection import Connection, embedded_root
-from synvirt.model import GIB
+from synvirt.keyring import KEY_BYTES
+from synvirt.model import GIB, now
 from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.programs import find, run
 from synvirt.settings import Settings
 
 # A tool that says its version takes no time; one that hangs is as good as missing.
 LOOK_TIMEOUT_S = 20
+# What a host has changes when somebody installs something.
+CHECKUP_EVERY_S = 600
+# Specification part 8.
+IMPORT_ROOT_MODE, KEY_MODE = 0o750, 0o600
+
+log = structlog.get_logger(__name__)
 
 
 class Missing(Exception):
@@ -60,6 +73,39 @@ def _examine(check: Check, settings: Settings) -> Finding:
     except SynvirtError as error:
         found, detail = False, error.detail
     return Finding(check.name, found, check.needed(settings), detail, check.what_for, check.how_to_get)
+
+
+class Checkup:
+    """The checks of a service that runs: made at its start and again when they are old and somebody asks, always in a thread of
+    their own, so that nobody waits for them. `latest()`: when, and what was found; None before the first ones are done."""
+
+    def __init__(self, settings: Settings, *, examine: Callable[[Settings], list[Finding]] = examine) -> None:
+        self._settings, self._examine = settings, examine
+        self._lock = threading.Lock()
+        self._latest: tuple[datetime, list[Finding]] | None = None
+        self._begun_at: float | None = None
+
+    def begin(self) -> None:
+        """At once, unless they are being made or are fresh."""
+        with self._lock:
+            if self._begun_at is not None and time.monotonic() - self._begun_at < CHECKUP_EVERY_S:
+                return
+            self._begun_at = time.monotonic()
+        threading.Thread(target=self._run, name="checkup", daemon=True).start()
+
+    def latest(self) -> tuple[datetime, list[Finding]] | None:
+        self.begin()
+        return self._latest
+
+    def _run(self) -> None:
+        findings = self._examine(self._settings)
+        first = self._latest is None
+        self._latest = (now(), findings)
+        for finding in findings if first else ():
+            if finding.needed and not finding.found:
+                log.warning(
+                    "this host lacks what the service needs", name=finding.name, cause=finding.detail, hint=finding.how_to_get
+                )
 
 
 def needs_met(findings: list[Finding]) -> bool:
@@ -133,12 +179,37 @@ def _virtio_win(settings: Settings) -> str:
     return str(settings.virtio_win_iso)
 
 
-def _uefi(_: Settings) -> str:
-    from synvirt.hypervisor.libvirt_host import installed_uefi
+def _uefi(*, secure: bool) -> Callable[[Settings], str]:
+    def look(_: Settings) -> str:
+        from synvirt.hypervisor.libvirt_host import installed_uefi
 
-    if (firmware := installed_uefi()) is None:
-        raise Missing("no UEFI firmware for guests")
-    return firmware.code
+        if (firmware := installed_uefi(secure=secure)) is None:
+            raise Missing("no UEFI firmware with secure boot and enrolled keys" if secure else "no UEFI firmware for guests")
+        return firmware.code
+
+    return look
+
+
+def _swtpm(_: Settings) -> str:
+    return f"{_path('swtpm')}, {_path('swtpm_setup')}"
+
+
+def _network(settings: Settings) -> str:
+    """What a network card is plugged into that the plan maps nowhere."""
+    if not _is_system(settings):
+        return "user: the emulator's own, which needs nothing of the host"
+    connection = Connection(settings.hypervisor_uri, lambda: None)
+    try:
+        active = {network.name() for network in connection.use().listAllNetworks(_ACTIVE)}
+    finally:
+        connection.close()
+    if "default" not in active:
+        raise Missing(f"libvirt has no active network default; it has {', '.join(sorted(active)) or 'none'}")
+    return "network:default"
+
+
+def _is_system(settings: Settings) -> bool:
+    return settings.hypervisor_uri.startswith("qemu:///system")
 
 
 def _kvm(settings: Settings) -> str:
@@ -175,6 +246,56 @@ def _data_dir(settings: Settings) -> str:
     return f"{folder}: {shutil.disk_usage(present).free / GIB:.0f} GiB free"
 
 
+def _import_root(settings: Settings) -> str:
+    return _ours(settings.imports_dir, IMPORT_ROOT_MODE)
+
+
+def _key(settings: Settings) -> str:
+    path = settings.keyring_dir / "migrator.key"
+    found = _ours(path, KEY_MODE)
+    if path.exists() and path.stat().st_size != KEY_BYTES:
+        raise Missing(f"{path} has {path.stat().st_size} bytes, not {KEY_BYTES}: it is no key")
+    return found
+
+
+def _ours(path: Path, mode: int) -> str:
+    """Of the service's user, and nobody else's to read or write; what the first start has yet to make is in order."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return f"{path}: made at the first start"
+    except OSError as error:
+        raise Missing(f"{path} cannot be looked at: {error.strerror}") from error
+    if found.st_uid != os.geteuid():
+        raise Missing(f"{path} belongs to the user number {found.st_uid}, not to {os.geteuid()}")
+    if stat.S_IMODE(found.st_mode) & ~mode:
+        raise Missing(f"{path} has the mode {stat.S_IMODE(found.st_mode):04o}, which is wider than {mode:04o}")
+    return f"{path}: {stat.S_IMODE(found.st_mode):04o}"
+
+
+def _store(settings: Settings) -> str:
+    """Looked at only: the service makes it, and brings an old one up to date."""
+    import sqlalchemy
+
+    url = sqlalchemy.make_url(settings.store_url)
+    if url.get_backend_name() == "sqlite":
+        path = Path(str(url.database))
+        if not path.exists():
+            return f"{path}: made at the first start"
+        url = url.set(database=f"file:{path}", query={"mode": "ro", "uri": "true"})
+    else:
+        url = url.set(drivername="postgresql+psycopg")
+    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+    try:
+        with engine.connect() as connection:
+            version = str(connection.scalar(sqlalchemy.text(_VERSIONS[url.get_backend_name()])))
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        raise Missing(f"the store cannot be opened: {str(getattr(error, 'orig', error)).splitlines()[0]}") from error
+    finally:
+        engine.dispose()
+    return f"{url.get_backend_name()} {version}"
+
+
 def _always(_: Settings) -> bool:
     return True
 
@@ -183,19 +304,28 @@ def _zfs_is_set(settings: Settings) -> bool:
     return settings.destination == "zfs" or bool(settings.zfs_pool)
 
 
+# virNetwork's flag VIR_CONNECT_LIST_NETWORKS_ACTIVE, known without the library.
+_ACTIVE = 2
+# The version, by a question that cannot be answered without reading the store.
+_VERSIONS = {"sqlite": "SELECT sqlite_version(), count(*) FROM sqlite_master", "postgresql": "SHOW server_version"}
 _DRIVERS = "https://fedorapeople.org/groups/virt/virtio-win/direct-downloads/stable-virtio/virtio-win.iso"
 _WINDOWS = "Windows guests: their virtio drivers"
 
 CHECKS = (
     Check("data_dir", "all that the service keeps", "make it, and give it to the service's user", _data_dir, _always),
+    Check("import root", "where files to import lie", "chown it to the service's user; chmod 0750", _import_root, _always),
+    Check("migrator.key", "seals the credentials of sources", "chown it to the service's user; chmod 0600", _key, _always),
+    Check("store", "jobs, watermarks, sources, uploads", "setting database_url; or free the disk of data_dir", _store, _always),
     Check(
         "python3-libvirt", "the hypervisor", "apt-get install python3-libvirt", _module("libvirt", _libvirt_version), _always
     ),
     Check("libvirt", "the hypervisor", "apt-get install libvirt-daemon; setting libvirt_uri", _hypervisor, _always),
     Check(EMULATOR, "runs the guests", "apt-get install qemu-system-x86", _program(EMULATOR, "--version"), _always),
     Check("kvm", "guests at full speed", "enable virtualisation in the host's firmware, or nesting where it is a guest", _kvm),
-    Check("ovmf", "guests with UEFI firmware", "apt-get install ovmf", _uefi),
-    Check("swtpm", "guests with a TPM", "apt-get install swtpm swtpm-tools", _program("swtpm_setup")),
+    Check("ovmf", "guests with UEFI firmware", "apt-get install ovmf", _uefi(secure=False)),
+    Check("ovmf secure boot", "guests with secure boot", "apt-get install ovmf", _uefi(secure=True)),
+    Check("swtpm", "guests with a TPM", "apt-get install swtpm swtpm-tools", _swtpm),
+    Check("network", "guests whose network the plan does not map", "virsh net-start default", _network, _is_system),
     Check("qemu-img", "disk images of every sort", "apt-get install qemu-utils", _program("qemu-img", "--version"), _always),
     Check(
         "qemu-nbd", "images our own readers refuse", "apt-get install qemu-utils", _program("qemu-nbd", "--version"), _always

@@ -72,6 +72,11 @@ def test_two_paths_are_open(door: httpx.Client, path: str) -> None:
     assert door.get(path).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/openapi.json"])
+def test_wrong_credentials_are_wrong_there_too(door: httpx.Client, path: str) -> None:
+    assert door.get(path, headers=basic(USER, "wrong")).status_code == 401
+
+
 @pytest.mark.parametrize("path", ["//healthz/../api/v1/migrator/migrations", "/healthz/", "/HEALTHZ", "/openapi.json/x"])
 def test_near_them_is_shut(door: httpx.Client, path: str) -> None:
     assert door.get(path).status_code == 401

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from uuid import UUID
 
@@ -11,9 +12,11 @@ import httpx
 from synvirt.api import Server, create_app
 from synvirt.api.auth import Check, Remembering
 from synvirt.api.host_files import host_files_router
+from synvirt.api.screenshots import screenshots_router
 from synvirt.api.sources import sources_router
 from synvirt.api.stream import Pace
 from synvirt.api.uploads import uploads_router
+from synvirt.doctor import Finding
 from synvirt.errors import Unauthorized
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
@@ -71,6 +74,8 @@ class Service:
         self.board = Board()
         self.store = Store(self.settings.store_url, on_commit=self.board.committed)
         self.begun: list[UUID] = []
+        self.screenshots: dict[UUID, bytes] = {}
+        self.checkup: tuple[datetime, list[Finding]] | None = None
         self.woken: list[UUID] = []
         self.begin: Callable[[UUID], None] = self.begun.append
         self.intake = Intake(
@@ -89,8 +94,16 @@ class Service:
             host_files_router(self.settings.imports_dir),
             uploads_router(self.uploads, idle_s=idle_s),
             sources_router(self.sources),
+            screenshots_router(self.store, self.screenshots.get),
         )
-        self.app = create_app(self.intake, self.settings, authenticate=Remembering(check_password), routers=routers, pace=pace)
+        self.app = create_app(
+            self.intake,
+            self.settings,
+            authenticate=Remembering(check_password),
+            routers=routers,
+            pace=pace,
+            checkup=lambda: self.checkup,
+        )
 
     def _begin(self, job_id: UUID) -> None:
         self.begin(job_id)

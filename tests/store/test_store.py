@@ -238,3 +238,45 @@ def test_thousands_of_jobs_are_listed_without_parsing_them(store: Store, monkeyp
         store.add(a_job(), host="h")
     monkeypatch.setattr(Migration, "model_validate_json", lambda *_: pytest.fail("a list parses no job"))
     assert len(store.documents(limit=20)[0]) == 20
+
+
+# ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_a_job_claims_no_other_of_the_host_may_have_until_it_ends(store: Store) -> None:
+    first, second, elsewhere = a_job(), a_job(), a_job()
+    for job, host in ((first, "h1"), (second, "h1"), (elsewhere, "h2")):
+        store.add(job, host=host)
+    store.claim(first.id, ["name web", "UUID 1"], hint="rename it")
+    store.claim(first.id, ["name web", "UUID 1"], hint="rename it")
+    assert [entry.name for entry in store.ledger(first.id)] == ["name web", "UUID 1"]
+    with pytest.raises(Conflict, match=f"{first.id}.*name web") as caught:
+        store.claim(second.id, ["MAC 2", "name web"], hint="rename it")
+    assert caught.value.hint == "rename it"
+    assert store.ledger(second.id) == [], "all of it or nothing"
+    store.claim(elsewhere.id, ["name web"], hint="")
+    store.change(first.id, State.QUEUED, to(State.FAILED))
+    store.claim(second.id, ["name web"], hint="")
+
+
+def test_of_jobs_that_claim_one_name_at_the_same_moment_one_gets_it(store: Store) -> None:
+    jobs = [a_job() for _ in range(6)]
+    for job in jobs:
+        store.add(job, host="h1")
+    together, got, lost = threading.Barrier(len(jobs)), [], []
+
+    def claim(job: Migration) -> None:
+        together.wait(30)
+        try:
+            store.claim(job.id, ["name web"], hint="")
+        except Conflict:
+            lost.append(job.id)
+        else:
+            got.append(job.id)
+
+    threads = [threading.Thread(target=claim, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (len(got), len(lost)) == (1, len(jobs) - 1)

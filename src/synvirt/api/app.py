@@ -1,25 +1,40 @@
 """The HTTP interface, put together: routes, who may call, errors, the OpenAPI document."""
 
 import threading
+from collections.abc import Callable
+from datetime import datetime
 from functools import cache
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel
 
 from synvirt import __version__
 from synvirt.api.document import described
-from synvirt.api.gate import Authenticate, Gate
+from synvirt.api.gate import KNOWN, Authenticate, Gate
 from synvirt.api.migrations import migrations_router
 from synvirt.api.problems import install
 from synvirt.api.stream import Pace
+from synvirt.doctor import Finding, needs_met
 from synvirt.migrations.intake import Intake
+from synvirt.model import Time
 from synvirt.settings import Settings
 
 
+class Checkup(BaseModel):
+    """What `synvirt doctor` says of this host: `ok` is false where the service lacks what it needs as it is set."""
+
+    checked_at: Time
+    ok: bool
+    checks: list[Finding]
+
+
 class Health(BaseModel):
+    """`detail` for known callers only, and only once the checks of the service's start are done."""
+
     status: str
     version: str
+    detail: Checkup | None = None
 
 
 def create_app(
@@ -29,8 +44,10 @@ def create_app(
     authenticate: Authenticate,
     routers: tuple[APIRouter, ...] = (),
     pace: Pace | None = None,
+    checkup: Callable[[], tuple[datetime, list[Finding]] | None] = lambda: None,
 ) -> FastAPI:
-    """`routers` are mounted beside /migrations, behind the same door. `app.state.stopping` ends the streams once it is set."""
+    """`routers` are mounted beside /migrations, behind the same door. `checkup`: what the doctor found last, at once.
+    `app.state.stopping` ends the streams once it is set."""
     base_url = "/" + settings.base_url.strip("/") if settings.base_url.strip("/") else ""
     api_prefix = f"{base_url}/api/v1"
     app = FastAPI(
@@ -52,11 +69,13 @@ def create_app(
         migrator.include_router(router)
     app.include_router(migrator)
 
-    @app.get("/healthz", tags=["service"])
-    def health() -> Health:
-        """The service answers and its store can be read."""
+    @app.get("/healthz", tags=["service"], response_model_exclude_none=True)
+    def health(request: Request) -> Health:
+        """The service answers and its store can be read. Known callers also see what this host has and lacks."""
         intake.store.last_event_id()
-        return Health(status="ok", version=__version__)
+        found = checkup() if request.scope.get(KNOWN) else None
+        detail = None if found is None else Checkup(checked_at=found[0], ok=needs_met(found[1]), checks=found[1])
+        return Health(status="ok", version=__version__, detail=detail)
 
     app.openapi = cache(lambda: described(app, api_prefix=api_prefix))  # type: ignore[method-assign]
 

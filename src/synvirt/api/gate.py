@@ -30,12 +30,15 @@ class Authenticate(Protocol):
 # Each is a core and 16 MiB (scrypt), or seconds (PAM, when it is wrong). In threads of their own: however many strangers
 # guess, those who are known and the endpoints' own threads do not wait for them.
 CHECKS_AT_ONCE = 4
-# What a load balancer asks, and what a client generator reads: neither says anything about this host.
+# What a load balancer asks, and what a client generator reads: neither says anything about this host. Who sends credentials
+# there all the same is known (`KNOWN`), and may be told more.
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 # Longer is no password: PAM and scrypt read all of it.
 CREDENTIALS_CHARS_MAX = 2048
 # Set by the server on the Unix socket, in the scope: nothing a caller can send reaches it.
 LOCAL = "synvirt.local"
+# Set by the door: the caller has shown who it is.
+KNOWN = "synvirt.known"
 
 
 class Gate:
@@ -47,12 +50,14 @@ class Gate:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
-        if scope["type"] == "http" and not scope.get(LOCAL) and scope["path"] not in OPEN_PATHS:
+        scope[KNOWN] = bool(scope.get(LOCAL))
+        if scope["type"] == "http" and not scope.get(LOCAL) and _is_asked(scope):
             try:
                 await self._admit(scope)
             except Unauthorized as error:
                 await problem(error)(scope, receive, send)
                 return
+            scope[KNOWN] = True
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> None:
@@ -73,6 +78,10 @@ class FromSocket:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[LOCAL] = True
         await self._app(scope, receive, send)
+
+
+def _is_asked(scope: Scope) -> bool:
+    return scope["path"] not in OPEN_PATHS or "authorization" in Headers(scope=scope)
 
 
 def _credentials(header: str | None) -> tuple[str, str]:

@@ -88,7 +88,7 @@ class LibvirtHost:
             network="network:default" if self._system else "user",
             plain_network="network" if self._system else "bridge",
             uefi=installed_uefi(),
-            uefi_secure=_installed(_UEFI_SECURE),
+            uefi_secure=installed_uefi(secure=True),
             tpm=find("swtpm") is not None and find("swtpm_setup") is not None,
         )
         return build(job, volumes, host)
@@ -270,8 +270,8 @@ class LibvirtHost:
             self._console(uuid).unlink(missing_ok=True)
 
 
-def installed_uefi() -> Firmware | None:
-    return _installed(_UEFI)
+def installed_uefi(*, secure: bool = False) -> Firmware | None:
+    return _installed(_UEFI_SECURE if secure else _UEFI)
 
 
 def _installed(builds: tuple[Firmware, ...]) -> Firmware | None:

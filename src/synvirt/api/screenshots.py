@@ -1,0 +1,29 @@
+"""GET /migrations/:id/screenshot: what the screen of a guest showed that did not boot."""
+
+from collections.abc import Callable
+from uuid import UUID
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from synvirt.errors import NotFound
+from synvirt.store import Store
+
+PNG = "image/png"
+
+
+def screenshots_router(store: Store, screenshot: Callable[[UUID], bytes | None]) -> APIRouter:
+    """`screenshot`: of a job, a PNG; None where there is none."""
+    router = APIRouter(prefix="/migrations", tags=["migrations"])
+
+    @router.get("/{migration_id}/screenshot", response_class=Response, responses={200: {"content": {PNG: {}}}})
+    def screenshot_of(migration_id: UUID) -> Response:
+        """The guest's screen when the job gave it up, as a PNG. A job whose guest booted, or never started, has none: 404."""
+        job = store.get(migration_id)
+        picture = screenshot(job.id)
+        if picture is None:
+            raise NotFound(f"job {job.id} has no screenshot", hint="only a guest that was started and did not boot leaves one")
+        # The guest drew it: a browser must not take it for anything but a picture.
+        return Response(picture, media_type=PNG, headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"})
+
+    return router

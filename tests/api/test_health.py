@@ -1,0 +1,82 @@
+"""/healthz: alive, for anyone; and what this host has and lacks, for those who may know."""
+
+import threading
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from synvirt import doctor
+from synvirt.doctor import Checkup, Finding
+from synvirt.model import now
+from synvirt.settings import Settings
+from tests.fakes.service import PASSWORD, USER, Service
+
+
+def finding(name: str, *, found: bool, needed: bool = True) -> Finding:
+    return Finding(name, found, needed, f"{name} at /secret/place", "x", "apt-get install x")
+
+
+def test_strangers_learn_only_that_it_lives(tmp_path: Path) -> None:
+    service = Service(tmp_path, tls=False)
+    service.checkup = (now(), [finding("qemu", found=False)])
+    with service.served() as server, httpx.Client(base_url=server.address) as stranger:
+        answer = stranger.get("/healthz").json()
+        assert set(answer) == {"status", "version"}
+        known = stranger.get("/healthz", auth=(USER, PASSWORD)).json()
+        assert known["detail"]["ok"] is False
+        assert known["detail"]["checks"][0]["detail"] == "qemu at /secret/place"
+        with service.local() as client:
+            assert client.get("http://synvirt/healthz").json() == known
+        service.checkup = (now(), [finding("qemu", found=False, needed=False), finding("zfs", found=True)])
+        assert stranger.get("/healthz", auth=(USER, PASSWORD)).json()["detail"]["ok"] is True
+        service.checkup = None
+        assert set(stranger.get("/healthz", auth=(USER, PASSWORD)).json()) == {"status", "version"}
+    service.close()
+
+
+def test_nobody_waits_for_the_checks(tmp_path: Path) -> None:
+    go, done = threading.Event(), threading.Event()
+
+    def slowly(_: Settings) -> list[Finding]:
+        go.wait(30)
+        done.set()
+        return [finding("qemu", found=True)]
+
+    checkup = Checkup(Settings(data_dir=tmp_path), examine=slowly)
+    checkup.begin()
+    assert checkup.latest() is None
+    go.set()
+    assert done.wait(30)
+    while (latest := checkup.latest()) is None:
+        pass
+    assert [one.name for one in latest[1]] == ["qemu"]
+
+
+def test_they_are_made_again_when_they_are_old_and_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    ready = threading.Semaphore(0)
+
+    def count(_: Settings) -> list[Finding]:
+        made.append(1)
+        ready.release()
+        return []
+
+    checkup = Checkup(Settings(data_dir=tmp_path), examine=count)
+    for _ in range(20):
+        checkup.latest()
+    assert ready.acquire(timeout=30)
+    assert len(made) == 1
+    monkeypatch.setattr(doctor, "CHECKUP_EVERY_S", 0)
+    checkup.latest()
+    assert ready.acquire(timeout=30), "the old answer is given, and a new one is made"
+
+
+def test_a_screenshot_is_a_picture_of_its_job(service: Service, client: httpx.Client) -> None:
+    job = service.submit()
+    assert client.get(f"/migrations/{job.id}/screenshot").status_code == 404
+    assert client.get(f"/migrations/{uuid4()}/screenshot").status_code == 404
+    service.screenshots[job.id] = b"\x89PNG picture"
+    answer = client.get(f"/migrations/{job.id}/screenshot")
+    assert (answer.content, answer.headers["Content-Type"]) == (b"\x89PNG picture", "image/png")

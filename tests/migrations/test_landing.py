@@ -1,0 +1,259 @@
+"""A job whose guest does not boot from the first bus climbs; names are claimed before anything is copied. Fakes, real store."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from synvirt.errors import Conflict, Internal
+from synvirt.migrations.intake import check_identity
+from synvirt.model import KIB, BootAttempt, DiskBus, Migration, State
+from synvirt.store import Store
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.house import Crash, House, crash_at, offline_plan, states
+
+COMMITS_MAX = 60
+
+
+def first_commit_of_landing(folder: Path) -> int:
+    """Those before are the copy's, which has its own tests."""
+    folder.mkdir()
+    house = House(folder)
+    job = house.intake.submit(offline_plan(appliance(house)))
+    states_seen: list[State] = []
+    house.store.on_commit = lambda: states_seen.append(house.store.get(job.id).state)
+    house.run(job.id)
+    house.close()
+    return states_seen.index(State.STARTING) + 1
+
+
+SOMEBODY = UUID(int=99)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.close()
+
+
+def appliance(house: House, name: str = "appliance") -> Path:
+    folder = house.imports / name
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "disk-0.raw").write_bytes(b"boot" * KIB)
+    return folder
+
+
+def run(house: House, name: str = "appliance", **fields: Any) -> Migration:
+    return house.run(house.intake.submit(offline_plan(appliance(house, name), **fields)).id)
+
+
+def outcomes(attempts: tuple[BootAttempt, ...]) -> list[tuple[DiskBus, str | None, bool]]:
+    return [(attempt.disk_bus, attempt.sign, attempt.trouble is not None) for attempt in attempts]
+
+
+CLIMBED: list[tuple[DiskBus, str | None, bool]] = [("virtio", None, True), ("scsi", None, True), ("sata", "agent", False)]
+
+
+# ── the ladder ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_guest_that_boots_at_once_has_one_attempt(house: House) -> None:
+    job = run(house)
+    assert outcomes(job.boot_attempts) == [("virtio", "agent", False)]
+    assert job.boot_sign == "agent"
+
+
+def test_a_guest_climbs_to_the_bus_it_has_a_driver_for(tmp_path: Path) -> None:
+    hypervisor = FakeHypervisor(boots_from=("sata", "ide"))
+    house = House(tmp_path, hypervisor=hypervisor)
+    job = run(house)
+    assert job.state == State.COMPLETED, job.last_error
+    assert outcomes(job.boot_attempts) == CLIMBED
+    assert all(attempt.ended_at for attempt in job.boot_attempts)
+    assert job.domain is not None
+    assert 'bus="sata"' in job.domain.xml
+    assert [one.here for one in job.domain.differences if one.what == "bus of disk disk-0"] == ["sata"]
+    assert hypervisor.screenshots == {}, "it came up"
+    assert len(hypervisor.domains) == 1
+    house.close()
+
+
+def test_every_rung_is_told_to_whoever_listens(tmp_path: Path) -> None:
+    house = House(tmp_path, hypervisor=FakeHypervisor(boots_from=("sata",)))
+    job = run(house)
+    told = [Migration.model_validate_json(event.document) for event in house.store.events_after(0, job_id=job.id)]
+    rungs = [len(one.boot_attempts) for one in told if one.state == State.STARTING]
+    assert set(rungs) >= {1, 2, 3}
+    house.close()
+
+
+def test_a_guest_that_boots_from_nothing_fails_with_all_it_tried_and_keeps_the_copy(tmp_path: Path) -> None:
+    hypervisor = FakeHypervisor(boots_from=())
+    house = House(tmp_path, hypervisor=hypervisor)
+    job = run(house)
+    assert job.state == State.FAILED
+    assert [attempt.disk_bus for attempt in job.boot_attempts] == ["virtio", "scsi", "sata", "ide"]
+    assert all(attempt.trouble for attempt in job.boot_attempts)
+    assert job.last_error is not None
+    assert job.last_error.code == "E_MIG_GUEST_BOOT_FAILED"
+    assert hypervisor.domains == {}
+    assert hypervisor.screenshot(job.id) is not None, "what it showed stays with the job"
+    assert house.volume(job).exists()
+    assert house.store.ledger(job.id) == []
+    house.close()
+
+
+def test_what_no_bus_helps_against_is_not_tried_on_each(tmp_path: Path) -> None:
+    house = House(tmp_path, hypervisor=FakeHypervisor(fail="boot"))
+    job = run(house)
+    assert [attempt.disk_bus for attempt in job.boot_attempts] == ["virtio"]
+    house.close()
+
+
+def test_a_bus_that_the_plan_names_is_the_only_one(tmp_path: Path) -> None:
+    house = House(tmp_path, hypervisor=FakeHypervisor(boots_from=("sata",)))
+    job = run(house, target={"disk_bus": "virtio"})
+    assert job.state == State.FAILED
+    assert outcomes(job.boot_attempts) == [("virtio", None, True)]
+    house.close()
+
+
+def test_a_guest_that_is_not_to_be_started_is_not_tried(house: House) -> None:
+    job = run(house, target={"start": False})
+    assert (job.state, job.boot_attempts) == (State.COMPLETED, ())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("boots_from", "ends"), [(("sata",), State.COMPLETED), ((), State.FAILED)])
+def test_a_crash_at_every_commit_goes_on_at_its_rung(tmp_path: Path, boots_from: tuple[DiskBus, ...], ends: State) -> None:
+    for commit in range(first_commit_of_landing(tmp_path / "first"), COMMITS_MAX):
+        folder, hypervisor = tmp_path / str(commit), FakeHypervisor(boots_from=boots_from)
+        folder.mkdir()
+        house = House(folder, hypervisor=hypervisor)
+        job = house.intake.submit(offline_plan(appliance(house)))
+        house.store.on_commit = crash_at(commit)
+        crashed = False
+        try:
+            ended = house.run(job.id)
+        except Crash:
+            crashed = True
+            before = house.store.get(job.id).boot_attempts
+            house.close()
+            house = House(folder, hypervisor=hypervisor)
+            ended = house.run(job.id)
+            assert [one.disk_bus for one in ended.boot_attempts][: len(before)] == [one.disk_bus for one in before]
+        assert ended.state == ends, ended.last_error
+        tried = ["virtio", "scsi", "sata"] + ([] if boots_from else ["ide"])
+        assert [attempt.disk_bus for attempt in ended.boot_attempts] == tried, "no rung is tried twice"
+        assert len(hypervisor.domains) == (1 if boots_from else 0)
+        if ends == State.FAILED:
+            assert house.store.ledger(job.id) == []
+        house.close()
+        if not crashed:
+            return
+    pytest.fail("a job never stops committing")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cancel_at_every_commit_leaves_no_domain_volume_or_picture(tmp_path: Path) -> None:
+    for commit in range(first_commit_of_landing(tmp_path / "first"), COMMITS_MAX):
+        folder, hypervisor = tmp_path / str(commit), FakeHypervisor(boots_from=("sata",))
+        folder.mkdir()
+        house = House(folder, hypervisor=hypervisor)
+        job = house.intake.submit(offline_plan(appliance(house)))
+        house.store.on_commit = cancel_at(commit, house, job)
+        ended = house.run(job.id)
+        if ended.state == State.CANCELLED:
+            assert house.leftovers() == []
+            assert hypervisor.screenshots == {}
+            assert house.store.ledger(job.id) == []
+        house.close()
+        if ended.state == State.COMPLETED:
+            assert commit > 10, "the wish came after the last moment at which a step looks for it"
+            return
+    pytest.fail("a job never stops committing")
+
+
+def cancel_at(commit: int, house: House, job: Migration) -> Callable[[], None]:
+    seen = 0
+
+    def committed() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == commit:
+            house.store.on_commit = lambda: None
+            with contextlib.suppress(Conflict):  # it has ended
+                house.intake.cancel(job.id)
+
+    return committed
+
+
+# ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_two_jobs_of_one_name_at_once_end_as_one_guest(tmp_path: Path) -> None:
+    """Each in a house of its own over the same store, as two threads of one service are: whoever claims first has it."""
+    hypervisor = FakeHypervisor()
+    for attempt in range(5):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        houses = [House(folder, hypervisor=hypervisor) for _ in range(2)]
+        plans = [offline_plan(appliance(houses[0], name), target={"name": f"web-{attempt}"}) for name in ("a", "b")]
+        jobs = [houses[0].intake.submit(plan) for plan in plans]
+        with ThreadPoolExecutor() as pool:
+            ended = list(pool.map(lambda house, job: house.run(job.id), houses, jobs))
+        assert {job.state for job in ended} == {State.COMPLETED, State.FAILED}
+        (refused,) = [job for job in ended if job.state == State.FAILED]
+        assert refused.last_error is not None
+        assert refused.last_error.code == "E_MIG_CONFLICT"
+        assert states(refused) == [State.QUEUED, State.FAILED], "before anything was copied"
+        assert house_is_clean(houses[0].store, refused)
+        for house in houses:
+            house.close()
+
+
+def house_is_clean(store: Store, job: Migration) -> bool:
+    return store.ledger(job.id) == []
+
+
+def test_a_domain_that_comes_while_the_copy_runs_is_a_conflict_and_stays(house: House) -> None:
+    """Between the check and the landing lie hours."""
+    folder = appliance(house)
+    job = house.intake.submit(offline_plan(folder, target={"name": "web"}))
+
+    def committed() -> None:
+        if house.store.get(job.id).state == State.COPYING_FULL:
+            house.store.on_commit = lambda: None
+            house.hypervisor.add_foreign("web", SOMEBODY)
+
+    house.store.on_commit = committed
+    ended = house.run(job.id)
+    assert ended.last_error is not None
+    assert (ended.state, ended.last_error.code) == (State.FAILED, "E_MIG_CONFLICT")
+    assert list(house.hypervisor.domains) == [SOMEBODY]
+    assert house.volume(ended).exists(), "the copy is whole, and kept"
+
+
+def test_a_plan_is_refused_at_once_where_its_name_is_taken(house: House) -> None:
+    assert run(house, target={"name": "web"}).state == State.COMPLETED
+    plan = offline_plan(appliance(house, "other"), target={"name": "web"})
+    for manifest in (None, house.store.documents(limit=1) and run(house, "third").manifest):
+        with pytest.raises(Conflict, match="name"):
+            check_identity(house.rooms, plan, manifest)
+    check_identity(house.rooms, offline_plan(appliance(house, "other")), None)
+
+
+def test_a_hypervisor_that_is_away_refuses_no_plan(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(_: object) -> None:
+        raise Internal("libvirtd does not answer")
+
+    monkeypatch.setattr(house.hypervisor, "check_free", away)
+    check_identity(house.rooms, offline_plan(appliance(house), target={"name": "web"}), None)

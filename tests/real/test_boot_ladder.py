@@ -1,0 +1,225 @@
+"""Landing, by the whole service in a process of its own: the ladder, kill -9 in the middle, cancels; and nothing left."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synvirt.cli.client import Client
+from synvirt.errors import Conflict
+from synvirt.model import MIB, Migration, MigrationPlan, State
+from synvirt.sample import Sample
+from tests.needs import need
+from tests.processes import command_line
+from tests.real.guests import debian_without_virtio
+from tests.real.test_service import service, until
+
+LADDER_PATIENCE_S = 280
+
+
+def plan(path: Path, kind: str, **fields: Any) -> MigrationPlan:
+    return MigrationPlan.model_validate(
+        {
+            "source": {"Offline": kind},
+            "source_ref": {"kind": "offline_host_path", "path": str(path)},
+            "mode": "Cold",
+            **fields,
+        }
+    )
+
+
+def ended(client: Client, job: Migration) -> Migration:
+    until(lambda: client.migration(job.id).ended, LADDER_PATIENCE_S)
+    return client.migration(job.id)
+
+
+def processes(data_dir: Path) -> list[int]:
+    """QEMU and swtpm of this service."""
+    pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if str(data_dir) in (said := command_line(pid)) and ("qemu-system" in said or "swtpm" in said)]
+
+
+def left(data_dir: Path) -> list[str]:
+    """What a job may have made, and is there now."""
+    patterns = (
+        "volumes/**/*",
+        "libvirt/etc/qemu/*.xml",
+        "libvirt/lib/qemu/nvram/*",
+        "libvirt/lib/swtpm/*",
+        "libvirt/lib/qemu/domain-*",
+        "libvirt/lib/qemu/channel/target/*",
+        "libvirt/run/qemu/*.xml",
+        "libvirt/run/qemu/*.pid",
+        "libvirt/run/swtpm/*",
+        "libvirt/serial/*",
+        "libvirt/screens/*",
+        "libvirt/log/*/*.log",
+    )
+    ours = {"driver.pid"}
+    found = [
+        str(path.relative_to(data_dir)) for pattern in patterns for path in data_dir.glob(pattern) if path.name not in ours
+    ]
+    return [*found, *(f"process {pid}" for pid in processes(data_dir))]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    need("swtpm_setup", "swtpm-tools")
+    data_dir = tmp_path_factory.mktemp("service") / "data"
+    (data_dir / "imports").mkdir(parents=True)
+    yield data_dir
+    for pid in processes(data_dir):  # of a test that failed
+        os.kill(pid, signal.SIGKILL)
+
+
+# ── a guest without virtio drivers ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def without_virtio(data_dir: Path) -> Sample:
+    for program, package in (("syslinux", "syslinux"), ("mcopy", "mtools"), ("qemu-img", "qemu-utils")):
+        need(program, package)
+    with pytest.MonkeyPatch.context() as patch:
+        return debian_without_virtio(data_dir / "imports", patch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_guest_without_virtio_drivers_comes_up_on_sata_though_the_service_is_killed_on_the_way(
+    data_dir: Path, without_virtio: Sample
+) -> None:
+    with service(data_dir) as (process, client):
+        job = client.submit(plan(without_virtio.ova, "ova_archive"))
+        until(lambda: len(client.migration(job.id).boot_attempts) == 2, LADDER_PATIENCE_S)
+        process.kill()
+        process.wait()
+    with service(data_dir) as (_, client):
+        last = ended(client, job)
+        assert last.state == State.COMPLETED, last.last_error
+        assert last.boot_sign == "console"
+        assert [attempt.disk_bus for attempt in last.boot_attempts] == ["virtio", "scsi", "sata"]
+        for attempt in last.boot_attempts[:-1]:
+            assert "stopped in its initramfs" in str(attempt.trouble)
+            assert attempt.ended_at is not None
+        assert last.boot_attempts[-1].sign == "console"
+        assert last.last_error is None
+        assert last.domain is not None
+        assert 'bus="sata"' in last.domain.xml
+        assert 'type="e1000e"' in last.domain.xml
+        (bus,) = [one for one in last.domain.differences if one.what.startswith("bus of disk")]
+        assert (bus.here, "did not boot from scsi" in bus.why) == ("sata", True)
+        assert len(processes(data_dir)) == 1
+        assert not list(data_dir.glob("libvirt/screens/*")), "it came up: nobody needs to see how it did not"
+        with pytest.raises(Conflict, match="name"):
+            client.submit(plan(without_virtio.ova, "ova_archive"))
+        beside = client.submit(plan(without_virtio.ova, "ova_archive", target={"name": "beside", "start": False}))
+        assert ended(client, beside).state == State.COMPLETED
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_bus_that_the_plan_names_is_not_left_and_its_end_is_told(data_dir: Path, without_virtio: Sample) -> None:
+    with service(data_dir) as (_, client):
+        target = {"name": "only-virtio", "disk_bus": "virtio"}
+        last = ended(client, client.submit(plan(without_virtio.ova, "ova_archive", target=target)))
+    assert last.state == State.FAILED
+    assert last.last_error is not None
+    assert last.last_error.code == "E_MIG_GUEST_BOOT_FAILED"
+    assert "(initramfs)" in last.last_error.message, "the console's end is quoted"
+    assert [attempt.disk_bus for attempt in last.boot_attempts] == ["virtio"]
+    assert (data_dir / "libvirt/screens" / f"{last.id}.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ── nothing left ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+VMX = """\
+.encoding = "UTF-8"
+config.version = "8"
+displayName = "{name}"
+guestOS = "windows2019srv-64"
+firmware = "efi"
+vtpm.present = "TRUE"
+memsize = "256"
+scsi0.present = "TRUE"
+scsi0:0.present = "TRUE"
+scsi0:0.fileName = "{name}.vmdk"
+"""
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Iterator[Path]:
+    data_dir = tmp_path / "data"
+    (data_dir / "imports").mkdir(parents=True)
+    yield data_dir
+    for pid in processes(data_dir):
+        os.kill(pid, signal.SIGKILL)
+
+
+def machine(data_dir: Path, name: str) -> MigrationPlan:
+    """A VMware folder: UEFI, a TPM, a disk that nothing boots from, so its firmware is busy for a while and then gives up."""
+    need("qemu-img", "qemu-utils")
+    need("swtpm_setup", "swtpm-tools")
+    folder = data_dir / "imports" / name
+    folder.mkdir()
+    (folder / f"{name}.vmx").write_text(VMX.format(name=name).replace("windows2019srv-64", "other-64"))
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "vmdk", str(folder / f"{name}.vmdk"), str(8 * MIB)], check=True, capture_output=True
+    )
+    return plan(folder, "vmx_folder")
+
+
+def has_all(data_dir: Path) -> bool:
+    kinds = ("libvirt/lib/qemu/nvram/*", "libvirt/lib/swtpm/*", "libvirt/etc/qemu/*.xml", "libvirt/run/qemu/*.xml")
+    return all(list(data_dir.glob(kind)) for kind in kinds) and len(processes(data_dir)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cancelled_guest_leaves_nothing(clean: Path) -> None:
+    with service(clean) as (_, client):
+        job = client.submit(machine(clean, "cancelled"))
+        until(lambda: has_all(clean), 120)
+        client.ask("POST", f"/migrations/{job.id}/cancel")
+        assert ended(client, job).state == State.CANCELLED
+        assert left(clean) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_guest_that_did_not_boot_leaves_its_volumes_and_what_it_showed(clean: Path) -> None:
+    with service(clean) as (_, client):
+        job = ended(client, client.submit(machine(clean, "lost")))
+        assert job.last_error is not None
+        assert (job.state, job.last_error.code) == (State.FAILED, "E_MIG_GUEST_BOOT_FAILED")
+        assert "no boot loader" in job.last_error.message
+        assert len(job.boot_attempts) == 1, "no bus helps where there is nothing to boot"
+        kept = [path for path in left(clean) if not path.startswith("volumes/")]
+        assert kept == [f"libvirt/screens/{job.id}.png"]
+        assert [disk.volume is not None for disk in job.disks] == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("delay_s", [0, 0.05, 0.15, 0.4, 1.5])
+def test_killed_while_the_guest_lands_and_cancelled_it_leaves_nothing(clean: Path, delay_s: float) -> None:
+    """The moment is drawn by the delay after the state was seen: the ledger must hold at each."""
+    with service(clean) as (process, client):
+        job = client.submit(machine(clean, "killed"))
+        until(lambda: client.migration(job.id).state == State.STARTING, 120)
+        time.sleep(delay_s)
+        process.kill()
+        process.wait()
+    with service(clean) as (process, client):
+        client.ask("POST", f"/migrations/{job.id}/cancel")
+        # And killed again, while it may be sweeping.
+        time.sleep(delay_s)
+        process.kill()
+        process.wait()
+    with service(clean) as (_, client):
+        assert ended(client, job).state == State.CANCELLED
+        assert left(clean) == []
