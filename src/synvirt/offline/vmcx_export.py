@@ -13,7 +13,6 @@ the machine of that moment.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import ClassVar
 
@@ -24,7 +23,7 @@ from synvirt.errors import MalformedArchive, NotFound, SynvirtError, Unsupported
 from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
 from synvirt.offline import OpenedDisk, concerns, files, told_by_disks, vmcx_machine, vmcx_storage, vmcx_xml
 from synvirt.offline.files import FileRange, Folder, Measured
-from synvirt.offline.vmcx_machine import Machine
+from synvirt.offline.vmcx_machine import Drive, Machine
 from synvirt.offline.vmcx_storage import Tree
 from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
 
@@ -53,27 +52,32 @@ class VmcxExport:
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
         export = _opened(path, root)
-        machine = export.machine
-        measured = [_measured(export, disk) for disk in machine.manifest.disks]
+        saved = _is_saved(export.folder, export.name) or vmcx_machine.saved_state_files(export.tree)
+        machine = export.machine(snapshots=tuple(_checkpoints(export.folder, besides=export.name)), saved=saved)
+        measured = [_measured(export, disk, machine.drives[disk.key]) for disk in machine.manifest.disks]
         manifest = told_by_disks.completed(machine.manifest, measured)
-        disks = tuple(disk.model_copy(update={"source_path": _place(machine, disk)}) for disk in manifest.disks)
+        disks = tuple(disk.model_copy(update={"source_path": machine.drives[disk.key].file_name}) for disk in manifest.disks)
         return manifest.model_copy(update={"disks": disks})
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         export = _opened(path, root)
-        disk = next((disk for disk in export.machine.manifest.disks if disk.key == disk_key), None)
-        if disk is None:
+        drive = export.machine().drives.get(disk_key)
+        if drive is None:
             raise NotFound(f"{path.name} has no disk {disk_key!r}")
-        return OpenedDisk(_spec(export, disk))
+        return OpenedDisk(_spec(export, disk_key, drive))
 
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """`names`: all files that may be disks of it, relative to the folder."""
+    """`name` is the configuration's, `names` those of all files that may be its disks; both relative to the folder."""
 
     folder: Folder
-    machine: Machine
+    name: str
+    tree: Tree
     names: tuple[str, ...]
+
+    def machine(self, *, snapshots: tuple[Snapshot, ...] = (), saved: bool = False) -> Machine:
+        return vmcx_machine.machine(self.tree, PurePosixPath(self.name).name, snapshots=snapshots, saved=saved)
 
 
 def _holds_machine(path: Path) -> bool:
@@ -107,17 +111,8 @@ def _opened(path: Path, root: Root) -> _Export:
     inside = place.name.lower() in (_MACHINES, _CHECKPOINTS) and place != root.resolve()
     folder = Folder(place.parent if inside else place, root)
     name = str(found.relative_to(folder.path)) if found.is_file() else _configuration(folder)
-    tree = _tree(folder, name)
-    return _Export(
-        folder,
-        vmcx_machine.machine(
-            tree,
-            PurePosixPath(name).name,
-            snapshots=tuple(_checkpoints(folder, besides=name)),
-            saved=_is_saved(folder, name) or vmcx_machine.saved_state_files(tree),
-        ),
-        (*folder.names(), *(inner for held_in in _HELD_IN for inner in _inside(folder, held_in))),
-    )
+    names = (*folder.names(), *(inner for held_in in _HELD_IN for inner in _inside(folder, held_in)))
+    return _Export(folder, name, _tree(folder, name), names)
 
 
 def _inside(folder: Folder, wanted: str) -> list[str]:
@@ -187,32 +182,27 @@ def _is_saved(folder: Folder, configuration: str) -> bool:
 # ── disks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _place(machine: Machine, disk: Disk) -> str:
-    return PureWindowsPath(machine.drives[disk.key].path).name
-
-
-def _measured(export: _Export, disk: Disk) -> Measured:
-    if export.machine.drives[disk.key].physical:
+def _measured(export: _Export, disk: Disk, drive: Drive) -> Measured:
+    if drive.physical:
         return Measured(disk, concerns=(concerns.raw_device(disk.key, "a disk that the Hyper-V host passed through"),))
-    return files.measured(disk, partial(_spec, export))
+    return files.measured(disk, lambda _: _spec(export, disk.key, drive))
 
 
-def _spec(export: _Export, disk: Disk) -> ReaderSpec:
-    drive = export.machine.drives[disk.key]
+def _spec(export: _Export, key: str, drive: Drive) -> ReaderSpec:
     if drive.physical:
         raise UnsupportedFormat(
-            f"disk {disk.key} is a disk of its Hyper-V host ({drive.path[:200]!r}), which an export does not hold",
+            f"disk {key} is a disk of its Hyper-V host ({drive.path[:200]!r}), which an export does not hold",
             hint="Copy it into a .vhdx on the host (New-VHD -SourceDisk) and attach that, or skip the disk in the plan.",
         )
     if drive.path.lower().endswith(".vhds"):
         raise UnsupportedFormat(
-            f"disk {disk.key} is a VHD set ({_place(export.machine, disk)!r}), which machines of a cluster share",
+            f"disk {key} is a VHD set ({drive.file_name!r}), which machines of a cluster share",
             hint="Convert it on the host (Convert-VHD to .vhdx) and attach that instead, or skip the disk in the plan.",
         )
     file = _file(export, drive.path)
     if file is None:
         raise MalformedArchive(
-            f"disk {disk.key} is the file {drive.path!r}, and none of its name is in {export.folder.label} or its folders",
+            f"disk {key} is the file {drive.path!r}, and none of its name is in {export.folder.label} or its folders",
             hint="Export the machine again, or copy its disks, those of checkpoints too, into its folder Virtual Hard Disks.",
         )
     declared = "vhd" if drive.path.lower().endswith("vhd") else "vhdx"

@@ -45,6 +45,10 @@ class Drive:
     path: str
     physical: bool = False
 
+    @property
+    def file_name(self) -> str:
+        return PureWindowsPath(self.path).name
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
