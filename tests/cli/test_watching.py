@@ -16,7 +16,8 @@ from uuid import UUID
 import pytest
 
 from synvirt.cli.client import Client, ServiceUnreachable
-from synvirt.cli.watching import Lines, described, sized
+from synvirt.cli.program import sized
+from synvirt.cli.watching import Lines, described
 from synvirt.model import Migration, Mode, Progress, State
 from tests.cli.conftest import Run
 from tests.fakes.service import Service, failed

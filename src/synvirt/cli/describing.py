@@ -6,7 +6,7 @@ from synvirt.cli.program import shown
 
 
 def describe(kind: str, manifest: Any) -> None:
-    from synvirt.cli.watching import sized
+    from synvirt.cli.program import sized
 
     rows = [
         ("kind", kind),

@@ -93,7 +93,7 @@ def _ask(options: Options, job: str, wish: str, told: str) -> None:
 
 
 def _table(items: list[dict[str, Any]]) -> None:
-    from synvirt.cli.watching import sized
+    from synvirt.cli.program import sized
 
     if not items:
         print("There are no migrations")
@@ -107,7 +107,8 @@ def _table(items: list[dict[str, Any]]) -> None:
 
 
 def _sheet(answer: str) -> None:
-    from synvirt.cli.watching import described, sized
+    from synvirt.cli.program import sized
+    from synvirt.cli.watching import described, outcome
     from synvirt.model import Migration
 
     job = Migration.model_validate_json(answer)
@@ -124,7 +125,9 @@ def _sheet(answer: str) -> None:
         for disk in job.disks
     ]
     rows += [("domain", f"{job.domain.name} {job.domain.uuid}")] if job.domain else []
-    rows += [("boot", job.boot_sign)] if job.boot_sign else []
+    if job.domain:
+        rows += [("differs", f"{one.what}: {one.source} → {one.here} ({one.why})") for one in job.domain.differences]
+    rows += [("boot", f"{attempt.disk_bus}: {outcome(attempt)}") for attempt in job.boot_attempts]
     rows += [("history", f"{visit.at:%Y-%m-%d %H:%M:%S} {visit.state}") for visit in job.history]
     for name, value in rows:
         print(f"{name:9} {shown(value)}")

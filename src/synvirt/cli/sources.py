@@ -185,7 +185,7 @@ def vms(
     """List the VMs on a source, by name."""
     import json
 
-    from synvirt.cli.watching import sized
+    from synvirt.cli.program import sized
 
     asked: dict[str, Any] = {"limit": limit, "search": search} | ({"cursor": cursor} if cursor else {})
     with options.connect() as client:

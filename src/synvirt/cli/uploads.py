@@ -49,7 +49,7 @@ def list_(
     """List the uploads, newest first."""
     import json
 
-    from synvirt.cli.watching import sized
+    from synvirt.cli.program import sized
 
     with options.connect() as client:
         asked: dict[str, Any] = {"limit": limit} | ({"cursor": cursor} if cursor else {})

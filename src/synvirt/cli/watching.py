@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
-from synvirt.cli.program import shown, tell
+from synvirt.cli.program import shown, sized, tell
 from synvirt.errors import Internal
-from synvirt.model import Migration, Problem, Progress, ProgressUpdate, State
+from synvirt.model import BootAttempt, Migration, Problem, Progress, ProgressUpdate, State
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client, StreamEvent
@@ -81,6 +81,7 @@ class Lines:
         self._clock = clock
         self._state: State | None = None
         self._error: Problem | None = None
+        self._attempts = 0
         self._told_at, self._told_part = clock(), 0
 
     def moved(self, job: Migration) -> None:
@@ -90,6 +91,10 @@ class Lines:
         if job.last_error is not None and job.last_error != self._error and not job.last_error.fatal:
             self._error = job.last_error
             self.said(f"{self._error.code}: {self._error.message}")
+        for attempt in job.boot_attempts[self._attempts :]:
+            if attempt.trouble is not None:
+                self._attempts += 1
+                self.said(f"did not boot from {attempt.disk_bus}: {attempt.trouble}")
 
     def progressed(self, progress: Progress) -> None:
         part = LINES_A_COPY * progress.bytes_done // progress.bytes_total if progress.bytes_total else 0
@@ -136,17 +141,15 @@ class Bars(AbstractContextManager["Bars"]):
         self._lines.said(text)
 
 
+def outcome(attempt: BootAttempt) -> str:
+    if attempt.sign is not None:
+        return f"booted, seen by: {attempt.sign}"
+    return attempt.trouble or "is being tried"
+
+
 def described(progress: Progress) -> str:
     percent = f"{100 * progress.bytes_done / progress.bytes_total:.0f} %" if progress.bytes_total else "…"
     parts = [percent, f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}", f"{sized(progress.rate_bps)}/s"]
     if progress.eta_s is not None:
         parts.append(f"{progress.eta_s:.0f} s to go")
     return ", ".join(parts)
-
-
-def sized(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

@@ -10,14 +10,18 @@ from pathlib import Path
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.disks.blank import BlankReader
 from synvirt.disks.changed import ChangedReader
+from synvirt.disks.direct import open_direct_writer
+from synvirt.disks.fallback import driver_of, passphrase, qemu_spec
 from synvirt.disks.gzipped import GzippedReader
 from synvirt.disks.joined import JoinedReader
-from synvirt.disks.raw import RawReader, open_block_writer, open_file_writer
+from synvirt.disks.raw import RawReader, open_file_writer
+from synvirt.disks.roots import open_spec
 from synvirt.disks.specs import (
     NESTING_MAX,
     BlankSpec,
     BlockWriterSpec,
     ChangedSpec,
+    DatastoreSpec,
     FileWriterSpec,
     GzipSpec,
     ImageFormat,
@@ -50,9 +54,14 @@ def _vhdx(over: DiskReader, spec: ImageSpec) -> DiskReader:
 def _vdi(over: DiskReader, spec: ImageSpec) -> DiskReader:
     from synvirt.disks.vdi import VdiReader
 
+    return _over_parent(spec, lambda parent: VdiReader(over, root=spec.root, name=spec.name, parent=parent))
+
+
+def _over_parent(spec: ImageSpec, opened: Callable[[DiskReader | None], DiskReader]) -> DiskReader:
+    """What differs from the spec's parent; it owns that one once it is opened."""
     parent = None if spec.parent is None else open_reader(spec.parent)
     try:
-        return VdiReader(over, root=spec.root, name=spec.name, parent=parent)
+        return opened(parent)
     except BaseException:
         if parent is not None:
             parent.close()
@@ -68,7 +77,7 @@ def _vhd(over: DiskReader, spec: ImageSpec) -> DiskReader:
 def _vmdk(over: DiskReader, spec: ImageSpec) -> DiskReader:
     from synvirt.disks.vmdk import VmdkReader
 
-    return VmdkReader(over, root=spec.root, name=spec.name)
+    return _over_parent(spec, lambda parent: VmdkReader(over, root=spec.root, name=spec.name, parent=parent))
 
 
 def _xva(over: DiskReader, spec: XvaSpec) -> DiskReader:
@@ -77,7 +86,11 @@ def _xva(over: DiskReader, spec: XvaSpec) -> DiskReader:
     return XvaReader(over, spec.folder, spec.size_bytes, spec.name)
 
 
-def _nbd(spec: NbdSpec) -> DiskReader:
+def _served(spec: NbdSpec | DatastoreSpec) -> DiskReader:
+    if isinstance(spec, DatastoreSpec):
+        from synvirt.disks.datastore import DatastoreReader
+
+        return DatastoreReader(spec)
     from synvirt.disks.nbd import NbdReader
 
     return NbdReader(spec.uri, bitmap=spec.bitmap, connections=spec.connections)
@@ -86,7 +99,14 @@ def _nbd(spec: NbdSpec) -> DiskReader:
 def _qemu(spec: QemuSpec) -> DiskReader:
     from synvirt.disks.qemu_nbd import QemuNbdReader
 
-    return QemuNbdReader(spec.path, spec.driver, offset=spec.offset, length=spec.length, name=spec.name)
+    return QemuNbdReader(
+        spec.path,
+        spec.driver,
+        offset=spec.offset,
+        length=spec.length,
+        name=spec.name,
+        passphrase=passphrase(spec),
+    )
 
 
 IMAGES: dict[str, ImageOpener] = {
@@ -121,9 +141,9 @@ def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
         raise MalformedArchive(f"images lie in one another more than {NESTING_MAX} deep")
     match spec:
         case RawSpec():
-            return RawReader(spec.path, spec.offset, spec.length)
-        case NbdSpec():
-            return _nbd(spec)
+            return open_spec(spec)
+        case NbdSpec() | DatastoreSpec():
+            return _served(spec)
         case QemuSpec():
             return _qemu(spec)
         case JoinedSpec():
@@ -156,20 +176,25 @@ def open_writer(spec: FileWriterSpec | BlockWriterSpec) -> DiskWriter:
     """The writer that the spec describes. DiskWriteFailed."""
     if isinstance(spec, FileWriterSpec):
         return open_file_writer(spec.path, spec.size_bytes)
-    return open_block_writer(spec.path, spec.size_bytes)
+    return open_direct_writer(spec.path, spec.size_bytes)
 
 
-def detect(path: Path, *, offset: int = 0, length: int | None = None, name: str = "") -> RawSpec | ImageSpec:
+def detect(path: Path, *, offset: int = 0, length: int | None = None, name: str = "") -> RawSpec | ImageSpec | QemuSpec:
     """How to read a file, or the range of it that is an archive's member, by its magic; raw where there is none.
+
+    An image that our own readers do not read is QEMU's (see `fallback`).
 
     For a person's own command line: a raw disk may hold any magic, so what a guest can write is never detected but named.
     """
     raw = RawSpec(path=str(path), offset=offset, length=length)
     reader = RawReader(raw.path, raw.offset, raw.length)
     try:
-        found = image_format(reader)
+        driver = driver_of(reader)
+        found = None if driver else image_format(reader)
     finally:
         reader.close()
+    if driver is not None:
+        return qemu_spec(raw, driver, name or path.name)
     return raw if found is None else ImageSpec(format=found, over=raw, root=str(path.parent), name=name or path.name)
 
 

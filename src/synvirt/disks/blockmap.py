@@ -214,19 +214,20 @@ class MappedDisk:
     def __init__(
         self, over: DiskReader, blocks: Mapping, *, name: str, parent: DiskReader | None = None, partial: Partial | None = None
     ) -> None:
-        self._over, self._blocks, self._parent, self._partial, self._name = over, blocks, parent, partial, name
+        self._over, self._blocks, self._partial, self._name = over, blocks, partial, name
+        self.parent = parent
         self.size = blocks.size
 
     @property
     def max_readers(self) -> int:
-        return min(self._over.max_readers, self._parent.max_readers) if self._parent else self._over.max_readers
+        return min(self._over.max_readers, self.parent.max_readers) if self.parent else self._over.max_readers
 
     def extents(self) -> Iterator[Extent]:
         return coalesced(self._extents())
 
     def _extents(self) -> Iterator[Extent]:
         holes = Holes(self._over)
-        parent, parent_end = (ExtentCursor(self._parent.extents()), self._parent.size) if self._parent else (None, 0)
+        parent, parent_end = (ExtentCursor(self.parent.extents()), self.parent.size) if self.parent else (None, 0)
         for start, end, place in self._runs(0, self.size):
             at = start
             if place >= 0 and holes:
@@ -247,7 +248,7 @@ class MappedDisk:
     def places(self) -> Iterator[Place]:
         """Where in files the disk's bytes lie as they are (see `disks.cloning`); nothing, where the image's own is no file."""
         file = FilePlaces(self._over)
-        parent = FilePlaces(self._parent) if self._parent else None
+        parent = FilePlaces(self.parent) if self.parent else None
         for start, end, place in self._runs(0, self.size):
             if place >= 0:
                 yield from file.between(place, place + end - start, start)
@@ -275,18 +276,18 @@ class MappedDisk:
                     raise DiskReadFailed(
                         f"{self._name} cannot be read at offset {start}: {error.detail}", hint=error.hint
                     ) from error
-            elif place == PARENT and self._parent is not None:
-                held = max(0, min(len(into), self._parent.size - start))
+            elif place == PARENT and self.parent is not None:
+                held = max(0, min(len(into), self.parent.size - start))
                 if held:
-                    self._parent.read_into(start, into[:held])
+                    self.parent.read_into(start, into[:held])
                 fill_zeros(into[held:])
             else:
                 fill_zeros(into)
 
     def close(self) -> None:
         self._over.close()
-        if self._parent is not None:
-            self._parent.close()
+        if self.parent is not None:
+            self.parent.close()
 
 
 def fill_zeros(into: memoryview) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from synvirt.blocks import DiskWriter
 from synvirt.disks.raw import HINTS, RawWriter, punch_hole
 from synvirt.errors import Conflict, DiskWriteFailed
 
@@ -16,7 +15,7 @@ NAMELESS_NOT_OFFERED = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, 
 
 
 @contextmanager
-def new_file(path: Path, size: int, *, replace: bool = False) -> Iterator[DiskWriter]:
+def new_file(path: Path, size: int, *, replace: bool = False) -> Iterator[RawWriter]:
     """A writer of a sparse file of `size` bytes, which is `path` once the block ends without an error.
 
     Conflict: there is a file of that name, and `replace` is False. DiskWriteFailed: the folder takes no file.

@@ -12,17 +12,19 @@ image with internal snapshots. Never written, never repaired. Refcounts are not 
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced
 from synvirt.disks.holes import Holes
+from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.places import FilePlaces
 from synvirt.disks.qcow2_bitmaps import Bitmap, bitmaps, dirty_extents, named
 from synvirt.disks.qcow2_compressed import CompressedClusters, Wanted
 from synvirt.disks.qcow2_errors import outside_the_file, read_for_guest
 from synvirt.disks.qcow2_files import Chain, open_backing_file, open_data_file
-from synvirt.disks.qcow2_header import Header, read_header
+from synvirt.disks.qcow2_header import ENCRYPTIONS, Header, Incompatible, read_header
 from synvirt.disks.qcow2_mapping import Kind, Mapping
+from synvirt.disks.roots import Root
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
 
 _ZEROS = bytes(1 << 20)
@@ -31,7 +33,7 @@ _ZEROS = bytes(1 << 20)
 class Qcow2Reader:
     """The guest's disk in the qcow2 image whose bytes are `over`, which it owns: close() closes it."""
 
-    def __init__(self, over: DiskReader, *, root: Path | str | None = None, name: str = "", chain: Chain | None = None) -> None:
+    def __init__(self, over: DiskReader, *, root: Root | str | None = None, name: str = "", chain: Chain | None = None) -> None:
         """`root` and `name` are ImageSpec's: the image's path beneath the import root. `chain` is for images in a chain."""
         chain = chain or Chain(root, name)
         self._name = chain.name or "the qcow2 image"
@@ -131,9 +133,35 @@ class Qcow2Reader:
             self._backing.read_into(guest, into[:held])
         _zero(into[held:])
 
+    def layer(self) -> Layer:
+        header = self.header
+        facts = {**facts_of(header), "bitmaps": [_bitmap_facts(bitmap) for bitmap in self.bitmaps()]}
+        return Layer(self._name, "qcow2", self.size, facts, layer_of(self._backing, header.backing_file or ""))
+
     def close(self) -> None:
         for reader in self._files:
             reader.close()
+
+
+def facts_of(header: Header) -> dict[str, Any]:
+    """What the header tells, of an encrypted image too."""
+    facts: dict[str, Any] = {
+        "version": header.version,
+        "cluster_bytes": header.cluster_size,
+        "compression": header.compression,
+        "extended_l2": header.extended_l2,
+        "dirty": bool(header.incompatible & Incompatible.DIRTY),
+        "corrupt": bool(header.incompatible & Incompatible.CORRUPT),
+        "internal_snapshots": header.snapshots,
+        "encryption": ENCRYPTIONS.get(header.encryption, f"method {header.encryption}") if header.encryption else None,
+    }
+    if header.data_file is not None:
+        facts["data_file"] = header.data_file
+    return facts
+
+
+def _bitmap_facts(bitmap: Bitmap) -> dict[str, Any]:
+    return {"name": bitmap.name, "granularity_bytes": bitmap.granularity_bytes, "in_use": bitmap.in_use}
 
 
 def _refuse_streams(reader: DiskReader, name: str) -> None:

@@ -247,7 +247,7 @@ def _refuse_what_cannot_be_read(incompatible: int, crypt: int, names: dict[tuple
     if crypt:
         raise UnsupportedFormat(
             f"{name} is encrypted ({ENCRYPTIONS.get(crypt, f'method {crypt}')})",
-            hint="Decrypt it first with qemu-img convert, or serve it by qemu-nbd with its secret and import from there.",
+            hint="Give its passphrase by a key file, or decrypt it first with qemu-img convert.",
         )
 
 

@@ -51,7 +51,7 @@ class QemuNbdReader:
         try:
             reader = RawReader(path, offset, length)
             self._closing.callback(reader.close)
-            options = _options(reader, driver, self._name)
+            options = _options(reader, driver, self._name, locked=passphrase is None)
             self._nbd = self._served(path, options, (offset, reader.size), passphrase)
         except BaseException:
             self.close()
@@ -109,12 +109,19 @@ class QemuNbdReader:
         self._closing.close()
 
 
-def _options(image: DiskReader, driver: str, name: str) -> dict[str, Any]:
-    """The image's node in QEMU's words, without its file. Refuses an image that needs another file."""
+def _options(image: DiskReader, driver: str, name: str, *, locked: bool) -> dict[str, Any]:
+    """The image's node in QEMU's words, without its file. Refuses an image that needs another file, or a passphrase (`locked`:
+    none is given)."""
     options = DRIVERS.get(driver)
     if options is None:
         raise UnsupportedFormat(f"{name}: images of format {driver!r} are not given to QEMU; {', '.join(sorted(DRIVERS))} are")
-    return {"driver": driver, **options(image, name)}
+    chosen = options(image, name)
+    if locked and ("key-secret" in chosen or "encrypt" in chosen):
+        raise UnsupportedFormat(
+            f"{name} is encrypted, and its passphrase is not given",
+            hint=f"Put it into a file: --key-file FILE; for an import, call the file {name}.key, beside the image.",
+        )
+    return {"driver": driver, **chosen}
 
 
 def _alone(image: DiskReader, name: str) -> dict[str, Any]:
@@ -139,9 +146,11 @@ def _luks(image: DiskReader, name: str) -> dict[str, Any]:
 
 
 def _qcow(image: DiskReader, name: str) -> dict[str, Any]:
-    """Version 1: QEMU's block/qcow.c, struct QCowHeader; big-endian, the backing file's offset at byte 8."""
+    """Version 1: QEMU's block/qcow.c, struct QCowHeader; big-endian, the backing file's offset at byte 8, the method of
+    encryption at 36."""
     _refuse_further_files(_field(image, 8, ">Q", name) != 0, name)
-    return {"backing": None}
+    encryption = {"encrypt": {"format": "aes", "key-secret": "secret"}} if _field(image, 36, ">I", name) else {}
+    return {"backing": None, **encryption}
 
 
 def _qed(image: DiskReader, name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from synvirt.blocks import Extent, Place
+from synvirt.disks.layers import Layer
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, SynvirtError
 from synvirt.sizes import MIB
 
@@ -119,6 +120,9 @@ class RawReader:
         number = error.errno or 0
         detail = f"{self._name} cannot be read at offset {at}: {os.strerror(number)}"
         raise DiskReadFailed(detail, hint=HINTS.get(number)) from error
+
+    def layer(self) -> Layer:
+        return Layer(self._name, "raw", self.size)
 
     def close(self) -> None:
         if self._fd >= 0:

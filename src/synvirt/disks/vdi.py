@@ -22,6 +22,8 @@ import numpy as np
 
 from synvirt.blocks import DiskReader, Extent, Place
 from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, MappedDisk, Places
+from synvirt.disks.layers import Layer, layer_of
+from synvirt.disks.specs import ImageRoot
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.sizes import KIB, MIB
 
@@ -66,7 +68,9 @@ class VdiReader:
     `parent` is the disk that a differencing image lies over. `root` is taken as by every image reader; a VDI names no files.
     """
 
-    def __init__(self, over: DiskReader, *, root: str | None = None, name: str = "", parent: DiskReader | None = None) -> None:
+    def __init__(
+        self, over: DiskReader, *, root: ImageRoot | None = None, name: str = "", parent: DiskReader | None = None
+    ) -> None:
         del root
         self._name = name or "the VDI image"
         self.header: Header = read_header(over, self._name)
@@ -109,6 +113,11 @@ class VdiReader:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         self._disk.read_into(offset, buffer)
+
+    def layer(self) -> Layer:
+        header = self.header
+        facts = {"subformat": header.kind.name.lower(), "block_bytes": header.block_bytes, "uuid": str(header.uuid)}
+        return Layer(self._name, "vdi", self.size, facts, layer_of(self._disk.parent))
 
     def close(self) -> None:
         self._disk.close()

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
@@ -26,7 +26,9 @@ import numpy as np
 
 from synvirt.blocks import DiskReader, Extent, Place
 from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, Places, Run
+from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.parents import Chain, Reference, open_parent
+from synvirt.disks.specs import ImageRoot
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 
 COOKIE: Final = b"conectix"
@@ -90,7 +92,7 @@ class VhdReader:
     `root` and `name` are ImageSpec's: the image's path beneath the import root. `chain` is for images that are parents.
     """
 
-    def __init__(self, over: DiskReader, *, root: str | None = None, name: str = "", chain: Chain | None = None) -> None:
+    def __init__(self, over: DiskReader, *, root: ImageRoot | None = None, name: str = "", chain: Chain | None = None) -> None:
         self._over, self._name = over, name or "the VHD image"
         self.footer: Footer = read_footer(over, self._name)
         self.header: Header | None = None
@@ -137,6 +139,12 @@ class VhdReader:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         self._disk.read_into(offset, buffer)
 
+    def layer(self) -> Layer:
+        facts: dict[str, Any] = {"subformat": self.footer.kind.name.lower(), "creator": self.footer.creator}
+        if self.header is not None:
+            facts["block_bytes"] = self.header.block_bytes
+        return Layer(self._name, "vhd", self.size, facts, layer_of(self._disk.parent))
+
     def close(self) -> None:
         self._disk.close()
 
@@ -150,7 +158,7 @@ def _windows(over: DiskReader, header: Header) -> Iterator[Places]:
         yield np.where(entries == _UNUSED, PARENT, ~(entries * _SECTOR + header.bitmap_bytes))
 
 
-def _open_parent(root: str | None, name: str, header: Header, chain: Chain, runs: int) -> DiskReader:
+def _open_parent(root: ImageRoot | None, name: str, header: Header, chain: Chain, runs: int) -> DiskReader:
     over, parent_name, chain = open_parent(root, name, header.parents, Chain(chain.files, chain.depth, runs))
     try:
         parent = VhdReader(over, root=root, name=parent_name, chain=chain)

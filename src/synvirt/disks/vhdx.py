@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 
 from synvirt.blocks import DiskReader, Extent, Place
 from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, Places, Run
+from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.parents import Chain, Reference, open_parent
+from synvirt.disks.specs import ImageRoot
 from synvirt.disks.vhdx_header import (
     HEADER_SECTION_BYTES,
     Header,
@@ -69,7 +71,7 @@ class VhdxReader:
     `replayed` is how many log entries had to be replayed: 0 for an image that was closed.
     """
 
-    def __init__(self, over: DiskReader, *, root: str | None = None, name: str = "", chain: Chain | None = None) -> None:
+    def __init__(self, over: DiskReader, *, root: ImageRoot | None = None, name: str = "", chain: Chain | None = None) -> None:
         self._name = name or "the VHDX image"
         chain = chain or Chain()
         self.header: Header = read_header(over, self._name)
@@ -111,6 +113,17 @@ class VhdxReader:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         self._disk.read_into(offset, buffer)
+
+    def layer(self) -> Layer:
+        metadata = self.metadata
+        facts = {
+            "subformat": "differencing" if metadata.parent is not None else "fixed" if metadata.fixed else "dynamic",
+            "block_bytes": metadata.block_bytes,
+            "sector_bytes": metadata.sector_bytes,
+            "physical_sector_bytes": metadata.physical_sector_bytes,
+            "log": f"dirty: {self.replayed} entries are replayed in memory" if self.replayed else "clean",
+        }
+        return Layer(self._name, "vhdx", self.size, facts, layer_of(self._disk.parent))
 
     def close(self) -> None:
         self._disk.close()
@@ -200,7 +213,7 @@ class _Table:
             yield Region(start, start + _BITMAP_BYTES, f"the bitmap of chunk {chunk}")
 
 
-def _open_parent(root: str | None, name: str, metadata: Metadata, locator: dict[str, str], chain: Chain) -> VhdxReader:
+def _open_parent(root: ImageRoot | None, name: str, metadata: Metadata, locator: dict[str, str], chain: Chain) -> VhdxReader:
     """The image that a differencing one lies over (section 2.6.2.6.3). MalformedArchive, if what is found is another one."""
     keys = (("relative_path", False), ("volume_path", True), ("absolute_win32_path", True))
     references = [Reference(locator[key], absolute) for key, absolute in keys if key in locator]

@@ -15,13 +15,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 from synvirt.blocks import DiskReader, Extent, Place, Placed, coalesced
-from synvirt.disks.beneath import open_reference
 from synvirt.disks.blockmap import MappedDisk, fill_zeros
+from synvirt.disks.layers import Layer
 from synvirt.disks.parents import Chain, Reference, open_parent
-from synvirt.disks.raw import RawReader
+from synvirt.disks.roots import open_reference
+from synvirt.disks.specs import ImageRoot
 from synvirt.disks.vmdk_descriptor import ZERO, Descriptor, ExtentLine, parse_descriptor
 from synvirt.disks.vmdk_grains import GrainMap, Tables, Walked, WindowCache
 from synvirt.disks.vmdk_sparse import DESCRIPTOR_BYTES_MAX, MAGICS, TABLES_MAX, Sparse, read_at, read_sparse
@@ -36,7 +37,7 @@ _CHAIN_TABLES_MAX: Final = 2 * TABLES_MAX
 class _Opened:
     """What the files of one disk share while it is opened: where they lie, what is kept of their tables, how many those are."""
 
-    root: str | None
+    root: ImageRoot | None
     chain: Chain = field(default_factory=Chain)
     cache: WindowCache = field(default_factory=WindowCache)
     tables: int = 0
@@ -50,15 +51,19 @@ class _Opened:
 class VmdkReader:
     """The disk in the VMDK whose bytes are `over`, which it owns: close() closes it."""
 
-    def __init__(self, over: DiskReader, *, root: str | None = None, name: str = "") -> None:
-        """`root` and `name` are ImageSpec's: the image's path beneath the import root."""
+    def __init__(
+        self, over: DiskReader, *, root: ImageRoot | None = None, name: str = "", parent: DiskReader | None = None
+    ) -> None:
+        """`root` and `name` are ImageSpec's: the image's path beneath the import root. `parent` is what a differencing image
+        of VirtualBox lies over, which then is closed with it."""
         name = name or "the VMDK"
         if over.max_readers == 1:
             raise UnsupportedFormat(
                 f"{name} lies in a stream that can only be read from front to back; a VMDK is read in any order",
                 hint="Unpack the archive first.",
             )
-        self._disk, _ = _open_disk(over, name, _Opened(root))
+        self._opened = _open_disk(over, name, _Opened(root), parent)
+        self._disk = self._opened.disk
         self.size, self.max_readers = self._disk.size, self._disk.max_readers
 
     def extents(self) -> Iterator[Extent]:
@@ -70,6 +75,9 @@ class VmdkReader:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         self._disk.read_into(offset, buffer)
 
+    def layer(self) -> Layer:
+        return self._opened.layer()
+
     def close(self) -> None:
         self._disk.close()
 
@@ -78,25 +86,56 @@ def _places(reader: DiskReader) -> Iterator[Place]:
     return reader.places() if isinstance(reader, Placed) else iter(())
 
 
-def _open_disk(over: DiskReader, name: str, opened: _Opened) -> tuple[DiskReader, Descriptor | None]:
-    """The disk that a descriptor, or a sparse extent with one in it, stands for. `over` is closed with it, or by the caller
-    if this raises.
+@dataclass(frozen=True, slots=True)
+class _Disk:
+    """A disk, what describes it, and the one that it is a snapshot of."""
+
+    name: str
+    disk: DiskReader
+    descriptor: Descriptor | None
+    sparse: Sparse | None
+    parent: "_Disk | None"
+
+    def layer(self) -> Layer:
+        facts: dict[str, Any] = {}
+        if self.descriptor is not None:
+            facts["subformat"] = self.descriptor.create_type
+            facts["cid"] = None if self.descriptor.cid is None else f"{self.descriptor.cid:08x}"
+        if self.sparse is not None and self.sparse.size:
+            facts["cluster_bytes"] = self.sparse.grain_bytes
+            facts["compression"] = "deflate" if self.sparse.compressed else None
+        elif self.descriptor is not None:
+            facts["extents"] = [line.file or line.kind.lower() for line in self.descriptor.extents]
+        return Layer(self.name, "vmdk", self.disk.size, facts, self.parent.layer() if self.parent else None)
+
+
+def described(over: DiskReader, name: str) -> Descriptor | None:
+    """What a VMDK says of itself; None for a stream that says nothing."""
+    head = read_at(over, 0, min(over.size, 4), name, "header")
+    return _descriptor(over, name, read_sparse(over, name) if bytes(head) in MAGICS else None)
+
+
+def _open_disk(over: DiskReader, name: str, opened: _Opened, given: DiskReader | None = None) -> _Disk:
+    """The disk that a descriptor, or a sparse extent with one in it, stands for. `over`, and the parent that was `given`, are
+    closed with it, or by the caller if this raises.
     """
     head = read_at(over, 0, min(over.size, 4), name, "header")
     sparse = read_sparse(over, name) if bytes(head) in MAGICS else None
     descriptor = _descriptor(over, name, sparse)
     with contextlib.ExitStack() as closing:
         parent = None
+        _require_parent(descriptor, name, given)
         if descriptor is not None and descriptor.has_parent:
             parent = _open_parent(descriptor, name, opened)
-            closing.callback(parent.close)
+            closing.callback(parent.disk.close)
+        beneath = given if parent is None else parent.disk
         if sparse is not None and sparse.size:
-            disk: DiskReader = _sparse_disk(over, sparse, name, opened, parent)
+            disk: DiskReader = _sparse_disk(over, sparse, name, opened, beneath)
         else:
-            parts = _open_extents(descriptor, name, opened, parent, closing)
-            disk = _Joined(parts, [over] if parent is None else [over, parent], name)
+            parts = _open_extents(descriptor, name, opened, beneath, closing)
+            disk = _Joined(parts, [over] if beneath is None else [over, beneath], name)
         closing.pop_all()
-    return disk, descriptor
+    return _Disk(name, disk, descriptor, sparse, parent)
 
 
 def _descriptor(over: DiskReader, name: str, sparse: Sparse | None) -> Descriptor | None:
@@ -124,10 +163,22 @@ def _sparse_disk(over: DiskReader, sparse: Sparse, name: str, opened: _Opened, p
     return MappedDisk(Inflated(over, grains, name) if sparse.compressed else over, grains, name=name, parent=parent)
 
 
+def _require_parent(descriptor: Descriptor | None, name: str, given: DiskReader | None) -> None:
+    """VirtualBox names a parent by its UUID alone, and writes nothing into the field that VMware looks at."""
+    wanted = "" if descriptor is None or descriptor.has_parent else descriptor.parent_uuid
+    if wanted and given is None:
+        raise UnsupportedFormat(
+            f"{name} holds only what differs from another image, with UUID {wanted}",
+            hint="Import the VirtualBox machine (its .vbox), or clone the disk in VirtualBox first.",
+        )
+    if given is not None and not wanted:
+        raise MalformedArchive(f"{name} is to differ from another image, and names none")
+
+
 # ── parents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _open_parent(descriptor: Descriptor, name: str, opened: _Opened) -> DiskReader:
+def _open_parent(descriptor: Descriptor, name: str, opened: _Opened) -> _Disk:
     """The disk beneath a snapshot. MalformedArchive where it is not as it was when the snapshot was made."""
     if not descriptor.parent_hint:
         raise MalformedArchive(f"{name} is a snapshot, and does not say what its parent is called")
@@ -135,13 +186,13 @@ def _open_parent(descriptor: Descriptor, name: str, opened: _Opened) -> DiskRead
         opened.root, name, [_reference(descriptor.parent_hint, opened.root)], opened.chain
     )
     try:
-        parent, parents = _open_disk(file, parent_name, opened)
+        parent = _open_disk(file, parent_name, opened)
     except BaseException:
         file.close()
         raise
-    cid = parents.cid if parents else None
+    cid = parent.descriptor.cid if parent.descriptor else None
     if cid != descriptor.parent_cid:
-        parent.close()
+        parent.disk.close()
         found = "none" if cid is None else f"{cid:08x}"
         raise MalformedArchive(
             f"{name} is a snapshot of {parent_name} when its CID was {descriptor.parent_cid:08x}; now it is {found}",
@@ -150,10 +201,10 @@ def _open_parent(descriptor: Descriptor, name: str, opened: _Opened) -> DiskRead
     return parent
 
 
-def _reference(hint: str, root: str | None) -> Reference:
+def _reference(hint: str, root: ImageRoot | None) -> Reference:
     """A hint that is absolute is of the machine that wrote it, unless it lies beneath our root."""
     windows = hint.startswith("\\") or hint[1:3] in (":\\", ":/")
-    ours = root is not None and hint.startswith(root.rstrip("/") + "/")
+    ours = isinstance(root, str) and hint.startswith(root.rstrip("/") + "/")
     return Reference(hint, absolute=windows or (hint.startswith("/") and not ours))
 
 
@@ -188,10 +239,9 @@ def _open_extent(line: ExtentLine, name: str, opened: _Opened, parent: DiskReade
             f"{name} has an extent of type {line.kind}, which is a device of the host that wrote it, not a file",
             hint="Clone the disk on its host into a VMDK of its own, and import that.",
         )
-    descriptor, file_name = open_reference(opened.root, name, line.file)
     if line.kind in _FLAT:
-        return RawReader(file_name, line.offset, line.size, descriptor=descriptor)
-    file = RawReader(file_name, descriptor=descriptor)
+        return open_reference(opened.root, name, line.file, line.offset, line.size)[0]
+    file, file_name, _ = open_reference(opened.root, name, line.file)
     try:
         return _sparse_disk(file, _read_extent(file, file_name, line, name), file_name, opened, parent)
     except BaseException:

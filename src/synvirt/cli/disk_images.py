@@ -1,0 +1,68 @@
+"""Which disks a file or folder has that a person names on the command line."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from synvirt.disks import detect
+from synvirt.disks.fallback import with_key
+from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec
+from synvirt.errors import BadRequest, UnsupportedFormat
+
+
+class Found(NamedTuple):
+    """A disk that an image or an appliance has, how it is read, and what is checked beside."""
+
+    name: str
+    reader: ReaderSpec
+    checksums: tuple[ChecksumSpec, ...] = ()
+
+
+def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = True) -> list[Found]:
+    """The disks of an appliance, or the image itself. Files that it names must lie beside it.
+
+    `key_needed`: BadRequest, where there is nothing for the key to open.
+    """
+    where = image.resolve()
+    key = None if key_file is None else str(key_file.resolve())
+    alone: ReaderSpec = detect(where) if not where.is_dir() else RawSpec(path=str(where))
+    found = None
+    if isinstance(alone, RawSpec) and not where.is_block_device() and not _has_boot_sector(where):
+        # The importers are many, and take longer to load than a small disk takes to copy.
+        found = _disks_of_appliance(where)
+    return [Found(image.name, with_key(alone, key, needed=key_needed))] if found is None else found
+
+
+def chosen(disks: list[Found], wanted: str | None, image: Path) -> Found:
+    names = ", ".join(disk.name for disk in disks) or "none"
+    if wanted is None and len(disks) == 1:
+        return disks[0]
+    if wanted is None:
+        raise BadRequest(f"{image.name} has {len(disks)} disks: {names}", hint="--disk says which")
+    for disk in disks:
+        if disk.name == wanted:
+            return disk
+    raise BadRequest(f"{image.name} has no disk {wanted}; it has {names}")
+
+
+def _has_boot_sector(where: Path) -> bool:
+    """A disk with a partition table (MBR, or GPT's protective one) is no appliance."""
+    if where.is_dir():
+        return False
+    with where.open("rb") as file:
+        return file.read(512)[510:] == b"\x55\xaa"
+
+
+def _disks_of_appliance(where: Path) -> list[Found] | None:
+    """None: it is none, so a file is a raw disk."""
+    from synvirt.offline.registry import detect as detect_appliance
+
+    root = where if where.is_dir() else where.parent
+    try:
+        importer = detect_appliance(where, root)
+    except UnsupportedFormat as error:
+        # A hint says that it is something else, packed perhaps, of which a copy would be no disk.
+        if where.is_dir() or error.hint:
+            raise
+        return None
+    opened = [(disk.key, importer.open_disk(where, root, disk.key)) for disk in importer.inspect(where, root).disks]
+    return [Found(key, disk.reader, disk.checksums) for key, disk in opened]
