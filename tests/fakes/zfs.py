@@ -31,7 +31,7 @@ class FakeZfs:
         if not (folder / "state.json").exists():
             datasets = {name: {"kind": "filesystem"} for name in pools or {"tank": 1 << 30}}
             (folder / "state.json").write_text(json.dumps({"pools": pools or {"tank": 1 << 30}, "datasets": datasets}))
-            Path(self.program).write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} {folder} "$@"\n')
+            Path(self.program).write_text(f'#!/bin/sh\nexec {sys.executable} -IS {__file__} {folder} "$@"\n')
             Path(self.program).chmod(0o755)
 
     def name_of(self, descriptor: int) -> str:

@@ -187,7 +187,7 @@ def test_a_link_that_is_another_volumes_is_waited_out(destination: ZfsDestinatio
     """A link that udev has not yet taken away, or not yet made: never write to another volume."""
     other = destination.volume_name(uuid4(), "other")
     stale = ZfsDestination(POOL, root(destination).split("/", 1)[1].rsplit("/", 1)[0], devices=tmp_path, link_timeout_s=1)
-    link = Path(stale.device(other))
+    link = tmp_path / other
     link.parent.mkdir(parents=True)
     link.symlink_to(Path(destination.device(volume)).resolve())
     with pytest.raises(DiskWriteFailed, match=volume):
@@ -195,6 +195,24 @@ def test_a_link_that_is_another_volumes_is_waited_out(destination: ZfsDestinatio
     destination.create(other, SIZE)
     threading.Timer(0.3, _relink, [link, Path(destination.device(other)).resolve()]).start()
     stale.create(other, SIZE)
+
+
+@pytest.mark.parametrize("as_root", [True, False])
+def test_a_link_that_is_gone_is_asked_back(
+    destination: ZfsDestination, volume: str, monkeypatch: pytest.MonkeyPatch, as_root: bool
+) -> None:
+    """udev takes a link away when it looks at a device and cannot open it at that moment."""
+    link = Path(destination.device(volume))
+    subprocess.run(["udevadm", "settle"], check=True)
+    link.unlink()
+    if not as_root:
+
+        def refuse(path: Path, text: str) -> None:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "write_text", refuse)
+    assert Path(destination.device(volume)) == link
+    assert link.is_block_device()
 
 
 def _relink(link: Path, to: Path) -> None:
