@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from synvirt.disks.specs import ChangedSpec, RawSpec, ReaderSpec
-from synvirt.errors import AuthFailed, CbtReset, SnapshotFailed, SourceUnreachable, VmNotFound
+from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live import About, SnapshotRef, VmRow
 from synvirt.model import KIB, Disk, GuestOs, LiveKind, Nic, VmManifest
 
@@ -28,6 +28,8 @@ class FakePlatform:
 
     unreachable, wrong_password, snapshot_failed: the next calls fail so.
     no_change_ids: snapshots come without change ids, as before a stun.
+    cannot_track: it shows by trying that this VM's changes cannot be tracked.
+    cannot_mark: the note that the VM has moved cannot be left.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,6 +84,21 @@ class FakePlatform:
         with self._state() as state:
             state["vms"][vm_id]["cbt_epoch"] = str(uuid4())
             state["vms"][vm_id]["journal"] = []
+
+    def lose_snapshots(self, vm_id: str) -> None:
+        """The host was restarted: what its snapshots held is gone; change ids are known as before."""
+        with self._state() as state:
+            names, state["vms"][vm_id]["snapshots"] = state["vms"][vm_id]["snapshots"], {}
+        for name in names:
+            shutil.rmtree(self.folder / vm_id / "snapshots" / name, ignore_errors=True)
+
+    def resize(self, vm_id: str, key: str, content: bytes | None) -> None:
+        """A disk of that key is added, resized or (None) removed."""
+        with self._state() as state:
+            state["vms"][vm_id]["sizes"].pop(key, None)
+            if content is not None:
+                state["vms"][vm_id]["sizes"][key] = len(content)
+                self.disk_path(vm_id, key).write_bytes(content)
 
     def power(self, vm_id: str, power: str) -> None:
         with self._state() as state:
@@ -173,6 +190,8 @@ class FakeAdapter:
         )
 
     async def enable_cbt(self, vm_id: str) -> None:
+        if self.platform.strike("cannot_track"):
+            raise CbtUnsupported(f"the fake platform cannot track {vm_id}")
         with self.platform.change(vm_id) as vm:
             vm["cbt_enabled"] = True
 
@@ -229,6 +248,8 @@ class FakeAdapter:
         self.platform.power(vm_id, "on")
 
     async def mark(self, vm_id: str, note: str) -> None:
+        if self.platform.strike("cannot_mark"):
+            raise SourceUnreachable("the fake platform does not take notes")
         with self.platform.change(vm_id) as vm:
             if note not in vm["marks"]:
                 vm["marks"].append(note)

@@ -33,6 +33,8 @@ class Scenario:
     fail: str | None = None
     ends: State = State.COMPLETED
     live: bool = False
+    lies: bool = False
+    forgets: bool = False
 
     def house(self, folder: Path, hypervisor: FakeHypervisor) -> House:
         folder.mkdir(exist_ok=True)
@@ -61,6 +63,8 @@ SCENARIOS = {
     "offline windows": Scenario(_offline, family="windows"),
     "warm": Scenario(_live("Warm"), live=True),
     "cold": Scenario(_live("Cold"), live=True),
+    "warm, lying": Scenario(_live("Warm"), live=True, lies=True),
+    "warm, forgetful": Scenario(_live("Warm"), live=True, forgets=True),
     "warm, no boot": Scenario(_live("Warm"), fail="boot", ends=State.FAILED, live=True),
     "offline, no boot": Scenario(_offline, fail="boot", ends=State.FAILED),
 }
@@ -78,9 +82,14 @@ def _commits(scenario: Scenario, folder: Path) -> int:
     return len(made)
 
 
-def _guest_lives_on(house: House, commit: int) -> None:
-    """What a guest does meanwhile: it writes, while it is on."""
-    house.platform.guest_writes(VM, DISK, commit * 8 * KIB % len(CONTENT), b"written at commit %d" % commit)
+def _guest_lives_on(scenario: Scenario, house: House, commit: int) -> None:
+    """What a guest does meanwhile: it writes, while it is on. What a lying source hides is much: a sample finds much."""
+    if scenario.lies:
+        house.platform.guest_writes(VM, DISK, 0, random.Random(commit).randbytes(700 * KIB), tracked=False)
+    else:
+        house.platform.guest_writes(VM, DISK, commit * 8 * KIB % len(CONTENT), b"written at commit %d" % commit)
+    if scenario.forgets:
+        house.platform.lose_snapshots(VM)
 
 
 def _check_end(scenario: Scenario, house: House, job: Migration) -> None:
@@ -117,7 +126,7 @@ def test_a_crash_after_every_commit_is_survived(name: str, tmp_path: Path) -> No
             house.run(job.id)
         house.close()
         if scenario.live and not scenario.fail:
-            _guest_lives_on(house, commit)
+            _guest_lives_on(scenario, house, commit)
         started_again = scenario.house(folder, hypervisor)
         _check_end(scenario, started_again, started_again.run(job.id))
         started_again.close()

@@ -32,7 +32,7 @@ def forecast(passes: Sequence[Pass], *, at: datetime) -> Forecast | None:
         throughput_bps=round(throughput, 1),
         expected_delta_bytes=expected,
         expected_downtime_s=round(_fixed_s(done, throughput) + expected / throughput, 3),
-        converges=rate < throughput,
+        converges=round(rate, 1) < round(throughput, 1),
         at=at,
     )
 

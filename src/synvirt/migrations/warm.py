@@ -88,8 +88,10 @@ async def sync(job: Job) -> bool:
             f"{why_not(job.migration.passes)}",
             hint="try when the guest is quieter, raise warm.delta_threshold_bytes or warm.max_passes, or migrate cold",
         )
-    if deltas and await _asked_while_waiting(job) and _age_s(last) <= FRESH_S:
-        return True
+    if deltas and await _asked_while_waiting(job):
+        if _age_s(last) <= FRESH_S:
+            return True
+        await job.in_thread(job.rooms.store.note, job.id, "last_delta", str(last.number + 1))
     return await _converged(job, await _copy(job, last.number + 1, "delta"))
 
 
@@ -155,7 +157,10 @@ async def _track_changes(job: Job) -> None:
 async def _converged(job: Job, delta: Pass) -> bool:
     warm = job.migration.plan.warm
     if warm.cutover == "manual":
-        return await job.in_thread(job.rooms.store.cutover_requested, job.id)
+        asked = await job.in_thread(job.rooms.store.cutover_requested, job.id)
+        # One more at most: it may itself take longer than what counts as fresh.
+        last = await job.in_thread(job.rooms.store.noted, job.id, "last_delta") is not None
+        return asked and (last or _age_s(delta) <= FRESH_S)
     # Where change tracking lies every pass reads whole disks, the last one too: more of them bring nothing.
     distrusted = await job.in_thread(job.rooms.store.noted, job.id, "distrusted") is not None
     return distrusted or delta.bytes <= warm.delta_threshold_bytes

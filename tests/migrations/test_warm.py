@@ -1,0 +1,446 @@
+"""The warm engine's laws, in a house of fakes with real workers: a source that lies, forgets, grows or wakes."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synvirt.disks.sampling import BLOCK_BYTES, LEAST_BLOCKS, SHARE, blocks_to_check, differing
+from synvirt.migrations import warm
+from synvirt.migrations.forecast import forecast
+from synvirt.migrations.slots import Slots
+from synvirt.model import KIB, MIB, Migration, Mode, Pass, State
+from tests.cases import cases
+from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
+from tests.fakes.disks import MemoryReader, MemoryWriter
+from tests.fakes.live import FakeAdapter
+from tests.house import VM, House, live_plan, states
+
+DISK = "disk-0"
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.close()
+
+
+def content(size: int = 3 * MIB, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def source_bytes(house: House, key: str = DISK) -> bytes:
+    return house.platform.disk_path(VM, key).read_bytes()
+
+
+def once(house: House, job: Migration, happened: Callable[[Migration], bool], do: Callable[[], object]) -> None:
+    """Do it at the first commit that finds the job so."""
+
+    def committed() -> None:
+        house.store.on_commit = lambda: None
+        if happened(house.store.get(job.id)):
+            do()
+        else:
+            house.store.on_commit = committed
+
+    house.store.on_commit = committed
+
+
+def in_state(state: State) -> Callable[[Migration], bool]:
+    return lambda job: job.state == state
+
+
+def error(job: Migration) -> tuple[str, bool] | None:
+    return (job.last_error.code, job.last_error.fatal) if job.last_error else None
+
+
+def failed_as_it_was(house: House, job: Migration, code: str) -> None:
+    assert (job.state, error(job)) == (State.FAILED, (code, True))
+    assert house.leftovers(VM) == []
+    assert house.platform.vm(VM)["power"] == "on"
+
+
+# ── a source that lies ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_source_that_lies_is_found_out_and_compared_whole(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content(4 * MIB)})
+    job = house.intake.submit(live_plan())
+
+    def lie() -> None:
+        for offset in range(0, 4 * MIB, 256 * KIB):
+            house.platform.guest_writes(VM, DISK, offset, content(128 * KIB, offset), tracked=False)
+
+    once(house, job, in_state(State.DELTA_SYNCING), lie)
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+    assert error(ended) == ("E_MIG_CBT_RESET", False)
+    assert ended.last_error is not None
+    assert "whole disks are compared" in ended.last_error.message
+    # What it says is not believed again, least of all by the last pass.
+    assert [(one.kind, one.whole) for one in ended.passes] == [("full", False), ("delta", True), ("final", True)]
+    assert all(one.bytes == 4 * MIB for one in ended.passes)
+
+
+def test_a_source_that_lies_in_the_last_moment_is_found_out_too(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content(4 * MIB)})
+    job = house.intake.submit(live_plan())
+    once(
+        house,
+        job,
+        in_state(State.CUTTING_OVER),
+        lambda: house.platform.guest_writes(VM, DISK, MIB, content(3 * MIB, 7), tracked=False),
+    )
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
+def test_looking_for_lies_reads_little(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content(40 * MIB)})
+    job = house.intake.submit(live_plan())
+    once(
+        house,
+        job,
+        in_state(State.DELTA_SYNCING),
+        lambda: house.platform.guest_writes(VM, DISK, MIB, content(30 * MIB, 7)),
+    )
+    delta = house.run(job.id).passes[1]
+    assert delta.bytes == 30 * MIB
+    assert 0 < delta.bytes_checked <= 0.02 * delta.bytes
+
+
+BLOCKS = st.text("AB0-.", min_size=1, max_size=12)
+
+
+@given(disk=BLOCKS, seed=st.text(max_size=8))
+@cases(200)
+def test_what_is_the_same_is_never_doubted(disk: str, seed: str) -> None:
+    source = MemoryReader(disk)
+    copy = MemoryReader(disk.replace(".", "-"))
+    offset, checked = differing(source, copy, seed, LEAST_BLOCKS)
+    assert offset is None
+    assert checked <= disk.count(".") * DISK_BLOCK_BYTES
+    assert all(disk[start // DISK_BLOCK_BYTES] == "." for start, _ in source.reads)
+
+
+@given(disk=st.text("A.", min_size=1, max_size=8), at=st.integers(0, 7))
+@cases(100)
+def test_a_small_disk_is_looked_at_as_a_whole(disk: str, at: int) -> None:
+    """As many blocks as are looked at anyway: then one byte is enough to be found."""
+    at %= len(disk)
+    volume = MemoryWriter(bytes(b"A" * DISK_BLOCK_BYTES) * len(disk))
+    source = MemoryReader("A" * len(disk))
+    source._extents = MemoryReader(disk)._extents
+    copy = MemoryReader("A" * len(disk))
+    changed = bytearray(volume.content)
+    changed[at * DISK_BLOCK_BYTES + 5000] ^= 1
+    copy.content = bytes(changed)
+    offset, _ = differing(source, copy, "seed", len(disk) * DISK_BLOCK_BYTES // BLOCK_BYTES)
+    assert (offset is not None) == (disk[at] == ".")
+
+
+def test_the_sample_is_a_share_of_a_large_delta() -> None:
+    assert blocks_to_check(0) == LEAST_BLOCKS
+    assert blocks_to_check(1 << 40) * BLOCK_BYTES == pytest.approx(SHARE * (1 << 40), rel=0.01)
+
+
+# ── a source that forgets ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("state", [State.COPYING_FULL, State.DELTA_SYNCING, State.CUTTING_OVER])
+def test_a_snapshot_that_is_gone_is_taken_anew(house: House, state: State) -> None:
+    """The source's host was restarted in the middle of a pass, and its guest went on writing."""
+    house.platform.add_vm(VM, {DISK: content(4 * MIB)})
+    job = house.intake.submit(live_plan(limits={"bandwidth_bps": 16 * MIB}))
+
+    def under_way(now: Migration) -> bool:
+        return now.state == state and any(house.store.watermarks(job.id, number) for number in _open_passes(now))
+
+    def restart() -> None:
+        house.platform.lose_snapshots(VM)
+        for offset in (0, MIB, 3 * MIB):
+            house.platform.guest_writes(VM, DISK, offset, content(100 * KIB, offset))
+        _kill_workers()
+
+    if state is not State.COPYING_FULL:
+        once(house, job, in_state(state), lambda: _write_and_then(house, job, under_way, restart))
+    else:
+        once(house, job, under_way, restart)
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+    assert house.platform.vm(VM)["snapshots"] == {}
+
+
+def _open_passes(job: Migration) -> list[int]:
+    return [one.number for one in job.passes if one.finished_at is None]
+
+
+def _write_and_then(house: House, job: Migration, happened: Callable[[Migration], bool], do: Callable[[], None]) -> None:
+    house.platform.guest_writes(VM, DISK, 0, content(3 * MIB, 99))
+    once(house, job, happened, do)
+
+
+def _kill_workers() -> None:
+    import os
+    import signal
+
+    from tests.processes import workers
+
+    for pid in workers():
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_change_ids_are_noted_before_the_older_snapshot_goes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan())
+    seen: list[bool] = []
+    cleanup = FakeAdapter.cleanup
+
+    async def watched(adapter: FakeAdapter, vm_id: str, name: str) -> None:
+        number = int(name.rpartition("-")[2])
+        last = house.store.get(job.id).passes[-1].number
+        if number < last:
+            seen.append(bool(house.store.noted(job.id, f"snapshot:{number + 1}")))
+        await cleanup(adapter, vm_id, name)
+
+    monkeypatch.setattr(FakeAdapter, "cleanup", watched)
+    assert house.run(job.id).state == State.COMPLETED
+    assert seen
+    assert all(seen)
+
+
+def test_it_shows_by_trying_that_changes_cannot_be_tracked(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    house.platform.fault("cannot_track", 1)
+    ended = house.run(house.intake.submit(live_plan()).id)
+    assert states(ended) == [State.QUEUED, State.COPYING_FULL, State.STARTING, State.COMPLETED]
+    assert ended.mode_effective == Mode.COLD
+    assert error(ended) == ("E_MIG_CBT_UNSUPPORTED", False)
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+    assert house.platform.vm(VM)["snapshots"] == {}
+
+
+# ── a source that grows ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("key", "new", "told"),
+    [
+        ("disk-9", bytes(MIB), "disk disk-9 of 1048576 bytes was added"),
+        (DISK, content(4 * MIB), "disk disk-0 was resized from 3145728 to 4194304 bytes"),
+        ("disk-1", None, "disk disk-1 was removed"),
+    ],
+)
+def test_other_disks_than_it_began_with_are_found(house: House, key: str, new: bytes | None, told: str) -> None:
+    house.platform.add_vm(VM, {DISK: content(), "disk-1": bytes(64 * KIB)})
+    job = house.intake.submit(live_plan())
+    once(house, job, in_state(State.DELTA_SYNCING), lambda: house.platform.resize(VM, key, new))
+    ended = house.run(job.id)
+    failed_as_it_was(house, ended, "E_MIG_CONFLICT")
+    assert ended.last_error is not None
+    assert told in ended.last_error.message
+
+
+def test_a_skipped_disk_may_grow(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content(), "disk-1": bytes(64 * KIB)})
+    job = house.intake.submit(live_plan(skip_disks=["disk-1"]))
+    once(house, job, in_state(State.DELTA_SYNCING), lambda: house.platform.resize(VM, "disk-1", bytes(MIB)))
+    assert house.run(job.id).state == State.COMPLETED
+
+
+# ── a source that wakes ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+def test_two_of_one_guest_never_run(house: House, mode: str) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan(mode))
+    once(house, job, in_state(State.STARTING), lambda: house.platform.power(VM, "on"))
+    ended = house.run(job.id)
+    assert (ended.state, error(ended)) == (State.FAILED, ("E_MIG_CONFLICT", True))
+    assert house.hypervisor.domains == {}
+    assert house.volume(ended).exists()
+    assert house.platform.vm(VM)["power"] == "on"
+
+
+def test_a_domain_that_is_not_started_minds_no_living_source(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan("Cold", target={"start": False}))
+    once(house, job, in_state(State.STARTING), lambda: house.platform.power(VM, "on"))
+    assert house.run(job.id).state == State.COMPLETED
+
+
+def test_a_guest_that_runs_here_is_not_undone_by_a_source_that_cannot_be_tidied(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "SOURCE_PAUSES_S", (0.01,))
+    house.platform.add_vm(VM, {DISK: content()})
+    house.platform.fault("cannot_mark", 99)
+    ended = house.run(house.intake.submit(live_plan()).id)
+    assert (ended.state, error(ended)) == (State.COMPLETED, ("E_MIG_SOURCE_UNREACHABLE", False))
+    assert len(house.hypervisor.domains) == 1
+    assert [entry.kind for entry in house.store.ledger(ended.id) if entry.kind == "snapshot"] == ["snapshot"]
+
+
+def test_a_source_that_is_away_for_a_moment_costs_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "SOURCE_PAUSES_S", (0.01,) * 5)
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan())
+    once(house, job, in_state(State.CUTTING_OVER), lambda: house.platform.fault("unreachable", 3))
+    assert house.run(job.id).state == State.COMPLETED
+
+
+# ── how long it takes ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_downtime_is_measured(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    ended = house.run(house.intake.submit(live_plan()).id)
+    off = next(visit.at for visit in ended.history if visit.state == State.CUTTING_OVER)
+    assert ended.downtime_s is not None
+    assert ended.finished_at is not None
+    assert 0 < ended.downtime_s <= (ended.finished_at - off).total_seconds()
+
+
+def test_a_guest_that_was_off_has_no_downtime(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    house.platform.power(VM, "off")
+    ended = house.run(house.intake.submit(live_plan("Cold")).id)
+    assert (ended.state, ended.downtime_s) == (State.COMPLETED, None)
+
+
+def test_a_job_that_cannot_converge_says_why(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content(4 * MIB)})
+    job = house.intake.submit(live_plan(warm={"max_passes": 2, "delta_threshold_bytes": 0}))
+
+    def writes_at_every_commit() -> None:
+        house.store.on_commit = lambda: None
+        house.platform.guest_writes(VM, DISK, 0, content(2 * MIB, time.monotonic_ns()))
+        house.store.on_commit = writes_at_every_commit
+
+    house.store.on_commit = writes_at_every_commit
+    ended = house.run(job.id)
+    house.store.on_commit = lambda: None
+    failed_as_it_was(house, ended, "E_MIG_DELTA_TOO_LARGE")
+    assert ended.last_error is not None
+    assert "its last deltas had 2.0, 2.0 MiB" in ended.last_error.message
+    assert "MiB/s are copied" in ended.last_error.message
+    assert ended.forecast is not None
+    assert ended.forecast.change_rate_bps > 0
+
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def passes(*sizes: int, every_s: float = 10, bps: float = 100 * MIB) -> list[Pass]:
+    """The first is the full one; a snapshot every so often; copied at a steady rate."""
+    return [
+        Pass(
+            number=number,
+            kind="full" if number == 1 else "delta",
+            bytes=size,
+            seconds=size / bps,
+            snapshot_at=BEGAN + timedelta(seconds=every_s * number),
+            finished_at=BEGAN + timedelta(seconds=every_s * number + size / bps),
+        )
+        for number, size in enumerate(sizes, 1)
+    ]
+
+
+def test_there_is_no_forecast_before_the_first_delta() -> None:
+    assert forecast([], at=BEGAN) is None
+    assert forecast(passes(100 * MIB), at=BEGAN) is None
+
+
+@given(
+    rate_mib=st.floats(0.1, 1000),
+    bps_mib=st.floats(1, 1000),
+    count=st.integers(1, 5),
+    wait_s=st.floats(0, 600),
+)
+@cases(200)
+def test_a_steady_guest_is_foreseen_exactly(rate_mib: float, bps_mib: float, count: int, wait_s: float) -> None:
+    done = passes(100_000 * MIB, *([int(rate_mib * MIB * 10)] * count), every_s=10, bps=bps_mib * MIB)
+    at = BEGAN + timedelta(seconds=10 * len(done) + wait_s)
+    seen = forecast(done, at=at)
+    assert seen is not None
+    assert seen.change_rate_bps == pytest.approx(rate_mib * MIB, rel=0.01)
+    assert seen.throughput_bps == pytest.approx(bps_mib * MIB, rel=0.01)
+    assert seen.expected_delta_bytes == pytest.approx(rate_mib * MIB * wait_s, rel=0.01, abs=64 * KIB)
+    assert seen.expected_downtime_s == pytest.approx(rate_mib * wait_s / bps_mib, rel=0.02, abs=0.1)
+    assert seen.converges == (seen.change_rate_bps < seen.throughput_bps)
+
+
+# ── the operator's moment ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_old_snapshot_is_followed_by_one_more_before_the_guest_goes_down(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked after days of holding: what has changed meanwhile is not copied while the guest is off."""
+    monkeypatch.setattr(warm, "FRESH_S", 0.0)
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan(warm={"cutover": "manual", "interval_s": 600}))
+
+    def holds(now: Migration) -> bool:
+        return now.state == State.DELTA_SYNCING and now.forecast is not None and len(now.passes) == 2
+
+    def ask() -> None:
+        house.platform.guest_writes(VM, DISK, 0, content(2 * MIB, 8))
+        house.intake.cutover(job.id)
+
+    once(house, job, holds, ask)
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert [(one.kind, one.bytes) for one in ended.passes[1:]] == [("delta", 0), ("delta", 2 * MIB), ("final", 0)]
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
+# ── many jobs, one source ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_source_is_read_by_so_many_at_once_and_a_cutover_never_waits() -> None:
+    import asyncio
+
+    slots, source, other = Slots(2), uuid4(), uuid4()
+    inside: list[int] = []
+
+    async def read(where: UUID, *, urgent: bool = False) -> int:
+        async with slots.held(where, asyncio.sleep, urgent=urgent):
+            inside.append(1)
+            at_once = len(inside)
+            await asyncio.sleep(0.05)
+            inside.pop()
+            return at_once
+
+    async def all_of_them() -> None:
+        assert max(await asyncio.gather(*(read(source) for _ in range(6)))) == 2
+        assert max(await asyncio.gather(*(read(source) for _ in range(2)), read(other), read(source, urgent=True))) == 4
+
+    asyncio.run(all_of_them())
+
+
+def test_a_job_that_waits_for_its_source_can_be_cancelled(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan())
+    source = live_plan().source_ref
+    assert source.kind == "live_vm"
+    for _ in range(4):
+        assert house.rooms.slots._take(source.source_id, urgent=False)
+    canceller = threading.Timer(0.5, lambda: house.intake.cancel(job.id))
+    canceller.start()
+    ended = house.run(job.id)
+    canceller.join()
+    assert ended.state == State.CANCELLED
+    assert house.leftovers(VM) == []
