@@ -10,7 +10,7 @@ from synvirt.cli import app
 from synvirt.doctor import CHECKS, Check, Finding, Missing, examine, needs_met
 from synvirt.errors import Internal
 from synvirt.keyring import migrator_key
-from synvirt.settings import Settings, prepare_data_dir
+from synvirt.settings import Settings, ZfsSetting, prepare_data_dir
 from synvirt.store import Store
 
 # Specification part 1, "Host requirements on the installed appliance".
@@ -70,7 +70,12 @@ def test_what_no_setting_asks_for_may_be_missing() -> None:
 
 def test_zfs_is_needed_once_a_pool_is_set(tmp_path: Path) -> None:
     assert not finding("zfs", Settings(data_dir=tmp_path)).needed
-    for settings in (Settings(data_dir=tmp_path, zfs_pool="tank"), Settings(data_dir=tmp_path, destination="zfs")):
+    named = {"fast": ZfsSetting(kind="zfs", pool="nvme")}
+    for settings in (
+        Settings(data_dir=tmp_path, zfs_pool="tank"),
+        Settings(data_dir=tmp_path, destination="zfs"),
+        Settings(data_dir=tmp_path, destinations=named),
+    ):
         assert finding("zfs", settings).needed
         assert finding("zfs pool", settings).needed
         assert finding("blkdiscard", settings).needed
@@ -83,6 +88,21 @@ def test_a_conversion_tool_without_the_hyperv_driver_is_missing(
     program(tmp_path, "virt-v2v", f"printf '{drivers}\\n'")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert finding("virt-v2v hyperv", Settings(data_dir=tmp_path)).found is found
+
+
+def test_what_the_services_user_may_not_do_on_zfs_is_said_as_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = "canmount,compression,create,destroy,mount,rollback,snapshot,userprop,volblocksize,volmode"
+    program(tmp_path, "zfs", f"printf 'Local+Descendent permissions:\\n\\tuser synvirt {allowed}\\n'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    settings = Settings(data_dir=tmp_path, zfs_pool="tank")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("synvirt.destinations.zfs_allow.caller", lambda: ("synvirt", frozenset({"kvm"})))
+    one = finding("zfs allow", settings)
+    assert (one.found, one.needed) == (False, True)
+    assert one.detail == "root has to call `zfs allow -u synvirt volsize tank/synvirt` and `usermod -aG disk synvirt`"
+    monkeypatch.setattr("synvirt.destinations.zfs_allow.caller", lambda: ("synvirt", frozenset({"disk"})))
+    program(tmp_path, "zfs", f"printf 'Local+Descendent permissions:\\n\\tuser synvirt {allowed},volsize\\n'")
+    assert finding("zfs allow", settings).found
 
 
 def test_a_zfs_whose_module_is_not_loaded_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from synvirt.keyring import KEY_BYTES
 from synvirt.model import GIB, now
 from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.programs import find, run
-from synvirt.settings import Settings
+from synvirt.settings import Settings, ZfsSetting
 
 # A tool that says its version takes no time; one that hangs is as good as missing.
 LOOK_TIMEOUT_S = 20
@@ -157,12 +157,36 @@ def _libnbd_version() -> str:
     return f"libnbd {nbd.NBD().get_version()}"
 
 
+def _zfs_settings(settings: Settings) -> list[ZfsSetting]:
+    own = [ZfsSetting(kind="zfs", pool=settings.zfs_pool, namespace=settings.zfs_namespace)] if settings.zfs_pool else []
+    return own + [one for one in settings.destinations.values() if one.kind == "zfs"]
+
+
 def _zfs_pool(settings: Settings) -> str:
     _path("zfs")
-    if not settings.zfs_pool:
+    pools = sorted({one.pool for one in _zfs_settings(settings)})
+    if not pools:
         raise Missing("no pool is set")
-    health = _first_line(["zpool", "list", "-H", "-o", "health,free", settings.zfs_pool])
-    return f"{settings.zfs_pool}: {' free '.join(health.split())}"
+    health = {pool: _first_line(["zpool", "list", "-H", "-o", "health,free", pool]) for pool in pools}
+    return ", ".join(f"{pool}: {' free '.join(said.split())}" for pool, said in health.items())
+
+
+def _zfs_allow(settings: Settings) -> str:
+    from synvirt.destinations import zfs_allow
+
+    user, groups = zfs_allow.caller()
+    if os.geteuid() == 0:
+        return "root may do all of it"
+    lacking = [
+        f"`zfs allow -u {user} {','.join(lacks)} {one.pool}/{one.namespace}`"
+        for one in _zfs_settings(settings)
+        if (lacks := zfs_allow.missing(f"{one.pool}/{one.namespace}", user, groups))
+    ]
+    if zfs_allow.DEVICE_GROUP not in groups:
+        lacking.append(f"`usermod -aG {zfs_allow.DEVICE_GROUP} {user}`")
+    if lacking:
+        raise Missing(f"root has to call {' and '.join(lacking)}")
+    return f"{user} may do all of it"
 
 
 def _hyperv(settings: Settings) -> str:
@@ -301,7 +325,7 @@ def _always(_: Settings) -> bool:
 
 
 def _zfs_is_set(settings: Settings) -> bool:
-    return settings.destination == "zfs" or bool(settings.zfs_pool)
+    return settings.destination == "zfs" or bool(_zfs_settings(settings))
 
 
 # virNetwork's flag VIR_CONNECT_LIST_NETWORKS_ACTIVE, known without the library.
@@ -333,6 +357,7 @@ CHECKS = (
     Check("python3-libnbd", "reading over NBD", "apt-get install python3-libnbd", _module("nbd", _libnbd_version), _always),
     Check("zfs", "volumes on zfs", "apt-get install zfsutils-linux (contrib)", _program("zfs", "version"), _zfs_is_set),
     Check("zfs pool", "volumes on zfs", "zpool create; settings zfs_pool, zfs_namespace", _zfs_pool, _zfs_is_set),
+    Check("zfs allow", "volumes on zfs, made by another user than root", "docs/zfs.md", _zfs_allow, _zfs_is_set),
     Check("blkdiscard", "zeros that take no room on zfs", "apt-get install util-linux", _program("blkdiscard"), _zfs_is_set),
     Check("virt-v2v-in-place", _WINDOWS, "apt-get install virt-v2v", _program("virt-v2v-in-place", "--version")),
     Check("virtio-win.iso", _WINDOWS, f"{_DRIVERS}, put where the setting virtio_win_iso says", _virtio_win),

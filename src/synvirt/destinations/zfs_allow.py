@@ -11,6 +11,9 @@
 Then the same for each dataset above it. What counts is what holds for the dataset and all below it.
 """
 
+import grp
+import os
+import pwd
 from collections.abc import Callable
 
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
@@ -19,8 +22,24 @@ from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 NEEDED = frozenset(
     "canmount compression create destroy mount rollback snapshot userprop volblocksize volmode volsize".split()  # noqa: SIM905
 )
+# Who may open the devices of volumes: Debian's udev gives all disks to it.
+DEVICE_GROUP = "disk"
 EVERYWHERE = "Local+Descendent permissions:"
 SETS = "Permission sets:"
+
+
+def caller() -> tuple[str, frozenset[str]]:
+    """The user of this process and the groups, by the names that zfs shows."""
+    return _name(os.geteuid(), lambda uid: pwd.getpwuid(uid).pw_name), frozenset(
+        _name(gid, lambda gid: grp.getgrgid(gid).gr_name) for gid in {os.getegid(), *os.getgroups()}
+    )
+
+
+def _name(number: int, known: Callable[[int], str]) -> str:
+    try:
+        return known(number)
+    except KeyError:
+        return f"(unknown: {number})"
 
 
 def missing(dataset: str, user: str, groups: frozenset[str], zfs: Callable[..., str] | None = None) -> list[str]:
