@@ -151,6 +151,7 @@ def _rooms(
     from synvirt.hypervisor.accel import accelerator
     from synvirt.hypervisor.libvirt_host import LibvirtHost
     from synvirt.migrations.rooms import Rooms
+    from synvirt.migrations.slots import Slots
     from synvirt.model import OfflineKind
     from synvirt.offline.registry import BY_KIND, detect
     from synvirt.offline.vmcx_tool import vmcx_tool
@@ -168,6 +169,7 @@ def _rooms(
         remote_rules=rules,
         connect=sources.connect,
         check_source=sources.check_plan,
+        slots=Slots(settings.jobs_per_source),
         destinations={name: _destination(chosen) for name, chosen in settings.destinations_by_name.items()},
         hypervisor=LibvirtHost(
             settings.hypervisor_uri,

@@ -74,6 +74,8 @@ class Settings(Received):
     # Empty: the embedded driver, qemu:///embed?root={data_dir}/libvirt. The appliance sets qemu:///system
     libvirt_uri: str = ""
     jobs_at_once: Annotated[int, Field(ge=1, le=256)] = 4
+    # Each reads disks that its source's own guests need too.
+    jobs_per_source: Annotated[int, Field(ge=1, le=256)] = 4
     # None: what `make bench` found best for this many cores.
     copy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
     boot_timeout_s: Annotated[float, Field(gt=0)] = 600
