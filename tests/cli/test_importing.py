@@ -128,3 +128,29 @@ def test_inspect_asks_the_service_elsewhere(elsewhere: tuple[Service, list[str]]
     done = run("inspect", "web.ova", *options)
     assert "kind         ova_archive" in done.stdout
     assert "guest-unknown: " in done.stdout
+
+
+@pytest.mark.parametrize("given", ["{}", "link.ova", ".", "./web.ova", "../downloads/web.ova"])
+def test_inspect_needs_no_service_and_takes_a_path_as_a_person_writes_it(
+    given: str, run: Run, ova: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ova.parent
+    (folder.parent / "link.ova").symlink_to(ova)
+    (folder / "link.ova").symlink_to(folder.parent / "link.ova")
+    if given == ".":
+        folder = appliances.folder(ova.parent / "as files", appliances.appliance("qemu_user"))
+    monkeypatch.chdir(folder)
+    done = run("inspect", given.format(ova))
+    assert done.exit_code == 0, done.stderr
+    assert "name         handmade" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("raw.img", "qemu-img convert -f raw"), ("folder", "has its .ovf"), ("web.ova.gz", "gunzip")]
+)
+def test_what_is_no_vm_says_what_to_do(name: str, hint: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "raw.img").write_bytes(appliances.raw_disk())
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "web.ova.gz").write_bytes(b"\x1f\x8b" + bytes(100))
+    done = run("inspect", tmp_path / name)
+    assert (done.exit_code, hint in done.stderr) == (1, True), done.stderr

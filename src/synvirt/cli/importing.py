@@ -115,7 +115,11 @@ def _inspected_here(options: Options, path: Path) -> str:
     where = _here(options, path)
     imports = options.settings.imports_dir.absolute()
     # The files a VM is made of lie beside one another: outside the import root, its folder is all that may be read.
-    root = imports if where.is_relative_to(imports) else where.parent
+    if where.is_relative_to(imports):
+        root = imports
+    else:  # a person's own links lead where that person says
+        where = where.resolve()
+        root = where.parent
     return browsing.inspect(root, str(where)).model_dump_json()
 
 
@@ -175,9 +179,11 @@ def _kind(client: "Client", inspection: Inspection) -> str:
 
 
 def _here(options: Options, path: Path) -> Path:
-    """An absolute path: what lies in the import root by that name, or else from here."""
+    """An absolute path: what lies in the import root by that name, or else from here; `.` and `..` are from here."""
     if path.is_absolute():
         return path
+    if path.parts[:1] in ((), ("..",)):
+        return path.resolve()
     inside = options.settings.imports_dir.absolute() / path
     return inside if inside.exists() else path.absolute()
 

@@ -56,6 +56,13 @@ _NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
     (b"CD001", 0x8001, "a CD image", "An installation medium is no VM: only disks are imported."),
 )
 
+_FOLDER = ("a folder without a VM", "A VM's folder has its .ovf, .vmx, .vbox, ova.xml, or the folder Virtual Machines in it.")
+_UNKNOWN = ("of no kind that is known", "A raw disk has nothing to be known by: qemu-img convert -f raw -O qcow2 OLD NEW.")
+
+
+class UnknownKind(UnsupportedFormat):
+    """The file has nothing that it could be known by: a raw disk, for all that can be told."""
+
 
 def importer_for(kind: OfflineKind) -> OfflineImporter:
     importer = BY_KIND.get(kind)
@@ -72,11 +79,10 @@ def detect(path: Path | str, root: Root) -> OfflineImporter:
     for importer in IMPORTERS:
         if importer.probe(resolved, head, root):
             return importer
-    what, hint = next(
-        ((what, hint) for magic, at, what, hint in _NOT_READ if head[at : at + len(magic)] == magic),
-        ("of no kind that is known" if head else "a folder without a VM" if folder else "empty", None),
-    )
-    raise UnsupportedFormat(f"{resolved.name or resolved} is {what}; looked for were {', '.join(BY_KIND)}", hint=hint)
+    otherwise = _FOLDER if folder else _UNKNOWN if head else ("empty", None)
+    what, hint = next(((what, hint) for magic, at, what, hint in _NOT_READ if head[at : at + len(magic)] == magic), otherwise)
+    failure = UnknownKind if what == _UNKNOWN[0] or not (head or folder) else UnsupportedFormat
+    raise failure(f"{resolved.name or resolved} is {what}; looked for were {', '.join(BY_KIND)}", hint=hint)
 
 
 def _head(path: Path, root: Root) -> bytes:
