@@ -80,6 +80,11 @@ def fail_late(_source: Path, folder: Path) -> int:
     return 1
 
 
+def fail_in_json(_source: Path, folder: Path) -> int:
+    say(type="error", message=f"the disk {folder}/web-sda has 50% of its blocks")
+    return 1
+
+
 def chatter(_source: Path, _folder: Path) -> int:
     for number in range(200_000):
         print(f"{number} of nothing in particular, 7/0, 300% sure", file=sys.stderr if number % 2 else sys.stdout)
@@ -87,7 +92,7 @@ def chatter(_source: Path, _folder: Path) -> int:
 
 
 BEFORE: dict[str, Callable[[Path, Path], int]] = {"fail": fail}
-AFTER: dict[str, Callable[[Path, Path], int]] = {"fail late": fail_late, "chatter": chatter}
+AFTER: dict[str, Callable[[Path, Path], int]] = {"fail late": fail_late, "fail in JSON": fail_in_json, "chatter": chatter}
 
 
 def main() -> int:

@@ -195,6 +195,7 @@ def test_arguments_that_cannot_be_right_are_told_at_the_start(arguments: str) ->
 WRONG = {
     "fail": "tool ended with 3: ",
     "fail late": "tool ended with 1: tool: error: /web-sda: no space left",
+    "fail in JSON": "tool ended with 1: the disk /web-sda has 50% of its blocks",
     "nothing": "made no raw disk of 3145728 bytes with the content of disk ide0:0; it made nothing",
     "one too few": "made no raw disk of 3145728 bytes with the content of disk ide0:0; it made web-sda",
     "short": "it made web-sda of 3145216 bytes, web-sdb of 3145216 bytes",

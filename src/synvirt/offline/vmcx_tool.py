@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from synvirt.errors import BadRequest, DiskReadFailed, DiskWriteFailed, InvalidPlan, SynvirtError
-from synvirt.programs import ProgramFailed, find, run
+from synvirt.programs import STDERR_KEPT_CHARS, ProgramFailed, find, run
 from synvirt.settings import Settings
 
 # A tool that says its drivers takes no time; one that hangs is as good as missing.
@@ -77,18 +77,19 @@ class VmcxTool:
         DiskReadFailed: the tool failed, with the end of what it said. DiskWriteFailed: `wanted_bytes` do not fit. Cancelled.
         """
         target = self._empty(name, wanted_bytes)
+        said = _Said(moved)
         try:
             run(
                 self._argv(source, target),
                 timeout_s=self.timeout_s,
                 cwd=target,
                 stop=stop,
-                tell=lambda line: _tell(line, moved),
+                tell=said.line,
                 guarded=True,
                 missing=DiskReadFailed,
             )
         except ProgramFailed as problem:
-            raise self._failed(problem, source, target) from problem
+            raise self._failed(problem, said.error, source, target) from problem
 
     def disks(self, name: str) -> list[Path]:
         """The files that may be disks, by name. A link or a device is none: what it led to would become a disk."""
@@ -127,18 +128,46 @@ class VmcxTool:
             words = [word.replace(placeholder, value) for word in words]
         return [self.command, *words]
 
-    def _failed(self, problem: ProgramFailed, source: Path, target: Path) -> DiskReadFailed:
+    def _failed(self, problem: ProgramFailed, error: str, source: Path, target: Path) -> DiskReadFailed:
         """Its words without the paths of this host, whatever of them it names."""
-        program = Path(self.command).name
-        said = problem.stderr.replace(str(source), source.name).replace(str(target), "")
-        said = said.replace(str(source.parent), "").replace(str(self.folder), "")
-        how = f"took over {self.timeout_s:g} s" if problem.returncode is None else f"ended with {problem.returncode}"
+        said = "; ".join(words for words in (error, problem.stderr) if words) or "it said nothing"
+        for path, shown in ((source, source.name), (target, ""), (source.parent, ""), (self.folder, "")):
+            said = said.replace(str(path), shown)
+        late = problem.returncode is None
+        how = f"took over {self.timeout_s:g} s" if late else f"ended with {problem.returncode}"
         return DiskReadFailed(
-            f"the conversion tool {program} {how}: {said.strip() or 'it said nothing'}",
-            hint="raise vmcx_tool_timeout_s"
-            if problem.returncode is None
-            else "set vmcx_way to own to read the export without the tool",
+            f"the conversion tool {Path(self.command).name} {how}: {said.strip()}",
+            hint="raise vmcx_tool_timeout_s" if late else "set vmcx_way to own to read the export without the tool",
         )
+
+
+class _Said:
+    """The tool's standard output, line by line: progress in any of the forms that tools have, and the error, where it is told
+    as virt-v2v does; the rest is for people."""
+
+    def __init__(self, moved: Callable[[float], None]) -> None:
+        self.error = ""
+        self._moved = moved
+
+    def line(self, line: str) -> None:
+        kind, text = _record(line)
+        if kind == "error":
+            self.error = text[-STDERR_KEPT_CHARS:]
+        elif found := _OF.search(text):
+            done, whole = int(found[1][:18]), int(found[2][:18])
+            if kind != "message" and whole:
+                self._moved(min(done / whole, 1.0))
+        elif kind != "message" and (found := _PERCENT.search(text)):
+            self._moved(min(float(found[1]) / 100, 1.0))
+
+
+def _record(line: str) -> tuple[str, str]:
+    """Type and message of a JSON record; the line itself, of no type, where it is none."""
+    try:
+        record = json.loads(line)
+        return str(record["type"]), str(record["message"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return "", line
 
 
 def vmcx_tool(settings: Settings) -> VmcxTool:
@@ -153,18 +182,3 @@ def vmcx_tool(settings: Settings) -> VmcxTool:
     )
     tool.check()
     return tool
-
-
-def _tell(line: str, moved: Callable[[float], None]) -> None:
-    """Progress in any of the forms that tools have; every other line is for people."""
-    try:
-        record = json.loads(line)
-        line = str(record["message"]) if isinstance(record, dict) and record.get("type") == "progress" else line
-    except (ValueError, KeyError, RecursionError):
-        pass
-    if found := _OF.search(line):
-        done, whole = int(found[1][:18]), int(found[2][:18])
-        if whole:
-            moved(min(done / whole, 1.0))
-    elif found := _PERCENT.search(line):
-        moved(min(float(found[1]) / 100, 1.0))
