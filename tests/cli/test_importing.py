@@ -100,13 +100,14 @@ def test_json_prints_the_job_alone(service: Service, run: Run, ova: Path) -> Non
 
 
 def test_the_targets_options_reach_the_plan(service: Service, run: Run, ova: Path) -> None:
-    options = ["--cpus", 3, "--memory", "1.5GiB", "--disk-bus", "sata", "--no-start", "--name", "www"]
+    options = ["--cpus", 3, "--memory", "1.5GiB", "--disk-bus", "sata", "--no-start", "--name", "www", "--destination", "fast"]
     more = ["--skip-disk", "a", "--skip-disk", "b", "--waive", "disk-unreadable:c"]
     done = run("import", ova, "--upload", *options, *more)
     assert done.exit_code == 0, done.stderr
     plan = service.store.get(service.begun[0]).plan
     target = plan.target
     assert (target.cpu_count, target.memory_bytes, target.disk_bus) == (3, 3 * GIB // 2, "sata")
+    assert target.destination == "fast"
     assert (target.start, target.name) == (False, "www")
     assert (plan.skip_disks, plan.waive_concerns) == (("a", "b"), ("disk-unreadable:c",))
 

@@ -44,6 +44,9 @@ def import_(
     cpus: Annotated[int | None, typer.Option(min=1, max=1024, help="Its processors; as the source has where not given")] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Its memory, for example 4GiB")] = None,
     disk_bus: Annotated[str | None, typer.Option(metavar="BUS", help=f"Its disks' bus: {', '.join(BUSES)}")] = None,
+    destination: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Where its volumes go; the settings name the destinations")
+    ] = None,
     no_start: Annotated[bool, typer.Option("--no-start", help="Define it and leave it off")] = False,
     skip_disk: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Leave this disk out; may be repeated")] = None,
     waive: Annotated[
@@ -64,7 +67,14 @@ def import_(
         raise typer.BadParameter(f"{kind} is none of {', '.join(KINDS)}", param_hint="--kind")
     if disk_bus is not None and disk_bus not in BUSES:
         raise typer.BadParameter(f"{disk_bus} is none of {', '.join(BUSES)}", param_hint="--disk-bus")
-    target = {"name": name, "cpu_count": cpus, "disk_bus": disk_bus, "start": not no_start, "memory_bytes": _memory(memory)}
+    target = {
+        "name": name,
+        "cpu_count": cpus,
+        "memory_bytes": _memory(memory),
+        "disk_bus": disk_bus,
+        "destination": destination,
+        "start": not no_start,
+    }
     with options.connect() as client:
         if source is not None:
             chosen, reference = live_vm(client, source, str(path))
