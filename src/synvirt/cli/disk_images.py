@@ -6,7 +6,7 @@ from typing import NamedTuple
 from synvirt.disks import detect
 from synvirt.disks.fallback import with_key
 from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec
-from synvirt.errors import BadRequest, UnsupportedFormat
+from synvirt.errors import BadRequest
 
 
 class Found(NamedTuple):
@@ -54,15 +54,13 @@ def _has_boot_sector(where: Path) -> bool:
 
 def _disks_of_appliance(where: Path) -> list[Found] | None:
     """None: it is none, so a file is a raw disk."""
+    from synvirt.offline.registry import UnknownKind
     from synvirt.offline.registry import detect as detect_appliance
 
     root = where if where.is_dir() else where.parent
     try:
         importer = detect_appliance(where, root)
-    except UnsupportedFormat as error:
-        # A hint says that it is something else, packed perhaps, of which a copy would be no disk.
-        if where.is_dir() or error.hint:
-            raise
+    except UnknownKind:  # what is known to be something else, packed perhaps, is refused: a copy of it would be no disk
         return None
     opened = [(disk.key, importer.open_disk(where, root, disk.key)) for disk in importer.inspect(where, root).disks]
     return [Found(key, disk.reader, disk.checksums) for key, disk in opened]
