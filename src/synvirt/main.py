@@ -81,6 +81,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.migrations.board import Board
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.intake import Intake, check_plan
+    from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources import Sources
     from synvirt.migrations.uploads import Uploads, swept
     from synvirt.offline.elsewhere import Rules
