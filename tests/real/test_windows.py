@@ -59,7 +59,7 @@ def assert_converted(raw: Path, work: Path) -> None:
         key = r"ControlSet001\Services\viostor"
         exported = run(["hivexregedit", "--export", "--unsafe-printable-strings", str(hive), key], timeout_s=60).stdout
     assert '"Start"=dword:00000000' in exported
-    assert r'"ImagePath"=str(2):"system32\\drivers\\viostor.sys"' in exported
+    assert r'"ImagePath"=str(2):"system32\drivers\viostor.sys"' in exported
 
 
 def test_a_whole_import_ends_with_boot_drivers_in_the_registry(lab: Lab) -> None:
