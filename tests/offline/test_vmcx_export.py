@@ -133,7 +133,7 @@ def test_network_cards_with_static_dynamic_and_no_address_yet() -> None:
 
 
 def test_a_disc_in_a_drive_is_left_out_and_an_empty_drive_is_nothing() -> None:
-    drives = {"ide1:0": drive("D:\\iso\\install.iso", "ISO"), "scsi0:1": drive("", "ISO")}
+    drives = {"ide1:0": drive("D:\\iso\\install.iso", "ISO"), "scsi0:1": drive("", "ISO"), "scsi0:2": drive("")}
     vm = described(drives=drives)
     assert [disk.key for disk in vm.disks] == ["ide0:0"]
     assert "install.iso" in next(concern.assessment for concern in vm.concerns if concern.id == "media-left-out")

@@ -28,8 +28,8 @@ SCSI, ETHERNET = "d422512d-2bf2-4752-809d-7b82b5fcb1b4", "2fc216b0-d2e2-4967-9b6
 # Devices of the host that a machine may have: PCI Express (DDA), a part of a GPU, Fibre Channel by its name.
 _PASSED = {"2fcc454e-a36a-4c77-bb5e-a2d75a51f02c": "a PCI Express device", "99dcd00c-fbd6-42d3-9dfd-1b5ad7058f61": "a GPU"}
 _FIBRE_CHANNEL = re.compile(r"fib(re|er) ?channel", re.IGNORECASE)
-# What a drive holds that is no hard disk. Any other type is one: a file (VHD), or a disk of the host.
-_EMPTY, _REMOVABLE = frozenset({"", "NONE"}), frozenset({"ISO", "DVD", "CD", "VFD", "FLOPPY"})
+# A drive holds the file of a disk, or nothing, or what is no hard disk; of any other type it holds a disk of the host.
+_FILE, _EMPTY, _REMOVABLE = "VHD", frozenset({"", "NONE"}), frozenset({"ISO", "DVD", "CD", "VFD", "FLOPPY"})
 _DISK_FILE = (".vhd", ".vhdx", ".avhd", ".avhdx", ".vhds")
 # MicrosoftWindows, of the templates that say whose boot loaders the firmware trusts (Set-VMFirmware -SecureBootTemplate).
 _WINDOWS_TEMPLATE = "1734c6e8-3154-4dda-ba5f-a874cc483422"
@@ -143,7 +143,7 @@ def _disks(devices: list[_Device], file: str) -> tuple[tuple[Disk, ...], dict[st
     media: list[str] = []
     for bus, controller, unit, drive in _drives(devices):
         kind, path = _text(drive, "type").upper(), _text(drive, "pathname")
-        if kind in _EMPTY:
+        if kind in _EMPTY or (kind == _FILE and not path):
             continue
         if kind in _REMOVABLE:
             media += [clean(PureWindowsPath(path).name)] if path else []
