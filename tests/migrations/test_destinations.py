@@ -1,13 +1,15 @@
 """Which destination a job's volumes go to."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from synvirt.destinations.directory import DirectoryDestination
-from synvirt.errors import InvalidPlan
+from synvirt.errors import DiskWriteFailed, InvalidPlan
 from synvirt.migrations.intake import check_plan
 from synvirt.model import State
+from synvirt.offline.browsing import inspect
 from tests.house import Crash, House, crash_at, offline_plan
 
 DISK = b"disk" * 50_000
@@ -63,3 +65,20 @@ def test_a_job_keeps_its_destination_when_the_default_changes(tmp_path: Path) ->
     assert Path(first.device(ended.disks[0].volume)).read_bytes() == DISK
     assert list((tmp_path / "archive").iterdir()) == []
     again.close()
+
+
+class Away(DirectoryDestination):
+    def free_bytes(self) -> int:
+        raise DiskWriteFailed("this host has no zfs pool tank")
+
+
+def test_one_that_is_away_refuses_plans_at_once_but_no_look_at_a_file(tmp_path: Path) -> None:
+    house = House(tmp_path, others={"away": Away(tmp_path)}, real_importers=True)
+    path = house.imports / "disk.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, "1M"], check=True)
+    with pytest.raises(DiskWriteFailed, match="no zfs pool"):
+        check_plan(house.rooms, offline_plan(path, kind="qcow2", target={"destination": "away"}))
+    check_plan(house.rooms, offline_plan(path, kind="qcow2"))
+    seen = inspect(house.imports, str(path), free_bytes=Away(tmp_path).free_bytes)
+    assert seen.manifest.disks[0].capacity_bytes == 1 << 20
+    house.close()

@@ -119,7 +119,7 @@ def check_identity(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | Non
 def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
     """What can be said at once: the source is registered, or the file is there, is of the kind that the plan says, and nothing
     about it is critical."""
-    destination = rooms.destination_named(plan.target.destination)
+    free_bytes = rooms.destination_named(plan.target.destination).free_bytes()
     if plan.source.Live is not None and plan.source_ref.kind == "live_vm":
         rooms.check_source(plan.source.Live, plan.source_ref.source_id)
         check_identity(rooms, plan, None)
@@ -140,5 +140,5 @@ def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
             )
         manifest = importer.inspect(path, root)
     chosen = manifest.model_copy(update={"disks": tuple(disk for disk in manifest.disks if disk.key not in plan.skip_disks)})
-    refuse_critical(plan, with_room(chosen, destination.free_bytes()))
+    refuse_critical(plan, with_room(chosen, free_bytes))
     check_identity(rooms, plan, manifest)

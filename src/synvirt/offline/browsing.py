@@ -10,14 +10,14 @@ import heapq
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from synvirt.disks.beneath import open_folder_beneath, stat_beneath
 from synvirt.disks.roots import Root, connected, resolve
-from synvirt.errors import BadRequest, NotFound, SynvirtError
+from synvirt.errors import BadRequest, DiskWriteFailed, NotFound, SynvirtError
 from synvirt.model import HostEntry, HostFolder, Inspection, OfflineKind
 from synvirt.offline.concerns import with_room
 from synvirt.offline.registry import detect
@@ -66,9 +66,10 @@ def inspect(root: Root, path: str, *, free_bytes: Callable[[], int] | None = Non
     with connected(root):
         importer = detect(path, root)
         manifest = importer.inspect(resolve(root, path), root)
-    return Inspection(
-        offline_kind=importer.kind, manifest=manifest if free_bytes is None else with_room(manifest, free_bytes())
-    )
+    if free_bytes is not None:
+        with suppress(DiskWriteFailed):  # a destination that is away is no matter of the file's: a plan is told of it
+            manifest = with_room(manifest, free_bytes())
+    return Inspection(offline_kind=importer.kind, manifest=manifest)
 
 
 @contextmanager
