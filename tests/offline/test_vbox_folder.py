@@ -95,6 +95,41 @@ def test_a_disk_that_was_renamed_is_found_by_its_uuid(tmp_path: Path) -> None:
     assert content(folder, tmp_path) == SEEN
 
 
+def vmdk_machine(folder: Path) -> Path:
+    """VirtualBox makes snapshots in the format of the disk: a machine that came from an OVA has VMDKs throughout."""
+    (folder / "Snapshots").mkdir(parents=True)
+    (folder / "web.vbox").write_bytes(vbox_machines.one_disk(memory_mib=512, extension="vmdk"))
+    (folder / "web.vmdk").write_bytes(vbox_machines.vmdk(vbox_machines.blocks("AAAA-A"), BASE))
+    (folder / f"Snapshots/{{{FIRST}}}.vmdk").write_bytes(vbox_machines.vmdk(vbox_machines.blocks("-BC--D"), FIRST, BASE))
+    return folder
+
+
+def test_the_snapshots_of_a_vmdk_name_their_parent_by_uuid_alone(tmp_path: Path) -> None:
+    folder = vmdk_machine(tmp_path / "web")
+    vm = VBOX.inspect(folder, tmp_path)
+    assert [(disk.format, disk.capacity_bytes) for disk in vm.disks] == [("vmdk", 6 << 20)]
+    assert content(folder, tmp_path) == vbox_machines.blocks("ABCA-D")
+    (folder / "web.vmdk").rename(folder / "renamed.vmdk")
+    assert content(folder, tmp_path) == vbox_machines.blocks("ABCA-D")
+
+
+def test_a_vmdk_snapshot_whose_parent_is_gone(tmp_path: Path) -> None:
+    folder = vmdk_machine(tmp_path / "web")
+    (folder / "web.vmdk").unlink()
+    with pytest.raises(MalformedArchive, match=f"medium {BASE} is the file 'web.vmdk'"):
+        VBOX.inspect(folder, tmp_path)
+
+
+def test_a_vmdk_snapshot_by_itself_is_no_whole_disk(tmp_path: Path) -> None:
+    """To every other reader it looks like one: VMware's word for a parent is left empty."""
+    path = vmdk_machine(tmp_path / "web") / f"Snapshots/{{{FIRST}}}.vmdk"
+    vm = detect(path, tmp_path).inspect(path, tmp_path)
+    (critical,) = [concern for concern in vm.concerns if concern.category == "Critical"]
+    assert (critical.id, BASE in critical.assessment) == ("disk-unreadable:disk0", True)
+    with pytest.raises(UnsupportedFormat, match="holds only what differs from another image"):
+        open_reader(detect(path, tmp_path).open_disk(path, tmp_path, "disk0").reader)
+
+
 def test_a_missing_snapshot_says_which(tmp_path: Path) -> None:
     folder = vbox_machines.machine(tmp_path / "web")
     (folder / f"Snapshots/{{{FIRST}}}.vdi").unlink()

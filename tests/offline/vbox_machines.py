@@ -25,6 +25,20 @@ def vdi(raw: bytes, uuid: str, parent: str | None = None) -> bytes:
     return bytes(content)
 
 
+def vmdk(raw: bytes, uuid: str, parent: str | None = None) -> bytes:
+    """A VMDK as VirtualBox writes it: its UUID and its parent's in the descriptor, which has no other word of a parent
+    (src/VBox/Storage/VMDK.cpp, VMDK_DDB_PARENT_UUID)."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        content = bytearray(appliances.image(Path(folder), "disk.vmdk", "vmdk", raw).read_bytes())
+    end = content.index(b"\0", content.index(b"ddb.adapterType"))
+    none = "00000000-0000-0000-0000-000000000000"
+    lines = f'ddb.uuid.image="{uuid}"\nddb.uuid.parent="{parent or none}"\n'.encode()
+    content[end : end + len(lines)] = lines
+    return bytes(content)
+
+
 def blocks(text: str) -> bytes:
     """A letter is a mebibyte of it (a VDI block), `-` one of zeros."""
     return b"".join((block.encode() if block != "-" else b"\0") * MIB for block in text)

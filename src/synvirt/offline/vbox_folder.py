@@ -1,11 +1,13 @@
 """A VirtualBox machine as files: the folder that holds it, or its .vbox by its own path."""
 
+import re
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import ClassVar
 from uuid import UUID
 
+from synvirt.disks import vmdk
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ImageSpec, ReaderSpec
 from synvirt.disks.vdi import Kind, read_header
@@ -13,6 +15,7 @@ from synvirt.errors import MalformedArchive, NotFound, SynvirtError, Unsupported
 from synvirt.model import Disk, OfflineKind, VmManifest
 from synvirt.offline import OpenedDisk, files, told_by_disks, virtualbox
 from synvirt.offline.files import FileRange, Folder
+from synvirt.offline.texts import uuid_of
 from synvirt.offline.virtualbox import Machine
 from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
 
@@ -70,15 +73,20 @@ def _spec(folder: Folder, machine: Machine, disk: Disk) -> ReaderSpec:
         if not isinstance(spec, ImageSpec):
             raise MalformedArchive(f"medium {uuid} of disk {disk.key} is no disk image")
         chain[uuid] = spec
-        uuid = _parent(folder, machine, uuid) if spec.format == "vdi" else None
+        uuid = _parent(folder, machine, uuid, spec.format)
     newest_last = list(reversed(chain.values()))
     return reduce(lambda parent, child: replace(child, parent=parent), newest_last)
 
 
-def _parent(folder: Folder, machine: Machine, uuid: str) -> str | None:
-    """The UUID of what a VDI differs from; None for a whole one."""
+def _parent(folder: Folder, machine: Machine, uuid: str, image_format: str) -> str | None:
+    """The UUID of what an image differs from; None for a whole one, and for a VHD, which says where its parent lies."""
+    if image_format not in ("vdi", "vmdk"):
+        return None
     file = _medium_file(folder, machine, uuid)
     with files.opened(file, folder.root) as reader:
+        if image_format == "vmdk":
+            described = vmdk.described(reader, file.name)
+            return uuid_of(described.parent_uuid) if described is not None else None
         header = read_header(reader, file.name)
     return str(header.parent_uuid) if header.kind is Kind.DIFFERENCING else None
 
@@ -121,4 +129,4 @@ def _has_uuid(file: FileRange, root: Root, uuid: str) -> bool:
             reader.read_into(0, memoryview(begin))
     except SynvirtError:
         return False
-    return f'ddb.uuid.image="{uuid}"'.encode() in begin.lower()
+    return re.search(rb'ddb\.uuid\.image\s*=\s*"\{?' + re.escape(uuid).encode(), begin.lower()) is not None
