@@ -130,6 +130,12 @@ def test_list_show_and_remove(service: Service, run: Run, file: Path) -> None:
     assert run("uploads", "show", "zzz").stderr.startswith("E_MIG_NOT_FOUND: there is no upload zzz")
 
 
+def test_rm_is_another_word_for_remove(service: Service, run: Run, file: Path) -> None:
+    upload = added(run, file)
+    assert run("uploads", "rm", upload["id"]).exit_code == 0
+    assert service.uploads.page(limit=10) == ([], None)
+
+
 def test_what_a_job_reads_stays(service: Service, run: Run, file: Path) -> None:
     upload = added(run, file)
     ref = UploadRef(kind="upload", upload_id=UUID(upload["id"]))

@@ -82,6 +82,7 @@ def show(options: Options, upload: UploadId) -> None:
         print(f"{name:11} {shown(str(value))}")
 
 
+@app.command("rm", hidden=True)
 @app.command()
 @with_options
 def remove(options: Options, upload: UploadId) -> None:
