@@ -82,6 +82,12 @@ class VCenter:
         path.write_bytes(content)
         return path
 
+    def guest_writes(self, vm_id: str, offset: int, data: bytes) -> bool:
+        """False when the VM is off: a guest that does not run writes nothing."""
+        answer = httpx.post(f"{self._control}/write", params={"vm": vm_id, "offset": offset}, content=data, timeout=20)
+        assert answer.status_code == 200, answer.text
+        return bool(answer.json())
+
     def fault(self, method: str, kind: str, *, times: int = 1, match: str = "") -> None:
         """vcsim/main.go says which kinds there are."""
         self.control("fault", method=method, kind=kind, times=times, match=match)

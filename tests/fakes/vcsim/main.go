@@ -2,7 +2,7 @@
 //
 //   https  -l          /sdk and /folder as vCenter serves them; /folder wants a session's cookie, and so does every SOAP call
 //                      but the few that come before a login
-//   http   (printed)   the tests' own: /disk /reset /tools /sessions /fault /state /certificate
+//   http   (printed)   the tests' own: /disk /write /reset /tools /sessions /fault /state /certificate
 //
 // It prints one line of JSON once both listen: {"url": …, "control": …, "fingerprint": …}. It ends with its standard input.
 
@@ -202,6 +202,9 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 		out, err = simulator.SetDisk(q.Get("vm"), number("bytes"))
 	case "/reset":
 		simulator.Tracker.Reset(q.Get("vm"))
+	case "/write":
+		body, _ := io.ReadAll(r.Body)
+		out, err = simulator.GuestWrites(q.Get("vm"), number("offset"), body)
 	case "/tools":
 		simulator.RunTools(q.Get("vm"))
 	case "/sessions":

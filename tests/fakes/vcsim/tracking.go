@@ -39,6 +39,7 @@ type tracking struct {
 	visible    map[string][]string         // snapshot -> files that /folder shows while the snapshot is there
 	known      map[string]string           // VM/disk key/changeId -> a copy of the disk as it was
 	reachable  map[string]bool             // VM that was stunned since its tracking was switched on
+	disks      []string                    // flat files that tests write to
 }
 
 // Tracker must be registered: simulator.Map.AddHandler(simulator.Tracker)
@@ -66,6 +67,10 @@ func (t *tracking) RemoveObject(ref types.ManagedObjectReference) {
 	}
 	delete(t.visible, ref.Value)
 	delete(t.frozen, ref.Value)
+	// The simulator numbers files by how many there are: after some snapshots it takes a disk for a snapshot's file, and removes it.
+	for _, disk := range t.disks {
+		_ = os.Link(disk+".kept", disk)
+	}
 }
 
 // PutObject fires when CreateSnapshot_Task registers the snapshot.
@@ -174,6 +179,8 @@ func SetDisk(vmName string, size int64) (string, error) {
 				file := hostPath(disk.Backing.(*types.VirtualDiskFlatVer2BackingInfo).FileName)
 				base := strings.TrimSuffix(file, ".vmdk")
 				describe(base, size)
+				Tracker.disks = append(Tracker.disks, base+"-flat.vmdk")
+				_ = os.Link(base+"-flat.vmdk", base+"-flat.vmdk.kept")
 				if err := os.Truncate(base+"-flat.vmdk", 0); err != nil {
 					return "", err
 				}
@@ -182,6 +189,31 @@ func SetDisk(vmName string, size int64) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("no VM %s with a disk", vmName)
+}
+
+// GuestWrites is what the guest of a running VM does; false when the VM is off. No snapshot is taken in the middle of it.
+func GuestWrites(vmID string, offset int64, data []byte) (bool, error) {
+	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
+	written, err := false, error(nil)
+	Map.WithLock(vm, func() {
+		if vm.Runtime.PowerState != types.VirtualMachinePowerStatePoweredOn {
+			return
+		}
+		for _, device := range vm.Config.Hardware.Device {
+			if disk, ok := device.(*types.VirtualDisk); ok {
+				name := hostPath(disk.Backing.(*types.VirtualDiskFlatVer2BackingInfo).FileName)
+				var file *os.File
+				if file, err = os.OpenFile(strings.TrimSuffix(name, ".vmdk")+"-flat.vmdk", os.O_WRONLY, 0); err != nil {
+					return
+				}
+				defer file.Close()
+				_, err = file.WriteAt(data, offset)
+				written = err == nil
+				return
+			}
+		}
+	})
+	return written, err
 }
 
 // SnapshotNames of all that are there, on any VM.

@@ -1,0 +1,169 @@
+"""Whole jobs from VMware's own simulator to a volume: the warm engine, vim_api and the copy worker as they are."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from synvirt.live import LiveAdapter
+from synvirt.live.vim_api import VimApi
+from synvirt.model import LiveKind, Migration, Mode, State
+from tests.fakes.vcenter import DISK_BYTES, VCenter, vcenter
+from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan, states
+
+pytestmark = pytest.mark.timeout(600)
+
+VM = "vm-57"
+
+
+class VimHouse(House):
+    def __init__(self, folder: Path, platform: VCenter) -> None:
+        super().__init__(folder)
+        self.vcenter = platform
+
+    async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        return VimApi(self.vcenter.access())
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> Iterator[VCenter]:
+    with vcenter(tmp_path / "vcenter") as running:
+        yield running
+
+
+@pytest.fixture
+def disk(platform: VCenter) -> Path:
+    generator = random.Random(7)
+    parts = (bytes(1 << 20) if number % 3 == 2 else generator.randbytes(1 << 20) for number in range(DISK_BYTES >> 20))
+    return platform.add_disk(VM, b"".join(parts))
+
+
+@pytest.fixture
+def house(tmp_path: Path, platform: VCenter) -> Iterator[VimHouse]:
+    folder = tmp_path / "house"
+    folder.mkdir()
+    made = VimHouse(folder, platform)
+    yield made
+    made.close()
+
+
+def plan(mode: str = "Warm", **fields: Any) -> Any:
+    return live_plan(
+        mode,
+        source={"Live": "vim_api"},
+        source_ref={"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": VM},
+        **fields,
+    )
+
+
+@contextmanager
+def busy_guest(platform: VCenter) -> Iterator[list[int]]:
+    """Writes small pieces all over its disk for as long as it runs; how often, in the end."""
+    written, over = [0], threading.Event()
+
+    def write() -> None:
+        generator = random.Random(3)
+        while not over.is_set():
+            offset = generator.randrange(DISK_BYTES - 4096)
+            if platform.guest_writes(VM, offset, generator.randbytes(generator.randrange(1, 4096))):
+                written[0] += 1
+            over.wait(0.01)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield written
+    finally:
+        over.set()
+        thread.join()
+
+
+def same(house: VimHouse, job: Migration, disk: Path) -> bool:
+    return house.volume(job, job.disks[0].key).read_bytes() == disk.read_bytes()
+
+
+def test_a_guest_that_keeps_writing_is_moved_warm_and_loses_nothing(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    with busy_guest(platform) as written:
+        job = house.intake.submit(plan(warm={"delta_threshold_bytes": 1 << 20, "max_passes": 20}))
+        job = house.run(job.id)
+    assert job.state is State.COMPLETED, job.last_error
+    assert job.mode_effective is Mode.WARM
+    assert written[0] > 0
+    assert same(house, job, disk)
+    assert (job.passes[0].kind, job.passes[-1].kind) == ("full", "final")
+    assert job.passes[0].bytes <= 3 << 20  # what was never written is not read
+    assert platform.snapshots() == []
+    assert platform.sessions() == 0
+    assert State.CUTTING_OVER in states(job)
+
+
+def test_a_cold_job_shuts_the_guest_down_first(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    with busy_guest(platform):
+        job = house.run(house.intake.submit(plan("Cold")).id)
+    assert job.state is State.COMPLETED, job.last_error
+    assert same(house, job, disk)
+    assert platform.snapshots() == []
+    assert not platform.guest_writes(VM, 0, b"x")
+
+
+def test_tracking_that_is_reset_costs_one_pass_over_the_whole_disk(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    job = house.intake.submit(plan(warm={"cutover": "manual", "interval_s": 0.05}))
+    done: list[Migration] = []
+    runner = threading.Thread(target=lambda: done.append(house.run(job.id)))
+    runner.start()
+    try:
+        waited(lambda: len(house.store.get(job.id).passes) > 1)
+        platform.control("reset", vm=VM)
+        platform.guest_writes(VM, 777, b"after the reset")
+        waited(lambda: house.store.get(job.id).last_error is not None)
+    finally:
+        house.store.request_cutover(job.id)
+        runner.join()
+    assert done[0].state is State.COMPLETED, done[0].last_error
+    assert done[0].last_error is not None
+    assert (done[0].last_error.code, done[0].last_error.fatal) == ("E_MIG_CBT_RESET", False)
+    assert same(house, done[0], disk)
+    assert platform.snapshots() == []
+
+
+def waited(true: Any) -> None:
+    pause = threading.Event()
+    while not true():
+        pause.wait(0.02)  # the test's own time limit ends it
+
+
+def test_a_job_that_fails_leaves_the_source_as_it_was(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    platform.fault("folder", "status:404", times=1000)
+    job = house.run(house.intake.submit(plan()).id)
+    assert job.state is State.FAILED
+    assert job.last_error is not None
+    assert job.last_error.code == "E_MIG_DISK_READ_FAILED"
+    assert house.leftovers() == []
+    assert platform.snapshots() == []
+    assert platform.guest_writes(VM, 0, b"it still runs")
+
+
+@pytest.mark.parametrize("commit", [6, 12, 18, 24, 30])
+def test_a_service_that_is_killed_goes_on_and_leaves_nothing(
+    house: VimHouse, platform: VCenter, disk: Path, tmp_path: Path, commit: int
+) -> None:
+    job = house.intake.submit(plan())
+    house.store.on_commit = crash_at(commit)
+    try:
+        house.run(job.id)
+    except Crash:
+        platform.guest_writes(VM, 4096 * commit, b"while the service was away")
+    house.close()
+    again = VimHouse(tmp_path / "house", platform)
+    try:
+        ended = again.run(job.id)
+        assert ended.state is State.COMPLETED, ended.last_error
+        assert same(again, ended, disk)
+        assert platform.snapshots() == []
+    finally:
+        again.close()
