@@ -72,7 +72,9 @@ class QemuNbdReader:
         try:
             offset, length = part
             file = {"driver": "file", "filename": f"/proc/self/fd/{descriptor}"}
-            options["file"] = {"driver": "raw", "offset": offset, "size": length, "file": file}
+            # QEMU takes parts of files in whole sectors only, and whole files as they are.
+            whole = offset == 0 and length == os.fstat(descriptor).st_size
+            options["file"] = file if whole else {"driver": "raw", "offset": offset, "size": length, "file": file}
             argv.append("json:" + json.dumps(options))
             child = start(argv, stderr=log, descriptors=[descriptor], missing=UnsupportedFormat)
         finally:

@@ -1,0 +1,228 @@
+"""What only QEMU reads is opened by QEMU, by itself: on the command line and by the importers. Nothing else is."""
+
+import json
+import os
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from synvirt.cli import app
+from synvirt.disks import detect, open_reader
+from synvirt.disks.fallback import MAGICS, driver_of, passphrase, readable, with_key
+from synvirt.disks.qemu_nbd import DRIVERS
+from synvirt.disks.raw import RawReader
+from synvirt.disks.specs import GzipSpec, ImageSpec, QemuSpec, RawSpec
+from synvirt.errors import BadRequest, HostPathRejected, MalformedArchive, UnsupportedFormat
+from synvirt.offline import single_disk
+from synvirt.offline.registry import detect as detect_importer
+from tests.contracts.readers import read_all
+from tests.disks.block_images import qemu
+
+MIB = 1 << 20
+KEY = "open, sesame"
+
+
+def disk(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["disk", *map(str, arguments)])
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    path = tmp_path / "disk.raw"
+    path.write_bytes(b"boot" + os.urandom(200_000) + bytes(2 * MIB) + os.urandom(3 * MIB - 200_004))
+    (tmp_path / "key").write_text(KEY)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Short names for sockets (see test_qemu_nbd), and nothing left behind."""
+    with tempfile.TemporaryDirectory(prefix="fb-", dir="/tmp") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield
+        assert list(Path(folder).iterdir()) == []
+
+
+def made(raw: Path, image: str, driver: str, options: str = "") -> Path:
+    option = ["-o", options] if options else []
+    secret = ["--object", "secret,id=s,file=key"]
+    qemu("qemu-img", "convert", *secret, "-f", "raw", "-O", driver, *option, raw.name, image, cwd=raw.parent)
+    return raw.with_name(image)
+
+
+ENCRYPTED = {
+    "luks in qcow2": ("qcow2", "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"),
+    "aes in qcow2": ("qcow2", "encrypt.format=aes,encrypt.key-secret=s"),
+    "aes in qcow": ("qcow", "encrypt.format=aes,encrypt.key-secret=s"),
+    "luks": ("luks", "key-secret=s,iter-time=10"),
+}
+
+
+@pytest.mark.parametrize("driver", ["qed", "parallels", "qcow"])
+def test_an_exotic_image_is_converted_like_any_other(raw: Path, driver: str, tmp_path: Path) -> None:
+    image = made(raw, "image", driver)
+    [described] = json.loads(disk("info", "--json", image).stdout)["disks"]
+    assert described["format"] == driver
+    assert described["read_by"].startswith("qemu-nbd")
+    result = disk("convert", "--verify", image, tmp_path / "target.raw")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "target.raw").read_bytes().rstrip(b"\0") == raw.read_bytes().rstrip(b"\0")
+    assert disk("compare", image, raw).exit_code == 0
+
+
+@pytest.mark.parametrize("way", ENCRYPTED)
+def test_an_encrypted_image_is_converted_with_its_key_file(raw: Path, way: str, tmp_path: Path) -> None:
+    image = made(raw, "image", *ENCRYPTED[way])
+    key = tmp_path / "typed"
+    key.write_text(KEY + "\n")  # as `echo` and editors leave it
+    target = tmp_path / "target.raw"
+    result = disk("convert", "--key-file", key, image, target)
+    assert result.exit_code == 0, result.output
+    assert target.read_bytes() == raw.read_bytes()
+    told = disk("info", "--key-file", key, image).stdout
+    assert "encryption            " in told or way == "aes in qcow"
+    assert "read_by               qemu-nbd" in told
+    assert KEY not in told
+    assert disk("compare", "--key-file", key, image, raw).exit_code == 0
+
+
+@pytest.mark.parametrize("way", ["luks in qcow2", "aes in qcow2", "aes in qcow"])
+def test_without_its_key_it_is_refused_and_described(raw: Path, way: str, tmp_path: Path) -> None:
+    image = made(raw, "image", *ENCRYPTED[way])
+    result = disk("convert", image, tmp_path / "target.raw")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("E_MIG_UNSUPPORTED_FORMAT: image is encrypted, and its passphrase is not given\nhint: ")
+    assert "--key-file" in result.stderr
+    assert not (tmp_path / "target.raw").exists()
+    if way != "aes in qcow":
+        [described] = json.loads(disk("info", "--json", image).stdout)["disks"]
+        assert described["size_bytes"] == raw.stat().st_size
+        assert described["encryption"] == ("LUKS" if "luks" in way else "AES")
+        assert "--key-file" in described["locked"]
+
+
+def test_a_wrong_key_is_said_to_be_wrong(raw: Path, tmp_path: Path) -> None:
+    image = made(raw, "image", *ENCRYPTED["luks in qcow2"])
+    (tmp_path / "wrong").write_text("wrong")
+    result = disk("convert", "--key-file", tmp_path / "wrong", image, tmp_path / "target.raw")
+    assert result.exit_code == 1
+    assert "password" in result.stderr.lower()
+    assert "wrong" not in result.stderr.replace("Invalid password", "")
+
+
+def test_a_key_for_what_is_not_encrypted_is_a_mistake(raw: Path, tmp_path: Path) -> None:
+    result = disk("convert", "--key-file", tmp_path / "key", raw, tmp_path / "target.raw")
+    assert result.exit_code == 2
+    image = made(raw, "image", "qcow2")
+    with pytest.raises(BadRequest):
+        with_key(detect(image), str(tmp_path / "key"))
+
+
+def test_a_raw_disk_that_is_a_luks_volume_stays_raw_without_a_key(raw: Path, tmp_path: Path) -> None:
+    """A guest's own encryption is the guest's."""
+    image = made(raw, "image", *ENCRYPTED["luks"])
+    assert disk("convert", image, tmp_path / "target.raw").exit_code == 0
+    assert (tmp_path / "target.raw").read_bytes() == image.read_bytes()
+    assert "LUKS" in disk("info", image).stdout
+
+
+def test_an_importer_takes_the_key_from_beside_the_image(raw: Path, tmp_path: Path) -> None:
+    root = tmp_path / "imports"
+    root.mkdir()
+    image = made(raw, "image", *ENCRYPTED["luks in qcow2"]).rename(root / "disk.qcow2")
+    importer = detect_importer(image, root)
+    manifest = importer.inspect(image, root)
+    assert [concern.category for concern in manifest.concerns if "passphrase" in concern.assessment + concern.remedy] != []
+    (root / "disk.qcow2.key").write_text(KEY)
+    manifest = importer.inspect(image, root)
+    assert [concern for concern in manifest.concerns if "passphrase" in concern.assessment + concern.remedy] == []
+    assert manifest.disks[0].format == "qcow2"
+    assert KEY not in manifest.model_dump_json()
+    opened = importer.open_disk(image, root, single_disk.DISK_KEY)
+    assert KEY not in repr(opened)
+    reader = open_reader(opened.reader)
+    assert read_all(reader) == raw.read_bytes()
+    reader.close()
+
+
+def test_a_key_file_beside_the_image_may_not_lead_out(raw: Path, tmp_path: Path) -> None:
+    root = tmp_path / "imports"
+    root.mkdir()
+    image = made(raw, "image", *ENCRYPTED["luks in qcow2"]).rename(root / "disk.qcow2")
+    (root / "disk.qcow2.key").symlink_to(tmp_path / "key")
+    with pytest.raises(HostPathRejected):
+        detect_importer(image, root).open_disk(image, root, single_disk.DISK_KEY)
+
+
+def test_what_names_other_files_or_is_damaged_is_not_tried_on_qemu(raw: Path, tmp_path: Path) -> None:
+    option = "encrypt.format=aes,encrypt.key-secret=s"
+    secret = ["--object", "secret,id=s,file=key"]
+    create = ["create", "-q", *secret, "-f", "qcow2", "-o", option, "-b", str(raw), "-F", "raw", "over", "1M"]
+    qemu("qemu-img", *create, cwd=tmp_path)
+    spec = with_key(detect(tmp_path / "over"), str(tmp_path / "key"))
+    assert isinstance(spec, QemuSpec)
+    with pytest.raises(HostPathRejected, match="another file"):
+        open_reader(spec)
+    plain = made(raw, "plain", "qcow2")
+    content = bytearray(plain.read_bytes())
+    struct.pack_into(">Q", content, 40, 12345)  # its L1 table lies nowhere
+    plain.write_bytes(content)
+    assert isinstance(detect(plain), ImageSpec)
+    with pytest.raises(MalformedArchive):
+        open_reader(detect(plain))
+
+
+def test_only_files_can_be_given_to_qemu(raw: Path) -> None:
+    image = made(raw, "image", *ENCRYPTED["luks in qcow2"])
+    packed = GzipSpec(over=RawSpec(path=str(image)), size_max_bytes=1 << 30)
+    spec = ImageSpec(format="qcow2", over=packed, name="image")
+    assert readable(spec) is spec
+
+
+@pytest.mark.parametrize(("driver", "at", "magic"), MAGICS)
+def test_a_magic_is_found(driver: str, at: int, magic: bytes, tmp_path: Path) -> None:
+    content = bytearray(4096)
+    start = at if at >= 0 else len(content) + at
+    content[start : start + len(magic)] = magic
+    path = tmp_path / "image"
+    path.write_bytes(content)
+    reader = RawReader(str(path))
+    assert driver_of(reader) == driver
+    reader.close()
+    assert driver in DRIVERS
+    spec = detect(path)
+    assert isinstance(spec, QemuSpec)
+    with pytest.raises((MalformedArchive, HostPathRejected)):
+        open_reader(spec)
+
+
+def test_a_bochs_image(tmp_path: Path) -> None:
+    """QEMU makes none, nor cloop and dmg. One that grows and is empty is simple enough to be written by hand: block/bochs.c."""
+    header = bytearray(512)
+    struct.pack_into("<32s16s16sI", header, 0, b"Bochs Virtual HD Image", b"Redolog", b"Growing", 0x20000)
+    struct.pack_into("<I", header, 68, 512)
+    struct.pack_into("<IIIIQ", header, 72, 8, 512, 65536, 0, 512 * 1024)
+    (tmp_path / "disk.bochs").write_bytes(bytes(header) + b"\xff" * 4 * 8)
+    probe = subprocess.run(["qemu-img", "info", "-f", "bochs", tmp_path / "disk.bochs"], capture_output=True, text=True)
+    assert probe.returncode == 0, probe.stderr
+    result = disk("convert", tmp_path / "disk.bochs", tmp_path / "target.raw")
+    assert result.exit_code == 0, result.output
+    content = (tmp_path / "target.raw").read_bytes()
+    assert content == bytes(len(content))
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 5000, b"\xff\xfe"])
+def test_what_is_no_key_file(content: bytes, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(content)
+    with pytest.raises(UnsupportedFormat, match="the key file key"):
+        passphrase(QemuSpec(driver="luks", path="/nowhere", key_file=str(key)))
+    key.unlink()
+    with pytest.raises(UnsupportedFormat, match="No such file"):
+        passphrase(QemuSpec(driver="luks", path="/nowhere", key_file=str(key)))
+    assert passphrase(QemuSpec(driver="luks", path="/nowhere")) is None
