@@ -1,7 +1,7 @@
 """A whole service for one job, as `synvirt demo` runs it: `python -m tests.real.one_job DATA_DIR`, a plan on stdin.
 
-A process of its own, since libvirt opens one embedded driver a process. It prints what came of the job and what the guest's
-agent reads in the sample's id file, as JSON, and leaves no guest running.
+A process of its own, since libvirt opens one embedded driver a process; SYNVIRT_* variables set it, as they do any service. It
+prints what came of the job and what the guest's agent reads in the sample's id file, as JSON, and leaves no guest running.
 """
 
 import json
@@ -15,11 +15,11 @@ from synvirt.cli.watching import display, watch
 from synvirt.main import log_to, service
 from synvirt.model import MigrationPlan, State
 from synvirt.sample import ID_PATH
-from synvirt.settings import Settings
+from synvirt.settings import load
 
 
 def main() -> None:
-    settings = Settings(data_dir=Path(sys.argv[1]), listen="127.0.0.1:0")
+    settings = load(flags={"data_dir": Path(sys.argv[1]), "listen": "127.0.0.1:0"})
     log_to("info", sys.stderr)
     plan = MigrationPlan.model_validate_json(sys.stdin.read())
     with service(settings, announce=lambda text: None) as running, Client.local(settings.socket_path) as client:
