@@ -1,0 +1,122 @@
+"""synvirt disk convert --verify and --ledger: what was read is what the target holds, or it is said where not."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from synvirt.cli import app
+from synvirt.disks.ledger import Ledger
+from synvirt.disks.raw import RawWriter
+from tests.devices import loop_device
+from tests.offline import appliances
+
+MIB = 1 << 20
+
+
+def disk(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["disk", *map(str, arguments)])
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    path = tmp_path / "disk.raw"
+    with path.open("wb") as file:
+        file.truncate(40 * MIB)
+        file.write(b"boot" * 1000)
+        file.seek(21 * MIB)
+        file.write(os.urandom(5 * MIB))
+    return path
+
+
+@pytest.mark.parametrize("image_format", ["raw", "qcow2", "vhdx", "vdi"])
+def test_says_what_verifying_took_and_writes_the_ledger(image_format: str, raw: Path, tmp_path: Path) -> None:
+    image = raw
+    if image_format != "raw":
+        (tmp_path / "images").mkdir()
+        image = tmp_path / "images" / "disk"
+        image.write_bytes(appliances.image(tmp_path / "made", "disk", image_format, raw.read_bytes()).read_bytes())
+    target, ledger = tmp_path / "target.raw", tmp_path / "ledger.jsonl"
+    result = disk("convert", "--json", "--verify", "--ledger", ledger, image, target)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["ledger"] == {"algorithm": "sha256", "rows": report["ledger"]["rows"], "path": str(ledger)}
+    # Blocks of 4 MiB that hold data: the first, and two in the middle.
+    assert report["verified"]["bytes_read"] == 3 * 4 * MIB
+    assert report["verified"]["rate_bps"] > 0
+    assert report["size_bytes"] == 40 * MIB == report["bytes_written"] + report["bytes_zero"]
+    assert target.read_bytes() == raw.read_bytes()
+    with ledger.open() as file:
+        found = Ledger.from_lines(file)
+    assert found.size == 40 * MIB
+    assert len(found.rows) == report["ledger"]["rows"]
+
+
+def test_the_ledger_of_a_disk_is_the_same_from_any_format(raw: Path, tmp_path: Path) -> None:
+    ledgers = []
+    for image_format in ("raw", "qcow2", "vdi"):
+        image = (
+            raw
+            if image_format == "raw"
+            else appliances.image(tmp_path / image_format, "disk.raw", image_format, raw.read_bytes())
+        )
+        ledger = tmp_path / f"{image_format}.jsonl"
+        assert disk("convert", "--ledger", ledger, image, tmp_path / f"{image_format}.out").exit_code == 0
+        ledgers.append(ledger.read_bytes())
+    assert ledgers[0] == ledgers[1] == ledgers[2]
+
+
+@pytest.mark.parametrize("where", [0, 3999, 21 * MIB, 26 * MIB - 1])
+def test_a_target_that_does_not_keep_what_it_is_given_is_found(
+    where: int, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = RawWriter.write
+
+    def corrupting(self: RawWriter, offset: int, buffer: memoryview) -> None:
+        if offset <= where < offset + len(buffer):
+            changed = bytearray(buffer)
+            changed[where - offset] ^= 1
+            buffer = memoryview(changed)
+        write(self, offset, buffer)
+
+    monkeypatch.setattr(RawWriter, "write", corrupting)
+    result = disk("convert", "--verify", raw, tmp_path / "target.raw", "--ledger", tmp_path / "ledger")
+    assert result.exit_code == 1
+    block = where // (4 * MIB) * 4 * MIB
+    assert result.stderr.startswith(f"E_MIG_DISK_WRITE_FAILED: disk.raw: the 4194304 bytes at offset {block} were read back")
+    assert result.stderr.count("SHA256 ") == 2
+    assert not (tmp_path / "target.raw").exists()
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_hole_where_data_was_written_is_found(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RawWriter, "write", lambda self, offset, buffer: None)
+    result = disk("convert", "--verify", raw, tmp_path / "target.raw")
+    assert result.exit_code == 1
+    assert "at offset 0 were read back from the target as zeros; expected is SHA256 " in result.stderr
+
+
+def test_a_device_is_verified_in_the_disk_and_no_further(raw: Path, tmp_path: Path) -> None:
+    backing = tmp_path / "backing.raw"
+    backing.write_bytes(b"x" * 41 * MIB)
+    with loop_device(backing) as device:
+        result = disk("convert", "--force", "--verify", raw, device)
+        assert result.exit_code == 0, result.output
+    assert backing.read_bytes() == raw.read_bytes() + b"x" * MIB
+
+
+def test_a_ledger_that_exists_is_replaced_only_by_force(raw: Path, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    ledger.write_text("precious")
+    result = disk("convert", "--ledger", ledger, raw, tmp_path / "target.raw")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("E_MIG_CONFLICT: ledger is there already")
+    assert not (tmp_path / "target.raw").exists()
+    assert disk("convert", "--force", "--ledger", ledger, raw, tmp_path / "target.raw").exit_code == 0
+    assert '"ledger":"synvirt"' in ledger.read_text()
+    missing = disk("convert", "--ledger", tmp_path / "absent" / "ledger", raw, tmp_path / "other.raw")
+    assert missing.exit_code == 1
+    assert missing.stderr.startswith("E_MIG_DISK_WRITE_FAILED: ledger cannot be written: No such file")
+    assert not (tmp_path / "other.raw").exists()
