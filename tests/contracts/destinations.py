@@ -21,12 +21,11 @@ SIZE = 3 * MIB + 513
 @dataclass(frozen=True, slots=True)
 class DestinationCase:
     """`another`: a second destination over the same place, as the service has after a restart. `volumes()`: all that there is
-    in the place, as somebody who looks from outside sees it. `protects`: volumes can be protected there."""
+    in the place, as somebody who looks from outside sees it."""
 
     destination: Destination
     another: Callable[[], Destination]
     volumes: Callable[[], list[str]]
-    protects: bool = True
 
 
 def write(destination: Destination, name: str, size: int, offset: int, data: bytes) -> None:
@@ -118,9 +117,6 @@ class DestinationContract:
         calls: tuple[Callable[[], object], ...] = (
             lambda: destination.create(name, SIZE),
             lambda: destination.destroy(name),
-            lambda: destination.protect(name),
-            lambda: destination.roll_back(name),
-            lambda: destination.release(name),
         )
         for call in calls:
             with pytest.raises(DiskWriteFailed):
@@ -128,37 +124,6 @@ class DestinationContract:
 
     def test_free_is_what_can_be_written(self, case: DestinationCase) -> None:
         assert MIB < case.destination.free_bytes() < 1 << 60
-
-    def test_a_protected_volume_is_rolled_back(self, case: DestinationCase) -> None:
-        if not case.protects:
-            return  # as the test below has it
-        name, destination = self.volume(case), case.destination
-        write(destination, name, SIZE, 0, b"before" + bytes(1024))
-        assert destination.protect(name)
-        write(destination, name, SIZE, 0, b"half-way")
-        assert case.another().protect(name)  # a step that runs again after a crash: the first protection stands
-        for _ in range(2):
-            destination.roll_back(name)
-            assert read(destination, name, 0, 10) == b"before" + bytes(4)
-            write(destination, name, SIZE, 0, b"again")
-        for _ in range(2):
-            destination.release(name)
-        assert read(destination, name, 0, 6) == b"againe"
-        with pytest.raises(DiskWriteFailed):
-            destination.roll_back(name)
-        assert destination.protect(name)
-        destination.destroy(name)
-        assert case.volumes() == []
-
-    def test_where_nothing_can_be_protected_nothing_is_done(self, case: DestinationCase) -> None:
-        name = self.volume(case)
-        assert case.destination.protect(name) == case.protects
-        if not case.protects:
-            assert len(case.volumes()) == 1
-            with pytest.raises(DiskWriteFailed):
-                case.destination.roll_back(name)
-        case.destination.release(name)
-        case.destination.release(case.destination.volume_name(uuid4(), "never made"))
 
     def test_jobs_make_volumes_at_the_same_time(self, case: DestinationCase) -> None:
         barrier = threading.Barrier(4, timeout=60)

@@ -1,6 +1,5 @@
 """Volumes in a folder, on the file systems that a host may have."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.errors import DiskWriteFailed
-from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract, read, write
+from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract
 from tests.needs import need, need_root
 
 MIB = 1 << 20
@@ -40,56 +39,17 @@ def mounted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-def case_in(folder: Path, *, protects: bool) -> DestinationCase:
-    folder.mkdir(exist_ok=True)
-    return DestinationCase(
-        destination=DirectoryDestination(folder),
-        another=lambda: DirectoryDestination(folder),
-        volumes=lambda: [str(path) for path in folder.rglob("*") if path.is_file()],
-        protects=protects,
-    )
-
-
-@pytest.mark.parametrize("mounted", ["tmpfs"], indirect=True)
-class TestWithoutReflinks(DestinationContract):
+@pytest.mark.parametrize("mounted", ["tmpfs", "xfs", "btrfs"], indirect=True)
+class TestDestination(DestinationContract):
     @pytest.fixture
     def case(self, mounted: Path) -> DestinationCase:
-        return case_in(mounted / "volumes", protects=False)
-
-
-@pytest.mark.parametrize("mounted", ["xfs"], indirect=True)
-class TestWithReflinks(DestinationContract):
-    @pytest.fixture
-    def case(self, mounted: Path) -> DestinationCase:
-        return case_in(mounted / "volumes", protects=True)
-
-
-@pytest.mark.parametrize("mounted", ["xfs", "btrfs"], indirect=True)
-def test_what_is_protected_takes_no_room(mounted: Path) -> None:
-    destination = DirectoryDestination(mounted)
-    name = destination.volume_name(uuid4(), "disk")
-    destination.create(name, 64 * MIB)
-    write(destination, name, 64 * MIB, 0, os.urandom(32 * MIB))
-    before = destination.free_bytes()
-    assert destination.protect(name)
-    assert before - destination.free_bytes() < 4 * MIB
-
-
-@pytest.mark.parametrize("mounted", ["xfs"], indirect=True)
-def test_a_protection_that_was_cut_off_is_none(mounted: Path) -> None:
-    """A kill between making the twin and giving it its name."""
-    destination = DirectoryDestination(mounted)
-    name = destination.volume_name(uuid4(), "disk")
-    destination.create(name, SIZE)
-    write(destination, name, SIZE, 0, b"now")
-    Path(destination.device(name) + ".unfinished").write_bytes(b"half")
-    with pytest.raises(DiskWriteFailed, match="not protected"):
-        destination.roll_back(name)
-    assert destination.protect(name)
-    destination.roll_back(name)
-    assert read(destination, name, 0, 3) == b"now"
-    destination.destroy(name)
-    assert list(mounted.iterdir()) == []
+        folder = mounted / "volumes"
+        folder.mkdir()
+        return DestinationCase(
+            destination=DirectoryDestination(folder),
+            another=lambda: DirectoryDestination(folder),
+            volumes=lambda: [str(path) for path in folder.rglob("*") if path.is_file()],
+        )
 
 
 def test_a_link_in_place_of_a_volume_is_not_followed(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ A volume is a sparse file with a loop device and a link to that at {folder}/dev/
 import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -100,14 +99,12 @@ def create(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
 
 def destroy(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
     (name,) = arguments
-    if "@" in name and name not in state["datasets"]:
-        raise Refused("could not find any snapshots to destroy; check snapshot names.")
     refuse_missing(state, name)
     busy = folder / BUSY_TURNS
     if busy.exists() and (turns := int(busy.read_text())):
         busy.write_text(str(turns - 1))
         raise Refused(f"cannot destroy '{name}': dataset is busy")
-    if any(other.startswith((f"{name}/", f"{name}@")) for other in state["datasets"]):
+    if any(other.startswith(f"{name}/") for other in state["datasets"]):
         raise Refused(f"cannot destroy '{name}': {state['datasets'][name]['kind']} has children\nuse '-r' to destroy")
     if state["datasets"][name]["kind"] == "volume":
         link = folder / "dev" / name
@@ -119,30 +116,7 @@ def destroy(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
         subprocess.run(["losetup", "--detach", link.resolve()], check=True)
         link.unlink()
         (folder / "bytes" / name).unlink()
-    if "@" in name:
-        (folder / "bytes" / name).unlink()
     del state["datasets"][name]
-
-
-def snapshot(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
-    _, option, name = arguments
-    volume = name.partition("@")[0]
-    refuse_missing(state, volume)
-    if name in state["datasets"]:
-        raise Refused(f"cannot create snapshot '{name}': dataset already exists")
-    shutil.copyfile(folder / "bytes" / volume, folder / "bytes" / name)
-    key, _, value = option.partition("=")
-    state["datasets"][name] = {"kind": "snapshot", "options": {key: value}}
-
-
-def rollback(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
-    (name,) = arguments
-    refuse_missing(state, name)
-    device = (folder / "dev" / name.partition("@")[0]).resolve()
-    with (folder / "bytes" / name).open("rb") as source, device.open("r+b") as target:
-        shutil.copyfileobj(source, target)
-        target.flush()
-        os.fsync(target.fileno())
 
 
 def get(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
@@ -161,7 +135,7 @@ def found(state: dict[str, Any], dataset: str, name: str) -> tuple[str, str]:
     while at:
         if name in state["datasets"][at].get("options", {}):
             return state["datasets"][at]["options"][name], "local" if at == dataset else f"inherited from {at}"
-        at = at.partition("@")[0] if "@" in at else at.rpartition("/")[0]
+        at = at.rpartition("/")[0]
     return "-", "-"
 
 
@@ -173,8 +147,6 @@ def show(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
 COMMANDS: dict[str, Callable[[Path, dict[str, Any], list[str]], None]] = {
     "create": create,
     "destroy": destroy,
-    "snapshot": snapshot,
-    "rollback": rollback,
     "get": get,
     "list": show,
 }

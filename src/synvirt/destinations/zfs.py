@@ -1,7 +1,6 @@
 """Volumes as sparse zfs volumes, as the specification (part 1) wants them: lz4, blocks of 64 KiB.
 
-    {pool}/{namespace}/migrations/{job_id}/{sanitized label}                       the volume
-    {pool}/{namespace}/migrations/{job_id}/{sanitized label}@synvirt-protected     what it held when it was protected
+    {pool}/{namespace}/migrations/{job_id}/{sanitized label}
 
 What is ours carries our mark, user properties of its own: `synvirt:job` and, on volumes, `synvirt:disk` and `synvirt:size`
 (the disk's true size: a volume is whole blocks). Nothing without the mark is ever destroyed, and nothing recursively.
@@ -30,7 +29,6 @@ NAME_CHARS_MAX = 255
 # One part in so many of the free room is not for disks.
 HEADROOM = 16
 DEVICES = Path("/dev/zvol")
-SNAPSHOT = "synvirt-protected"
 # udev makes the link within milliseconds; on a host that imports a large pool at this moment it takes seconds.
 LINK_TIMEOUT_S = 60.0
 ASK_UDEV_EVERY_S = 2.0
@@ -68,7 +66,7 @@ class ZfsDestination:
         self._root = f"{pool}/{namespace}/migrations"
         self._zfs = zfs or Zfs()
         self._devices, self._name_of, self._link_timeout_s = devices, name_of, link_timeout_s
-        longest = f"{self.volume_name(UUID(int=0), 'é' * 200)}@{SNAPSHOT}"
+        longest = self.volume_name(UUID(int=0), "é" * 200)
         if not PARENT.fullmatch(self._root) or "/" in pool or len(longest) > NAME_CHARS_MAX:
             raise DiskWriteFailed(
                 f"the zfs pool {pool!r} and the namespace {namespace!r} make no name of a dataset",
@@ -112,7 +110,6 @@ class ZfsDestination:
     def destroy(self, name: str) -> None:
         job, _ = self._parts(name)
         if self._is_ours(name, job):
-            self.release(name)
             self._destroy(name)
         folder = f"{self._root}/{job}"
         if self._is_ours(folder, job):
@@ -135,24 +132,6 @@ class ZfsDestination:
         raise DiskWriteFailed(
             f"this host has no zfs pool {self._pool}", hint="`zpool list` shows its pools, `zpool import` those not imported"
         )
-
-    def protect(self, name: str) -> bool:
-        job, _ = self._parts(name)
-        if not self._is_ours(f"{name}@{SNAPSHOT}", job):
-            self._zfs("snapshot", "-o", f"synvirt:job={job}", f"{name}@{SNAPSHOT}")
-        return True
-
-    def roll_back(self, name: str) -> None:
-        job, _ = self._parts(name)
-        if not self._is_ours(f"{name}@{SNAPSHOT}", job):
-            raise DiskWriteFailed(f"volume {name} is not protected: there is nothing to roll it back to")
-        self._zfs("rollback", f"{name}@{SNAPSHOT}")
-
-    def release(self, name: str) -> None:
-        job, _ = self._parts(name)
-        snapshot = f"{name}@{SNAPSHOT}"
-        if self._is_ours(snapshot, job):
-            self._destroy(snapshot)
 
     def _parts(self, name: str) -> tuple[str, str]:
         """The job's id and the disk's label in a volume's name."""

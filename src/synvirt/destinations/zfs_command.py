@@ -22,7 +22,6 @@ BUSY_PAUSES_S = (0.1, 0.2, 0.5, 1, 2, 4, 8)
 REFUSALS: tuple[tuple[str, Reason, str | None], ...] = (
     ("no such pool", "no pool", "`zpool list` shows the pools of this host; the setting zfs_pool names one"),
     ("does not exist", "missing", None),
-    ("could not find any snapshots", "missing", None),
     ("already exists", "exists", None),
     ("out of space", "no space", "free space in the pool, or choose another destination"),
     ("quota exceeded", "no space", "raise the quota of the namespace, or choose another destination"),
@@ -30,7 +29,6 @@ REFUSALS: tuple[tuple[str, Reason, str | None], ...] = (
     ("ermission denied", "permission", "`synvirt doctor` says which `zfs allow` the service's user lacks"),
     ("has children", "in use", "it has snapshots or volumes that SynVirt did not make: `zfs list -rt all` shows them"),
     ("dependent clones", "in use", "somebody cloned it: `zfs promote` the clone, or destroy it"),
-    ("more recent snapshots", "in use", "somebody made a snapshot of it meanwhile: destroy that first"),
     ("currently suspended", "suspended", "the pool has lost its disks: `zpool status`, then `zpool clear`"),
     ("modules are not loaded", "no module", "`modprobe zfs`; `synvirt doctor` says which package has it"),
     ("/dev/zfs", "no module", "`modprobe zfs`; `synvirt doctor` says which package has it"),
