@@ -25,6 +25,8 @@ STDERR_READ_BYTES = 256 << 10
 LINE_KEPT_CHARS = 65536
 # A grandchild may hold the output open after the program has ended.
 LINES_LATE_S = 5
+# A killed process lets go of its files at once, unless its disk does not answer.
+GONE_TIMEOUT_S = 10
 GUARD = Path(__file__).with_name("guard.py")
 # Debian keeps administrators' tools (zfs, blkdiscard, libvirtd) here; a service's PATH often lacks them.
 ADMIN_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
@@ -207,3 +209,21 @@ def end_group(child: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
     """End a child started with start_new_session, and all its children. SIGKILL: readers have nothing to tidy up."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+
+
+def end_users(folder: Path) -> None:
+    """End whatever has a file of `folder` open, ourselves excepted. virt-v2v serves disks by qemu-nbd, a daemon in a session of
+    its own, which outlives it when it fails or is killed."""
+    for process in Path("/proc").glob("[0-9]*"):
+        # A process that ends while it is looked at, or is another user's, holds nothing of ours.
+        with contextlib.suppress(OSError):
+            theirs = any(link.readlink().is_relative_to(folder) for link in (process / "fd").iterdir())
+            if theirs and int(process.name) != os.getpid():
+                os.kill(int(process.name), signal.SIGKILL)
+                _wait_gone(process)
+
+
+def _wait_gone(process: Path) -> None:
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while (process / "fd").exists() and any((process / "fd").iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.01)

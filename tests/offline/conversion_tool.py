@@ -91,8 +91,21 @@ def chatter(_source: Path, _folder: Path) -> int:
     return 0
 
 
+def leave_daemon(_source: Path, folder: Path) -> int:
+    """One that serves disks and goes on when the tool has failed, as virt-v2v's qemu-nbd does."""
+    subprocess.Popen(["sh", "-c", f"exec 3>'{folder}/served'; exec sleep 3600"], start_new_session=True)
+    while not (folder / "served").exists():
+        pass
+    return 1
+
+
 BEFORE: dict[str, Callable[[Path, Path], int]] = {"fail": fail}
-AFTER: dict[str, Callable[[Path, Path], int]] = {"fail late": fail_late, "fail in JSON": fail_in_json, "chatter": chatter}
+AFTER: dict[str, Callable[[Path, Path], int]] = {
+    "fail late": fail_late,
+    "fail in JSON": fail_in_json,
+    "daemon": leave_daemon,
+    "chatter": chatter,
+}
 
 
 def main() -> int:

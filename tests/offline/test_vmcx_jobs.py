@@ -241,6 +241,26 @@ def test_a_tool_that_hangs_is_ended(tmp_path: Path) -> None:
     house.close()
 
 
+def test_what_a_failed_tool_left_running_is_ended(tmp_path: Path) -> None:
+    house = by_tool(tmp_path, "daemon")
+    job = run(house)
+    assert job.state == State.FAILED
+    assert users(tmp_path / "passthrough") == []
+    assert house.leftovers() == []
+    check_tidy(house, job)
+    house.close()
+
+
+def users(folder: Path) -> list[str]:
+    """The processes that have a file in the folder open, deleted or not."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if link.readlink().is_relative_to(folder):
+                found.append(command_line(int(link.parts[2])))
+    return found
+
+
 def test_no_room_for_what_the_tool_writes_is_found_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = by_tool(tmp_path, "well")
     usage = os.statvfs(tmp_path)

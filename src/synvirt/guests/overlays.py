@@ -6,22 +6,17 @@ Such an overlay serves over every destination alike, costs what is changed, and 
 run twice: an overlay that was taken over still holds all that it held (-d).
 """
 
-import contextlib
 import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 from synvirt.errors import V2vFailed
-from synvirt.programs import ProgramFailed, run
+from synvirt.programs import ProgramFailed, end_users, run
 
 # Drivers, an agent and a changed registry are some 100 MB; more than a few seconds of work only on a dying disk.
 COMMAND_TIMEOUT_S = 600
 # What a conversion writes, with room to spare: it asks for 100 MB in the guest's own file system.
 ROOM_BYTES = 1 << 30
-# A killed process lets go of its files at once, unless its disk does not answer.
-GONE_TIMEOUT_S = 10
 
 
 def lay(folder: Path, devices: list[str]) -> list[Path]:
@@ -52,25 +47,8 @@ def take_over(folder: Path, devices: list[str]) -> None:
 
 
 def remove(folder: Path) -> None:
-    let_go(folder)
+    end_users(folder)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def let_go(folder: Path) -> None:
-    """Ends whatever has an overlay open. virt-v2v serves the disks by qemu-nbd, a daemon in a session of its own, which
-    outlives it when it fails or is killed."""
-    for process in Path("/proc").glob("[0-9]*"):
-        # A process that ends while it is looked at, or is another user's, holds nothing of ours.
-        with contextlib.suppress(OSError):
-            if any(link.readlink().is_relative_to(folder) for link in (process / "fd").iterdir()):
-                os.kill(int(process.name), signal.SIGKILL)
-                _wait_gone(process)
-
-
-def _wait_gone(process: Path) -> None:
-    deadline = time.monotonic() + GONE_TIMEOUT_S
-    while (process / "fd").exists() and any((process / "fd").iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def _flush(device: str) -> None:

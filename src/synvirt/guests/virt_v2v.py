@@ -18,7 +18,7 @@ from synvirt.errors import V2vFailed
 from synvirt.guests import Tell, overlays
 from synvirt.guests.driver_image import top_names
 from synvirt.model import MessageKind, VmManifest
-from synvirt.programs import ProgramFailed, find, run
+from synvirt.programs import ProgramFailed, end_users, find, run
 
 PROGRAM = "virt-v2v-in-place"
 # A conversion takes 2 to 5 minutes; one on a slow pool without KVM was seen to take 20.
@@ -103,7 +103,7 @@ class VirtV2vInPlace:
             except ProgramFailed as error:
                 raise _failed(manifest, said.last("error") or _last_line(error.stderr) or error.detail) from error
             finally:
-                overlays.let_go(self._folder / name)
+                end_users(self._folder / name)
         if said.heard(_WITHOUT_DRIVERS):
             raise _failed(manifest, said.last("warning") or said.last("info") or "no driver was installed")
 

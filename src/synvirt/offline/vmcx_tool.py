@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from synvirt.errors import BadRequest, DiskReadFailed, DiskWriteFailed, InvalidPlan, SynvirtError
-from synvirt.programs import STDERR_KEPT_CHARS, ProgramFailed, find, run
+from synvirt.programs import STDERR_KEPT_CHARS, ProgramFailed, end_users, find, run
 from synvirt.settings import Settings
 
 # A tool that says its drivers takes no time; one that hangs is as good as missing.
@@ -97,7 +97,8 @@ class VmcxTool:
         return sorted(path for path in files if path.suffix.lower() not in _NO_DISKS)
 
     def discard(self, name: str) -> None:
-        """No folder of that name is left. Idempotent."""
+        """No folder of that name is left, and nobody who writes in there. Idempotent."""
+        end_users(self.folder / name)
         try:
             shutil.rmtree(self.folder / name)
         except FileNotFoundError:
