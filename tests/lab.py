@@ -10,6 +10,7 @@ network. It is emulated, and Python in it is some 30 times slower than here: a t
 import hashlib
 import os
 import subprocess
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 
 from tests.needs import lacking, need
 
-CHECKOUT = Path(__file__).parent.parent
+CHECKOUT = Path(__file__).resolve().parent.parent
 RECIPE = ("build", "initramfs-init", "guest-init")
 POOL_BYTES = 2 << 30
 MEMORY_MIB = 1024
@@ -42,6 +43,16 @@ def folder() -> Path:
     return made[-1]
 
 
+def python() -> str:
+    """How the guest calls Python with this environment's packages: both are Debian 12's Python, and the environment lies in the
+    checkout."""
+    packages = Path(sysconfig.get_path("purelib"))
+    if not packages.is_relative_to(CHECKOUT):
+        lacking(f"needs the virtual environment to lie in the checkout, where `make test` makes it: it is {packages}")
+    inside = Path("/host") / packages.relative_to(CHECKOUT)
+    return f"PYTHONPATH={inside}:/host/src:/host PYTHONDONTWRITEBYTECODE=1 python3"
+
+
 def run(command: str, result: Path, *, timeout_s: float) -> Said:
     """Boot the guest, run the command in bash, and wait until it is off. `result` is /result in the guest."""
     guest = folder()
@@ -60,7 +71,7 @@ def run(command: str, result: Path, *, timeout_s: float) -> Said:
     ]  # fmt: skip
     argv = [
         emulator, "-nodefaults", "-no-user-config", "-nographic", "-no-reboot",
-        "-machine", "q35", "-accel", "tcg,tb-size=512", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MIB),
+        "-machine", "q35", "-accel", "tcg,tb-size=512", "-cpu", "max", "-smp", "1", "-m", str(MEMORY_MIB),
         "-kernel", str(guest / "vmlinuz"), "-initrd", str(guest / "initrd"),
         "-append", "console=ttyS0 quiet panic=-1 mitigations=off nokaslr",
         "-serial", f"file:{console}",

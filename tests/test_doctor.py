@@ -91,7 +91,7 @@ def test_a_conversion_tool_without_the_hyperv_driver_is_missing(
 
 
 def test_what_the_services_user_may_not_do_on_zfs_is_said_as_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = "canmount,compression,create,destroy,mount,rollback,snapshot,userprop,volblocksize,volmode"
+    allowed = "canmount,compression,create,destroy,mount,userprop"
     program(tmp_path, "zfs", f"printf 'Local+Descendent permissions:\\n\\tuser synvirt {allowed}\\n'")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     settings = Settings(data_dir=tmp_path, zfs_pool="tank")
@@ -99,9 +99,9 @@ def test_what_the_services_user_may_not_do_on_zfs_is_said_as_a_command(tmp_path:
     monkeypatch.setattr("synvirt.destinations.zfs_allow.caller", lambda: ("synvirt", frozenset({"kvm"})))
     one = finding("zfs allow", settings)
     assert (one.found, one.needed) == (False, True)
-    assert one.detail == "root has to call `zfs allow -u synvirt volsize tank/synvirt` and `usermod -aG disk synvirt`"
+    assert one.detail == "root has to call `zfs allow -u synvirt volmode tank/synvirt` and `usermod -aG disk synvirt`"
     monkeypatch.setattr("synvirt.destinations.zfs_allow.caller", lambda: ("synvirt", frozenset({"disk"})))
-    program(tmp_path, "zfs", f"printf 'Local+Descendent permissions:\\n\\tuser synvirt {allowed},volsize\\n'")
+    program(tmp_path, "zfs", f"printf 'Local+Descendent permissions:\\n\\tuser synvirt {allowed},volmode\\n'")
     assert finding("zfs allow", settings).found
 
 

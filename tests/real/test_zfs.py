@@ -9,17 +9,14 @@ from tests import lab
 
 # The guest is emulated, and shares the machine with the other tests.
 GUEST_TIMEOUT_S = 900
-PYTEST = (
-    "cd /host && PYTHONPATH=/host/.venv/lib/python3.11/site-packages:/host/src:/host PYTHONDONTWRITEBYTECODE=1"
-    " python3 -m pytest --noconftest -p no:cacheprovider --junitxml=/result/results.xml --timeout=300 --color=no -q"
-)
+PYTEST = "-m pytest --noconftest -p no:cacheprovider --junitxml=/result/results.xml --timeout=300 --color=no --durations=5 -q"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(GUEST_TIMEOUT_S + 60)
 @pytest.mark.parametrize("name", ["test_zfs_contracts", "test_zfs_destination", "test_zfs_import"])
 def test_in_the_guest(name: str, tmp_path: Path) -> None:
-    said = lab.run(f"{PYTEST} tests/guest/{name}.py", tmp_path, timeout_s=GUEST_TIMEOUT_S)
+    said = lab.run(f"cd /host && {lab.python()} {PYTEST} tests/guest/{name}.py", tmp_path, timeout_s=GUEST_TIMEOUT_S)
     assert said.code == 0, f"{said.output}\n{said.console}"
     suite = next(ET.parse(tmp_path / "results.xml").getroot().iter("testsuite"))
     assert int(suite.attrib["tests"]) > 0
