@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from uuid import UUID
 
@@ -39,6 +39,7 @@ class FakeHypervisor:
         self.fail = fail
         self.boots_from = boots_from
         self.screenshots: dict[UUID, bytes] = {}
+        self.variables: dict[UUID, bytes] = {}
         self.domains: dict[UUID, FakeDomain] = {}
         self._lock = threading.Lock()
 
@@ -53,7 +54,16 @@ class FakeHypervisor:
         self.domains[uuid].running = False
 
     def domain_xml(self, job: Migration, volumes: list[Volume]) -> Domain:
-        return build(job, volumes, HOST)
+        return build(job, volumes, replace(HOST, variables_kept=job.id in self.variables))
+
+    def keep_variables(self, job_id: UUID, content: bytes) -> bool:
+        if content.startswith(b"useless"):
+            return False
+        self.variables[job_id] = content
+        return True
+
+    def forget_variables(self, job_id: UUID) -> None:
+        self.variables.pop(job_id, None)
 
     def check_free(self, wanted: Identity) -> None:
         with self._lock:

@@ -1,6 +1,7 @@
 """A job whose guest does not boot from the first bus climbs; names are claimed before anything is copied. Fakes, real store."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,12 +10,13 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.errors import Conflict, Internal
+from synvirt.errors import Conflict, Internal, SourceUnreachable, SynvirtError
 from synvirt.migrations.intake import check_identity
-from synvirt.model import KIB, BootAttempt, DiskBus, Migration, State
+from synvirt.model import KIB, BootAttempt, DiskBus, Migration, State, VmManifest
 from synvirt.store import Store
 from tests.fakes.hypervisor import FakeHypervisor
-from tests.house import Crash, House, crash_at, offline_plan, states
+from tests.fakes.live import FakeAdapter
+from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan, states
 
 COMMITS_MAX = 60
 
@@ -257,3 +259,57 @@ def test_a_hypervisor_that_is_away_refuses_no_plan(house: House, monkeypatch: py
 
     monkeypatch.setattr(house.hypervisor, "check_free", away)
     check_identity(house.rooms, offline_plan(appliance(house), target={"name": "web"}), None)
+
+
+# ── UEFI variables ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class UefiAdapter(FakeAdapter):
+    """Of a platform that keeps UEFI variables as OVMF does; `variables` None: this VM has none; an error: it does not say."""
+
+    variables: bytes | SynvirtError | None = b"boot entries and keys"
+
+    async def inspect(self, vm_id: str) -> VmManifest:
+        return (await super().inspect(vm_id)).model_copy(update={"firmware": "uefi"})
+
+    async def uefi_variables(self, vm_id: str) -> bytes | None:
+        if isinstance(self.variables, SynvirtError):
+            raise self.variables
+        return self.variables
+
+
+@pytest.mark.parametrize(
+    ("variables", "kept"),
+    [
+        (b"boot entries and keys", True),
+        (b"useless to this host's firmware", False),
+        (None, False),
+        (SourceUnreachable("its storage pool cannot be made"), False),
+    ],
+)
+def test_uefi_variables_come_along_where_the_source_has_ours(
+    house: House, monkeypatch: pytest.MonkeyPatch, variables: bytes | SynvirtError | None, *, kept: bool
+) -> None:
+    monkeypatch.setattr(UefiAdapter, "variables", variables)
+    monkeypatch.setattr(house, "connect", lambda *_: _connected(house))
+    house.rooms = dataclasses.replace(house.rooms, connect=house.connect)
+    house.platform.add_vm(VM, {"disk-0": b"boot" * KIB})
+    job = house.run(house.intake.submit(live_plan("Cold")).id)
+    assert job.state == State.COMPLETED, job.last_error
+    assert house.hypervisor.variables == ({job.id: variables} if kept else {})
+    assert job.domain is not None
+    assert any(one.what == "uefi variables" for one in job.domain.differences) is not kept
+
+
+async def _connected(house: House) -> UefiAdapter:
+    return UefiAdapter(house.platform)
+
+
+def test_variables_of_a_job_that_fails_go_with_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.rooms = dataclasses.replace(house.rooms, connect=lambda *_: _connected(house))
+    house.hypervisor.fail = "boot"
+    house.platform.add_vm(VM, {"disk-0": b"boot" * KIB})
+    job = house.run(house.intake.submit(live_plan("Cold")).id)
+    assert job.state == State.FAILED
+    assert house.hypervisor.variables == {}
+    assert house.store.ledger(job.id) == []

@@ -8,7 +8,7 @@ import pytest
 
 from synvirt.errors import DomainDefineFailed, GuestBootFailed, Internal, NotFound
 from synvirt.hypervisor import console
-from synvirt.hypervisor.connection import Connection, embedded_root
+from synvirt.hypervisor.connection import Connection, embedded_root, load
 from synvirt.hypervisor.identity import identity_of
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
 from synvirt.model import MIB, Disk, VmManifest
@@ -167,3 +167,30 @@ def test_an_unreachable_hypervisor_is_our_error() -> None:
 )
 def test_the_folder_of_an_embedded_driver(uri: str, root: Path | None) -> None:
     assert embedded_root(uri) == root
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_sources_uefi_variables_are_what_the_guest_starts_with(
+    host: LibvirtHost, case: HypervisorCase, data_dir: Path, secure: bool
+) -> None:
+    template = Path("/usr/share/OVMF/OVMF_VARS_4M.ms.fd" if secure else "/usr/share/OVMF/OVMF_VARS_4M.fd")
+    assert template.exists(), "apt-get install ovmf"
+    # Erased flash at the end of the store's spare block: another store than the host's own, and one that firmware accepts.
+    content = template.read_bytes()[:-8] + b"\xff\xffSOURCE"
+    disks = (Disk(key="disk1", label="disk1", capacity_bytes=MIB),)
+    migration = job(VmManifest(vm_id="x", name=f"kept {secure}", firmware="uefi", secure_boot=secure, disks=disks))
+    assert not host.keep_variables(migration.id, content[:-1]), "of no size that a firmware here expects"
+    assert not host.keep_variables(migration.id, bytes(len(content))), "no variable store"
+    assert host.keep_variables(migration.id, content)
+    domain = define(case, migration)
+    assert not any(one.what == "uefi variables" for one in domain.differences)
+    found = host._find("lookupByUUIDString", domain.uuid)
+    assert found is not None
+    found.createWithFlags(load().VIR_DOMAIN_START_PAUSED)
+    (variables,) = (data_dir / "libvirt/lib/qemu/nvram").iterdir()
+    assert variables.read_bytes() == content
+    host.undefine(UUID(domain.uuid), migration.id)
+    host.forget_variables(migration.id)
+    host.forget_variables(migration.id)
+    assert not list((data_dir / "libvirt/variables").iterdir())
+    assert not list((data_dir / "libvirt/lib/qemu/nvram").iterdir())

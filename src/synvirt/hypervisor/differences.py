@@ -8,15 +8,16 @@ from synvirt.model import MIB, Difference, Migration, Nic, VmManifest
 Network = Callable[[Nic], tuple[str, str]]
 
 
-def differences(job: Migration, *, name: str, network: Network, tpm: bool) -> tuple[Difference, ...]:
-    """`name`: the domain's; `network`: what a card is plugged into here; `tpm`: whether this host can give one."""
+def differences(job: Migration, *, name: str, network: Network, tpm: bool, variables: bool) -> tuple[Difference, ...]:
+    """`name`: the domain's; `network`: what a card is plugged into here; `tpm`: whether this host can give one;
+    `variables`: whether the source's UEFI variables came along."""
     manifest = job.manifest
     if manifest is None:
         return ()
     return (
         *_identity(job, manifest, name),
         *_size(job, manifest),
-        *_firmware(manifest, tpm=tpm),
+        *_firmware(manifest, tpm=tpm, variables=variables),
         *_disks(job, manifest),
         *_cards(job, manifest, network),
     )
@@ -47,8 +48,8 @@ def _size(job: Migration, manifest: VmManifest) -> Iterator[Difference]:
         yield _difference("memory", _mib(manifest.memory_bytes), _mib(memory), why)
 
 
-def _firmware(manifest: VmManifest, *, tpm: bool) -> Iterator[Difference]:
-    if manifest.firmware == "uefi":
+def _firmware(manifest: VmManifest, *, tpm: bool, variables: bool) -> Iterator[Difference]:
+    if manifest.firmware == "uefi" and not variables:
         keys = "Microsoft's keys and " if manifest.secure_boot else ""
         yield _difference(
             "uefi variables",

@@ -60,6 +60,8 @@ class Host:
     uefi: Firmware | None = None
     uefi_secure: Firmware | None = None
     tpm: bool = False
+    # `uefi` or `uefi_secure` has the source's own variables.
+    variables_kept: bool = False
 
 
 def build(job: Migration, volumes: list[Volume], host: Host) -> Domain:
@@ -91,7 +93,9 @@ def build(job: Migration, volumes: list[Volume], host: Host) -> Domain:
     _fixtures(devices, identity, manifest, BUSES[bus].machine, host)
     ET.indent(root)
     xml = ET.tostring(root, encoding="unicode") + "\n"
-    found = differences(job, name=name, network=lambda nic: _network(job, nic, host), tpm=host.tpm)
+    found = differences(
+        job, name=name, network=lambda nic: _network(job, nic, host), tpm=host.tpm, variables=host.variables_kept
+    )
     return Domain(name=name, uuid=str(identity), xml=xml, differences=found)
 
 

@@ -31,8 +31,12 @@ _UEFI = (
 )
 _UEFI_SECURE = (
     Firmware("/usr/share/OVMF/OVMF_CODE_4M.ms.fd", "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"),
+    Firmware("/usr/share/OVMF/OVMF_CODE.ms.fd", "/usr/share/OVMF/OVMF_VARS.ms.fd"),
     Firmware("/usr/share/edk2/ovmf/OVMF_CODE.secboot.fd", "/usr/share/edk2/ovmf/OVMF_VARS.secboot.fd"),
 )
+
+# EFI_FIRMWARE_VOLUME_HEADER.Signature (UEFI Platform Initialization, volume 3, 3.2.1): a raw variable store begins with one.
+_VOLUME_MARK_AT, _VOLUME_MARK = 40, b"_FVH"
 
 POLL_S = 0.2
 # libvirt waits for a domain's lock for 30 s, and holds it for a little longer where a guest's monitor does not answer.
@@ -87,11 +91,43 @@ class LibvirtHost:
             serial_log=str(self._serial_logs / "synvirt-{uuid}.log"),
             network="network:default" if self._system else "user",
             plain_network="network" if self._system else "bridge",
-            uefi=installed_uefi(),
-            uefi_secure=installed_uefi(secure=True),
+            uefi=self._uefi(job.id, _UEFI),
+            uefi_secure=self._uefi(job.id, _UEFI_SECURE),
+            variables_kept=self._variables(job.id).exists(),
             tpm=find("swtpm") is not None and find("swtpm_setup") is not None,
         )
         return build(job, volumes, host)
+
+    def keep_variables(self, job_id: UUID, content: bytes) -> bool:
+        """Whole on disk, or not there. The domain's XML names it as the template that libvirt copies at the first start."""
+        sizes = {Path(build.variables).stat().st_size for build in (*_UEFI, *_UEFI_SECURE) if _is_installed(build)}
+        if len(content) not in sizes or content[_VOLUME_MARK_AT : _VOLUME_MARK_AT + len(_VOLUME_MARK)] != _VOLUME_MARK:
+            return False
+        path = self._variables(job_id)
+        partial = path.with_suffix(".partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial.write_bytes(content)
+            partial.rename(path)
+        except OSError as error:
+            raise DomainDefineFailed(f"the guest's UEFI variables cannot be kept: {error.strerror}") from error
+        return True
+
+    def forget_variables(self, job_id: UUID) -> None:
+        for path in (self._variables(job_id), self._variables(job_id).with_suffix(".partial")):
+            path.unlink(missing_ok=True)
+
+    def _uefi(self, job_id: UUID, builds: tuple[Firmware, ...]) -> Firmware | None:
+        """With the variables that were kept, the build whose own are of that size: its code expects them so."""
+        try:
+            size = self._variables(job_id).stat().st_size
+        except FileNotFoundError:
+            return _installed(builds)
+        fitting = tuple(build for build in builds if _is_installed(build) and Path(build.variables).stat().st_size == size)
+        return Firmware(fitting[0].code, str(self._variables(job_id))) if fitting else _installed(builds)
+
+    def _variables(self, job_id: UUID) -> Path:
+        return self._folder / "variables" / f"{job_id}.fd"
 
     def _accelerator(self) -> Accelerator:
         return accelerator(self._folder)
@@ -275,7 +311,11 @@ def installed_uefi(*, secure: bool = False) -> Firmware | None:
 
 
 def _installed(builds: tuple[Firmware, ...]) -> Firmware | None:
-    return next((build for build in builds if os.access(build.code, os.R_OK) and os.access(build.variables, os.R_OK)), None)
+    return next(filter(_is_installed, builds), None)
+
+
+def _is_installed(build: Firmware) -> bool:
+    return os.access(build.code, os.R_OK) and os.access(build.variables, os.R_OK)
 
 
 def _start_hint(message: str) -> str | None:

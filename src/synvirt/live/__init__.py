@@ -9,7 +9,7 @@ Being in the registry enrols an adapter in the contract suite.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -65,6 +65,15 @@ class About:
     product: str
     version: str
     checks: tuple[SourceCheck, ...] = ()
+
+
+@runtime_checkable
+class KeepsUefiVariables(Protocol):
+    """What an adapter is too whose platform keeps UEFI variables in the form that OVMF does: libvirt, Proxmox."""
+
+    async def uefi_variables(self, vm_id: str) -> bytes | None:
+        """The variable store of a VM that is off, as its firmware reads it; None where there is none, or none to be had."""
+        ...
 
 
 class LiveAdapter(Protocol):

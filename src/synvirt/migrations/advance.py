@@ -95,6 +95,10 @@ async def _sweep_screenshot(job: Job, _name: str) -> None:
     await job.in_thread(job.rooms.hypervisor.forget_screenshot, job.id)
 
 
+async def _sweep_variables(job: Job, _name: str) -> None:
+    await job.in_thread(job.rooms.hypervisor.forget_variables, job.id)
+
+
 async def _sweep_claim(_job: Job, _name: str) -> None:
     """A claim is nothing but its line in the ledger."""
 
@@ -117,6 +121,7 @@ async def _sweep_source_power(job: Job, _name: str) -> None:
 
 
 SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
+    "variables": _sweep_variables,
     "volume": _sweep_volume,
     "claim": _sweep_claim,
     "domain": _sweep_domain,

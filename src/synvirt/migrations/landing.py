@@ -11,12 +11,17 @@ goes on with that rung.
 
 from uuid import UUID
 
-from synvirt.errors import GuestBootFailed
+import structlog
+
+from synvirt.errors import Cancelled, GuestBootFailed, SynvirtError
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.identity import CLASH_HINT, identity_of
+from synvirt.live import KeepsUefiVariables, LiveAdapter
 from synvirt.migrations.job import Job
 from synvirt.model import BootAttempt, DiskBus, Domain, now
+
+log = structlog.get_logger(__name__)
 
 
 async def claim(job: Job) -> None:
@@ -30,6 +35,8 @@ async def claim(job: Job) -> None:
 
 async def land(job: Job, volumes: list[Volume]) -> None:
     """GuestBootFailed, when no rung is left; DomainDefineFailed; Conflict, when a domain took the name meanwhile."""
+    if job.migration.domain is None and not job.migration.boot_attempts:
+        await _carry_variables(job)
     starts = job.migration.plan.target.start
     if starts and not job.migration.boot_attempts:
         await job.change(boot_attempts=(_attempt(ladder(job.migration)[0]),))
@@ -47,6 +54,28 @@ async def land(job: Job, volumes: list[Volume]) -> None:
             await job.change(boot_sign=sign, boot_attempts=(*before, ended))
             await job.in_thread(job.rooms.hypervisor.forget_screenshot, job.id)
             return
+
+
+async def _carry_variables(job: Job) -> None:
+    """Boot entries and keys, from a source that keeps them as we do. A guest boots without them too: their loss stops nothing,
+    and is told in the domain's differences."""
+    ref = job.migration.plan.source_ref
+    if ref.kind != "live_vm" or job.manifest.firmware != "uefi":
+        return
+
+    async def ask(adapter: LiveAdapter) -> bytes | None:
+        return await adapter.uefi_variables(ref.vm_id) if isinstance(adapter, KeepsUefiVariables) else None
+
+    try:
+        content = await job.with_adapter(ask)
+    except Cancelled:
+        raise
+    except SynvirtError as error:
+        log.warning("the UEFI variables stay behind", job=str(job.id), cause=error.detail)
+        return
+    if content is not None:
+        await job.record("variables", str(job.id))
+        await job.in_thread(job.rooms.hypervisor.keep_variables, job.id, content)
 
 
 async def _defined(job: Job, volumes: list[Volume]) -> Domain:
