@@ -171,7 +171,7 @@ def _rooms(
         connect=sources.connect,
         check_source=sources.check_plan,
         slots=Slots(settings.jobs_per_source),
-        destinations={name: _destination(chosen) for name, chosen in settings.destinations_by_name.items()},
+        destinations=_destinations(settings),
         hypervisor=LibvirtHost(
             settings.hypervisor_uri,
             settings.data_dir,
@@ -188,6 +188,10 @@ def _rooms(
         boot_timeout_s=settings.boot_timeout_s,
         copy_threads=settings.copy_threads,
     )
+
+
+def _destinations(settings: "Settings") -> "dict[str, Destination]":
+    return {name: _destination(chosen) for name, chosen in settings.destinations_by_name.items()}
 
 
 def _destination(chosen: "DestinationSetting") -> "Destination":

@@ -1,5 +1,6 @@
 """What is particular to volumes on zfs, on real zfs."""
 
+import errno
 import os
 import subprocess
 import threading
@@ -13,7 +14,7 @@ import pytest
 from synvirt.destinations.zfs import BLOCK_BYTES, ZfsDestination
 from synvirt.destinations.zfs_allow import NEEDED, missing
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
-from synvirt.disks import open_writer
+from synvirt.disks import open_writer, raw
 from synvirt.errors import DiskWriteFailed
 from tests.contracts.destinations import SIZE, read, write
 from tests.guest.zvols import POOL, new_destination, prop, root, used_bytes, volumes, zfs
@@ -66,6 +67,29 @@ def test_discarded_zeros_give_their_room_back(destination: ZfsDestination) -> No
     writer.close()
     assert 4 * MIB <= used_bytes(name) < 5 * MIB
     assert not any(read(destination, name, 1000, 12 * MIB))
+
+
+def test_zeros_are_written_where_nothing_can_be_discarded(
+    destination: ZfsDestination, volume: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the disk's end and no further; lz4 makes nothing of them again."""
+
+    def refuse(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    for way in ("punch_hole", "discard", "zero_out"):
+        monkeypatch.setattr(raw, way, refuse)
+    writer = open_writer(destination.open(volume, SIZE))
+    writer.write(0, memoryview(os.urandom(SIZE)))
+    writer.flush()
+    assert used_bytes(volume) > SIZE
+    writer.zero(1000, SIZE - 1000)
+    with pytest.raises(DiskWriteFailed, match="outside"):
+        writer.zero(SIZE, 1)
+    writer.flush()
+    writer.close()
+    assert not any(read(destination, volume, 1000, SIZE - 1000))
+    assert used_bytes(volume) < 1 << 18
 
 
 def test_a_full_pool_is_no_space_left(tmp_path: Path) -> None:
