@@ -28,6 +28,7 @@ from synvirt.migrations import uploads
 from synvirt.migrations.uploads import Incoming, Uploads, safe_name, swept
 from synvirt.model import HostPathRef, MigrationPlan, SourceRef, State, Upload, UploadRef, now
 from tests.api.test_problems import assert_problem
+from tests.counted import bytes_read
 from tests.fakes.service import PLAN, PREFIX, Service
 from tests.needs import need_root
 from tests.offline import appliances
@@ -477,6 +478,18 @@ def test_memory_is_bounded(service: Service, client: httpx.Client) -> None:
     upload = client.post("/uploads", content=body(), headers=FORM).json()
     assert upload["size_bytes"] == size
     assert _status_kib("VmHWM") - before < 40 * KIB
+
+
+def test_the_digest_is_taken_in_the_pass(service: Service) -> None:
+    """Nothing that was written is read again, however large it is."""
+    incoming = service.uploads.begin("web.ova")
+    data = os.urandom(MIB)
+    for _ in range(16):
+        incoming.write(memoryview(data))
+    with bytes_read() as count:
+        upload = incoming.finish(None)
+    assert upload.sha256 == sha256(data * 16)
+    assert count.bytes < MIB
 
 
 def _status_kib(name: str) -> int:

@@ -1,5 +1,6 @@
 """synvirt uploads: what it sends, what it prints, how it ends."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -195,6 +196,31 @@ def test_an_interrupt_leaves_nothing(service: Service, tmp_path: Path) -> None:
     assert child.returncode == 130
     assert stderr == "Interrupted: nothing of the upload is left\n"
     _eventually_nothing(service)
+
+
+def test_a_terminal_shows_a_bar(service: Service, tmp_path: Path, file: Path) -> None:
+    ours, its = os.openpty()
+    argv = [
+        sys.executable,
+        "-c",
+        "from synvirt.cli import app; app()",
+        "--data-dir",
+        str(tmp_path),
+        "uploads",
+        "add",
+        str(file),
+    ]
+    with subprocess.Popen(argv, stdout=its, stderr=its, env=os.environ | {"TERM": "xterm", "COLUMNS": "120"}) as child:
+        os.close(its)
+        seen = b""
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            while piece := os.read(ours, 65536):
+                seen += piece
+    os.close(ours)
+    assert child.returncode == 0
+    assert "━".encode() in seen
+    assert b"3.0/3.0" in seen
+    assert b"has SHA-256 " + digest(file).encode() in seen
 
 
 def test_a_service_that_dies_is_told(tmp_path: Path, run: Run, file: Path) -> None:

@@ -3,6 +3,7 @@
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -13,6 +14,7 @@ from synvirt.offline import virtualbox
 from synvirt.offline.registry import detect
 from synvirt.offline.vbox_folder import VboxFolder
 from tests.contracts.readers import read_all
+from tests.disks import vhd_images
 from tests.offline import appliances, vbox_machines
 from tests.offline.vbox_machines import BASE, DATA, FIRST, MACHINE, SECOND, SEEN
 
@@ -111,6 +113,24 @@ def test_the_snapshots_of_a_vmdk_name_their_parent_by_uuid_alone(tmp_path: Path)
     assert content(folder, tmp_path) == vbox_machines.blocks("ABCA-D")
     (folder / "web.vmdk").rename(folder / "renamed.vmdk")
     assert content(folder, tmp_path) == vbox_machines.blocks("ABCA-D")
+
+
+def test_the_snapshots_of_a_vhd_say_where_their_parent_lies(tmp_path: Path) -> None:
+    folder = tmp_path / "web"
+    (folder / "Snapshots").mkdir(parents=True)
+    (folder / "web.vbox").write_bytes(vbox_machines.one_disk(memory_mib=512, extension="vhd"))
+    size = 64 << 10
+    base = vhd_images.Vhd(size, vhd_images.FIXED, identity=UUID(BASE))
+    blocks = (None, vhd_images.Block(0, 0xFF), *[None] * 14)
+    locators = ((b"W2ru", "..\\web.vhd".encode("utf-16-le")),)
+    newer = vhd_images.Vhd(
+        size, vhd_images.DIFFERENCING, blocks=blocks, identity=UUID(FIRST), parent=UUID(BASE), locators=locators
+    )
+    (folder / "web.vhd").write_bytes(base.file(1))
+    (folder / f"Snapshots/{{{FIRST}}}.vhd").write_bytes(newer.file(2))
+    vm = VBOX.inspect(folder, tmp_path)
+    assert [(disk.format, disk.capacity_bytes) for disk in vm.disks] == [("vhd", size)]
+    assert content(folder, tmp_path) == newer.disk(newer.file(2), base.disk(base.file(1)))
 
 
 def test_a_vmdk_snapshot_whose_parent_is_gone(tmp_path: Path) -> None:
