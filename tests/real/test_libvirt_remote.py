@@ -1,11 +1,15 @@
 """libvirt_remote on a real libvirtd, by every transport: the laws of LiveAdapter, byte for byte."""
 
+import asyncio
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from synvirt.live import KeepsUefiVariables
 from synvirt.live.libvirt_remote import libvirt_remote
+from synvirt.live.libvirt_remote_host import library
 from synvirt.model import MIB
 from tests.contracts.live import LiveCase, LiveContract
 from tests.libvirt_lab import LibvirtLab, lab
@@ -44,3 +48,52 @@ class TestLibvirtRemote(LiveContract):
     @pytest.fixture
     def case(self, host: LibvirtLab, transport: str) -> LiveCase:
         return case_of(host, transport)
+
+
+UEFI = """<domain type='qemu'><name>{name}</name><memory unit='MiB'>256</memory><vcpu>1</vcpu>
+<os firmware='efi'><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
+<devices><emulator>/usr/bin/qemu-system-x86_64</emulator></devices></domain>"""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_uefi_variables_are_read_where_libvirt_keeps_them(host: LibvirtLab, transport: str) -> None:
+    """Its user need not be able to read the file itself: libvirtd hands it out."""
+    domain = host.connection.defineXML(UEFI.format(name=f"uefi-{transport}"))
+    pools = host.connection.listAllStoragePools(0)
+    adapter = libvirt_remote(host.access(transport))
+    assert isinstance(adapter, KeepsUefiVariables)
+
+    async def read() -> bytes | None:
+        await adapter.connect()
+        try:
+            return await adapter.uefi_variables(domain.UUIDString())
+        finally:
+            await adapter.close()
+
+    assert asyncio.run(read()) is None, "it was never started"
+    domain.create()
+    running = asyncio.run(read())
+    domain.destroy()
+    off = asyncio.run(read())
+    for kept in (running, off):
+        assert kept is not None
+        assert kept[40:44] == b"_FVH"
+        assert len(kept) in {path.stat().st_size for path in Path("/usr/share/OVMF").glob("OVMF_VARS*.fd")}
+    assert len(host.connection.listAllStoragePools(0)) == len(pools), "nothing of ours is left there"
+    domain.undefineFlags(library().VIR_DOMAIN_UNDEFINE_NVRAM)
+
+
+def test_a_bios_guest_has_no_variables(host: LibvirtLab) -> None:
+    domain = host.domain(host.disk())
+    adapter = libvirt_remote(host.access("local"))
+    assert isinstance(adapter, KeepsUefiVariables)
+
+    async def read() -> bytes | None:
+        await adapter.connect()
+        try:
+            return await adapter.uefi_variables(domain.UUIDString())
+        finally:
+            await adapter.close()
+
+    assert asyncio.run(read()) is None
+    domain.undefine()

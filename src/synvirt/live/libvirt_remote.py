@@ -27,6 +27,7 @@ from synvirt.live.libvirt_remote_form import FORM, Login, Options
 from synvirt.live.libvirt_remote_host import Host, library
 from synvirt.live.libvirt_remote_manifest import manifest, untracked
 from synvirt.live.libvirt_remote_scratch import clear, make
+from synvirt.live.libvirt_remote_variables import uefi_variables
 from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
 
 __all__ = ["FORM", "LibvirtRemote", "Login", "Options", "libvirt_remote"]
@@ -127,6 +128,12 @@ class LibvirtRemote:
     def _inspect(self, domain: Any) -> VmManifest:
         root = domains.described(domain)
         return manifest(root, domains.seen(domain, root, too_old=self._too_old()))
+
+    async def uefi_variables(self, vm_id: str) -> bytes | None:
+        def read(domain: Any) -> bytes | None:
+            return uefi_variables(self._host.connection, domains.described(domain))
+
+        return await self._with_domain(vm_id, "give its UEFI variables", read)
 
     # ── change tracking and snapshots ────────────────────────────────────────────────────────────────────────────────
 
