@@ -246,7 +246,7 @@ class LibvirtLab:
         subprocess.run(["qemu-img", "create", "-q", "-f", fmt, *options, str(path), size], check=True)
         return path
 
-    def domain(self, *disks: Path, extra: str = "", transient: bool = False, name: str | None = None) -> Any:
+    def domain(self, *disks: Path, extra: str = "", transient: bool = False, memory_mib: int = 64) -> Any:
         """A machine with nothing to boot, its disks vda, vdb, …; not started."""
         listed = "".join(
             f"<disk type='file' device='disk'><driver name='qemu' type='{path.suffix[1:]}'/><source file='{path}'/>"
@@ -254,7 +254,7 @@ class LibvirtLab:
             for number, path in enumerate(disks)
         )
         xml = (
-            f"<domain type='qemu'><name>{name or 'vm-' + uuid4().hex[:8]}</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>"
+            f"<domain type='qemu'><name>vm-{uuid4().hex[:8]}</name><memory unit='MiB'>{memory_mib}</memory><vcpu>1</vcpu>"
             "<os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features><devices>"
             f"<emulator>/usr/bin/qemu-system-x86_64</emulator>{listed}{extra}<memballoon model='none'/></devices></domain>"
         )

@@ -1,4 +1,4 @@
-"""A process that rules one guest, to be killed: `python -m tests.real.guest_child DATA_DIR ACTION JOB_ID`.
+"""A process that rules one guest, to be killed: `python -m tests.real.guest_child DATA_DIR ACTION JOB_ID [PATH]`.
 
 It says what it has done, a line each, on stdout.
 """
@@ -44,6 +44,9 @@ def main() -> None:
             host.start(job_id)
             say("started")
             host.wait_until_booted(job_id, 1, lambda: False)
+        elif action == "read":
+            host.wait_until_booted(job_id, 60, lambda: False)  # the agent is found again
+            sys.stdout.buffer.write(host.read_guest_file(job_id, sys.argv[4]))
         elif action == "end":
             host.undefine(job_id, job_id)
             say("gone")

@@ -125,8 +125,9 @@ async def leave(job: Job) -> None:
     note = f"migrated to {job.migration.name} ({job.id})"
     try:
         await _at_source(job, lambda adapter: adapter.mark(vm_id(job), note))
-        for one in job.migration.passes:
-            await _let_go(job, one.number)
+        for entry in await job.in_thread(job.rooms.store.ledger, job.id):
+            if entry.kind == "snapshot":
+                await _cleaned(job, entry.name)
     except PersistFailed:
         raise
     except SynvirtError as error:
@@ -197,6 +198,8 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
         async with job.rooms.slots.held(source_ref.source_id, job.stop.sleep, urgent=kind == "final"):
             while done is None:
                 done = await _tried(job, number, kind)
+    if kind == "final":
+        return done  # the guest is down: what is left at its source can wait until it is up again
     if number > 1:
         await _let_go(job, number - 1)
     await _at_source(job, lambda adapter: adapter.release(vm_id(job), _snapshot_name(job, number)))
@@ -393,6 +396,9 @@ async def _noted_snapshot(job: Job, number: int) -> SnapshotRef | None:
 
 
 async def _let_go(job: Job, number: int) -> None:
-    name = _snapshot_name(job, number)
+    await _cleaned(job, _snapshot_name(job, number))
+
+
+async def _cleaned(job: Job, name: str) -> None:
     await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name))
     await job.strike("snapshot", name)

@@ -1,0 +1,200 @@
+"""A guest that keeps writing is moved warm from one libvirt to another, by the service as it is run: nothing it wrote is lost.
+
+The guest writes numbered lines, each with the SHA-256 of the line before, and syncs each: what it has on disk is a chain that
+shows where it was cut. Beside that it overwrites blocks of a file, so that deltas have something to carry.
+"""
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synvirt.model import MIB, Migration, MigrationPlan, Source, SourceTest, State, VmManifest
+from synvirt.sample import ID_PATH, Sample, build
+from tests.libvirt_lab import LibvirtLab, lab, until
+from tests.needs import need
+from tests.real.test_service import _guests, service
+
+BOOT_TIMEOUT_S = 240
+DELTA_BYTES = 24 * MIB
+
+# Eight lines a second, and 256 KiB of other blocks with each.
+WRITER = """\
+export PATH=/bin; i=0; line=begin
+while :; do
+    i=$((i + 1)); line="$i $(echo -n "$line" | sha256sum | cut -c1-64)"; echo "$line" >> /chain
+    dd if=/dev/urandom of=/churn bs=64k count=4 seek=$((i % 64 * 4)) conv=notrunc 2>/dev/null
+    sync; usleep 100000
+done
+"""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[LibvirtLab]:
+    with lab() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    need("syslinux", "syslinux")
+    return build(tmp_path_factory.mktemp("sample"), payload_mib=8, keep_raw=True)
+
+
+class Guest:
+    """The sample, running on its old host."""
+
+    def __init__(self, host: LibvirtLab, sample: Sample) -> None:
+        assert sample.raw is not None
+        disk = host.disk("1M")
+        subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(sample.raw), str(disk)], check=True)
+        channel = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
+        self.domain = host.domain(disk, extra=channel, memory_mib=256)
+        self.domain.create()
+        until(lambda: self.ask("guest-ping") is not None, BOOT_TIMEOUT_S)
+
+    def ask(self, command: str, **arguments: object) -> Any | None:
+        """None, where the agent does not answer."""
+        import libvirt
+        import libvirt_qemu
+
+        try:
+            question = json.dumps({"execute": command, "arguments": arguments})
+            return json.loads(libvirt_qemu.qemuAgentCommand(self.domain, question, 5, 0))["return"]
+        except (libvirt.libvirtError, KeyError):
+            return None
+
+    def run(self, *argv: str, wait: bool = True) -> str:
+        path, *rest = argv
+        started = self.ask("guest-exec", path=path, arg=rest, **{"capture-output": wait})
+        assert started is not None
+        while wait:
+            status = self.ask("guest-exec-status", pid=started["pid"])
+            if status is None:
+                break
+            if status["exited"]:
+                return base64.b64decode(status.get("out-data", "")).decode()
+            time.sleep(0.05)
+        return ""
+
+    def lines(self) -> int:
+        """How many lines are on its disk for sure: each was synced before the next was begun."""
+        last = self.run("/bin/busybox", "tail", "-n", "1", "/chain")
+        return int(last.split()[0]) - 1 if last else 0
+
+
+class Witness:
+    """Asks the guest on its old host how far it has come, until it answers no more."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.seen = 0
+        self._guest, self._stopped = guest, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "Witness":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(30)
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(0.5):
+            try:
+                self.seen = max(self.seen, self._guest.lines())
+            except AssertionError:
+                return
+
+
+def read_guest(data_dir: Path, uuid: str, path: str) -> str:
+    argv = [sys.executable, "-m", "tests.real.guest_child", str(data_dir), "read", uuid, path]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_chain(text: str) -> int:
+    """The number of its lines; each follows from the one before."""
+    before = "begin"
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        assert line == f"{number} {hashlib.sha256(before.encode()).hexdigest()}"
+        before = line
+    return len(lines)
+
+
+def register(client: Any, host: LibvirtLab, transport: str) -> Source:
+    access = host.access(transport, quiesce="try", shutdown_timeout_s=60)
+    asked = {
+        "name": f"the old host by {transport}",
+        "kind": "libvirt_remote",
+        "endpoint": access.endpoint,
+        "credentials": dict(access.credentials),
+        "options": dict(access.options),
+    }
+    return Source.model_validate_json(client.ask("POST", "/sources", json=asked))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("transport", ["ssh"])
+def test_a_guest_that_keeps_writing_is_moved_warm(
+    host: LibvirtLab, sample: Sample, tmp_path: Path, transport: str, record_property: Callable[[str, object], None]
+) -> None:
+    guest, data_dir = Guest(host, sample), tmp_path / "data"
+    vm_id = guest.domain.UUIDString()
+    guest.run("/bin/busybox", "sh", "-c", WRITER, wait=False)
+    until(lambda: guest.lines() > 3)
+    try:
+        with service(data_dir) as (_, client):
+            source = register(client, host, transport)
+            tested = SourceTest.model_validate_json(client.ask("POST", f"/sources/{source.id}/test", params={"deep": True}))
+            assert tested.ok, tested.checks
+            manifest = VmManifest.model_validate_json(client.ask("GET", f"/sources/{source.id}/vms/{vm_id}"))
+            assert (manifest.cbt_available, manifest.guest_os.family) == (True, "linux")
+            plan = {
+                "source": {"Live": "libvirt_remote"},
+                "source_ref": {"kind": "live_vm", "source_id": str(source.id), "vm_id": vm_id},
+                "mode": "Warm",
+                "warm": {"delta_threshold_bytes": DELTA_BYTES, "max_passes": 8},
+            }
+            with Witness(guest) as witness:
+                job = client.submit(MigrationPlan.model_validate(plan))
+                until(lambda: client.migration(job.id).ended, 600)
+                job = client.migration(job.id)
+            assert job.state == State.COMPLETED, job.last_error
+            check_job(job, sample)
+            record_property("downtime_s", job.downtime_s)
+            print(f"downtime {job.downtime_s} s; {job.forecast}; {job.passes}")
+            assert host.snapshots(guest.domain) == []
+            assert not guest.domain.isActive()
+            assert "migrated to" in guest.domain.XMLDesc(0)
+        assert job.domain is not None
+        assert read_guest(data_dir, job.domain.uuid, ID_PATH).strip() == sample.id
+        arrived = check_chain(read_guest(data_dir, job.domain.uuid, "/chain"))
+        assert witness.seen > 3
+        assert arrived >= witness.seen
+    finally:
+        for pid in _guests(data_dir):
+            subprocess.run(["kill", "-9", str(pid)], check=False)
+
+
+def check_job(job: Migration, sample: Sample) -> None:
+    assert job.mode_effective == "Warm"
+    assert job.last_error is None
+    assert job.boot_sign == "agent"
+    assert [one.kind for one in job.passes][:2] == ["full", "delta"]
+    assert job.passes[-1].kind == "final"
+    assert all(0 < one.bytes < sample.capacity_bytes for one in job.passes)
+    assert job.downtime_s is not None
+    assert job.forecast is not None
+    assert job.forecast.change_rate_bps > 0
