@@ -11,13 +11,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.cli.disk_images import Found
 from synvirt.cli.program import shown, sized
 from synvirt.copying import Copied, copy
-from synvirt.disks import open_reader
+from synvirt.disks import open_reader, open_writer
 from synvirt.disks.cloning import clone
-from synvirt.disks.raw import RawReader, RawWriter, open_block_writer
+from synvirt.disks.raw import RawReader, RawWriter
+from synvirt.disks.specs import BlockWriterSpec
 from synvirt.errors import Conflict, DiskWriteFailed
 
 if TYPE_CHECKING:  # loaded only where something is to be hashed
@@ -46,7 +47,7 @@ def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: b
         stack.callback(reader.close)
         fresh = not target.is_block_device()  # a device holds what was on it before; a new file reads as zeros
         writer = stack.enter_context(_writer(target, reader.size, force=wanted.force))
-        conversion = _Conversion(found, reader, writer, fresh, target.name, wanted, quiet, began)
+        conversion = _Conversion(found, reader, writer, fresh, target, wanted, quiet, began)
         hashed = wanted.verify or wanted.ledger is not None
         done = conversion.copied_and_hashed() if hashed else conversion.copied()
     return {"path": str(image), "disk": found.name, "target": str(target), **done}
@@ -56,9 +57,9 @@ def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: b
 class _Conversion:
     found: Found
     reader: DiskReader
-    writer: RawWriter
+    writer: DiskWriter
     fresh: bool
-    title: str
+    target: Path
     wanted: Wanted
     quiet: bool
     began: float
@@ -87,7 +88,7 @@ class _Conversion:
         return report
 
     def _copy(self, reader: DiskReader, stop: Callable[[], bool]) -> Copied:
-        with _progress(f"{self.found.name} → {self.title}", quiet=self.quiet) as show:
+        with _progress(f"{self.found.name} → {self.target.name}", quiet=self.quiet) as show:
             return copy(
                 reader,
                 self.writer,
@@ -101,7 +102,7 @@ class _Conversion:
         from synvirt.disks.ledger import verify
 
         began = time.monotonic()
-        with _reread(self.writer, self.title) as target, _progress(f"verifying {self.title}", quiet=self.quiet) as show:
+        with _reread(self.writer, self.target) as target, _progress(f"verifying {self.target.name}", quiet=self.quiet) as show:
             bytes_read = verify(
                 ledger, target, threads=self.wanted.threads, on_progress=lambda done: show(done, copied.bytes_total)
             )
@@ -136,7 +137,7 @@ def _checked(found: Found) -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _writer(target: Path, size: int, *, force: bool) -> Iterator[RawWriter]:
+def _writer(target: Path, size: int, *, force: bool) -> Iterator[DiskWriter]:
     if not target.is_block_device():
         from synvirt.disks.new_file import new_file
 
@@ -145,7 +146,7 @@ def _writer(target: Path, size: int, *, force: bool) -> Iterator[RawWriter]:
         return
     if not force:
         raise Conflict(f"{target.name} is a device: what is on it would be lost", hint="--force writes over it")
-    device = open_block_writer(str(target), size)
+    device = open_writer(BlockWriterSpec(path=str(target), size_bytes=size))
     try:
         yield device
     finally:
@@ -153,10 +154,13 @@ def _writer(target: Path, size: int, *, force: bool) -> Iterator[RawWriter]:
 
 
 @contextmanager
-def _reread(writer: RawWriter, name: str) -> Iterator[DiskReader]:
+def _reread(writer: DiskWriter, target: Path) -> Iterator[DiskReader]:
     """What was written, read from the storage as far as that can be asked for: what is clean leaves the memory."""
-    os.posix_fadvise(writer.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    reader = RawReader(name, length=writer.size, descriptor=os.dup(writer.descriptor))
+    # A new file has no name yet.
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    descriptor = os.dup(writer.descriptor) if isinstance(writer, RawWriter) else os.open(target, flags)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    reader = RawReader(target.name, length=writer.size, descriptor=descriptor)
     try:
         yield reader
     finally:

@@ -5,37 +5,26 @@
 
 import os
 import sys
-from typing import Any
-
-import typer
-from typer.core import TyperGroup
 
 from synvirt.errors import BadRequest, SynvirtError
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 
-class Program(TyperGroup):
-    """The group of all commands: an error of any of them is told here."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except SynvirtError as error:
-            tell(error.code, error.detail, error.hint)
-            # BadRequest: an option or a setting is wrong, whoever noticed it.
-            raise typer.Exit(WRONG_USAGE if isinstance(error, BadRequest) else FAILED) from error
-        except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            if os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
-                raise
-            tell(
-                SynvirtError.code,
-                f"something unexpected went wrong in this command: {type(error).__name__}: {error}",
-                "SYNVIRT_LOG_LEVEL=debug shows where; please report it",
-            )
-            raise typer.Exit(FAILED) from error
+def failed(error: Exception) -> int:
+    """Tell an error of any command; the program's exit code. With SYNVIRT_LOG_LEVEL=debug what is not ours is raised."""
+    if isinstance(error, SynvirtError):
+        tell(error.code, error.detail, error.hint)
+        # BadRequest: an option or a setting is wrong, whoever noticed it.
+        return WRONG_USAGE if isinstance(error, BadRequest) else FAILED
+    if os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
+        raise error
+    tell(
+        SynvirtError.code,
+        f"something unexpected went wrong in this command: {type(error).__name__}: {error}",
+        "SYNVIRT_LOG_LEVEL=debug shows where; please report it",
+    )
+    return FAILED
 
 
 def tell(code: str, detail: str, hint: str | None) -> None:

@@ -1,21 +1,15 @@
 """Disks: one file a format. `open_reader` and `open_writer` turn a spec into the thing; `detect` says what a file is.
 
 The tables are literal: a format is a line here and a file beside it. Its module is imported when an image of it is opened,
-so that listing jobs never waits for numpy.
+so that neither listing jobs nor copying a raw disk ever waits for numpy.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 from synvirt.blocks import DiskReader, DiskWriter
-from synvirt.disks.blank import BlankReader
-from synvirt.disks.changed import ChangedReader
-from synvirt.disks.direct import open_direct_writer
 from synvirt.disks.fallback import driver_of, passphrase, qemu_spec
-from synvirt.disks.gzipped import GzippedReader
-from synvirt.disks.joined import JoinedReader
 from synvirt.disks.raw import RawReader, open_file_writer
-from synvirt.disks.roots import open_spec
 from synvirt.disks.specs import (
     NESTING_MAX,
     BlankSpec,
@@ -30,7 +24,9 @@ from synvirt.disks.specs import (
     NbdSpec,
     QemuSpec,
     RawSpec,
+    RbdSpec,
     ReaderSpec,
+    WriterSpec,
     XvaSpec,
 )
 from synvirt.errors import MalformedArchive, UnsupportedFormat
@@ -86,7 +82,43 @@ def _xva(over: DiskReader, spec: XvaSpec) -> DiskReader:
     return XvaReader(over, spec.folder, spec.size_bytes, spec.name)
 
 
-def _served(spec: NbdSpec | DatastoreSpec) -> DiskReader:
+def _raw(spec: RawSpec) -> DiskReader:
+    if spec.remote is None:
+        return RawReader(spec.path, spec.offset, spec.length)
+    from synvirt.disks.roots import open_spec
+
+    return open_spec(spec)
+
+
+def _joined(spec: JoinedSpec) -> DiskReader:
+    from synvirt.disks.joined import JoinedReader
+
+    return JoinedReader(spec.parts)
+
+
+def _blank(spec: BlankSpec) -> DiskReader:
+    from synvirt.disks.blank import BlankReader
+
+    return BlankReader(spec.size_bytes)
+
+
+def _changed(over: DiskReader, spec: ChangedSpec) -> DiskReader:
+    from synvirt.disks.changed import ChangedReader
+
+    return ChangedReader(over, spec.areas)
+
+
+def _gzipped(over: DiskReader, spec: GzipSpec) -> DiskReader:
+    from synvirt.disks.gzipped import GzippedReader
+
+    return GzippedReader(over, spec.size_max_bytes, spec.name)
+
+
+def _served(spec: NbdSpec | DatastoreSpec | RbdSpec) -> DiskReader:
+    if isinstance(spec, RbdSpec):
+        from synvirt.disks.rbd import RbdReader
+
+        return RbdReader(spec)
     if isinstance(spec, DatastoreSpec):
         from synvirt.disks.datastore import DatastoreReader
 
@@ -141,15 +173,15 @@ def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
         raise MalformedArchive(f"images lie in one another more than {NESTING_MAX} deep")
     match spec:
         case RawSpec():
-            return open_spec(spec)
-        case NbdSpec() | DatastoreSpec():
+            return _raw(spec)
+        case NbdSpec() | DatastoreSpec() | RbdSpec():
             return _served(spec)
         case QemuSpec():
             return _qemu(spec)
         case JoinedSpec():
-            return JoinedReader(spec.parts)
+            return _joined(spec)
         case BlankSpec():
-            return BlankReader(spec.size_bytes)
+            return _blank(spec)
     over = _open_reader(spec.over, depth + 1)
     try:
         return _laid_over(over, spec)
@@ -161,22 +193,28 @@ def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
 def _laid_over(over: DiskReader, spec: ImageSpec | ChangedSpec | XvaSpec | GzipSpec) -> DiskReader:
     match spec:
         case ChangedSpec():
-            return ChangedReader(over, spec.areas)
+            return _changed(over, spec)
         case XvaSpec():
             return _xva(over, spec)
         case GzipSpec():
-            return GzippedReader(over, spec.size_max_bytes, spec.name)
+            return _gzipped(over, spec)
     opener = IMAGES.get(spec.format)
     if opener is None:
         raise UnsupportedFormat(f"{spec.name or 'the image'} is a {spec.format} image, which is not read yet")
     return opener(over, spec)
 
 
-def open_writer(spec: FileWriterSpec | BlockWriterSpec) -> DiskWriter:
+def open_writer(spec: WriterSpec) -> DiskWriter:
     """The writer that the spec describes. DiskWriteFailed."""
     if isinstance(spec, FileWriterSpec):
         return open_file_writer(spec.path, spec.size_bytes)
-    return open_direct_writer(spec.path, spec.size_bytes)
+    if isinstance(spec, BlockWriterSpec):
+        from synvirt.disks.direct import open_direct_writer
+
+        return open_direct_writer(spec.path, spec.size_bytes)
+    from synvirt.disks.rbd import RbdWriter
+
+    return RbdWriter(spec)
 
 
 def detect(path: Path, *, offset: int = 0, length: int | None = None, name: str = "") -> RawSpec | ImageSpec | QemuSpec:

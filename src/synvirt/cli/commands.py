@@ -1,0 +1,69 @@
+"""All commands, put together. Modules that one needs are imported when it runs: `synvirt --help` has nothing to wait for."""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from synvirt.cli import destinations, disk, doctor, importing, migrations, password, sources, uploads
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import failed
+
+
+class Program(TyperGroup):
+    """The group of all commands: an error of any of them is told here."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise typer.Exit(failed(error)) from error
+
+
+app = typer.Typer(
+    cls=Program,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # it would print the values of variables: passwords among them
+    rich_markup_mode=None,
+    help="Brings virtual machines home: from other platforms and from files into this KVM host.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from synvirt import __version__
+
+        print(f"synvirt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+@with_options
+def _before(
+    options: Options,
+    version: Annotated[bool, typer.Option("--version", help="Print the version", callback=_version, is_eager=True)] = False,
+) -> None:
+    pass
+
+
+app.add_typer(migrations.app, name="migrations")
+app.add_typer(sources.app, name="sources")
+app.add_typer(sources.keyring, name="keyring")
+app.add_typer(uploads.app, name="uploads")
+app.add_typer(destinations.app, name="destinations")
+app.command("import")(importing.import_)
+app.command("inspect")(importing.inspect)
+app.command("password")(password.password)
+
+
+@app.command("disk", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def _disk(context: typer.Context) -> None:
+    """Look at disk images, compare them, convert them to raw. No service is needed."""
+    before = context.find_root().obj
+    raise typer.Exit(disk.main(context.args, json=isinstance(before, Options) and before.json))
+
+
+app.add_typer(doctor.app, name="doctor")
