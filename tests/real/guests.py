@@ -35,8 +35,9 @@ def boot_sector(image: Path, code: bytes) -> Path:
 # The cloud kernel of the sample has no AHCI. Of the whole kernel's 400 MiB these are taken.
 PACKAGE = "linux-image-amd64"
 MODULES = ("ahci", "ata_piix", "sd_mod", "ext4", "crc32c_generic", "crc32c_intel", "e1000e")
-WANTED = ("libahci", "libata", "scsi_mod", "scsi_common", "mbcache", "jbd2", "crc16", "crc32c_generic", "crc_t10dif")
-PATTERNS = [f"*/{name}.ko*" for name in (*MODULES, *WANTED, "crct10dif_generic", "crc64*", "libcrc32c", "ptp", "pps_core")]
+# And what those depend on.
+WANTED = ("libahci", "libata", "scsi_mod", "scsi_common", "t10*", "mbcache", "jbd2", "crc*", "libcrc32c", "ptp", "pps_core")
+PATTERNS = [f"*/{name}.ko*" for name in (*MODULES, *WANTED)]
 
 
 def debian_without_virtio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Sample:

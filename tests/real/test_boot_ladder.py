@@ -39,9 +39,14 @@ def ended(client: Client, job: Migration) -> Migration:
 
 
 def processes(data_dir: Path) -> list[int]:
-    """QEMU and swtpm of this service."""
-    pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
-    return [pid for pid in pids if str(data_dir) in (said := command_line(pid)) and ("qemu-system" in said or "swtpm" in said)]
+    """QEMU and swtpm of this service. libvirt names its sockets by the short link that leads to its folder."""
+    roots = [str(data_dir), *(str(link) for link in Path("/run").glob("sv-*") if link.resolve() == data_dir / "libvirt")]
+    said = {int(entry.name): command_line(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
+    return [
+        pid
+        for pid, command in said.items()
+        if ("qemu-system" in command or "swtpm" in command) and any(root in command for root in roots)
+    ]
 
 
 def left(data_dir: Path) -> list[str]:
