@@ -2,7 +2,6 @@
 
 import errno
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,7 +84,7 @@ def _link(fd: int, path: Path, folder: int) -> None:
 
 
 def _hidden_name(folder: Path) -> Path:
-    return folder / f".{secrets.token_hex(8)}.partial"
+    return folder / f".{os.urandom(8).hex()}.partial"
 
 
 def _exists(path: Path) -> Conflict:
