@@ -387,6 +387,7 @@ class Asked:
     start: int
     end: int
     headers: dict[str, str]
+    path: str = "/"
 
 
 # Status, headers, body of the answer to a request.
@@ -401,12 +402,11 @@ def scripted(script: Script) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             said = self.headers.get("Range", "bytes=0-0").removeprefix("bytes=").split("-")
-            asked = Asked(
-                next(counted), int(said[0]), int(said[1]), {key.lower(): value for key, value in self.headers.items()}
-            )
-            status, headers, body = script(asked)
+            headers = {key.lower(): value for key, value in self.headers.items()}
+            asked = Asked(next(counted), int(said[0]), int(said[1]), headers, self.path)
+            status, answered, body = script(asked)
             self.send_response(status)
-            for key, value in headers.items():
+            for key, value in answered.items():
                 self.send_header(key, value)
             self.end_headers()
             with contextlib.suppress(OSError):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
+from uuid import UUID
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -18,7 +19,16 @@ from synvirt.model import GIB, DestinationName, Received
 ENV_PREFIX = "SYNVIRT_"
 # Variables of that prefix that are not settings: the specification's own (part 1), this file's path, the command line's.
 ENV_NOT_SETTINGS = frozenset(
-    {"SYNVIRT_MIGRATOR_SKIP_GO_SHIM", "SYNVIRT_CONFIG", "SYNVIRT_PASSWORD", "SYNVIRT_SERVER", "SYNVIRT_USER"}
+    {
+        "SYNVIRT_MIGRATOR_SKIP_GO_SHIM",
+        "SYNVIRT_CONFIG",
+        "SYNVIRT_PASSWORD",
+        "SYNVIRT_REMOTE_DOMAIN",
+        "SYNVIRT_REMOTE_PASSWORD",
+        "SYNVIRT_REMOTE_TOKEN",
+        "SYNVIRT_SERVER",
+        "SYNVIRT_USER",
+    }
 )
 
 # In the import root, and shown by the uploads' own list instead of the folder's.
@@ -42,7 +52,19 @@ class ZfsSetting(Received):
     namespace: str = "synvirt"
 
 
-DestinationSetting = Annotated[DirectorySetting | ZfsSetting, Field(discriminator="kind")]
+class RbdSetting(Received):
+    """Images in a Ceph pool, in a namespace of their own. `libvirt_secret`: the UUID of the libvirt secret that holds the
+    client's key; without it QEMU reads the keyring that the ceph.conf names."""
+
+    kind: Literal["rbd"]
+    pool: str
+    namespace: str = "synvirt"
+    client: str = "admin"
+    conf: Path = Path("/etc/ceph/ceph.conf")
+    libvirt_secret: UUID | None = None
+
+
+DestinationSetting = Annotated[DirectorySetting | ZfsSetting | RbdSetting, Field(discriminator="kind")]
 
 
 def _words(value: Any) -> Any:

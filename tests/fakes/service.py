@@ -11,17 +11,22 @@ import httpx
 
 from synvirt.api import Server, create_app
 from synvirt.api.auth import Check, Remembering
+from synvirt.api.destinations import destinations_router
 from synvirt.api.host_files import host_files_router
+from synvirt.api.remote_files import remote_files_router
 from synvirt.api.screenshots import screenshots_router
 from synvirt.api.sources import sources_router
 from synvirt.api.stream import Pace
 from synvirt.api.uploads import uploads_router
+from synvirt.destinations import Destination
+from synvirt.destinations.directory import DirectoryDestination
 from synvirt.doctor import Finding
 from synvirt.errors import Unauthorized
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
 from synvirt.migrations.board import Board
 from synvirt.migrations.intake import Intake
+from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.sources import Sources
 from synvirt.migrations.uploads import Uploads
 from synvirt.model import (
@@ -37,6 +42,7 @@ from synvirt.model import (
     StateVisit,
     now,
 )
+from synvirt.offline.elsewhere import Rules
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
 
@@ -78,6 +84,7 @@ class Service:
         self.checkup: tuple[datetime, list[Finding]] | None = None
         self.woken: list[UUID] = []
         self.begin: Callable[[UUID], None] = self.begun.append
+        keyring = Keyring(self.settings.keyring_dir / "migrator.key")
         self.intake = Intake(
             self.store,
             self.board,
@@ -85,15 +92,18 @@ class Service:
             check=check,
             begin=self._begin,
             wake=self.woken.append,
+            secrets=JobSecrets(self.store, keyring),
         )
         self.uploads = Uploads(self.store.uploads, self.settings)
-        keyring = Keyring(self.settings.keyring_dir / "migrator.key")
         folder = data_dir / "sources"
         self.sources = Sources(self.store.sources, keyring, host="local", platforms=platforms, folder=folder)
+        self.destinations: dict[str, Destination] = {"directory": DirectoryDestination(self.settings.volumes_dir)}
         routers = (
             host_files_router(self.settings.imports_dir),
             uploads_router(self.uploads, idle_s=idle_s),
             sources_router(self.sources),
+            destinations_router(self.destinations),
+            remote_files_router(Rules(self.settings.remote_allowed_hosts or ("nothing.invalid",))),
             screenshots_router(self.store, self.screenshots.get),
         )
         self.app = create_app(

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -158,7 +159,7 @@ def test_the_service_dies_at_every_commit_and_the_import_goes_on(tmp_path: Path,
 
 def test_a_killed_worker_goes_on_from_its_watermark(tmp_path: Path) -> None:
     """What was copied before is not fetched again: the server is asked for little more than the file."""
-    raw = appliances.random.Random(7).randbytes(24 << 20)
+    raw = Random(7).randbytes(24 << 20)
     with servers.nginx(tmp_path / "nginx") as server, servers.wire(server.port) as wire:
         path = server.folder / "large.vhdx"
         path.write_bytes(appliances.image(tmp_path, "large.vhdx", "vhdx", raw).read_bytes())

@@ -13,13 +13,23 @@ from synvirt.model import (
     PlanEnvelope,
     ProblemDetails,
     ProgressUpdate,
+    RemoteFileRequest,
     SourceChange,
     SourceRequest,
 )
 
 _REF = "#/components/schemas/{model}"
 # Named by hand-written parts of the document, so FastAPI does not see them.
-_MODELS = (PlanEnvelope, HostFileRequest, SourceRequest, SourceChange, ProblemDetails, ProgressUpdate, Migration)
+_MODELS = (
+    PlanEnvelope,
+    HostFileRequest,
+    RemoteFileRequest,
+    SourceRequest,
+    SourceChange,
+    ProblemDetails,
+    ProgressUpdate,
+    Migration,
+)
 
 # Paths whose query names a thing that may not be there, as a plan or another body does.
 _NAMING = ("/stream", "/host-files")

@@ -1,15 +1,16 @@
-"""synvirt import PATH and synvirt inspect PATH: an appliance or a disk image, from a file or a folder.
+"""synvirt import PATH and synvirt inspect PATH: an appliance or a disk image, from a file, a folder or a URL.
 
 The service says of which kind a file is. One that is not where the service can see it is sent there first (`--upload`).
 """
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from synvirt.cli.describing import describe
+from synvirt.cli.elsewhere import CredentialsFile, Endpoint, Fingerprint, Login, Region, is_url, request
 from synvirt.cli.migrations import follow
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.sources import live_vm
@@ -17,10 +18,18 @@ from synvirt.cli.upload_shown import send
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
+    from synvirt.model import Received as Received_
 
-Source = Annotated[Path, typer.Argument(metavar="PATH", help="A file or folder; relative to the import root, or to here")]
+Received = TypeVar("Received", bound="Received_")
+
+Source = Annotated[
+    str, typer.Argument(metavar="PATH", help="A file or folder, relative to the import root or to here; or its URL")
+]
 SourceOrVm = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A file or folder, in the import root or here; with --source a VM's name or id")
+    str,
+    typer.Argument(
+        metavar="PATH", help="A file or folder, in the import root or here; its URL (http, https, s3, smb); with --source a VM"
+    ),
 ]
 # Spelled out: the enumeration's module is too slow to load for `--help`. A test holds the two together.
 KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vmcx_export", "vbox_folder", "xva_archive")
@@ -39,6 +48,11 @@ def import_(
         str, typer.Option(help="Of a warm one: auto, or manual: by migrations cutover", metavar="WHEN")
     ] = "auto",
     kind: Annotated[str | None, typer.Option(help=f"What it is, if it is not recognised: {', '.join(KINDS)}")] = None,
+    login: Login = None,
+    credentials: CredentialsFile = None,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    remote_fingerprint: Fingerprint = None,
     upload: Annotated[bool, typer.Option("--upload", help="Send the file to the service first, and import it there")] = False,
     name: Annotated[str | None, typer.Option(help="The new domain's name")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, max=1024, help="Its processors; as the source has where not given")] = None,
@@ -54,10 +68,11 @@ def import_(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended, and show its progress")] = False,
 ) -> None:
-    """Import a VM from a file or folder inside the import root, from a file here that is sent to the service, or, with
-    --source, from the platform that it runs on.
+    """Import a VM from a file or folder inside the import root, from a file here that is sent to the service, from a URL that
+    the service reads it by, or, with --source, from the platform that it runs on.
 
-    Examples: synvirt import web.ova --name web --wait; synvirt import web --source lab --mode warm
+    Examples: synvirt import web.ova --name web --wait; synvirt import web --source lab --mode warm;
+    synvirt import smb://nas.example/exports/web.ova --login importer
     """
     if mode.lower() not in ("warm", "cold"):
         raise typer.BadParameter(f"{mode} is neither warm nor cold", param_hint="--mode")
@@ -77,9 +92,20 @@ def import_(
     }
     with options.connect() as client:
         if source is not None:
-            chosen, reference = live_vm(client, source, str(path))
+            chosen, reference = live_vm(client, source, path)
+        elif is_url(path):
+            asked = request(
+                path,
+                login=login,
+                credentials_file=credentials,
+                endpoint=endpoint,
+                region=region,
+                fingerprint=remote_fingerprint,
+            )
+            reference = {"kind": "remote_url", **asked}
+            chosen = {"Offline": kind or _kind(client, ("/remote-files/inspect", asked))}
         else:
-            reference, inspection = _placed(options, client, path, upload=upload)
+            reference, inspection = _placed(options, client, Path(path), upload=upload)
             chosen = {"Offline": kind or _kind(client, inspection)}
         answer = client.ask(
             "POST",
@@ -106,16 +132,35 @@ def import_(
 
 
 @with_options
-def inspect(options: Options, path: Source) -> None:
+def inspect(
+    options: Options,
+    path: Source,
+    *,
+    login: Login = None,
+    credentials: CredentialsFile = None,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    remote_fingerprint: Fingerprint = None,
+) -> None:
     """Say what a file or folder is and which VM is in it. Nothing is copied, and no service is needed.
 
-    With --server it is a path there.
+    With --server it is a path there, or a URL that the service there reads.
     """
+    asked: dict[str, Any] = {"path": path}
+    if is_url(path):
+        asked = request(
+            path,
+            login=login,
+            credentials_file=credentials,
+            endpoint=endpoint,
+            region=region,
+            fingerprint=remote_fingerprint,
+        )
     if options.address is not None:
         with options.connect() as client:
-            answer = client.ask("POST", "/host-files/inspect", json={"path": str(path)})
+            answer = client.ask("POST", "/remote-files/inspect" if is_url(path) else "/host-files/inspect", json=asked)
     else:
-        answer = _inspected_here(options, path)
+        answer = _inspected_elsewhere(options, asked) if is_url(path) else _inspected_here(options, Path(path))
     print_inspection(answer, as_json=options.json)
 
 
@@ -133,6 +178,29 @@ def _inspected_here(options: Options, path: Path) -> str:
     return browsing.inspect(root, str(where)).model_dump_json()
 
 
+def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
+    from synvirt.model import RemoteFileRequest
+    from synvirt.offline import browsing
+    from synvirt.offline.elsewhere import Rules, place
+
+    # Whoever runs the command may reach what this host reaches: the rules are for callers of a service.
+    rules = Rules(allowed_hosts=("0.0.0.0/0", "::/0"), ca_file=options.settings.remote_ca_file)
+    where, root = place(_received(RemoteFileRequest, asked), rules)
+    return browsing.inspect(root, str(where)).model_dump_json()
+
+
+def _received(model: type[Received], asked: dict[str, Any]) -> Received:
+    from pydantic import ValidationError
+
+    from synvirt.errors import BadRequest
+
+    try:
+        return model.model_validate(asked)
+    except ValidationError as error:  # its own words would show the input
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
 def print_inspection(answer: str, *, as_json: bool) -> None:
     """`answer` is an Inspection: the service's, or our own."""
     from synvirt.model import Inspection
@@ -147,7 +215,7 @@ def print_inspection(answer: str, *, as_json: bool) -> None:
 # ── where the VM is ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 # What a request needs to have the service look at the source: its path, and its body if it has one.
-Inspection = tuple[str, dict[str, str] | None]
+Inspection = tuple[str, dict[str, Any] | None]
 
 
 def _placed(options: Options, client: "Client", path: Path, *, upload: bool) -> tuple[dict[str, str], Inspection]:

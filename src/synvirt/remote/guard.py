@@ -36,6 +36,8 @@ class Guard:
 
     def addresses(self, host: str, port: int) -> list[str]:
         """The host's addresses that may be spoken to. BadRequest where none may be, SourceUnreachable where it has none."""
+        if self.allowed and not any(_names(entry, host) or _is_network(entry) for entry in self.allowed):
+            raise _refused(host)  # before a name server is asked about it
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -43,10 +45,7 @@ class Guard:
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         allowed = [address for address in addresses if self._allows(host, address)]
         if not allowed:
-            raise BadRequest(
-                f"{host} ({', '.join(addresses[:4])}) is not among the hosts that may be read from",
-                hint="whoever runs the service can name it in the setting remote_allowed_hosts",
-            )
+            raise _refused(f"{host} ({', '.join(addresses[:4])})")
         return allowed
 
     def connect(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
@@ -101,7 +100,19 @@ def _names(entry: str, host: str) -> bool:
 
 
 def _holds(entry: str, address: Address) -> bool:
+    return _is_network(entry) and address in ipaddress.ip_network(entry, strict=False)
+
+
+def _is_network(entry: str) -> bool:
     try:
-        return address in ipaddress.ip_network(entry, strict=False)
+        ipaddress.ip_network(entry, strict=False)
     except ValueError:
         return False
+    return True
+
+
+def _refused(host: str) -> BadRequest:
+    return BadRequest(
+        f"{host} is not among the hosts that may be read from",
+        hint="whoever runs the service can name it in the setting remote_allowed_hosts",
+    )

@@ -142,7 +142,11 @@ class HttpPlace:
         except OSError as error:
             sock.close()
             raise Interrupted(f"TLS with {url.origin} failed: {_said(error)}") from error
-        check_fingerprint(secured.getpeercert(binary_form=True), self._remote.fingerprint_sha256, url.origin)
+        try:
+            check_fingerprint(secured.getpeercert(binary_form=True), self._remote.fingerprint_sha256, url.origin)
+        except AuthFailed:
+            secured.close()
+            raise
         return secured
 
     def give_back(self, url: Url, connection: http.client.HTTPConnection) -> None:

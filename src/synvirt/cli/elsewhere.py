@@ -1,0 +1,110 @@
+"""A file elsewhere on the command line: its URL, and the credentials that stand in no argument."""
+
+import os
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import typer
+
+Login = Annotated[
+    str | None,
+    typer.Option(
+        "--login", metavar="USER", help="Of a URL: the user; the password is asked for [env: SYNVIRT_REMOTE_PASSWORD]"
+    ),
+]
+CredentialsFile = Annotated[
+    Path | None, typer.Option("--credentials", metavar="FILE", help="Of a URL: a TOML file with username, password, …")
+]
+Endpoint = Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of an s3:// URL: the server that is not AWS")]
+Region = Annotated[str | None, typer.Option("--region", metavar="REGION", help="Of an s3:// URL: its region")]
+Fingerprint = Annotated[
+    str | None, typer.Option("--remote-fingerprint", metavar="SHA256", help="Of an https:// URL: the certificate to trust")
+]
+
+_SCHEMES = ("http://", "https://", "s3://", "smb://")
+# What the environment has them called: ours, and those that every S3 tool knows.
+_VARIABLES = {
+    "http": {"token": "SYNVIRT_REMOTE_TOKEN"},
+    "https": {"token": "SYNVIRT_REMOTE_TOKEN"},
+    "s3": {
+        "access_key_id": "AWS_ACCESS_KEY_ID",
+        "secret_access_key": "AWS_SECRET_ACCESS_KEY",
+        "session_token": "AWS_SESSION_TOKEN",
+    },
+    "smb": {"domain": "SYNVIRT_REMOTE_DOMAIN"},
+}
+
+
+def is_url(path: str) -> bool:
+    return path.lower().startswith(_SCHEMES)
+
+
+def request(
+    url: str,
+    *,
+    login: str | None = None,
+    credentials_file: Path | None = None,
+    fingerprint: str | None = None,
+    endpoint: str | None = None,
+    region: str | None = None,
+    environ: "os._Environ[str] | dict[str, str]" = os.environ,
+    ask: Callable[[str], str] | None = None,
+) -> dict[str, Any]:
+    """The body of POST /remote-files/inspect; with `kind`, a plan's source_ref.
+
+    Credentials: those of the file, else those of the environment. A user without a password is asked for it.
+    """
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    credentials = _of_file(credentials_file) if credentials_file is not None else _of_environment(scheme, environ)
+    user, password, url = _without_login(scheme, rest) if scheme != "s3" else ("", "", url)
+    if (user := login or user) and "token" not in credentials:
+        credentials["username"] = user
+        password = credentials.get("password") or password or environ.get("SYNVIRT_REMOTE_PASSWORD", "")
+        credentials["password"] = password or (ask or _asked)(f"Password of {user}")
+    options = {
+        "fingerprint_sha256": fingerprint,
+        "endpoint": endpoint
+        or (environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") if scheme == "s3" else None),
+        "region": region or (environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") if scheme == "s3" else None),
+    }
+    return {"url": url, "credentials": credentials, "options": {key: value for key, value in options.items() if value}}
+
+
+def _without_login(scheme: str, rest: str) -> tuple[str, str, str]:
+    """User and password of a URL, and the URL without them. The domain of smb://DOMAIN;user@… stays with the user."""
+    authority, slash, path = rest.partition("/")
+    login, at, host = authority.rpartition("@")
+    user, _, password = login.partition(":")
+    # A signed URL's query may have an @, but its host comes first.
+    if not at or "?" in authority:
+        return "", "", f"{scheme}://{rest}"
+    return unquote(user), unquote(password), f"{scheme}://{host}{slash}{path}"
+
+
+def _of_environment(scheme: str, environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
+    return {name: environ[variable] for name, variable in _VARIABLES[scheme].items() if environ.get(variable)}
+
+
+def _of_file(path: Path) -> dict[str, str]:
+    from synvirt.errors import BadRequest
+
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise BadRequest(f"{path} is no TOML file", hint='a line a credential: password = "…"') from None
+    if not all(isinstance(value, str) for value in content.values()):
+        raise BadRequest(f"{path}: every credential is a text in quotes")
+    return dict(content)
+
+
+def _asked(what: str) -> str:
+    if sys.stdin.isatty():
+        return str(typer.prompt(what, hide_input=True, err=True))
+    return sys.stdin.readline().rstrip("\n")

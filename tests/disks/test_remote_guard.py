@@ -1,0 +1,214 @@
+"""Whom the service speaks to because a caller asked it to: never itself, never the cloud's metadata, and no password astray."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, SourceUnreachable, SynvirtError
+from synvirt.remote import Guard, Remote
+from synvirt.remote.reading import RemoteReader
+from tests import remote_servers as servers
+from tests.contracts.readers import read_all
+
+CONTENT = b"disk" * 100_000
+NAME = "disk.raw"
+BASIC = (("password", servers.PASSWORD), ("username", servers.USER))
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Nginx]:
+    with servers.nginx(tmp_path_factory.mktemp("nginx")) as server:
+        (server.folder / NAME).write_bytes(CONTENT)
+        yield server
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        "127.1",
+        "2130706433",  # 127.0.0.1 as one number
+        "0.0.0.0",
+        "169.254.169.254",
+        "::1",
+        "::ffff:127.0.0.1",
+        "::ffff:169.254.169.254",
+        "64:ff9b::a9fe:a9fe",
+        "fe80::1",
+        "fd00:ec2::254",
+        "100.100.100.200",
+        "224.0.0.1",
+        "::",
+    ],
+)
+def test_by_default_nobody_gets_at_this_host_or_its_cloud(host: str) -> None:
+    with pytest.raises((BadRequest, SourceUnreachable)) as caught:
+        Guard().addresses(host, 80)
+    if isinstance(caught.value, SourceUnreachable):  # no address of that family here
+        assert "not known" in caught.value.detail
+    else:
+        assert "remote_allowed_hosts" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3", "192.168.7.7", "8.8.8.8", "2001:db8::7"])
+def test_by_default_any_other_host_may_be_read_from(host: str) -> None:
+    assert Guard().addresses(host, 80) == [host]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host", "may"),
+    [
+        (("10.0.0.0/8",), "10.9.9.9", True),
+        (("10.0.0.0/8",), "11.0.0.1", False),
+        (("10.0.0.5",), "10.0.0.5", True),
+        (("localhost",), "localhost", True),  # whoever names it means it
+        (("*.example",), "localhost", False),
+        (("127.0.0.0/8", "::1"), "localhost", True),
+        (("NAS.example",), "127.0.0.1", False),
+    ],
+)
+def test_what_is_allowed_is_all_that_is(allowed: tuple[str, ...], host: str, may: bool) -> None:
+    if may:
+        assert Guard(allowed).addresses(host, 80)
+    else:
+        with pytest.raises(BadRequest, match="not among"):
+            Guard(allowed).addresses(host, 80)
+
+
+def test_names_are_matched_whole() -> None:
+    from synvirt.remote.guard import _names
+
+    assert _names("*.example", "a.example")
+    assert _names("*.example", "A.b.EXAMPLE.")
+    assert not _names("*.example", "example")
+    assert not _names("*.example", "badexample")
+    assert not _names("nas.example", "evil.nas.example")
+
+
+def test_a_name_server_that_answers_differently_the_second_time_changes_nothing(
+    nginx: servers.Nginx, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address that was checked is the one that is connected to."""
+    real, asked = socket.getaddrinfo, []
+
+    def rebinding(host: str, *arguments: object, **named: object) -> object:
+        if host == "rebinding.example":
+            asked.append(host)
+            address = "127.0.0.1" if len(asked) == 1 else "169.254.169.254"
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, nginx.port))]
+        return real(host, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+    reader = RemoteReader(servers.remote(f"http://rebinding.example:{nginx.port}/open/"), NAME)
+    assert read_all(reader) == CONTENT
+    assert asked == ["rebinding.example"]
+    reader.close()
+
+
+# ── redirects ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def url(nginx: servers.Nginx, folder: str) -> str:
+    return f"http://127.0.0.1:{nginx.port}/{folder}/"
+
+
+def test_a_redirect_on_the_same_host_keeps_the_password(nginx: servers.Nginx) -> None:
+    reader = RemoteReader(servers.remote(url(nginx, "moved"), credentials=BASIC), NAME)
+    assert read_all(reader) == CONTENT
+    # Once it is known where it leads, nobody asks the way any more.
+    asked = [line for line in nginx.requests() if line.startswith(f"GET /moved/{NAME}")]
+    assert len(asked) == 1
+    reader.close()
+
+
+def test_a_redirect_to_another_origin_loses_it(nginx: servers.Nginx) -> None:
+    reader = RemoteReader(servers.remote(url(nginx, "away"), credentials=BASIC), NAME)
+    assert read_all(reader) == CONTENT
+    reader.close()
+    there = [line for line in nginx.requests() if line.endswith(str(nginx.elsewhere))]
+    assert there
+    assert all('"Basic' not in line for line in there)
+    here = [line for line in nginx.requests() if "/away/" in line]
+    assert here
+    assert all('"Basic' in line for line in here)
+
+
+@pytest.mark.parametrize(
+    ("folder", "error", "words"),
+    [
+        ("metadata", BadRequest, "169.254.169.254"),
+        ("share", BadRequest, "redirects to a smb URL"),
+        ("round", DiskReadFailed, "more than 5 times"),
+    ],
+)
+def test_redirects_that_are_not_followed(nginx: servers.Nginx, folder: str, error: type[SynvirtError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        RemoteReader(servers.remote(url(nginx, folder), credentials=BASIC), NAME)
+
+
+def test_no_redirect_from_https_to_http(nginx: servers.Nginx) -> None:
+    remote = servers.remote(f"https://127.0.0.1:{nginx.tls_port}/downgrade/", fingerprint_sha256=nginx.certificates.fingerprint)
+    with pytest.raises(BadRequest, match="in the clear"):
+        RemoteReader(remote, NAME)
+
+
+def test_a_redirect_whose_target_lapses_is_asked_for_again() -> None:
+    """What a store signs for a few minutes is signed anew by whoever redirected there."""
+    lapsed: set[str] = set()
+    redirected = 0
+
+    def script(asked: servers.Asked) -> tuple[int, dict[str, str], bytes]:
+        nonlocal redirected
+        path = asked.path
+        if path.startswith("/signed/"):
+            if path in lapsed:
+                return 403, {"Content-Length": "0"}, b""
+            return servers.honest(CONTENT, asked)
+        redirected += 1
+        return 302, {"Location": f"/signed/{redirected}", "Content-Length": "0"}, b""
+
+    with servers.scripted(script) as where:
+        reader = RemoteReader(servers.remote(where), NAME)
+        lapsed.add("/signed/1")
+        assert read_all(reader) == CONTENT
+        assert redirected >= 2
+        reader.close()
+
+
+# ── certificates ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def secure(nginx: servers.Nginx, host: str = "127.0.0.1", **fields: object) -> Remote:
+    return servers.remote(f"https://{host}:{nginx.tls_port}/open/", **fields)
+
+
+def test_certificates_are_verified(nginx: servers.Nginx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = socket.getaddrinfo("127.0.0.1", nginx.tls_port, type=socket.SOCK_STREAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_named: here)
+    good = {
+        "authority": secure(nginx, ca_file=str(nginx.certificates.authority)),
+        "fingerprint": secure(nginx, fingerprint_sha256=nginx.certificates.fingerprint),
+        "fingerprint, lower case": secure(nginx, fingerprint_sha256=nginx.certificates.fingerprint.lower()),
+        "not at all": secure(nginx, verify_tls=False),
+    }
+    for remote in good.values():
+        reader = RemoteReader(remote, NAME)
+        assert read_all(reader) == CONTENT
+        reader.close()
+    other = servers.certificates(tmp_path)
+    bad = {
+        "unknown authority": secure(nginx),
+        "another authority": secure(nginx, ca_file=str(other.authority)),
+        "another fingerprint": secure(nginx, fingerprint_sha256=other.fingerprint),
+        "another fingerprint, and nothing verified": secure(nginx, fingerprint_sha256=other.fingerprint, verify_tls=False),
+        "another name": secure(nginx, "other.example", ca_file=str(nginx.certificates.authority)),
+    }
+    for why, remote in bad.items():
+        with pytest.raises(AuthFailed) as caught:
+            RemoteReader(remote, NAME)
+        assert caught.value.hint, why
+    with pytest.raises(SourceUnreachable, match="remote_ca_file"):
+        RemoteReader(secure(nginx, ca_file=str(tmp_path / "gone.pem")), NAME)
