@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from synvirt.disks import tar
 from synvirt.disks.raw import RawReader
 from synvirt.errors import MalformedArchive, SynvirtError, UnsupportedFormat
-from synvirt.offline import manifest_file, ova_xml, ovf, virtualbox, vmx, xml_document
+from synvirt.offline import geneva, manifest_file, ova_xml, ovf, virtualbox, vmx, xml_document
 from synvirt.offline.registry import IMPORTERS
-from tests.offline import appliances, ova_xml_text, vbox_machines
+from tests.offline import appliances, geneva_exports, ova_xml_text, vbox_machines
 
 DESCRIPTIONS = sorted(path.stem for path in appliances.DESCRIPTIONS.glob("*.ovf"))
 # A document at its size limit may take this much; measured: 40 MiB for 200,000 elements.
@@ -103,6 +103,15 @@ def test_any_bytes_as_a_manifest(data: bytes) -> None:
 @given(st.binary(max_size=2000) | edits(ova_xml_text.whole({"Ref:4": 5, "Ref:5": 6})))
 def test_any_bytes_as_ova_xml(data: bytes) -> None:
     allowed(lambda: ova_xml.parse(xml_document.parse(data, "ova.xml"), "ova.xml"))
+
+
+GENEVA = geneva_exports.ova_xml({"sda": 5 << 20, "sdb": 6 << 20})
+
+
+@FUZZED
+@given(st.binary(max_size=2000) | edits(GENEVA) | values_replaced(GENEVA))
+def test_any_bytes_as_ova_xml_of_version_1(data: bytes) -> None:
+    allowed(lambda: geneva.described(xml_document.parse(data, "ova.xml"), "ova.xml", lambda name: None))
 
 
 @FUZZED

@@ -33,6 +33,11 @@ from synvirt.offline.units import quantity_bytes, unit_bytes
         ("GB", 1 << 30),
         ("GiB", 1 << 30),
         (" gb ", 1 << 30),
+        ("GBytes", 1 << 30),
+        ("byte * 2^10 * 2^10", 1 << 20),
+        ("Byte(s)", 1),
+        ("Tebibytes", 1 << 40),
+        ("byte\t*\n2^20", 1 << 20),
     ],
 )
 def test_units(units: str, expected: int) -> None:

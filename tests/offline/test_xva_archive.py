@@ -2,13 +2,16 @@
 
 import tarfile
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from synvirt.disks import open_reader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.model import GIB, VmManifest
 from synvirt.offline import ova_xml, xml_document
 from synvirt.offline.registry import detect
+from tests.contracts.readers import read_all
 from tests.counted import bytes_read
 from tests.disks import xva_archives
 from tests.offline import appliances, ova_xml_text, test_partitions
@@ -145,6 +148,26 @@ def test_an_ova_is_no_xva_and_the_other_way_round(tmp_path: Path) -> None:
     ova = appliances.archive(tmp_path / "a.xva", {"a.ovf": appliances.description("cdrom_only")})
     assert detect(xva, tmp_path).kind == "xva_archive"
     assert detect(ova, tmp_path).kind == "ova_archive"
+
+
+@pytest.mark.parametrize("digest", ["xxhash", "checksum"])
+def test_a_piece_that_is_not_what_its_digest_says_fails_the_copy(digest: str, tmp_path: Path) -> None:
+    """Both generations: XenServer's SHA-1 and XCP-ng's XXH64."""
+    disk = Random(1).randbytes(3 * MIB)
+    text = ova_xml_text.one_disk(len(disk), memory_bytes=GIB)
+    path = xva_archives.archive(tmp_path / "a.xva", text, {"Ref:4": disk}, digest=digest)
+    importer = detect(path, tmp_path)
+    for flipped in (False, True):
+        reader = open_reader(importer.open_disk(path, tmp_path, "Ref:4").reader)
+        if not flipped:
+            assert read_all(reader) == disk
+            whole = path.read_bytes()
+            at = whole.index(disk[2 * MIB : 2 * MIB + 4096])
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        else:
+            with pytest.raises(MalformedArchive, match="at offset 2097152 do not have their digest"):
+                read_all(reader)
+        reader.close()
 
 
 # ── what the disks tell ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -100,10 +100,10 @@ def _disks(vm: Element, images: dict[str, Element], name: str) -> tuple[tuple[Di
         key = attribute(vbd, "vdi")
         vdi = images.get(key)
         if vdi is None or key in disks or unit >= _DISKS_MAX:
-            raise MalformedArchive(f"{name}: its disk {unit} is the image {key!r}, which it has not, or a second time")
+            raise MalformedArchive(f"{name}: its disk {unit} is the image {key[:100]!r}, which it has not, or a second time")
         kind, size, source = attribute(vdi, "type"), whole_number(attribute(vdi, "size")), attribute(vdi, "source")
         if kind != _FORMAT or not source.startswith("file://") or not size:
-            raise UnsupportedFormat(f"{name}: image {key!r} of type {kind[:40]!r} in {source[:100]!r}; {_FORMAT} is read")
+            raise UnsupportedFormat(f"{name}: image {key[:100]!r} of type {kind[:40]!r} in {source[:100]!r}; {_FORMAT} is read")
         folders[key] = source.removeprefix("file://").strip("/")
         disks[key] = Disk(
             key=key,

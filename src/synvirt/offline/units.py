@@ -14,10 +14,10 @@ QUANTITY_MAX_BYTES = 1 << 60
 
 _NAMES = {
     **dict.fromkeys(("byte", "bytes", "byte(s)", "b"), 0),
-    **dict.fromkeys(("kilobyte", "kilobytes", "kibibyte", "kibibytes", "kb", "kib", "k"), 10),
-    **dict.fromkeys(("megabyte", "megabytes", "mebibyte", "mebibytes", "mb", "mib", "m"), 20),
-    **dict.fromkeys(("gigabyte", "gigabytes", "gibibyte", "gibibytes", "gb", "gib", "g"), 30),
-    **dict.fromkeys(("terabyte", "terabytes", "tebibyte", "tebibytes", "tb", "tib", "t"), 40),
+    **dict.fromkeys(("kilobyte", "kilobytes", "kbyte", "kbytes", "kibibyte", "kibibytes", "kb", "kib", "k"), 10),
+    **dict.fromkeys(("megabyte", "megabytes", "mbyte", "mbytes", "mebibyte", "mebibytes", "mb", "mib", "m"), 20),
+    **dict.fromkeys(("gigabyte", "gigabytes", "gbyte", "gbytes", "gibibyte", "gibibytes", "gb", "gib", "g"), 30),
+    **dict.fromkeys(("terabyte", "terabytes", "tbyte", "tbytes", "tebibyte", "tebibytes", "tb", "tib", "t"), 40),
 }
 _POWER = re.compile(r"(\d{1,4})\s*\^\s*(\d{1,2})", re.ASCII)
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)
