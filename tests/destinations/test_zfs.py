@@ -90,6 +90,16 @@ def test_every_refusal_has_a_reason_and_the_words_of_zfs(tmp_path: Path, said: s
     assert (caught.value.hint is None) == (reason in ("other", "missing", "exists"))
 
 
+def test_a_pool_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synvirt.destinations.zfs_command.TIMEOUT_S", 0.2)
+    program = tmp_path / "zfs"
+    program.write_text("#!/bin/sh\nsleep 60\n")
+    program.chmod(0o755)
+    with pytest.raises(ZfsRefused, match="did not answer") as caught:
+        Zfs(str(program))("list")
+    assert caught.value.hint
+
+
 def test_every_reason_but_two_has_its_test() -> None:
     assert {reason for _, reason, _ in REFUSALS} - {reason for _, reason in SAID} == {"missing", "busy"}
 
