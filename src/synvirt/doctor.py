@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 
 import structlog
@@ -22,7 +23,7 @@ from synvirt.hypervisor.connection import Connection, embedded_root
 from synvirt.keyring import KEY_BYTES
 from synvirt.model import GIB, now
 from synvirt.offline.vmcx_tool import vmcx_tool
-from synvirt.programs import find, run
+from synvirt.programs import ProgramFailed, find, run
 from synvirt.settings import Settings, ZfsSetting
 
 # A tool that says its version takes no time; one that hangs is as good as missing.
@@ -155,6 +156,19 @@ def _libnbd_version() -> str:
     import nbd
 
     return f"libnbd {nbd.NBD().get_version()}"
+
+
+def _pyvmomi_version() -> str:
+    # Looked for and not loaded: it takes a while, and memory.
+    return f"pyvmomi {metadata.version('pyvmomi')}"
+
+
+def _nbdkit_vddk(_: Settings) -> str:
+    _path("nbdkit")
+    try:
+        return _first_line(["nbdkit", "vddk", "--version"])
+    except ProgramFailed as error:
+        raise Missing("nbdkit has no plugin vddk") from error
 
 
 def _zfs_settings(settings: Settings) -> list[ZfsSetting]:
@@ -333,6 +347,7 @@ _ACTIVE = 2
 # The version, by a question that cannot be answered without reading the store.
 _VERSIONS = {"sqlite": "SELECT sqlite_version(), count(*) FROM sqlite_master", "postgresql": "SHOW server_version"}
 _DRIVERS = "https://fedorapeople.org/groups/virt/virtio-win/direct-downloads/stable-virtio/virtio-win.iso"
+_VSPHERE = "vSphere as a live source"
 _WINDOWS = "Windows guests: their virtio drivers"
 
 CHECKS = (
@@ -353,6 +368,13 @@ CHECKS = (
     Check("qemu-img", "disk images of every sort", "apt-get install qemu-utils", _program("qemu-img", "--version"), _always),
     Check(
         "qemu-nbd", "images our own readers refuse", "apt-get install qemu-utils", _program("qemu-nbd", "--version"), _always
+    ),
+    Check("pyvmomi", _VSPHERE, "pip install 'synvirt[vmware]'", _module("pyvmomi", _pyvmomi_version)),
+    Check(
+        "nbdkit vddk",
+        f"{_VSPHERE}, by VMware's own transport, the fastest one",
+        "nbdkit's vddk plugin (Debian has none), and VMware's VDDK; options.vddk_libdir of the source",
+        _nbdkit_vddk,
     ),
     Check("python3-libnbd", "reading over NBD", "apt-get install python3-libnbd", _module("nbd", _libnbd_version), _always),
     Check("zfs", "volumes on zfs", "apt-get install zfsutils-linux (contrib)", _program("zfs", "version"), _zfs_is_set),

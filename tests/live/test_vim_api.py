@@ -7,12 +7,14 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ChangedSpec, DatastoreSpec, ReaderSpec
@@ -29,7 +31,9 @@ from synvirt.errors import (
 from synvirt.live import SourceAccess
 from synvirt.live.registry import BY_KIND
 from synvirt.live.vim_api import PRIVILEGES, VimApi
+from synvirt.live.vim_changes import coarser
 from synvirt.model import LiveKind
+from tests.cases import cases
 from tests.contracts.live import LiveCase, LiveContract, read
 from tests.fakes.vcenter import DISK_BYTES, PASSWORD, USER, VCenter, vcenter
 
@@ -175,6 +179,26 @@ def test_many_changed_areas_come_page_by_page(platform: VCenter, disk: Path) -> 
     spec = ask(platform.access(), use)
     assert isinstance(spec, ChangedSpec)
     assert spec.areas == tuple((block * BLOCK, BLOCK) for block in blocks)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), max_size=60).map(
+        lambda drawn: [(start * 65536, length * 65536) for start, length in drawn]
+    ),
+    st.integers(1, 20),
+)
+@cases(100)
+def test_coarser_areas_hold_the_finer_ones(areas: list[tuple[int, int]], most: int) -> None:
+    def blocks(listed: Iterable[tuple[int, int]]) -> set[int]:
+        return {block for start, length in listed for block in range(start // 65536, (start + length) // 65536)}
+
+    joined = coarser(areas, most)
+    assert len(joined) <= most
+    assert blocks(areas) <= blocks(joined)
+    if len(areas) <= most:
+        assert blocks(areas) == blocks(joined)
+    ends = max((start + length for start, length in areas), default=0)
+    assert max((start + length for start, length in joined), default=0) == ends
 
 
 def test_the_password_is_in_no_repr(platform: VCenter, disk: Path) -> None:

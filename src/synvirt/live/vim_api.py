@@ -212,17 +212,19 @@ class VimApi:
             session_manager=session.session_manager,
             verify_tls=options.verify_tls,
             fingerprint_sha256=options.fingerprint_sha256,
-            datacenter=self._datacenter(vm_id),
+            datacenter=self._datacenter(vm_id, getattr(device.backing, "datastore", None)),
             datastore=store,
             path=path.removesuffix(".vmdk") + "-flat.vmdk",
             size_bytes=int(device.capacityInBytes),
             areas=areas,
         )
 
-    def _datacenter(self, vm_id: str) -> str:
-        """The inventory path of the datacenter that the VM lies in: /folder names datastores by it."""
+    def _datacenter(self, vm_id: str, store: Any) -> str:
+        """The inventory path of the datacenter that the disk's datastore lies in: /folder names datastores by it."""
         vim = library().vim
-        parent, names = self._vm(vm_id, ("name", "parent")).get("parent"), list[str]()
+        within = self._session.machine(vm_id) if store is None else store
+        found = self._session.properties(within, ("name", "parent"), what="look at a datastore")
+        parent, names = found.get("parent"), list[str]()
         for _ in range(FOLDERS_DEEP_MAX):
             if parent is None:
                 break

@@ -8,6 +8,7 @@ The methods that block say so; the others are asyncio.
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -105,6 +106,7 @@ class Sources:
         """Conflict while a job that has not ended reads from it."""
         self._rows.remove(source_id, host=self._host)
         self._listings.pop(source_id, None)
+        shutil.rmtree(self._folder / str(source_id), ignore_errors=True)  # an adapter's sockets and scratch files
         log.info("source removed", source=str(source_id))
 
     def rotate_key(self) -> int:
