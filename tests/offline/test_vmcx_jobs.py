@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.settings import Settings
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.house import Crash, House, crash_at, offline_plan, states
+from tests.migrations.test_engine import until
 from tests.offline import appliances, hyperv_exports
 from tests.offline.vmcx_service import Way, by_tool
 from tests.processes import children, command_line
@@ -60,13 +60,6 @@ def tools(folder: Path) -> list[str]:
     """The processes of this machine that run the tool of that folder, or what it started."""
     commands = [command_line(int(path.name)) for path in Path("/proc").glob("[0-9]*")]
     return [command for command in commands if str(folder / "bin" / "tool") in command]
-
-
-def until(happened: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 # ── both ways ────────────────────────────────────────────────────────────────────────────────────────────────────────

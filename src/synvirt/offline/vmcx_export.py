@@ -83,12 +83,13 @@ class _Export:
 def _holds_machine(path: Path) -> bool:
     """Is there a configuration in the folder, or in its folder Virtual Machines? Never raises: for probing."""
     try:
-        entries = list(path.iterdir())
-        for inner in [entry for entry in entries if entry.name.lower() == _MACHINES and entry.is_dir()]:
-            entries += inner.iterdir()
+        return any(_is_configuration(entry.name) or _is_machines(entry) for entry in path.iterdir())
     except (OSError, ValueError):
         return False
-    return any(_is_configuration(entry.name) for entry in entries)
+
+
+def _is_machines(path: Path) -> bool:
+    return path.name.lower() == _MACHINES and path.is_dir() and any(_is_configuration(entry.name) for entry in path.iterdir())
 
 
 def _is_configuration(name: str) -> bool:
