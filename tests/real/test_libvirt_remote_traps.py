@@ -1,0 +1,480 @@
+"""What goes wrong with other libvirt hosts, each with a real one: what cannot be tracked, what is lost, who may not come in."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pytest
+
+from synvirt.errors import (
+    AuthFailed,
+    BadRequest,
+    CbtReset,
+    CbtUnsupported,
+    SnapshotFailed,
+    SourceUnreachable,
+    SynvirtError,
+)
+from synvirt.live import LiveAdapter, SnapshotRef, SourceAccess
+from synvirt.live.libvirt_remote import libvirt_remote
+from synvirt.live.libvirt_remote_ssh import key_fingerprint
+from synvirt.model import MIB, VmManifest
+from tests.contracts.live import read
+from tests.libvirt_lab import LibvirtLab, lab, until
+from tests.processes import command_line
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[LibvirtLab]:
+    with lab() as running:
+        yield running
+
+
+@pytest.fixture
+def domain(host: LibvirtLab) -> Any:
+    """It runs, from one qcow2 disk of 8 MiB."""
+    made = host.domain(host.disk("8M"))
+    made.create()
+    return made
+
+
+def ask(access: SourceAccess, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
+    async def session() -> T:
+        adapter = libvirt_remote(access)
+        try:
+            await adapter.connect()
+            return await use(adapter)
+        finally:
+            await adapter.close()
+
+    return asyncio.run(session())
+
+
+def local(host: LibvirtLab, use: Callable[[LiveAdapter], Awaitable[T]], **options: Any) -> T:
+    return ask(host.access("local", **options), use)
+
+
+class OneJob:
+    """The passes of a job, as the engine makes them."""
+
+    def __init__(self, host: LibvirtLab, domain: Any) -> None:
+        self.host, self.domain, self.vm_id = host, domain, domain.UUIDString()
+        self.name = f"synvirt-{uuid4()}"
+        self.refs: dict[int, SnapshotRef] = {}
+        self.copy: bytes | None = None
+        local(host, lambda adapter: adapter.enable_cbt(self.vm_id))
+
+    def begin(self, number: int) -> None:
+        self.refs[number] = local(self.host, lambda adapter: adapter.snapshot(self.vm_id, f"{self.name}-{number}"))
+
+    def read(self, number: int, *, since: int | None) -> int:
+        """How many bytes of data came."""
+
+        async def use(adapter: LiveAdapter) -> int:
+            disk = (await adapter.inspect(self.vm_id)).disks[0]
+            change_id = None if since is None else self.refs[since].change_ids[disk.key]
+            spec = await adapter.open_disk(self.vm_id, self.refs[number], disk, change_id)
+            self.copy, data_bytes = await asyncio.to_thread(read, spec, None if since is None else self.copy)
+            return data_bytes
+
+        return local(self.host, use)
+
+    def pass_(self, number: int, *, since: int | None) -> int:
+        self.begin(number)
+        data_bytes = self.read(number, since=since)
+        local(self.host, lambda adapter: adapter.release(self.vm_id, f"{self.name}-{number}"))
+        return data_bytes
+
+    def clean(self) -> None:
+        for number in range(1, 10):
+            local(self.host, lambda adapter: adapter.cleanup(self.vm_id, f"{self.name}-{number}"))  # noqa: B023
+        assert self.host.snapshots(self.domain) == []
+        assert list((self.host.folder / "scratch").glob(f"{self.name}*.scratch")) == []
+
+
+def inspected(host: LibvirtLab, domain: Any) -> VmManifest:
+    return local(host, lambda adapter: adapter.inspect(domain.UUIDString()))
+
+
+def kill_qemu(host: LibvirtLab, domain: Any) -> None:
+    pid = int((host.folder / "run/qemu" / f"{domain.name()}.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not domain.isActive())
+
+
+# ── what cannot be tracked ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_raw_disk_cannot_be_tracked_and_can_be_copied(host: LibvirtLab) -> None:
+    domain = host.domain(host.disk("8M"), host.disk("4M", "raw"))
+    domain.create()
+    host.write(domain, "vdb", MIB, b"raw data")
+    manifest = inspected(host, domain)
+    assert not manifest.cbt_available
+    assert "vdb is raw" in str(manifest.cbt_reason)
+    with pytest.raises(CbtUnsupported, match="vdb is raw"):
+        local(host, lambda adapter: adapter.enable_cbt(domain.UUIDString()))
+    name = f"synvirt-{uuid4()}-1"
+
+    async def copied(adapter: LiveAdapter) -> bytes:
+        snapshot = await adapter.snapshot(domain.UUIDString(), name)
+        assert snapshot.change_ids == {}
+        spec = await adapter.open_disk(domain.UUIDString(), snapshot, manifest.disks[1], None)
+        return (await asyncio.to_thread(read, spec))[0]
+
+    assert local(host, copied) == host.content(domain, "vdb")
+    local(host, lambda adapter: adapter.cleanup(domain.UUIDString(), name))
+    assert host.snapshots(domain) == []
+
+
+def test_the_first_version_of_qcow2_holds_no_bitmap(host: LibvirtLab) -> None:
+    """Its XML does not tell, so it shows by trying; and nothing of the attempt is left."""
+    domain = host.domain(host.disk("8M", "qcow2", "-o", "compat=0.10"))
+    for running in (False, True):
+        if running:
+            domain.create()
+        with pytest.raises(CbtUnsupported, match="qcow2 v2"):
+            local(host, lambda adapter: adapter.enable_cbt(domain.UUIDString()))
+        assert host.snapshots(domain) == []
+        assert bool(domain.isActive()) == running
+
+
+def test_a_transient_domain_is_critical(host: LibvirtLab) -> None:
+    manifest = inspected(host, host.domain(host.disk("8M"), transient=True))
+    assert not manifest.cbt_available
+    assert [(one.id, one.category) for one in manifest.concerns] == [("transient-domain", "Critical")]
+
+
+def test_saved_memory_is_critical_and_never_used_up(host: LibvirtLab, domain: Any) -> None:
+    domain.managedSave(0)
+    manifest = inspected(host, domain)
+    assert [(one.id, one.category) for one in manifest.concerns] == [("saved-memory", "Critical")]
+    with pytest.raises(SnapshotFailed, match="saved memory"):
+        local(host, lambda adapter: adapter.snapshot(domain.UUIDString(), f"synvirt-{uuid4()}-1"))
+    assert domain.hasManagedSaveImage()
+
+
+def test_a_snapshot_of_somebody_is_no_trap(host: LibvirtLab, domain: Any) -> None:
+    """One that was there, and one that is made between two passes."""
+    domain.snapshotCreateXML("<domainsnapshot><name>before-upgrade</name></domainsnapshot>", 0)
+    assert [one.name for one in inspected(host, domain).snapshots] == ["before-upgrade"]
+    job = OneJob(host, domain)
+    job.pass_(1, since=None)
+    host.write(domain, "vda", MIB, b"between the snapshots")
+    domain.snapshotCreateXML("<domainsnapshot><name>after-upgrade</name></domainsnapshot>", 0)
+    host.write(domain, "vda", 5 * MIB, b"after both")
+    assert 0 < job.pass_(2, since=1) <= 2 * 65536
+    assert job.copy == host.content(domain, "vda")
+    job.clean()
+    assert len(domain.listAllSnapshots(0)) == 2
+
+
+# ── what is lost, or somebody else's ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_another_backup_job_is_told_at_once_and_left_alone(host: LibvirtLab, domain: Any, ours: bool) -> None:
+    """libvirt itself would let us wait for 30 s, and then say something about a lock."""
+    export = f"synvirt-{uuid4()}-1-vda" if ours else "backup-of-others"
+    domain.backupBegin(
+        f"<domainbackup mode='pull'><server transport='unix' socket='{host.folder}/{uuid4().hex}'/><disks>"
+        f"<disk name='vda' backup='yes' type='file' exportname='{export}'>"
+        f"<scratch file='{host.folder}/{uuid4().hex}'/></disk></disks></domainbackup>",
+        None,
+        0,
+    )
+    name, began = f"synvirt-{uuid4()}-1", time.monotonic()
+    with pytest.raises(SnapshotFailed, match="another backup job"):
+        local(host, lambda adapter: adapter.snapshot(domain.UUIDString(), name))
+    assert time.monotonic() - began < 20
+    local(host, lambda adapter: adapter.cleanup(domain.UUIDString(), name))
+    assert len(host.snapshots(domain)) == 1
+    domain.abortJob()
+
+
+def test_bitmaps_survive_a_guest_that_is_restarted(host: LibvirtLab, domain: Any) -> None:
+    job = OneJob(host, domain)
+    job.pass_(1, since=None)
+    host.write(domain, "vda", MIB, b"before the restart")
+    domain.destroyFlags(1)
+    domain.create()
+    host.write(domain, "vda", 5 * MIB, b"after the restart")
+    assert 0 < job.pass_(2, since=1) <= 2 * 65536
+    assert job.copy == host.content(domain, "vda")
+    job.clean()
+
+
+def test_a_bitmap_is_lost_when_qemu_is_killed(host: LibvirtLab, domain: Any) -> None:
+    """«checkpoint inconsistent: missing or broken bitmap»: told as a reset, and the whole disk can be read at once."""
+    job = OneJob(host, domain)
+    job.pass_(1, since=None)
+    kill_qemu(host, domain)
+    domain.create()
+    host.write(domain, "vda", 5 * MIB, b"after the crash")
+    job.begin(2)
+    with pytest.raises(CbtReset, match="bitmap lost"):
+        job.read(2, since=1)
+    job.read(2, since=None)
+    assert job.copy == host.content(domain, "vda")
+    local(host, lambda adapter: adapter.release(job.vm_id, f"{job.name}-2"))
+    # Tracking has begun anew.
+    host.write(domain, "vda", 2 * MIB, b"later")
+    assert 0 < job.pass_(3, since=2) <= 65536
+    assert job.copy == host.content(domain, "vda")
+    job.clean()
+
+
+def test_a_snapshot_that_died_with_qemu_is_no_more_and_can_be_taken_anew(host: LibvirtLab, domain: Any) -> None:
+    job = OneJob(host, domain)
+    job.pass_(1, since=None)
+    job.begin(2)
+    host.write(domain, "vda", MIB, bytes(range(256)) * 4096)  # into the scratch file
+    kill_qemu(host, domain)
+    # libvirt removes it, unless it was away itself when QEMU ended.
+    (host.folder / "scratch" / f"{job.name}-2-vda.scratch").touch()
+    with pytest.raises(SnapshotFailed, match="no more"):
+        job.read(2, since=1)
+    local(host, lambda adapter: adapter.cleanup(job.vm_id, f"{job.name}-2"))
+    assert list((host.folder / "scratch").glob(f"{job.name}-2-*.scratch")) == []
+    job.begin(2)
+    with pytest.raises(CbtReset):
+        job.read(2, since=1)
+    job.read(2, since=None)
+    assert job.copy == host.content(domain, "vda")
+    job.clean()
+
+
+def test_the_last_delta_is_read_of_a_guest_that_is_off(host: LibvirtLab, domain: Any) -> None:
+    """Started, and not run: so the bitmap that QEMU saved is at hand; and off again."""
+    job = OneJob(host, domain)
+    job.pass_(1, since=None)
+    host.write(domain, "vda", 3 * MIB, b"its last words")
+    local(host, lambda adapter: adapter.shutdown(job.vm_id))
+    job.begin(2)
+    assert inspected(host, domain).power_state == "off"
+    assert domain.isActive()
+    assert 0 < job.read(2, since=1) <= 65536
+    local(host, lambda adapter: adapter.release(job.vm_id, f"{job.name}-2"))
+    assert not domain.isActive()
+    assert job.copy == host.content(domain, "vda")
+    job.clean()
+    assert not domain.isActive()
+    assert "synvirt" not in domain.XMLDesc(0)
+
+
+def test_an_operator_who_resumes_the_guest_is_believed(host: LibvirtLab, domain: Any) -> None:
+    job = OneJob(host, domain)
+    local(host, lambda adapter: adapter.shutdown(job.vm_id))
+    job.begin(1)
+    domain.resume()
+    assert inspected(host, domain).power_state == "on"
+    local(host, lambda adapter: adapter.release(job.vm_id, f"{job.name}-1"))
+    assert domain.isActive()
+    job.clean()
+    assert domain.isActive()
+
+
+def test_disks_that_come_and_grow_are_seen(host: LibvirtLab, domain: Any) -> None:
+    extra = host.disk("2M")
+    domain.attachDevice(
+        f"<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='{extra}'/>"
+        "<target dev='vdb' bus='virtio'/></disk>"
+    )
+    domain.blockResize("vda", 16 * MIB, 1)
+    assert {disk.key: disk.capacity_bytes for disk in inspected(host, domain).disks} == {"vda": 16 * MIB, "vdb": 2 * MIB}
+
+
+def test_a_moved_vm_does_not_start_by_itself(host: LibvirtLab, domain: Any) -> None:
+    domain.setAutostart(1)
+    local(host, lambda adapter: adapter.mark(domain.UUIDString(), "migrated to web <42> & more"))
+    assert not domain.autostart()
+    assert "migrated to web &lt;42&gt; &amp; more" in domain.XMLDesc(2)
+
+
+# ── who may not come in, and who is killed ───────────────────────────────────────────────────────────────────────────
+
+
+def connect(access: SourceAccess) -> None:
+    async def nothing(_: LiveAdapter) -> None:
+        return None
+
+    ask(access, nothing)
+
+
+def changed(access: SourceAccess, **options: Any) -> SourceAccess:
+    return replace(access, options={key: value for key, value in {**access.options, **options}.items() if value is not None})
+
+
+def test_another_ssh_host_key_is_refused(host: LibvirtLab) -> None:
+    line = f"[127.0.0.1]:{host.ssh_port} {(host.folder / 'ssh/client.pub').read_text()}"
+    with pytest.raises(SourceUnreachable, match="not who it should be") as refused:
+        connect(host.access("ssh", known_hosts=line))
+    assert "ssh-keyscan" in str(refused.value.hint)
+
+
+def test_an_ssh_host_that_nobody_pinned_is_refused(host: LibvirtLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(SourceUnreachable, match="not who it should be"):
+        connect(changed(host.access("ssh"), known_hosts=None))
+    connect(changed(host.access("ssh"), known_hosts=None, verify_tls=False))
+
+
+def test_an_ssh_host_key_is_pinned_by_its_fingerprint(host: LibvirtLab) -> None:
+    public = (host.folder / "ssh/host.pub").read_text().split()
+    fingerprint = key_fingerprint(f"host {public[0]} {public[1]}")
+    connect(changed(host.access("ssh"), known_hosts=None, fingerprint_sha256=fingerprint))
+    with pytest.raises(SourceUnreachable, match="has no SSH host key with the pinned"):
+        connect(changed(host.access("ssh"), known_hosts=None, fingerprint_sha256="00" * 32))
+
+
+def test_a_key_that_the_host_does_not_know_is_refused(host: LibvirtLab, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    with pytest.raises(AuthFailed) as refused:
+        connect(host.access("ssh", credentials={"private_key": (tmp_path / "other").read_text()}))
+    assert "PRIVATE" not in refused.value.detail
+    with pytest.raises(AuthFailed, match=r"no private key|refused"):
+        connect(host.access("ssh", credentials={"private_key": "this is no key"}))
+
+
+def test_a_passphrase_opens_the_key_and_is_in_no_argument(host: LibvirtLab, tmp_path: Path) -> None:
+    key = tmp_path / "sealed"
+    key.write_text((host.folder / "ssh/client").read_text())
+    key.chmod(0o600)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "open sesame", "-f", str(key)], check=True)
+    seen: list[str] = []
+
+    async def look(_: LiveAdapter) -> None:
+        seen.extend(command_line(int(entry.name)) for entry in Path("/proc").glob("[0-9]*"))
+
+    ask(host.access("ssh", credentials={"private_key": key.read_text(), "password": "open sesame"}), look)
+    assert any(f"-p {host.ssh_port}" in line for line in seen)
+    assert not any("sesame" in line or "PRIVATE" in line for line in seen)
+    with pytest.raises(AuthFailed):
+        connect(host.access("ssh", credentials={"private_key": key.read_text(), "password": "open barley"}))
+
+
+def test_a_libvirt_that_is_not_there_is_told_by_its_socket(host: LibvirtLab) -> None:
+    access = host.access("ssh")
+    with pytest.raises(SourceUnreachable, match="libvirt does not answer at /nowhere/sock"):
+        connect(replace(access, endpoint=access.endpoint.replace(host.socket, "/nowhere/sock")))
+    with pytest.raises(SourceUnreachable, match="takes no connection on port 1"):
+        connect(SourceAccess("qemu+tcp://127.0.0.1:1/system"))
+
+
+def test_a_certificate_of_strangers_is_refused(host: LibvirtLab, tmp_path: Path) -> None:
+    argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=other"]
+    subprocess.run([*argv, "-keyout", tmp_path / "k", "-out", tmp_path / "ca"], check=True, capture_output=True)
+    good = host.access("tls")
+    with pytest.raises(SourceUnreachable, match=r"not trusted|cannot be reached"):
+        connect(replace(good, credentials={**good.credentials, "ca_certificate": (tmp_path / "ca").read_text()}))
+    with pytest.raises(SourceUnreachable, match="not the pinned one"):
+        connect(changed(good, fingerprint_sha256="00" * 32))
+
+
+def test_disks_come_in_the_clear_only_where_the_operator_says_so(host: LibvirtLab, domain: Any) -> None:
+    access = host.access("tcp", allow_plain_nbd=False)
+    about = ask(access, lambda adapter: adapter.about())
+    assert [check.name for check in about.checks if not check.ok] == ["encryption"]
+    with pytest.raises(SnapshotFailed, match="in the clear"):
+        ask(access, lambda adapter: adapter.snapshot(domain.UUIDString(), f"synvirt-{uuid4()}-1"))
+    assert host.snapshots(domain) == []
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["qemu:///embed?root=/x", "qemu+ssh://-oProxyCommand=x/system", "qemu+ssh://user:secret@host/system", "qemu+ssh:///system"],
+)
+def test_endpoints_that_are_none_are_refused(endpoint: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        libvirt_remote(SourceAccess(endpoint))
+    assert "secret" not in refused.value.detail
+
+
+_HELD = """\
+import asyncio, json, sys, time
+from synvirt.live import SourceAccess
+from synvirt.live.libvirt_remote import libvirt_remote
+async def hold():
+    given = json.loads(sys.stdin.readline())
+    adapter = libvirt_remote(SourceAccess(given["endpoint"], given["credentials"], given["options"]))
+    await adapter.connect()
+    snapshot = await adapter.snapshot(given["vm_id"], given["name"])
+    disk = (await adapter.inspect(given["vm_id"])).disks[0]
+    spec = await adapter.open_disk(given["vm_id"], snapshot, disk, None)
+    print(spec.uri.partition("socket=")[2], flush=True)
+    time.sleep(100)
+asyncio.run(hold())
+"""
+
+
+def test_nothing_of_a_killed_service_stays(host: LibvirtLab, domain: Any) -> None:
+    """Its tunnels end with it; its secrets go with the next session; its snapshot is found again by name, and goes too."""
+    access, name = host.access("ssh"), f"synvirt-{uuid4()}-1"
+    given = {
+        "endpoint": access.endpoint,
+        "credentials": dict(access.credentials),
+        "options": dict(access.options),
+        "vm_id": domain.UUIDString(),
+        "name": name,
+    }
+    with subprocess.Popen([sys.executable, "-c", _HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(json.dumps(given) + "\n")
+        child.stdin.flush()
+        folder = Path(child.stdout.readline().strip()).parent
+        assert (folder / "key").stat().st_mode & 0o777 == 0o600
+        assert folder.stat().st_mode & 0o777 == 0o700
+        child.kill()
+    until(lambda: not _tunnels(folder))
+    assert host.snapshots(domain) == [name]
+    found = ask(access, lambda adapter: adapter.snapshot(domain.UUIDString(), name))
+    assert found.id == name
+    assert not folder.exists()
+    ask(access, lambda adapter: adapter.cleanup(domain.UUIDString(), name))
+    assert host.snapshots(domain) == []
+
+
+def _tunnels(folder: Path) -> list[str]:
+    lines = [command_line(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")]
+    return [line for line in lines if line.startswith("ssh ") and str(folder) in line]
+
+
+def test_a_lost_session_is_told_and_a_new_one_goes_on(host: LibvirtLab, domain: Any) -> None:
+    name = f"synvirt-{uuid4()}-1"
+
+    async def use(adapter: LiveAdapter) -> None:
+        await adapter.snapshot(domain.UUIDString(), name)
+        for entry in Path("/proc").glob("[0-9]*"):
+            line = command_line(int(entry.name))
+            if line.startswith("ssh ") and f"-p {host.ssh_port}" in line:
+                os.kill(int(entry.name), signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        with pytest.raises(SourceUnreachable):
+            await adapter.inspect(domain.UUIDString())
+
+    ask(host.access("ssh"), use)
+    assert ask(host.access("ssh"), lambda adapter: adapter.snapshot(domain.UUIDString(), name)).id == name
+    ask(host.access("ssh"), lambda adapter: adapter.cleanup(domain.UUIDString(), name))
+
+
+def test_a_host_without_room_is_told(host: LibvirtLab, domain: Any) -> None:
+    """A scratch folder that cannot be made, nor written."""
+    with pytest.raises(SynvirtError) as told:
+        local(
+            host,
+            lambda adapter: adapter.snapshot(domain.UUIDString(), f"synvirt-{uuid4()}-1"),
+            scratch_dir="/proc/synvirt",
+        )
+    assert told.value.code == "E_MIG_SNAPSHOT_FAILED"
+    assert host.snapshots(domain) == []
