@@ -227,7 +227,7 @@ def test_import_prints_the_job_as_json(service: Service, run: Run, ova: Path) ->
 def test_import_of_what_it_does_not_know(service: Service, run: Run, ova: Path) -> None:
     for arguments, code in (
         (["import", ova], "E_MIG_UNSUPPORTED_FORMAT"),
-        (["import", "missing.ova"], "E_MIG_HOST_PATH_REJECTED"),
+        (["import", "missing.ova"], "E_MIG_NOT_FOUND"),
         (["import", ova.parent / "missing.ova"], "E_MIG_NOT_FOUND"),
         (["import", "/etc/passwd"], "E_MIG_HOST_PATH_REJECTED"),
     ):

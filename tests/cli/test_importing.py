@@ -7,7 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.model import GIB, HostPathRef, OfflineKind, UploadRef
+from synvirt.errors import InvalidPlan
+from synvirt.model import GIB, HostPathRef, MigrationPlan, OfflineKind, UploadRef
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, USER, Service
 from tests.offline import appliances
@@ -77,12 +78,31 @@ def test_a_file_that_is_nowhere(elsewhere: tuple[Service, list[str]], run: Run) 
         assert (done.exit_code, done.stderr.split(":")[0]) == (exit_code, code), done.stderr
 
 
-def test_what_was_sent_and_is_no_vm_says_so(elsewhere: tuple[Service, list[str]], run: Run, tmp_path: Path) -> None:
+def test_what_is_no_vm_is_not_sent(elsewhere: tuple[Service, list[str]], run: Run, tmp_path: Path) -> None:
     service, options = elsewhere
     (tmp_path / "notes.txt").write_text("hello")
     done = run("import", tmp_path / "notes.txt", *options)
     assert (done.exit_code, done.stderr.split(":")[0]) == (1, "E_MIG_UNSUPPORTED_FORMAT")
     assert service.begun == []
+    assert service.uploads.page(limit=10)[0] == [], "it was not even sent"
+
+
+def test_a_description_without_its_disks_is_not_sent(service: Service, run: Run, ova: Path) -> None:
+    folder = appliances.folder(ova.parent / "as files", appliances.appliance("qemu_user"))
+    done = run("import", folder / "qemu_user.ovf", "--upload")
+    assert (done.exit_code, "its disks lie in files beside it" in done.stderr) == (2, True), done.stderr
+    assert service.uploads.page(limit=10)[0] == []
+
+
+def test_what_was_sent_for_a_plan_that_is_refused_stays(service: Service, run: Run, ova: Path) -> None:
+    def refuse(plan: MigrationPlan) -> None:
+        raise InvalidPlan("not this one")
+
+    service.intake._check = refuse
+    done = run("import", ova, "--upload")
+    [upload] = service.uploads.page(limit=10)[0]
+    assert (done.exit_code, f"synvirt uploads show {upload.id}" in done.stderr) == (1, True)
+    assert "E_MIG_INVALID_PLAN: not this one" in done.stderr
 
 
 def test_a_file_outside_the_import_root_may_be_sent(service: Service, run: Run, ova: Path) -> None:

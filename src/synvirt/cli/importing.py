@@ -14,7 +14,8 @@ from synvirt.cli.elsewhere import CredentialsFile, Endpoint, Fingerprint, Login,
 from synvirt.cli.migrations import follow
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.sources import live_vm
-from synvirt.cli.upload_shown import send
+from synvirt.cli.upload_shown import kept, send
+from synvirt.errors import BadRequest, HostPathRejected, NotFound, SynvirtError, UnsupportedFormat
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
@@ -33,6 +34,8 @@ SourceOrVm = Annotated[
 ]
 # Spelled out: the enumeration's module is too slow to load for `--help`. A test holds the two together.
 KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vmcx_export", "vbox_folder", "xva_archive")
+# Of several files: a description and its disks.
+FOLDER_KINDS = ("ovf_folder", "vmx_folder", "vbox_folder", "vmcx_export")
 BUSES = ("virtio", "scsi", "sata", "ide", "nvme")
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*([KMGT]i?B)", re.IGNORECASE)
 
@@ -105,24 +108,20 @@ def import_(
             reference = {"kind": "remote_url", **asked}
             chosen = {"Offline": kind or _kind(client, ("/remote-files/inspect", asked))}
         else:
-            reference, inspection = _placed(options, client, Path(path), upload=upload)
+            reference, inspection = _placed(options, client, Path(path), upload=upload, known=kind is not None)
             chosen = {"Offline": kind or _kind(client, inspection)}
-        answer = client.ask(
-            "POST",
-            "/migrations",
-            json={
-                "plan": {
-                    "source": chosen,
-                    "source_ref": reference,
-                    "mode": mode.capitalize(),
-                    "name": name,
-                    "target": {key: value for key, value in target.items() if value is not None},
-                    "skip_disks": skip_disk or [],
-                    "waive_concerns": waive or [],
-                    "warm": {"cutover": cutover},
-                }
-            },
-        )
+        plan = {
+            "source": chosen,
+            "source_ref": reference,
+            "mode": mode.capitalize(),
+            "name": name,
+            "target": {key: value for key, value in target.items() if value is not None},
+            "skip_disks": skip_disk or [],
+            "waive_concerns": waive or [],
+            "warm": {"cutover": cutover},
+        }
+        with kept(reference.get("upload_id")):
+            answer = client.ask("POST", "/migrations", json={"plan": plan})
         if wait:
             follow(options, client, _field(answer, "id"))
         elif options.json:
@@ -192,8 +191,6 @@ def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
 def _received(model: type[Received], asked: dict[str, Any]) -> Received:
     from pydantic import ValidationError
 
-    from synvirt.errors import BadRequest
-
     try:
         return model.model_validate(asked)
     except ValidationError as error:  # its own words would show the input
@@ -218,22 +215,34 @@ def print_inspection(answer: str, *, as_json: bool) -> None:
 Inspection = tuple[str, dict[str, Any] | None]
 
 
-def _placed(options: Options, client: "Client", path: Path, *, upload: bool) -> tuple[dict[str, str], Inspection]:
+def _placed(options: Options, client: "Client", path: Path, *, upload: bool, known: bool) -> tuple[dict[str, str], Inspection]:
     """The plan's source_ref. A service elsewhere sees its own files only: a relative path, or one that it has not, is a file
-    here, and is sent."""
+    here, and is sent. Where its kind is not `known` it is looked into first: nobody sends gigabytes that are no VM."""
     elsewhere = options.address is not None
     if not upload and elsewhere:
         upload = not path.is_absolute() or (path.is_file() and not _is_there(client, path))
     if upload:
+        if not known and path.is_file():
+            _require_whole_vm(path.resolve())
         id_ = _field(send(client, path, quiet=options.json), "id")
         return {"kind": "upload", "upload_id": id_}, (f"/uploads/{id_}/inspect", None)
     where = str(path if elsewhere else _here(options, path))
+    if not elsewhere and not Path(where).exists():
+        raise NotFound(f"there is no {path}, neither in the import root nor here")
     return {"kind": "offline_host_path", "path": where}, ("/host-files/inspect", {"path": where})
 
 
-def _is_there(client: "Client", path: Path) -> bool:
-    from synvirt.errors import HostPathRejected, NotFound, SynvirtError
+def _require_whole_vm(file: Path) -> None:
+    """UnsupportedFormat, MalformedArchive; BadRequest for a description, whose disks would not come along."""
+    from synvirt.offline import browsing
 
+    kind = browsing.inspect(file.parent, str(file)).offline_kind
+    if kind in FOLDER_KINDS or file.name.lower() == "ova.xml":
+        hint = "copy the VM's folder into the import root, or pack it: tar -cf web.ova web.ovf *.vmdk"
+        raise BadRequest(f"{file.name} is a part of a VM ({kind}): its disks lie in files beside it", hint=hint)
+
+
+def _is_there(client: "Client", path: Path) -> bool:
     try:
         client.ask("POST", "/host-files/inspect", json={"path": str(path)})
     except (HostPathRejected, NotFound):
@@ -244,8 +253,6 @@ def _is_there(client: "Client", path: Path) -> bool:
 
 
 def _kind(client: "Client", inspection: Inspection) -> str:
-    from synvirt.errors import HostPathRejected, UnsupportedFormat
-
     path, body = inspection
     try:
         return _field(client.ask("POST", path, json=body), "offline_kind")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from synvirt.cli.program import INTERRUPTED, shown
+from synvirt.errors import SynvirtError
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
@@ -29,6 +30,17 @@ def send(client: "Client", file: Path, *, sha256: str | None = None, quiet: bool
     except KeyboardInterrupt:
         print("Interrupted: nothing of the upload is left", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def kept(upload_id: object) -> Iterator[None]:
+    """What was sent is not lost with the plan that is refused: it can be imported by its path there."""
+    try:
+        yield
+    except SynvirtError:
+        if upload_id is not None:
+            print(f"The file stays at the service until it expires: synvirt uploads show {upload_id}", file=sys.stderr)
+        raise
 
 
 @contextmanager

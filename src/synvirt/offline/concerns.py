@@ -139,7 +139,7 @@ def signature_not_checked(why: str) -> Concern:
         id="signature-not-checked",
         category="Warning",
         label="Signature not checked",
-        assessment=f"The appliance has a signature (.cert) that cannot be checked: {why}",
+        assessment=f"The appliance has a signature (.cert) that cannot be checked: {why.rstrip('.')}.",
         remedy="Get the appliance again from its publisher, or check the signature with the exporter's tool.",
     )
 
