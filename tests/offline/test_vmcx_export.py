@@ -324,6 +324,16 @@ def test_the_present_state_is_read_through_its_checkpoints(tmp_path: Path, apart
     assert content(folder, tmp_path, "scsi0:0") == seen
 
 
+def test_checkpoints_are_listed_by_their_age(tmp_path: Path) -> None:
+    folder = export(tmp_path)
+    for number, created in enumerate((3, 1, 2)):
+        identity = f"{number}0000000-0000-4000-8000-000000000000"
+        tree = hyperv_exports.checkpoint(configuration({}), f"taken {created}", identity)
+        tree["configuration"]["properties"]["creation_time"] = (created * 10**17).to_bytes(8, "little")
+        (folder / "Snapshots" / f"{identity}.vmcx").write_bytes(hyperv_exports.storage(tree))
+    assert [one.name for one in VMCX.inspect(folder, tmp_path).snapshots] == ["taken 1", "taken 2", "taken 3"]
+
+
 def test_a_checkpoint_by_its_own_path_is_the_machine_of_then(tmp_path: Path) -> None:
     folder, _ = chain(tmp_path, apart=True)
     path = folder / "Snapshots" / f"{CHECKPOINT}.vmcx"

@@ -23,6 +23,7 @@ from synvirt.errors import MalformedArchive, NotFound, SynvirtError, Unsupported
 from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
 from synvirt.offline import OpenedDisk, concerns, files, told_by_disks, vmcx_machine, vmcx_storage, vmcx_xml
 from synvirt.offline.files import FileRange, Folder, Measured
+from synvirt.offline.texts import clean
 from synvirt.offline.vmcx_machine import Drive, Machine
 from synvirt.offline.vmcx_storage import Tree
 from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
@@ -53,7 +54,8 @@ class VmcxExport:
     def inspect(self, path: Path, root: Root) -> VmManifest:
         export = _opened(path, root)
         saved = _is_saved(export.folder, export.name) or vmcx_machine.saved_state_files(export.tree)
-        machine = export.machine(snapshots=tuple(_checkpoints(export.folder, besides=export.name)), saved=saved)
+        checkpoints = sorted(_checkpoints(export.folder, besides=export.name), key=_age)
+        machine = export.machine(snapshots=tuple(checkpoints), saved=saved)
         measured = [_measured(export, disk, machine.drives[disk.key]) for disk in machine.manifest.disks]
         manifest = told_by_disks.completed(machine.manifest, measured)
         disks = tuple(disk.model_copy(update={"source_path": machine.drives[disk.key].file_name}) for disk in manifest.disks)
@@ -161,7 +163,12 @@ def _checkpoints(folder: Folder, *, besides: str) -> Iterator[Snapshot]:
             told = vmcx_machine.checkpoint(_tree(folder, name))
         except SynvirtError:
             told = None
-        yield told or Snapshot(id=PurePosixPath(name).stem.lower())
+        yield told or Snapshot(id=clean(PurePosixPath(name).stem.lower()))
+
+
+def _age(checkpoint: Snapshot) -> tuple[float, str]:
+    """The oldest first; those of no known time before them, in a steady order."""
+    return (0 if checkpoint.created_at is None else checkpoint.created_at.timestamp(), checkpoint.id)
 
 
 def _is_saved(folder: Folder, configuration: str) -> bool:

@@ -47,7 +47,7 @@ class Drive:
 
     @property
     def file_name(self) -> str:
-        return PureWindowsPath(self.path).name
+        return clean(PureWindowsPath(self.path).name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def machine(tree: Tree, file: str, *, snapshots: tuple[Snapshot, ...] = (), save
     cpus = min(max(_number(configuration, "settings", "processors", "count") or _DEFAULT_CPUS, 1), _CPUS_MAX)
     identity = uuid_of(_text(configuration, "properties", "global_id"))
     manifest = VmManifest(
-        vm_id=identity or file,
+        vm_id=identity or clean(file),
         name=clean(_text(configuration, "properties", "name")) or "imported",
         uuid=identity,
         power_state="suspended" if saved else "off",
