@@ -26,6 +26,7 @@ from synvirt.disks.specs import (
     RawSpec,
     RbdSpec,
     ReaderSpec,
+    VddkSpec,
     WriterSpec,
     XvaSpec,
 )
@@ -114,7 +115,7 @@ def _gzipped(over: DiskReader, spec: GzipSpec) -> DiskReader:
     return GzippedReader(over, spec.size_max_bytes, spec.name)
 
 
-def _served(spec: NbdSpec | DatastoreSpec | RbdSpec) -> DiskReader:
+def _served(spec: NbdSpec | DatastoreSpec | VddkSpec | RbdSpec) -> DiskReader:
     if isinstance(spec, RbdSpec):
         from synvirt.disks.rbd import RbdReader
 
@@ -123,6 +124,10 @@ def _served(spec: NbdSpec | DatastoreSpec | RbdSpec) -> DiskReader:
         from synvirt.disks.datastore import DatastoreReader
 
         return DatastoreReader(spec)
+    if isinstance(spec, VddkSpec):
+        from synvirt.disks.vddk import VddkReader
+
+        return VddkReader(spec)
     from synvirt.disks.nbd import NbdReader
 
     return NbdReader(spec.uri, bitmap=spec.bitmap, connections=spec.connections)
@@ -174,7 +179,7 @@ def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
     match spec:
         case RawSpec():
             return _raw(spec)
-        case NbdSpec() | DatastoreSpec() | RbdSpec():
+        case NbdSpec() | DatastoreSpec() | VddkSpec() | RbdSpec():
             return _served(spec)
         case QemuSpec():
             return _qemu(spec)

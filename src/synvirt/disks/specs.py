@@ -99,6 +99,25 @@ class DatastoreSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VddkSpec(Spec):
+    """A disk in a snapshot of a vSphere VM, by VMware's VDDK: ids are vSphere's, `file` is the disk's `[datastore] path`,
+    `libdir` where the operator has put VDDK. Its password is told to the worker and to nobody else."""
+
+    format: Literal["vddk"] = "vddk"
+    host: str
+    port: int = 443
+    user: str
+    password: str = field(repr=False)
+    verify_tls: bool = True
+    fingerprint_sha256: str | None = None
+    vm_id: str
+    snapshot_id: str
+    file: str
+    libdir: str
+    transports: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QemuSpec(Spec):
     """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed.
 
@@ -160,8 +179,39 @@ class BlankSpec(Spec):
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RbdPlace(Spec):
+    """A namespace of a Ceph pool, and who asks: `client.{client}` with the key that the ceph.conf at `conf` leads to."""
+
+    conf: str
+    client: str
+    pool: str
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RbdSpec(Spec):
+    """An RBD image; `size_bytes`: the disk's true size, where it is less than the image's."""
+
+    format: Literal["rbd"] = "rbd"
+    place: RbdPlace
+    image: str
+    size_bytes: int | None = None
+
+
 ReaderSpec = (
-    RawSpec | ImageSpec | NbdSpec | DatastoreSpec | QemuSpec | ChangedSpec | XvaSpec | JoinedSpec | GzipSpec | BlankSpec
+    RawSpec
+    | ImageSpec
+    | NbdSpec
+    | DatastoreSpec
+    | VddkSpec
+    | QemuSpec
+    | ChangedSpec
+    | XvaSpec
+    | JoinedSpec
+    | GzipSpec
+    | BlankSpec
+    | RbdSpec
 )
 
 
@@ -183,7 +233,17 @@ class BlockWriterSpec(Spec):
     size_bytes: int
 
 
-WriterSpec = FileWriterSpec | BlockWriterSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RbdWriterSpec(Spec):
+    """An RBD image of at least `size_bytes`: the disk's true size."""
+
+    kind: Literal["rbd"] = "rbd"
+    place: RbdPlace
+    image: str
+    size_bytes: int
+
+
+WriterSpec = FileWriterSpec | BlockWriterSpec | RbdWriterSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,21 +66,20 @@ def not_trusted(where: str, reason: str) -> SourceUnreachable:
     )
 
 
-def look(host: str, port: int) -> Shown:
-    """The certificate that is shown at this address. OSError where nobody listens or it is not TLS."""
-    unverified = ssl.create_default_context()
-    unverified.check_hostname = False
-    unverified.verify_mode = ssl.CERT_NONE
+def shown_certificate(host: str, port: int, trust: ssl.SSLContext) -> bytes:
+    """The certificate (DER) that is shown at this address, if `trust` lets it pass."""
     with (
         socket.create_connection((host, port), CONNECT_TIMEOUT_S) as plain,
-        unverified.wrap_socket(plain, server_hostname=host) as sock,
+        trust.wrap_socket(plain, server_hostname=host) as sock,
     ):
-        shown = fingerprint(sock.getpeercert(binary_form=True) or b"")
+        return sock.getpeercert(binary_form=True) or b""
+
+
+def look(host: str, port: int) -> Shown:
+    """The certificate that is shown at this address. OSError where nobody listens or it is not TLS."""
+    shown = fingerprint(shown_certificate(host, port, context(host, verify=False, fingerprint_sha256=None)))
     try:
-        with (
-            socket.create_connection((host, port), CONNECT_TIMEOUT_S) as plain,
-            ssl.create_default_context().wrap_socket(plain, server_hostname=host),
-        ):
-            return Shown(shown, None)
+        shown_certificate(host, port, context(host, verify=True, fingerprint_sha256=None))
     except ssl.SSLCertVerificationError as error:
         return Shown(shown, error.verify_message)
+    return Shown(shown, None)

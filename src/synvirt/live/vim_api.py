@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, StringConstraints, model_validator
 
-from synvirt.disks.specs import ChangedSpec, DatastoreSpec, ReaderSpec
+from synvirt.disks.specs import ChangedSpec, DatastoreSpec, ReaderSpec, VddkSpec
 from synvirt.errors import Internal, SnapshotFailed, SynvirtError, UnsupportedFormat, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes
 from synvirt.live.form import Form
@@ -28,7 +28,11 @@ OFF_POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0
 # Folders may lie in one another; a loop in what a platform says must have an end.
 FOLDERS_DEEP_MAX: Final = 64
-READ_BY: Final = "the datastore's files over HTTPS (/folder), changed or allocated areas only"
+# The ways to the bytes, as the operator reads them.
+READ_BY: Final = {
+    "vddk": "VDDK, VMware's own transport",
+    "datastore": "the datastore's files over HTTPS (/folder)",
+}
 
 # What our user must be allowed, and what for. Held on the root folder, or on the VMs and datastores themselves.
 PRIVILEGES: Final[tuple[tuple[str, str], ...]] = (
@@ -53,10 +57,24 @@ class VimCredentials(Received):
 
 
 class VimOptions(SourceOptions):
-    """`shutdown_timeout_s`: how long a guest may take to shut itself down, before it is powered off."""
+    """`transport`: auto is VDDK where `vddk_libdir` says that it is installed, else the datastore's files. `vddk_transports`:
+    VDDK's own list (`san:hotadd:nbdssl`). `shutdown_timeout_s`: how long a guest may take to shut itself down, before it is
+    powered off."""
 
-    transport: Literal["auto", "datastore"] = "auto"
+    transport: Literal["auto", "vddk", "datastore"] = "auto"
+    vddk_libdir: Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=4096)] | None = None
+    vddk_transports: Annotated[str, StringConstraints(pattern=r"^[a-z:]*$", max_length=100)] = ""
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 300
+
+    @model_validator(mode="after")
+    def _vddk_lies_somewhere(self) -> Self:
+        if self.transport == "vddk" and self.vddk_libdir is None:
+            raise ValueError("transport vddk needs vddk_libdir: the folder of VMware's VDDK on this host")
+        return self
+
+    @property
+    def way(self) -> Literal["vddk", "datastore"]:
+        return "vddk" if self.vddk_libdir is not None and self.transport != "datastore" else "datastore"
 
 
 FORM = Form(LiveKind.VIM_API, {"https": 443}, VimCredentials, VimOptions)
@@ -168,7 +186,7 @@ class VimApi:
             for store in found.get("datastore") or ()
         ]
         types = {str(store.get("summary.name")): str(store.get("summary.type")) for store in stores}
-        return manifest(vm_id, found, types, READ_BY)
+        return manifest(vm_id, found, types, whole_chains=self._options.way == "vddk", read_by=READ_BY[self._options.way])
 
     def _vm(self, vm_id: str, paths: tuple[str, ...]) -> Mapping[str, Any]:
         found = self._session.properties(self._session.machine(vm_id), paths, what=f"inspect {vm_id}")
@@ -193,8 +211,28 @@ class VimApi:
             raise SnapshotFailed(f"snapshot {snapshot_id} of {vm_id} has no disk {disk.key}")
         if since is not None:
             areas = vim_changes.changed(self._session, vm_id, snapshot_id, device, since)
-            return ChangedSpec(over=self._file(vm_id, device, None), areas=areas)
+            return ChangedSpec(over=self._whole(vm_id, snapshot_id, device), areas=areas)
+        if self._options.way == "vddk":
+            return self._whole(vm_id, snapshot_id, device)  # VDDK knows by itself what is allocated
         return self._file(vm_id, device, vim_changes.allocated(self._session, vm_id, snapshot_id, device))
+
+    def _whole(self, vm_id: str, snapshot_id: str, device: Any) -> DatastoreSpec | VddkSpec:
+        session, options = self._session, self._options
+        if options.way == "datastore" or options.vddk_libdir is None:
+            return self._file(vm_id, device, None)
+        return VddkSpec(
+            host=session.host,
+            port=session.port,
+            user=session.login_.user,
+            password=session.login_.password,
+            verify_tls=options.verify_tls,
+            fingerprint_sha256=options.fingerprint_sha256,
+            vm_id=vm_id,
+            snapshot_id=snapshot_id,
+            file=str(device.backing.fileName),
+            libdir=options.vddk_libdir,
+            transports=options.vddk_transports,
+        )
 
     def _file(self, vm_id: str, device: Any, areas: tuple[tuple[int, int], ...] | None) -> DatastoreSpec:
         store, _, path = str(device.backing.fileName).removeprefix("[").partition("] ")

@@ -84,8 +84,11 @@ def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
     )
 
 
-def manifest(vm_id: str, found: Mapping[str, Any], store_types: Mapping[str, str], read_by: str) -> VmManifest:
-    """`store_types`: of each datastore's name, its type. `read_by`: the way by which the disks will be read, in words."""
+def manifest(
+    vm_id: str, found: Mapping[str, Any], store_types: Mapping[str, str], *, whole_chains: bool, read_by: str
+) -> VmManifest:
+    """`store_types`: of each datastore's name, its type. `read_by`: the way by which the disks will be read, in words;
+    `whole_chains`: it reads disks that lie over others, and those that are objects."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
     boot = found.get("config.bootOptions")
     disks = _disks(found, devices, boot)
@@ -107,7 +110,7 @@ def manifest(vm_id: str, found: Mapping[str, Any], store_types: Mapping[str, str
         disks=disks,
         nics=_nics(found, devices),
         snapshots=tuple(_snapshots(found.get("snapshot.rootSnapshotList") or ())),
-        concerns=tuple(_concerns(found, devices, store_types, read_by)),
+        concerns=tuple(_concerns(found, devices, store_types, whole_chains=whole_chains, read_by=read_by)),
     )
 
 
@@ -224,7 +227,9 @@ def _guest_os(found: Mapping[str, Any]) -> GuestOs:
     return GuestOs(family=family, id=guest_id, name=name)
 
 
-def _concerns(found: Mapping[str, Any], devices: Sequence[Any], store_types: Mapping[str, str], read_by: str) -> list[Concern]:
+def _concerns(
+    found: Mapping[str, Any], devices: Sequence[Any], store_types: Mapping[str, str], *, whole_chains: bool, read_by: str
+) -> list[Concern]:
     concerns = [
         Concern(
             id="vim.read_by",
@@ -248,19 +253,19 @@ def _concerns(found: Mapping[str, Any], devices: Sequence[Any], store_types: Map
         critical("vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it.")
     for disk in virtual_disks(devices):
         store = str(getattr(disk.backing, "fileName", "")).partition("]")[0].removeprefix("[")
-        if store_types.get(store) in OBJECT_STORES:
+        if not whole_chains and store_types.get(store) in OBJECT_STORES:
             critical(
                 "vim.object_store",
                 "Datastore of objects",
                 f"{_label(disk)} lies in {store}, of type {store_types[store]}: its bytes cannot be read as a file.",
-                "Move the disk to a VMFS or NFS datastore, or export the VM.",
+                "Move the disk to a VMFS or NFS datastore, export the VM, or install VDDK (options.vddk_libdir).",
             )
-        elif getattr(disk.backing, "parent", None) is not None:
+        elif not whole_chains and getattr(disk.backing, "parent", None) is not None:
             critical(
                 "vim.snapshots",
                 "VM with snapshots",
                 f"{_label(disk)} lies over a snapshot's disk: its bytes are spread over several files.",
-                "Remove the VM's snapshots.",
+                "Remove the VM's snapshots, or install VDDK (options.vddk_libdir).",
             )
         elif why := _untracked(disk):
             critical(
