@@ -115,9 +115,8 @@ def test_a_killed_service_brings_the_guest_home_all_the_same(data_dir: Path, sam
         process.wait()
     # The guest runs on without its service, and is found again.
     assert len(_guests(data_dir)) == 1
-    with service(data_dir) as (_, client):
-        with pytest.raises(Conflict, match="has the name of the guest"):
-            client.submit(plan(data_dir))
+    with service(data_dir) as (_, client), pytest.raises(Conflict, match="has the name of the guest"):
+        client.submit(plan(data_dir))
 
 
 @pytest.mark.slow
