@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import zstandard
-
 from synvirt.blocks import DiskReader
+from synvirt.disks import zstd
 from synvirt.disks.inflate import Damaged, inflate_raw
 from synvirt.disks.qcow2_errors import outside_the_file, read_for_guest, unreadable
 from synvirt.disks.qcow2_header import Header
@@ -22,9 +21,6 @@ _SECTOR = 512
 _BATCH_BYTES = 1 << 20
 # Reading over a gap costs less than another call.
 _GAP_BYTES = 64 << 10
-
-# A window larger than any cluster is of no use to an honest writer, and memory to a hostile one.
-_ZSTD_WINDOW_BYTES_MAX = 8 << 20
 
 # (compressed bytes and what follows them, a cluster to fill) → how many bytes were filled; Damaged. Nothing is written past the
 # cluster, so no stream, however hostile, costs more than that.
@@ -121,23 +117,4 @@ def _batches(clusters: Sequence[Wanted]) -> Iterator[list[Wanted]]:
         yield batch
 
 
-_zstd = threading.local()
-
-
-def _inflate_zstd(stream: memoryview, into: memoryview) -> int:
-    # A decompressor may not be used by two threads at once; making one costs more than a small cluster.
-    decompressor: zstandard.ZstdDecompressor | None = getattr(_zstd, "decompressor", None)
-    if decompressor is None:
-        decompressor = _zstd.decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
-    try:
-        # What a frame says of its size is believed, and that much memory taken, unless it is looked at before.
-        if zstandard.frame_content_size(stream) > len(into):
-            raise Damaged(f"it holds over {len(into)} bytes")
-        data = decompressor.decompress(stream, max_output_size=len(into), allow_extra_data=True)
-    except zstandard.ZstdError as error:
-        raise Damaged(str(error)) from error
-    into[: len(data)] = data
-    return len(data)
-
-
-_INFLATE: dict[Literal["zlib", "zstd"], Inflate] = {"zlib": inflate_raw, "zstd": _inflate_zstd}
+_INFLATE: dict[Literal["zlib", "zstd"], Inflate] = {"zlib": inflate_raw, "zstd": zstd.decompress}
