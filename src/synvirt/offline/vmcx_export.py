@@ -10,6 +10,7 @@ lies over its parents, as far as they lie beneath the import root. A checkpoint'
 the machine of that moment.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ def _checkpoints(folder: Folder, *, besides: str) -> Iterator[Snapshot]:
 
 def _age(checkpoint: Snapshot) -> tuple[float, str]:
     """The oldest first; those of no known time before them, in a steady order."""
-    return (0 if checkpoint.created_at is None else checkpoint.created_at.timestamp(), checkpoint.id)
+    return (-math.inf if checkpoint.created_at is None else checkpoint.created_at.timestamp(), checkpoint.id)
 
 
 def _is_saved(folder: Folder, configuration: str) -> bool:
