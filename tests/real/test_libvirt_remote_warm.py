@@ -4,6 +4,7 @@ The guest writes numbered lines, each with the SHA-256 of the line before, and s
 shows where it was cut. Beside that it overwrites blocks of a file, so that deltas have something to carry.
 """
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from synvirt.errors import SnapshotFailed
+from synvirt.live.libvirt_remote import libvirt_remote
 from synvirt.model import MIB, Migration, MigrationPlan, Source, SourceTest, State, VmManifest
 from synvirt.sample import ID_PATH, Sample, build
 from tests.libvirt_lab import LibvirtLab, lab, until
@@ -198,3 +201,69 @@ def check_job(job: Migration, sample: Sample) -> None:
     assert job.downtime_s is not None
     assert job.forecast is not None
     assert job.forecast.change_rate_bps > 0
+
+
+_HANGS = """\
+import asyncio, json, sys, time
+from synvirt.live import SourceAccess, libvirt_remote_backup
+from synvirt.live.libvirt_remote import libvirt_remote
+libvirt_remote_backup.begin = lambda *_, **__: time.sleep(100)
+async def hang():
+    given = json.loads(sys.stdin.readline())
+    adapter = libvirt_remote(SourceAccess(given["endpoint"], given["credentials"], given["options"]))
+    await adapter.connect()
+    await adapter.snapshot(given["vm_id"], "synvirt-frozen-1")
+asyncio.run(hang())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_killed_service_leaves_no_guest_frozen(host: LibvirtLab, sample: Sample) -> None:
+    """kill -9 in the one moment in which its file systems stand still."""
+    guest = Guest(host, sample)
+    access = host.access("ssh", quiesce="require")
+    given = {
+        "endpoint": access.endpoint,
+        "credentials": dict(access.credentials),
+        "options": dict(access.options),
+        "vm_id": guest.domain.UUIDString(),
+    }
+    with subprocess.Popen([sys.executable, "-c", _HANGS], stdin=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        child.stdin.write(json.dumps(given) + "\n")
+        child.stdin.flush()
+        until(lambda: guest.ask("guest-fsfreeze-status") == "frozen")
+        child.kill()
+    until(lambda: guest.ask("guest-fsfreeze-status") == "thawed")
+    assert guest.run("/bin/busybox", "sh", "-c", "echo alive > /written && /bin/busybox cat /written") == "alive\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_guest_is_still_for_a_moment_only(host: LibvirtLab, sample: Sample) -> None:
+    """It thaws though its backup does not begin; and a guest without an agent is refused where quiescing is required."""
+    guest = Guest(host, sample)
+    vm_id = guest.domain.UUIDString()
+
+    def take(scratch_dir: str, domain_id: str) -> None:
+        async def snapshot() -> None:
+            adapter = libvirt_remote(host.access("local", quiesce="require", scratch_dir=scratch_dir))
+            try:
+                await adapter.connect()
+                await adapter.snapshot(domain_id, "synvirt-still-1")
+                assert guest.ask("guest-fsfreeze-status") == "thawed"
+                await adapter.cleanup(domain_id, "synvirt-still-1")
+            finally:
+                await adapter.close()
+
+        asyncio.run(snapshot())
+
+    take(str(host.folder / "scratch"), vm_id)
+    with pytest.raises(SnapshotFailed, match="cannot be read"):
+        take("/proc/synvirt", vm_id)
+    assert guest.ask("guest-fsfreeze-status") == "thawed"
+    silent = host.domain(host.disk("8M"))
+    silent.create()
+    with pytest.raises(SnapshotFailed, match="cannot be quiesced"):
+        take(str(host.folder / "scratch"), silent.UUIDString())

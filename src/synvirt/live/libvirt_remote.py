@@ -3,6 +3,7 @@
     adapter (asyncio, here) ─▶ threads ─▶ host      the connection, tunnels, where its disks are reached
                                           domain    off and on, marks, agent, what is seen
                                           backup    pull-mode backup jobs, checkpoints with dirty bitmaps
+                                          freeze    a process that holds a guest still for that moment
                                           manifest  domain XML as a VmManifest
 
 Changes are tracked by QEMU, in bitmaps inside qcow2 images: docs/platforms/libvirt.md. All libvirt calls block, so each method
@@ -24,6 +25,7 @@ from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live import libvirt_remote_backup as backup
 from synvirt.live import libvirt_remote_domain as domains
 from synvirt.live.libvirt_remote_form import FORM, Login, Options
+from synvirt.live.libvirt_remote_freeze import frozen
 from synvirt.live.libvirt_remote_host import Host, library
 from synvirt.live.libvirt_remote_manifest import manifest, untracked
 from synvirt.live.libvirt_remote_scratch import clear, make
@@ -44,6 +46,7 @@ class LibvirtRemote:
     """The LiveAdapter of libvirt. A VM's id is its UUID; a change id is the name of a checkpoint."""
 
     def __init__(self, access: SourceAccess) -> None:
+        self._access = access
         place, login, self._options = FORM.read(access)
         if place.path.startswith("/embed"):
             raise BadRequest("endpoint: an embedded driver belongs to one process, and cannot be shared with it")
@@ -203,17 +206,17 @@ class LibvirtRemote:
     def _quiet(self, domain: Any) -> Iterator[None]:
         """The guest's file systems frozen, where its agent does so; thawed again, whatever happens."""
         wish = self._options.quiesce
-        frozen = wish != "off" and domains.freeze(domain)
-        if wish == "require" and not frozen and domains.power_state(domain) == "on":
-            raise SnapshotFailed(
-                f"{domain.name()} cannot be quiesced: its guest agent does not answer",
-                hint="install qemu-guest-agent in it, or set options.quiesce to try",
-            )
-        try:
+        if domains.power_state(domain) != "on" or wish == "off":
             yield
-        finally:
-            if frozen:
-                domains.thaw(domain)
+            return
+        holding = frozen(self._access, domain.UUIDString()) if domains.may_freeze(domain) else contextlib.nullcontext(False)
+        with holding as quiet:
+            if wish == "require" and not quiet:
+                raise SnapshotFailed(
+                    f"{domain.name()} cannot be quiesced: its guest agent does not answer",
+                    hint="install qemu-guest-agent in it, or set options.quiesce to try",
+                )
+            yield
 
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         return await self._with_domain(vm_id, "give its disk", lambda domain: self._open(domain, snapshot, disk, since))

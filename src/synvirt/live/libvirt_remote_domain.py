@@ -185,10 +185,15 @@ def power_on(domain: Any) -> None:
 # ── the guest's agent ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def may_freeze(domain: Any) -> bool:
+    """It runs, and has an agent to ask."""
+    return bool(domain.state()[0] == library().VIR_DOMAIN_RUNNING) and agent_connected(parse(domain.XMLDesc(0)))
+
+
 def freeze(domain: Any) -> bool:
     """Did its file systems freeze? False, where no agent answers."""
     libvirt = library()
-    if domain.state()[0] != libvirt.VIR_DOMAIN_RUNNING or not agent_connected(parse(domain.XMLDesc(0))):
+    if not may_freeze(domain):
         return False
     try:
         domain.agentSetResponseTimeout(AGENT_TIMEOUT_S, 0)
@@ -200,13 +205,15 @@ def freeze(domain: Any) -> bool:
     return True
 
 
-def thaw(domain: Any) -> None:
-    """Idempotent. A guest whose agent does not answer is not frozen by us, or cannot be helped."""
+def thaw(domain: Any) -> bool:
+    """Did the agent say that it is done? Idempotent."""
     libvirt = library()
     try:
         domain.fsThaw()
     except libvirt.libvirtError as error:
         log.warning("guest does not thaw", domain=domain.name(), cause=str(error))
+        return False
+    return True
 
 
 # ── what is seen ─────────────────────────────────────────────────────────────────────────────────────────────────────
