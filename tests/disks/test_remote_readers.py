@@ -1,6 +1,9 @@
 """The laws of DiskReader, and random reads, of files on real servers: nginx, S3 by moto, Samba."""
 
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -218,3 +221,45 @@ def test_nobody_may_write_the_file_while_it_is_read_by_smb(samba: servers.Samba,
         )
     other.close()
     reader.close()
+
+
+def test_two_that_read_the_same_file_in_order_fetch_it_once(nginx: servers.Nginx, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy and the checksum of an archive's member, whichever of them is quicker."""
+    monkeypatch.setattr("synvirt.remote.reading.WAIT_FOR_S", 60.0)
+    large = nginx.folder / "twice"
+    with large.open("wb") as file:
+        file.truncate(3 * KEPT_BYTES)
+    remote = servers.remote(nginx.url)
+
+    def read_by(steps: int, pause_s: float) -> None:
+        reader = RemoteReader(remote, "twice")
+        for at in range(0, reader.size, steps):
+            read(reader, at, steps)
+            begun.set()
+            time.sleep(pause_s)
+        reader.close()
+
+    begun = threading.Event()
+    with connected(remote), ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(read_by, 1 << 20, 0.005)
+        assert begun.wait(60)
+        pool.submit(read_by, 4 << 20, 0).result()
+        slow.result()
+        assert requested_bytes(remote, "twice") == 3 * KEPT_BYTES
+    large.unlink()
+
+
+def test_nobody_waits_for_a_reader_that_looks_here_and_there(nginx: servers.Nginx) -> None:
+    large = nginx.folder / "once"
+    with large.open("wb") as file:
+        file.truncate(KEPT_BYTES)
+    remote = servers.remote(nginx.url)
+    looking, copying = RemoteReader(remote, "once"), RemoteReader(remote, "once")
+    read(looking, 0, 4096)
+    began = looking._front
+    assert began is not None
+    read_all(copying)
+    assert not copying._pieces._is_ahead(copying._front, copying.size, began.moved_at)  # type: ignore[arg-type]
+    looking.close()
+    copying.close()
+    large.unlink()

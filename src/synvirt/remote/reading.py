@@ -28,6 +28,10 @@ PIECE_MAX_BYTES: Final = 4 * MIB
 PIECE_MIN_BYTES: Final = 64 << 10
 # Places that a file is read in order from at once: the copy's, the checksum's, a table's or two.
 _STREAMS_MAX: Final = 8
+# Two that read the same file in order, the copy and its checksum, keep within this of one another, so that what the first one
+# fetched is still there for the second. Who has not read for a while is not waited for, and nobody waits long.
+TOGETHER_BYTES: Final = 16 * MIB
+WAIT_FOR_S: Final = 5.0
 # Attempts in a row that brought no byte. With these pauses a server may be away for half a minute; a job's pass then waits
 # longer, and goes on from its watermark.
 PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
@@ -79,6 +83,15 @@ class _Stream:
     fetched: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class Front:
+    """Where one reader of a file read last, when, and how much it has read: who looks here and there waits for nobody."""
+
+    at: int = 0
+    moved_at: float = 0.0
+    read_bytes: int = 0
+
+
 class Kept:
     """Pieces of all files of a place by age, so that their bytes together stay below a bound."""
 
@@ -123,16 +136,30 @@ class _Pieces:
         self._starts: list[int] = []
         self._by_start: dict[int, _Piece] = {}
         self._streams: list[_Stream] = []
+        self._fronts: list[Front] = []
+        self._moved = threading.Condition()
         self.requested_bytes = len(file.head)
         if file.head:
             ready: Future[bytes | bytearray] = Future()
             ready.set_result(file.head)
             self._insert(_Piece(0, len(file.head), ready))
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
+    def entered(self) -> Front:
+        front = Front()
+        with self._moved:
+            self._fronts.append(front)
+        return front
+
+    def left(self, front: Front) -> None:
+        with self._moved:
+            self._fronts.remove(front)
+            self._moved.notify_all()
+
+    def read_into(self, offset: int, buffer: memoryview, front: Front) -> None:
         at, end = offset, offset + len(buffer)
         if at == end:
             return
+        self._keep_together(front, end, end - at)
         with self._lock:
             wanted = self._scheduled(at, end)
             self._look_ahead(at, end)
@@ -145,6 +172,23 @@ class _Pieces:
             self._kept.used(piece)
             first, last = max(at, piece.start), min(end, piece.end)
             buffer[first - offset : last - offset] = memoryview(content)[first - piece.start : last - piece.start]
+
+    def _keep_together(self, front: Front, end: int, length: int) -> None:
+        with self._moved:
+            front.at, front.moved_at = end, time.monotonic()
+            front.read_bytes += length
+            self._moved.notify_all()
+            until = front.moved_at + WAIT_FOR_S
+            while (now := time.monotonic()) < until and front.read_bytes > TOGETHER_BYTES and self._is_ahead(front, end, now):
+                self._moved.wait(min(until - now, 1.0))
+                front.moved_at = time.monotonic()
+
+    def _is_ahead(self, front: Front, end: int, now: float) -> bool:
+        return any(
+            other.read_bytes >= MIB and other.at < end - TOGETHER_BYTES and now - other.moved_at < WAIT_FOR_S
+            for other in self._fronts
+            if other is not front
+        )
 
     # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -248,8 +292,11 @@ class RemoteReader:
     ) -> None:
         self._remote = remote
         self._live = _acquire(remote)
+        self._open = True
+        self._front: Front | None = None
         try:
             self._pieces = self._live.pieces(name)
+            self._front = self._pieces.entered()
             self._offset = offset
             self.size = max(self._pieces.file.size - offset, 0) if length is None else length
             self._check(version)
@@ -281,12 +328,14 @@ class RemoteReader:
         if offset < 0 or offset + len(buffer) > self.size:
             shown = self._pieces.file.shown
             raise DiskReadFailed(f"{shown}: {len(buffer)} bytes at offset {offset} are outside its {self.size}")
-        self._pieces.read_into(self._offset + offset, buffer)
+        self._pieces.read_into(self._offset + offset, buffer, self._front or Front())
 
     def close(self) -> None:
-        if self._live is not None:
-            live, self._live = self._live, None  # type: ignore[assignment]
-            _release(self._remote, live)
+        if self._open:
+            self._open = False
+            if self._front is not None:
+                self._pieces.left(self._front)
+            _release(self._remote, self._live)
 
 
 # ── places that are connected to ─────────────────────────────────────────────────────────────────────────────────────
