@@ -125,12 +125,14 @@ def main() -> int:
     found = sorted(path for path in source.rglob("*") if path.suffix in (".vhdx", ".vhd"))
     for number, image in enumerate(found):
         place = len(found) - 1 - number if manner == "backwards" else number
-        say(type="message", message=f"Copying disk {number + 1}/{len(found)}")
+        if manner != "percent":
+            say(type="message", message=f"Copying disk {number + 1}/{len(found)}")
+        for part in (50, 100):
+            if manner == "percent":
+                print(f"[{'*' * part}] {100 * number / len(found) + part / len(found):.1f}%", end="\r", flush=True)
+            else:
+                say(type="progress", message=f"{part}/100")
         MAKE.get(manner, convert)(image, folder / f"web-sd{'abcdefgh'[place]}")
-        if manner == "percent":
-            print(f"[{'*' * (number + 1)}] {100 * (number + 1) / len(found):.1f}%", end="\r", flush=True)
-        else:
-            say(type="progress", message=f"{number + 1}/{len(found)}")
     return AFTER[manner](source, folder) if manner in AFTER else 0
 
 

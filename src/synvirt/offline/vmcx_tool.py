@@ -25,6 +25,7 @@ from synvirt.settings import Settings
 # A tool that says its drivers takes no time; one that hangs is as good as missing.
 LOOK_TIMEOUT_S = 20
 _PERCENT, _OF = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%"), re.compile(r"^\s*([0-9]+)/([0-9]+)\s*$")
+_DISK = re.compile(r"\bdisk ([0-9]+)/([0-9]+)", re.IGNORECASE)
 # Not disks: the description that a tool writes beside them, and what it says.
 _NO_DISKS = (".xml", ".json", ".log", ".txt", ".ovf")
 
@@ -144,22 +145,33 @@ class VmcxTool:
 
 class _Said:
     """The tool's standard output, line by line: progress in any of the forms that tools have, and the error, where it is told
-    as virt-v2v does; the rest is for people."""
+    as virt-v2v does; the rest is for people. After «disk 1/2», virt-v2v's words too, progress is that of this disk; what is
+    told never goes back."""
 
     def __init__(self, moved: Callable[[float], None]) -> None:
         self.error = ""
         self._moved = moved
+        self._before, self._share, self._done = 0.0, 1.0, 0.0
 
     def line(self, line: str) -> None:
         kind, text = _record(line)
         if kind == "error":
             self.error = text[-STDERR_KEPT_CHARS:]
-        elif found := _OF.search(text):
-            done, whole = int(found[1][:18]), int(found[2][:18])
-            if kind != "message" and whole:
-                self._moved(min(done / whole, 1.0))
-        elif kind != "message" and (found := _PERCENT.search(text)):
-            self._moved(min(float(found[1]) / 100, 1.0))
+        elif found := _DISK.search(text):
+            disk, disks = (max(1, int(number[:9])) for number in found.groups())
+            self._before, self._share = min(disk - 1, disks) / disks, 1 / disks
+        elif kind != "message" and (part := _part(text)) is not None:
+            self._done = max(self._done, min(self._before + self._share * part, 1.0))
+            self._moved(self._done)
+
+
+def _part(text: str) -> float | None:
+    """What is done, from 0 to 1, as a line says it."""
+    if found := _OF.search(text):
+        done, whole = (int(number[:18]) for number in found.groups())
+        return min(done / whole, 1.0) if whole else None
+    found = _PERCENT.search(text)
+    return min(float(found[1]) / 100, 1.0) if found else None
 
 
 def _record(line: str) -> tuple[str, str]:
