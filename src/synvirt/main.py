@@ -68,6 +68,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     """
     from synvirt.api.app import create_app
     from synvirt.api.auth import authenticator
+    from synvirt.api.destinations import destinations_router
     from synvirt.api.host_files import host_files_router
     from synvirt.api.remote_files import remote_files_router
     from synvirt.api.screenshots import screenshots_router
@@ -118,6 +119,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             host_files_router(settings.imports_dir, free_bytes=free_bytes),
             uploads_router(uploads, free_bytes=free_bytes),
             sources_router(sources),
+            destinations_router(rooms.destinations),
             screenshots_router(store, rooms.hypervisor.screenshot),
             remote_files_router(rules, free_bytes=free_bytes),
         )
@@ -197,6 +199,7 @@ def _destinations(settings: "Settings") -> "dict[str, Destination]":
 def _destination(chosen: "DestinationSetting") -> "Destination":
     from synvirt.destinations.directory import DirectoryDestination
     from synvirt.destinations.zfs import ZfsDestination
+    from synvirt.disks.specs import RbdPlace
 
     match chosen.kind:
         case "directory":
@@ -204,6 +207,11 @@ def _destination(chosen: "DestinationSetting") -> "Destination":
             return DirectoryDestination(chosen.path)
         case "zfs":
             return ZfsDestination(chosen.pool, chosen.namespace)
+        case "rbd":
+            from synvirt.destinations.rbd import RbdDestination
+
+            place = RbdPlace(conf=str(chosen.conf), client=chosen.client, pool=chosen.pool, namespace=chosen.namespace)
+            return RbdDestination(place)
 
 
 def log_to(level: str, file: TextIO) -> None:

@@ -27,7 +27,7 @@ from synvirt.disks.checksum import Checksums
 from synvirt.disks.cloning import clone
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.disks.sampling import ChangesMissed, blocks_to_check, differing
-from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec, WriterSpec
+from synvirt.disks.specs import ChecksumSpec, RawSpec, RbdSpec, RbdWriterSpec, ReaderSpec, WriterSpec
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
 from synvirt.model import GIB, Received
 
@@ -152,7 +152,7 @@ def _copy_disk(
             )
         )
 
-    with _exclusively(disk.writer.path), _opened(disk) as (reader, writer), Checksums(disk.checksums, stop=stop) as checksums:
+    with _exclusively(disk.writer), _opened(disk) as (reader, writer), Checksums(disk.checksums, stop=stop) as checksums:
         try:
             copied = copy(
                 clone(reader, writer, stop),
@@ -194,6 +194,8 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int) -> int:
 
 def _written(writer: WriterSpec) -> ReaderSpec:
     """A volume, to be read back."""
+    if isinstance(writer, RbdWriterSpec):
+        return RbdSpec(place=writer.place, image=writer.image, size_bytes=writer.size_bytes)
     return RawSpec(path=writer.path, length=writer.size_bytes)
 
 
@@ -211,9 +213,12 @@ def _opened(disk: DiskOrder) -> Iterator[tuple[DiskReader, DiskWriter]]:
 
 
 @contextlib.contextmanager
-def _exclusively(path: str) -> Iterator[None]:
+def _exclusively(writer: WriterSpec) -> Iterator[None]:
     """One writer a volume: the lock of a worker goes with its process, however it ended."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if isinstance(writer, RbdWriterSpec):  # the cluster has a lock of its own, and its writer holds that
+        yield
+        return
+    descriptor = os.open(writer.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:

@@ -1,0 +1,148 @@
+"""Volumes as RBD images in a Ceph pool, for hosts that share their storage.
+
+    {pool}/{namespace}/{job_id}.{sanitized label}             the volume
+    {pool}/{namespace}/{job_id}.{sanitized label}.unmarked    one that is being made: it has no mark yet, and no bytes
+
+What is ours carries our mark in the image's metadata: `synvirt.job`, `synvirt.disk`, and `synvirt.size` (the disk's true size).
+Nothing without the mark is ever removed. QEMU opens an image by librbd itself: `device` is in QEMU's words.
+"""
+
+import re
+from typing import Any, ClassVar
+from uuid import UUID
+
+from synvirt.destinations.naming import sanitized_label
+from synvirt.disks.rbd import RbdPool, failing
+from synvirt.disks.specs import RbdPlace, RbdWriterSpec, WriterSpec
+from synvirt.errors import DiskWriteFailed
+
+# An image is of any number of bytes; a disk is of whole sectors.
+SECTOR_BYTES = 512
+# One part in so many of the free room is not for disks: a full cluster stops all its clients.
+HEADROOM = 16
+VOLUME = re.compile(r"(?P<job>[0-9a-f-]{36})\.(?P<disk>\w[\w.-]*)", re.ASCII)
+# Names of pools and namespaces that need no quoting in QEMU's and libvirt's words.
+NAME = re.compile(r"[\w.-]+", re.ASCII)
+JOB, DISK, SIZE = "synvirt.job", "synvirt.disk", "synvirt.size"
+
+
+class RbdDestination:
+    kind: ClassVar[str] = "rbd"
+    device_type: ClassVar[str] = "rbd"
+
+    def __init__(self, place: RbdPlace) -> None:
+        if not all(NAME.fullmatch(part) for part in (place.pool, place.namespace, place.client)):
+            raise DiskWriteFailed(
+                f"the Ceph pool {place.pool!r}, the namespace {place.namespace!r} or the client {place.client!r} is no name",
+                hint="letters, digits and - _ . are allowed",
+            )
+        self._place = place
+
+    def volume_name(self, job_id: UUID, label: str) -> str:
+        return f"{job_id}.{sanitized_label(label)}"
+
+    def create(self, name: str, size_bytes: int) -> None:
+        job, disk = _parts(name)
+        unmarked = f"{name}.unmarked"
+        with RbdPool(self._place) as pool:
+            pool.make_namespace()
+            pool.enter_namespace()
+            if self._is_ours(pool, name, job):
+                self._refuse_another(pool, name, size_bytes)
+                return
+            with failing(f"volume {name} cannot be made"):
+                import rbd
+
+                images = rbd.RBD()
+                if unmarked in images.list(pool.ioctx):  # a service that was killed just here; nobody wrote to it
+                    images.remove(pool.ioctx, unmarked)
+                whole_bytes = max(-(-size_bytes // SECTOR_BYTES), 1) * SECTOR_BYTES
+                images.create(pool.ioctx, unmarked, whole_bytes)
+                with rbd.Image(pool.ioctx, unmarked) as image:
+                    set_marks(image, {JOB: job, DISK: disk, SIZE: str(size_bytes)})
+                images.rename(pool.ioctx, unmarked, name)
+
+    def open(self, name: str, size_bytes: int) -> WriterSpec:
+        _parts(name)
+        return RbdWriterSpec(place=self._place, image=name, size_bytes=size_bytes)
+
+    def device(self, name: str) -> str:
+        _parts(name)
+        place = self._place
+        # QEMU's own words (block/rbd.c): a colon in a value would begin the next.
+        return f"rbd:{place.pool}/{place.namespace}/{name}:id={place.client}:conf={place.conf.replace(':', chr(92) + ':')}"
+
+    def destroy(self, name: str) -> None:
+        job, _ = _parts(name)
+        with RbdPool(self._place) as pool:
+            if not self._has_namespace(pool):
+                return
+            pool.enter_namespace()
+            with failing(f"volume {name} cannot be removed"):
+                import rbd
+
+                if f"{name}.unmarked" in rbd.RBD().list(pool.ioctx):
+                    rbd.RBD().remove(pool.ioctx, f"{name}.unmarked")
+                if self._is_ours(pool, name, job):
+                    rbd.RBD().remove(pool.ioctx, name)
+
+    def free_bytes(self) -> int:
+        with RbdPool(self._place) as pool:
+            free = pool.free_bytes()
+        return free - free // HEADROOM
+
+    def _has_namespace(self, pool: RbdPool) -> bool:
+        import rbd
+
+        with failing(f"the Ceph pool {self._place.pool} cannot be looked at"):
+            return bool(rbd.RBD().namespace_exists(pool.ioctx, self._place.namespace))
+
+    def _is_ours(self, pool: RbdPool, name: str, job: str) -> bool:
+        """Is it there, and made by us for this job? DiskWriteFailed where it is there and is not."""
+        mark = _mark(pool, name, JOB)
+        if mark is None:
+            return False
+        if mark != job:
+            raise DiskWriteFailed(
+                f"the image {name} does not carry the mark of job {job}, so it is left as it is",
+                hint="somebody else made it: `rbd remove` it if it is of no use",
+            )
+        return True
+
+    def _refuse_another(self, pool: RbdPool, name: str, size_bytes: int) -> None:
+        present = _mark(pool, name, SIZE)
+        if present != str(size_bytes):
+            raise DiskWriteFailed(
+                f"volume {name} is there already for a disk of {present} bytes, not {size_bytes}",
+                hint="it was made for another disk: remove it, or cancel the job that owns it",
+            )
+
+
+def set_marks(image: Any, marks: dict[str, str]) -> None:
+    for key, value in marks.items():
+        image.metadata_set(key, value)
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """The job's id and the disk's label in a volume's name."""
+    found = VOLUME.fullmatch(name)
+    # Names come from volume_name by way of the store: this guards against a store that someone edited.
+    if found is None:
+        raise DiskWriteFailed(f"{name!r} is no name of a volume in a Ceph pool")
+    return found["job"], found["disk"]
+
+
+def _mark(pool: RbdPool, name: str, key: str) -> str | None:
+    """None: there is no such image. Empty: it has no such mark."""
+    import rbd
+
+    with failing(f"volume {name} cannot be looked at"):
+        try:
+            image: Any = rbd.Image(pool.ioctx, name, read_only=True)
+        except rbd.ImageNotFound:
+            return None
+        with image:
+            try:
+                return str(image.metadata_get(key))
+            except KeyError:
+                return ""

@@ -1,0 +1,248 @@
+"""Images in a Ceph pool, read and written by librbd (python3-rbd): no kernel module, no device on this host.
+
+    conf, client ─▶ cluster ─▶ pool ─▶ namespace ─▶ image, in objects of 4 MiB
+
+https://docs.ceph.com/en/pacific/rbd/api/librbdpy/ has the calls. A cluster that is away or full does not fail a request: it
+lets it wait. So requests have a time limit, and its end is told as what it may mean.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from synvirt.blocks import Extent
+from synvirt.disks.specs import RbdPlace, RbdSpec, RbdWriterSpec
+from synvirt.errors import DiskReadFailed, DiskWriteFailed, SynvirtError
+
+CONNECT_TIMEOUT_S = 30
+# A disk of the cluster that fails is missed for 20 s until its peers say so, and then the others answer.
+REQUEST_TIMEOUT_S = 90
+# A client that was killed is held for alive for 30 s.
+LOCK_TIMEOUT_S = 60
+# Requests of several threads go to several disks of the cluster.
+THREADS = 4
+# What is asked at once about which objects there are: 256 of them, so that a large image costs no memory.
+WINDOW_BYTES = 1 << 30
+
+HINTS = {
+    errno.ETIMEDOUT: "`ceph -s` says how the cluster is: one that is full does not answer writes either",
+    errno.ENOSPC: "`ceph df` says what is free; the pool may have a quota",
+    errno.EDQUOT: "the pool has a quota: `ceph osd pool get-quota` shows it",
+    errno.EPERM: "the client's key must allow `profile rbd` on the pool",
+    errno.EACCES: "the client's key must allow `profile rbd` on the pool",
+    errno.EROFS: "somebody else writes to this image",
+    errno.EBUSY: "somebody has the image open: a domain that runs, or an import",
+}
+
+
+class RbdPool:
+    """A connection to one namespace of a pool. Every failure is DiskWriteFailed; use it in a `with`."""
+
+    def __init__(self, place: RbdPlace) -> None:
+        self.place = place
+        with failing(f"the Ceph cluster of {place.conf} cannot be reached"):
+            self._cluster = _cluster(place)
+        try:
+            with failing(f"the Ceph pool {place.pool} cannot be opened"):
+                self.ioctx = self._cluster.open_ioctx(place.pool)
+        except BaseException:
+            self._cluster.shutdown()
+            raise
+
+    def make_namespace(self) -> None:
+        rbd = _rbd()
+        with failing(f"the namespace {self.place.namespace} of the Ceph pool {self.place.pool} cannot be made"):
+            if not rbd.RBD().namespace_exists(self.ioctx, self.place.namespace):
+                with contextlib.suppress(rbd.ImageExists):  # another job made it at the same moment
+                    rbd.RBD().namespace_create(self.ioctx, self.place.namespace)
+
+    def enter_namespace(self) -> None:
+        self.ioctx.set_namespace(self.place.namespace)
+
+    def free_bytes(self) -> int:
+        """What the pool may still take, its copies and its fullest disk counted."""
+        with failing(f"the Ceph pool {self.place.pool} cannot be looked at"):
+            code, answer, words = self._cluster.mon_command(json.dumps({"prefix": "df", "format": "json"}), b"")
+        pools = json.loads(answer)["pools"] if code == 0 else []
+        for pool in pools:
+            if pool["name"] == self.place.pool:
+                return int(pool["stats"]["max_avail"])
+        raise DiskWriteFailed(f"the Ceph pool {self.place.pool} cannot be looked at: {words or os.strerror(-code)}")
+
+    def __enter__(self) -> "RbdPool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.ioctx.close()
+        self._cluster.shutdown()
+
+
+class RbdWriter:
+    """Writes one image, alone: it holds the image's lock, and a worker that was killed is waited for."""
+
+    max_writers = THREADS
+
+    def __init__(self, spec: RbdWriterSpec) -> None:
+        self.size = spec.size_bytes
+        self._name = spec.image
+        self._closed = False
+        self._pool = RbdPool(spec.place)
+        try:
+            self._pool.enter_namespace()
+            with failing(f"volume {spec.image} cannot be opened"):
+                self._image = _rbd().Image(self._pool.ioctx, spec.image)
+            try:
+                _lock(self._image, spec.image)
+            except BaseException:
+                self._image.close()
+                raise
+        except BaseException:
+            self._pool.close()
+            raise
+
+    def write(self, offset: int, buffer: memoryview) -> None:
+        if not buffer:
+            return
+        self._within(offset, len(buffer))
+        with failing(f"{self._name}: {len(buffer)} bytes at offset {offset} cannot be written"):
+            # The binding takes `bytes` alone; the copy costs a tenth of what the network does.
+            self._image.write(bytes(buffer), offset)
+
+    def zero(self, offset: int, length: int) -> None:
+        if not length:
+            return
+        self._within(offset, length)
+        with failing(f"{self._name}: {length} bytes at offset {offset} cannot be made zero"):
+            # Frees whole objects, and writes zeros into parts of them, which `discard` would leave as they are.
+            self._image.write_zeroes(offset, length)
+
+    def flush(self) -> None:
+        with failing(f"{self._name} cannot be flushed"):
+            self._image.flush()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            try:
+                with failing(f"{self._name} cannot be closed"):
+                    self._image.close()
+            finally:
+                self._pool.close()
+
+    def _within(self, offset: int, length: int) -> None:
+        if min(offset, length) < 0 or offset + length > self.size:
+            raise DiskWriteFailed(f"{self._name}: {length} bytes at offset {offset} are beyond the disk's {self.size}")
+
+
+class RbdReader:
+    """Reads one image, as it is; what no object was ever made for is zeros."""
+
+    max_readers = THREADS
+
+    def __init__(self, spec: RbdSpec) -> None:
+        self._name = spec.image
+        self._closed = False
+        self._pool = RbdPool(spec.place)
+        try:
+            self._pool.enter_namespace()
+            with failing(f"the image {spec.image} cannot be opened", DiskReadFailed):
+                self._image = _rbd().Image(self._pool.ioctx, spec.image, read_only=True)
+                self.size = int(self._image.size()) if spec.size_bytes is None else spec.size_bytes
+        except BaseException:
+            self._pool.close()
+            raise
+
+    def extents(self) -> Iterator[Extent]:
+        for start in range(0, self.size, WINDOW_BYTES):
+            end = min(start + WINDOW_BYTES, self.size)
+            at = start
+            for offset, length in self._there(start, end):
+                if offset > at:
+                    yield Extent(at, offset - at, zero=True)
+                yield Extent(offset, length)
+                at = offset + length
+            if at < end:
+                yield Extent(at, end - at, zero=True)
+
+    def _there(self, start: int, end: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+
+        def note(offset: int, length: int, there: bool) -> None:
+            if there:
+                found.append((offset, length))
+
+        with failing(f"{self._name}: what lies between {start} and {end} cannot be asked", DiskReadFailed):
+            self._image.diff_iterate(start, end - start, None, note)
+        return sorted(found)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise DiskReadFailed(f"{self._name}: {len(buffer)} bytes at offset {offset} are beyond the disk's {self.size}")
+        if buffer:
+            with failing(f"{self._name}: {len(buffer)} bytes at offset {offset} cannot be read", DiskReadFailed):
+                buffer[:] = self._image.read(offset, len(buffer))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._image.close()
+            self._pool.close()
+
+
+@contextlib.contextmanager
+def failing(what: str, kind: type[SynvirtError] = DiskWriteFailed) -> Iterator[None]:
+    """What librados and librbd raise, as the error it is."""
+    import rados
+    import rbd
+
+    try:
+        yield
+    except (rados.Error, rbd.Error) as error:
+        number = abs(getattr(error, "errno", 0) or 0)
+        reason = os.strerror(number) if number else str(error)
+        raise kind(f"{what}: {reason}", hint=HINTS.get(number)) from error
+
+
+def _cluster(place: RbdPlace) -> Any:
+    import rados
+
+    cluster = rados.Rados(conffile=place.conf, rados_id=place.client)
+    try:
+        for option in ("rados_osd_op_timeout", "rados_mon_op_timeout"):
+            cluster.conf_set(option, str(REQUEST_TIMEOUT_S))
+        cluster.conf_set("client_mount_timeout", str(CONNECT_TIMEOUT_S))
+        # A copy writes each byte once, in large pieces: a cache of the client's gains nothing, and hides errors until a flush.
+        cluster.conf_set("rbd_cache", "false")
+        cluster.connect()
+    except BaseException:
+        cluster.shutdown()
+        raise
+    return cluster
+
+
+def _lock(image: Any, name: str) -> None:
+    rbd = _rbd()
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            image.lock_acquire(rbd.RBD_LOCK_MODE_EXCLUSIVE)
+        except (rbd.ReadOnlyImage, rbd.ImageBusy) as error:
+            if time.monotonic() >= deadline:
+                raise DiskWriteFailed(f"volume {name} is being written by somebody else", hint=HINTS[errno.EROFS]) from error
+            time.sleep(0.2)
+        else:
+            return
+
+
+def _rbd() -> Any:
+    import rbd
+
+    return rbd
