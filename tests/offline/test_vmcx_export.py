@@ -374,6 +374,24 @@ def test_a_runtime_state_that_cannot_be_read_may_hold_a_memory(tmp_path: Path) -
     assert VMCX.inspect(folder, tmp_path).power_state == "suspended"
 
 
+def test_folders_in_the_place_of_files(tmp_path: Path) -> None:
+    """Of what the present state does not need, nothing keeps it away; of what it needs, the name is told."""
+    folder = export(tmp_path)
+    inner = folder / "Virtual Machines"
+    (inner / f"{MACHINE}.vmrs").unlink()
+    (inner / f"{MACHINE}.vmrs").mkdir()
+    (folder / "Snapshots" / f"{CHECKPOINT}.vmcx").mkdir()
+    vm = VMCX.inspect(folder, tmp_path)
+    assert (vm.power_state, len(vm.snapshots)) == ("suspended", 1)
+    shutil.rmtree(folder / "Snapshots")
+    (folder / "Snapshots").write_bytes(b"")
+    assert VMCX.inspect(folder, tmp_path).snapshots == ()
+    (inner / f"{MACHINE}.vmcx").unlink()
+    (inner / f"{MACHINE}.vmcx").mkdir()
+    with pytest.raises(MalformedArchive, match=r"\.vmcx' is a folder in web"):
+        VMCX.inspect(folder, tmp_path)
+
+
 def test_a_saved_machine_of_2012(tmp_path: Path) -> None:
     folder = export(tmp_path, old=True)
     assert VMCX.inspect(folder, tmp_path).power_state == "off"

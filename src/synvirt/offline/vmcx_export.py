@@ -178,14 +178,15 @@ def _is_saved(folder: Folder, configuration: str) -> bool:
     if any(files.has_suffix(name, suffix) for name in folder.names(stem) for suffix in _SAVED_SUFFIXES):
         return True
     siblings = folder.names(str(PurePosixPath(stem).parent)) if "/" in stem else folder.names()
-    for name in siblings:
-        if name.lower() == f"{stem}.vmrs".lower() and (file := folder.find(name)) is not None:
-            try:
-                with files.opened(file, folder.root) as reader:
-                    return vmcx_storage.has_key(reader, name, _SAVED_KEYS)
-            except (MalformedArchive, UnsupportedFormat):
-                return True
-    return False
+    state = next((name for name in siblings if name.lower() == f"{stem}.vmrs".lower()), None)
+    try:
+        file = None if state is None else folder.find(state)
+        if file is None:
+            return False
+        with files.opened(file, folder.root) as reader:
+            return vmcx_storage.has_key(reader, file.name, _SAVED_KEYS)
+    except (MalformedArchive, UnsupportedFormat):
+        return True
 
 
 # ── disks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
