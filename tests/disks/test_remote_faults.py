@@ -2,6 +2,7 @@
 
 import os
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -367,3 +368,36 @@ def test_nobody_listens_there() -> None:
     for url in (f"http://127.0.0.1:{port}/", f"https://127.0.0.1:{port}/", f"smb://127.0.0.1:{port}/share/"):
         with pytest.raises(SourceUnreachable, match=f"127.0.0.1, port {port}|127.0.0.1:{port}"):
             RemoteReader(servers.remote(url), NAME)
+
+
+def test_a_server_that_dribbles_does_not_keep_a_caller_for_ever() -> None:
+
+    class Dribbling(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(4096)
+            head = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-65535/9999999\r\nContent-Length: 65536\r\n\r\n"
+            try:
+                self.request.sendall(head)
+                while not ended.wait(0.05):
+                    self.request.sendall(b".")
+            except OSError:
+                pass
+
+    ended = threading.Event()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dribbling) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        remote = servers.remote(f"http://127.0.0.1:{server.server_address[1]}/")
+        try:
+            with pytest.raises(SourceUnreachable, match="did not bring"), reading.connected(remote, within_s=0.6):
+                reader = RemoteReader(remote, NAME)
+                try:
+                    read(reader, 0, 65536)
+                finally:
+                    reader.close()
+        finally:
+            ended.set()
+            server.shutdown()
+            thread.join()
+    assert reading._lives == {}

@@ -62,9 +62,9 @@ def size_of(root: Root, name: str) -> int | None:
         reader.close()
 
 
-def connected(root: Root) -> AbstractContextManager[None]:
-    """Within it, a Remote is logged in to once, however many files are opened."""
-    return connected_remote(root) if isinstance(root, Remote) else nullcontext()
+def connected(root: Root, *, within_s: float | None = None) -> AbstractContextManager[None]:
+    """Within it, a Remote is logged in to once, however many files are opened; SourceUnreachable after `within_s`."""
+    return connected_remote(root, within_s=within_s) if isinstance(root, Remote) else nullcontext()
 
 
 def is_folder(root: Root, path: Path) -> bool:

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -160,18 +160,26 @@ class _Pieces:
         if at == end:
             return
         self._keep_together(front, end, end - at)
-        with self._lock:
-            wanted = self._scheduled(at, end)
-            self._look_ahead(at, end)
+        try:
+            with self._lock:
+                wanted = self._scheduled(at, end)
+                self._look_ahead(at, end)
+        except RuntimeError as error:  # the pool takes nothing more
+            raise self._was_closed() from error
         for piece in wanted:
             try:
                 content = piece.future.result()
+            except CancelledError as error:
+                raise self._was_closed() from error
             except BaseException:
                 self._forget(piece)  # so that who tries later asks anew
                 raise
             self._kept.used(piece)
             first, last = max(at, piece.start), min(end, piece.end)
             buffer[first - offset : last - offset] = memoryview(content)[first - piece.start : last - piece.start]
+
+    def _was_closed(self) -> SourceUnreachable:
+        return SourceUnreachable(f"{self.file.shown} was closed while it was read")
 
     def _keep_together(self, front: Front, end: int, length: int) -> None:
         with self._moved:
@@ -267,7 +275,7 @@ class _Pieces:
         def attempt() -> None:
             nonlocal got
             if self._closed.is_set():
-                raise DiskReadFailed(f"{self.file.shown} was closed while it was read")
+                raise self._was_closed()
             try:
                 self.file.fetch(start + got, view[got:])
             except Interrupted as error:
@@ -375,7 +383,7 @@ _lives_lock = threading.Lock()
 def _acquire(remote: Remote) -> _Live:
     with _lives_lock:
         live = _lives.get(remote)
-        if live is None:
+        if live is None or live.closed.is_set():
             place = _connected(remote)
             live = _lives[remote] = _Live(place, ThreadPoolExecutor(place.fetches_at_once, thread_name_prefix="remote"))
         live.users += 1
@@ -387,17 +395,34 @@ def _release(remote: Remote, live: _Live) -> None:
         live.users -= 1
         if live.users:
             return
-        del _lives[remote]
+        if _lives.get(remote) is live:
+            del _lives[remote]
     live.close()
 
 
 @contextmanager
-def connected(remote: Remote) -> Iterator[None]:
-    """What is opened beneath the Remote stays open within: inspecting an archive opens it many times, and logs in once."""
+def connected(remote: Remote, *, within_s: float | None = None) -> Iterator[None]:
+    """What is opened beneath the Remote stays open within: inspecting an archive opens it many times, and logs in once.
+
+    `within_s`: after so long it is closed under whoever reads, SourceUnreachable. A server that sends a byte now and then shall
+    not keep a caller waiting for ever.
+    """
     live = _acquire(remote)
+    timer = threading.Timer(within_s or 0, live.close)
+    timer.daemon = True
+    if within_s is not None:
+        timer.start()
     try:
         yield
+    except SynvirtError as error:
+        if not live.closed.is_set():
+            raise
+        raise SourceUnreachable(
+            f"{remote.url} did not bring what was needed within {within_s:.0f} s",
+            hint="is the server, or the network in between, very slow?",
+        ) from error
     finally:
+        timer.cancel()
         _release(remote, live)
 
 
