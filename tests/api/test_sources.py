@@ -174,6 +174,9 @@ def test_a_source_that_a_job_reads_from_stays(service: Service, client: httpx.Cl
     answer = client.delete(f"/sources/{source['id']}")
     assert (answer.status_code, answer.json()["code"]) == (409, "E_MIG_CONFLICT")
     assert str(job.id) in answer.json()["detail"]
+    elsewhere = {"endpoint": "qemu+ssh://elsewhere/system", "credentials": {}}
+    assert client.patch(f"/sources/{source['id']}", json=elsewhere).status_code == 409
+    assert client.patch(f"/sources/{source['id']}", json={"name": "renamed"}).status_code == 200
     service.move(job.id, State.FAILED)
     assert client.delete(f"/sources/{source['id']}").status_code == 204
 

@@ -127,6 +127,21 @@ def test_privileges_are_asked_for_one_by_one(platform: VCenter) -> None:
     assert [check.name for check in about.checks] == [f"privilege {name}" for name, _ in PRIVILEGES]
 
 
+def test_a_privilege_that_is_missing_is_a_failed_check(platform: VCenter) -> None:
+    platform.fault("HasPrivilegeOnEntities", "deny:Datastore.Browse")
+    checks = ask(platform.access(), lambda adapter: adapter.about()).checks
+    missing = [check for check in checks if not check.ok]
+    assert [check.name for check in missing] == ["privilege Datastore.Browse"]
+    assert USER in missing[0].detail
+    assert "role" in str(missing[0].hint)
+
+
+def test_a_host_that_does_not_tell_privileges_is_no_failure(platform: VCenter) -> None:
+    platform.fault("HasPrivilegeOnEntities", "NotSupported")
+    checks = ask(platform.access(), lambda adapter: adapter.about()).checks
+    assert [(check.name, check.ok) for check in checks] == [("privileges", True)]
+
+
 def test_closing_ends_the_session(platform: VCenter) -> None:
     ask(platform.access(), lambda adapter: adapter.list_vms())
     assert platform.sessions() == 0

@@ -134,12 +134,11 @@ class VimApi:
             wanted = [privilege for privilege, _ in PRIVILEGES]
             return content.authorizationManager.HasPrivilegeOnEntities(entities, key, wanted)
 
-        granted = {
-            one.privId
-            for entity in self._session.call("say what we may do", ask)
-            for one in entity.privAvailability
-            if one.isGranted
-        }
+        try:
+            answer = self._session.call("say what we may do", ask)
+        except Internal as error:  # hosts of some versions do not know the question
+            return [SourceCheck(name="privileges", ok=True, detail=f"not known: {error.detail}")]
+        granted = {one.privId for entity in answer for one in entity.privAvailability if one.isGranted}
         user = self._session.login_.user
         return [
             SourceCheck(name=f"privilege {privilege}", ok=True, detail=f"to {what_for}")
@@ -300,7 +299,12 @@ class VimApi:
     def _asked_to_shut_down(self, vm_id: str) -> bool:
         """False: nobody in the guest heard it."""
         vim = library().vim
-        deaf = (vim.fault.ToolsUnavailable, vim.fault.InvalidPowerState, vim.fault.TaskInProgress, vim.fault.InvalidState)
+        deaf = (
+            vim.fault.ToolsUnavailable,
+            vim.fault.InvalidState,
+            vim.fault.TaskInProgress,
+            library().vmodl.fault.NotSupported,
+        )
 
         def ask(_: Any) -> bool:
             try:

@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -35,6 +35,8 @@ ANSWER_TIMEOUT_S: Final = 90.0
 KEEP_ALIVE_S: Final = 300.0
 # One page of a discovery: what vCenter makes in a fraction of a second.
 PAGE_OBJECTS: Final = 500
+# A platform that never says «this was the last page» has 5 million VMs, or means us harm.
+PAGES_MAX: Final = 10_000
 TASK_PAUSES_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
 
 T = TypeVar("T")
@@ -108,7 +110,7 @@ class VimSession:
         """AuthFailed, SourceUnreachable; Internal without pyvmomi."""
         vmware = library()
         options = self.options
-        with self._changing, self.mapped("log in"):
+        with self._changing, self.mapped("log in"), ExitStack() as undo:
             self._closed = False
             # Not pyvmomi's own thumbprint: it looks at that only where the authority is not trusted.
             self._stub = vmware.stub(
@@ -119,8 +121,10 @@ class VimSession:
                 sslContext=tls.context(self.host, verify=options.verify_tls, fingerprint_sha256=options.fingerprint_sha256),
                 httpConnectionTimeout=ANSWER_TIMEOUT_S,
             )
+            undo.callback(self._forget)
             self._content = vmware.vim.ServiceInstance("ServiceInstance", self._stub).RetrieveContent()
             self._log_in()
+            undo.pop_all()
 
     def _log_in(self) -> None:
         # A cookie of a session that is no more would make the platform refuse the login.
@@ -134,8 +138,11 @@ class VimSession:
             if self._content is not None:
                 with suppress(Exception):  # the session ends by itself
                     self._content.sessionManager.Logout()
-                self._stub.DropConnections()
-                self._content = None
+                self._forget()
+
+    def _forget(self) -> None:
+        self._stub.DropConnections()
+        self._content = None
 
     def keep_alive(self) -> None:
         self.call("keep the session", lambda content: content.sessionManager and self._service().CurrentTime())
@@ -215,7 +222,9 @@ class VimSession:
         options = library().vmodl.query.PropertyCollector.RetrieveOptions(maxObjects=PAGE_OBJECTS)
         rows: list[Row] = []
         page = collector.RetrievePropertiesEx(filters, options)
-        while page is not None:
+        for _ in range(PAGES_MAX):
+            if page is None:
+                break
             rows += [Row(one.obj._moId, {prop.name: prop.val for prop in one.propSet or ()}) for one in page.objects]  # noqa: SLF001
             page = collector.ContinueRetrievePropertiesEx(page.token) if page.token else None
         return rows
@@ -268,6 +277,8 @@ class VimSession:
         if isinstance(error, vmware.vmodl.fault.ManagedObjectNotFound):
             gone = getattr(getattr(error, "obj", None), "_moId", "")
             return VmNotFound(f"{self.host} has no {gone or 'such VM'} any more, and cannot {what}")
+        if isinstance(error, fault.RestrictedVersion):
+            return Internal(cannot + _told(error), hint="a host with VMware's free licence takes no such calls")
         if isinstance(error, fault.SnapshotFault):
             return SnapshotFailed(cannot + _told(error), hint="look at the VM's events; are its disks and datastore well?")
         if isinstance(error, vmware.vmodl.MethodFault):

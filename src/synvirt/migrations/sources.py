@@ -141,12 +141,13 @@ class Sources:
         form = self._platforms[source.kind].form
         reach, options = form.place(source.endpoint).reach, form.read_options(source.options)
         result = await probe(adapter, reach, options, deep=deep, vm_id=vm_id)
-        await asyncio.to_thread(
-            self._rows.change,
-            source_id,
-            lambda now_, sealed: (now_.model_copy(update={"last_test": result}), sealed),
-            host=self._host,
-        )
+
+        def tested(now_: Source, sealed: bytes) -> tuple[Source, bytes]:
+            """Unless it was changed meanwhile: then another source was tested."""
+            same = (now_.endpoint, now_.options) == (source.endpoint, source.options)
+            return now_.model_copy(update={"last_test": result if same else now_.last_test}), sealed
+
+        await asyncio.to_thread(self._rows.change, source_id, tested, host=self._host)
         return result
 
     async def list_vms(

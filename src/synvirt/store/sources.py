@@ -51,32 +51,23 @@ class SourceRows:
         return found, rows[limit - 1].number if len(rows) > limit else None
 
     def change(self, source_id: UUID, change: Callable[[Source, bytes], tuple[Source, bytes]], *, host: str) -> Source:
-        """NotFound; Conflict when another source of the host has the new name."""
+        """NotFound; Conflict when another source of the host has the new name, and when a job that has not ended reads from a
+        source that is to be elsewhere."""
         with self._writing() as db:
             before, sealed = _source(db, source_id, host)
             after, sealed = change(before, sealed)
             if after.name != before.name:
                 _check_name_free(db, after, host)
+            if after.endpoint != before.endpoint:
+                _check_unused(db, before)
             values = {"name": after.name, "document": after.model_dump_json(), "sealed": sealed}
             db.execute(update(sources).where(sources.c.id == str(source_id)).values(**values))
             return after
 
     def remove(self, source_id: UUID, *, host: str) -> None:
         """NotFound; Conflict while a job that has not ended reads from it."""
-        using = (
-            select(migrations.c.id)
-            .where(migrations.c.state.not_in([str(end) for end in ENDS]))
-            .where(migrations.c.document.contains(str(source_id)))
-            .order_by(migrations.c.number)
-        )
         with self._writing() as db:
-            source, _ = _source(db, source_id, host)
-            jobs = [row.id for row in db.execute(using)]
-            if jobs:
-                raise Conflict(
-                    f"{len(jobs)} job(s) read from source {source.name}: {', '.join(jobs[:5])}",
-                    hint="wait for them to end, or cancel them",
-                )
+            _check_unused(db, _source(db, source_id, host)[0])
             db.execute(delete(sources).where(sources.c.id == str(source_id)))
 
     def any_sealed(self, *, host: str) -> tuple[str, UUID, bytes] | None:
@@ -107,6 +98,21 @@ def _source(db: Connection, source_id: UUID, host: str) -> tuple[Source, bytes]:
     if row is None:
         raise NotFound(f"there is no source {source_id}", hint="synvirt sources list shows them")
     return Source.model_validate_json(row.document), row.sealed
+
+
+def _check_unused(db: Connection, source: Source) -> None:
+    using = (
+        select(migrations.c.id)
+        .where(migrations.c.state.not_in([str(end) for end in ENDS]))
+        .where(migrations.c.document.contains(str(source.id)))
+        .order_by(migrations.c.number)
+    )
+    jobs = [row.id for row in db.execute(using)]
+    if jobs:
+        raise Conflict(
+            f"{len(jobs)} job(s) read from source {source.name}: {', '.join(jobs[:5])}",
+            hint="wait for them to end, or cancel them",
+        )
 
 
 def _check_name_free(db: Connection, source: Source, host: str) -> None:

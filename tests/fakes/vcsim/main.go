@@ -25,6 +25,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"regexp"
@@ -42,7 +43,8 @@ type fault struct {
 	Method string
 	Match  string
 	// A SOAP fault's type; "task:TYPE": the call succeeds, and its task fails with it; "cut": the answer breaks off in the
-	// middle; "refuse": the connection is closed at once; "status:503": that answer.
+	// middle; "refuse": the connection is closed at once; "status:503": that answer;
+	// "deny:PRIVILEGE": our user lacks it.
 	Kind  string
 	Times int
 }
@@ -105,6 +107,12 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			task = simulator.FailedTask(ref, name, &types.SystemError{Reason: "a fault of the tests"})
 		}
 		answer(w, 200, fmt.Sprintf(`<%sResponse xmlns="urn:vim25"><returnval type="Task">%s</returnval></%sResponse>`, name, task.Value, name))
+	case strings.HasPrefix(kind, "deny:"):
+		said := httptest.NewRecorder()
+		d.mux.ServeHTTP(said, r)
+		held := "<privId>" + kind[5:] + "</privId><isGranted>"
+		w.WriteHeader(said.Code)
+		_, _ = io.WriteString(w, strings.ReplaceAll(said.Body.String(), held+"true", held+"false"))
 	case kind != "":
 		soapFault(w, kind)
 	case r.URL.Path == "/sdk" && name != "" && !before[name] && !good:
