@@ -7,8 +7,8 @@
 
 Sources: «HyperV Storage File Format» of Microsoft's OpenVMM project; for the entries of the replay log, of which it says
 nothing, files that Hyper-V wrote (their checksums confirm each field). All is little-endian and packed; checksums are zlib's
-CRC-32, with their own field as zeros; strings are UTF-16, names of keys UTF-8. Format 4.0 is read, which every Windows since
-Server 2016 writes.
+CRC-32, with their own field as zeros; strings are UTF-16, names of keys UTF-8. Format 4.0 is read, the newest that the document
+knows; how those before it lie in the file it does not say.
 """
 
 import struct
@@ -32,7 +32,7 @@ _LOG_SIGNATURE, _OBJECTS_SIGNATURE, _TABLE_SIGNATURE = 0x01110003, 0x01110001, 2
 _FORMAT = 0x0400
 
 _OBJECT_TABLE, _KEY_TABLE = 1, 2
-_FREE, _STRING, _ARRAY, _NODE = 1, 6, 7, 9
+_STRING, _ARRAY, _NODE = 6, 7, 9
 # Values of a fixed size: how each is read.
 _FIXED = {
     3: struct.Struct("<q"),
