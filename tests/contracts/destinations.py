@@ -1,6 +1,6 @@
 """The laws of Destination, as one suite. A destination joins by a subclass whose fixture `case` makes one that is empty."""
 
-import os
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from synvirt.blocks import DiskReader
 from synvirt.destinations import Destination
-from synvirt.disks import open_writer
+from synvirt.disks import open_reader, open_writer
+from synvirt.disks.specs import RawSpec, RbdSpec, RbdWriterSpec
 from synvirt.errors import DiskWriteFailed
 
 MIB = 1 << 20
@@ -38,11 +40,18 @@ def write(destination: Destination, name: str, size: int, offset: int, data: byt
 
 
 def read(destination: Destination, name: str, offset: int, length: int) -> bytes:
-    descriptor = os.open(destination.device(name), os.O_RDONLY)
-    try:
-        return os.pread(descriptor, length, offset)
-    finally:
-        os.close(descriptor)
+    buffer = bytearray(length)
+    with contextlib.closing(whole(destination, name)) as reader:
+        reader.read_into(offset, memoryview(buffer))
+    return bytes(buffer)
+
+
+def whole(destination: Destination, name: str) -> DiskReader:
+    """All of the device that a domain opens: a volume may be larger than the disk."""
+    spec = destination.open(name, SIZE)
+    if isinstance(spec, RbdWriterSpec):
+        return open_reader(RbdSpec(place=spec.place, image=spec.image))
+    return open_reader(RawSpec(path=destination.device(name)))
 
 
 class DestinationContract:
@@ -57,12 +66,12 @@ class DestinationContract:
 
     def test_a_new_volume_reads_as_zeros_and_is_as_large_as_the_disk(self, case: DestinationCase) -> None:
         name = self.volume(case)
-        device = case.destination.device(name)
-        end = _end(device)
+        with contextlib.closing(whole(case.destination, name)) as reader:
+            end = reader.size
         assert SIZE <= end < SIZE + MIB
         assert not any(read(case.destination, name, 0, end))
         assert case.destination.open(name, SIZE).size_bytes == SIZE
-        assert case.destination.device_type in ("file", "block")
+        assert case.destination.device_type in ("file", "block", "rbd")
 
     def test_made_again_it_is_the_same_volume(self, case: DestinationCase) -> None:
         name = self.volume(case)
@@ -117,6 +126,8 @@ class DestinationContract:
         calls: tuple[Callable[[], object], ...] = (
             lambda: destination.create(name, SIZE),
             lambda: destination.destroy(name),
+            lambda: destination.device(name),
+            lambda: destination.open(name, SIZE),
         )
         for call in calls:
             with pytest.raises(DiskWriteFailed):
@@ -138,11 +149,3 @@ class DestinationContract:
             assert len(case.volumes()) == 4
             list(pool.map(case.destination.destroy, names))
         assert case.volumes() == []
-
-
-def _end(device: str) -> int:
-    descriptor = os.open(device, os.O_RDONLY)
-    try:
-        return os.lseek(descriptor, 0, os.SEEK_END)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,7 @@ from synvirt.settings import DestinationSetting
 from tests.contracts.destinations import DestinationContract
 
 # A new kind is a line here, and a file beside this one: test_KIND.py.
-JOINED = ("directory", "zfs")
+JOINED = ("directory", "rbd", "zfs")
 
 
 def test_every_kind_has_joined_the_contract() -> None:

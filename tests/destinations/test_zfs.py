@@ -60,6 +60,16 @@ def test_a_link_that_never_comes_is_an_error_and_the_volume_can_be_destroyed(fak
     assert fake.volumes() == []
 
 
+def test_a_folder_that_is_not_ours_is_left_where_the_volume_goes(fake: FakeZfs) -> None:
+    destination, job = over(fake), uuid4()
+    for folder in ("tank/synvirt", "tank/synvirt/migrations", f"tank/synvirt/migrations/{job}"):
+        Zfs(fake.program)("create", folder)
+    name = destination.volume_name(job, "disk")
+    destination.create(name, SIZE)
+    destination.destroy(name)
+    assert list(fake.datasets())[-1] == f"tank/synvirt/migrations/{job}"
+
+
 # (what zfs says, why it refuses)
 SAID = [
     ("cannot open 'nopool': no such pool", "no pool"),

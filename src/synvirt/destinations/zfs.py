@@ -94,7 +94,8 @@ class ZfsDestination:
         except ZfsRefused as refused:
             if refused.reason != "exists":
                 raise
-            self._refuse_another(name, job, size_bytes)
+            self._refuse_foreign(name, self._mark(name), job)
+            self._refuse_another_size(name, size_bytes)
         self.device(name)
 
     def open(self, name: str, size_bytes: int) -> WriterSpec:
@@ -103,16 +104,18 @@ class ZfsDestination:
     def device(self, name: str) -> str:
         """Its link, which is there and leads to this volume. Waits for that, as `create` does: udev takes a link away while it
         looks at a device again, and on a busy host does not always bring it back."""
+        self._parts(name)
         path = self._devices / name
         self._wait_for_link(path, name)
         return str(path)
 
     def destroy(self, name: str) -> None:
         job, _ = self._parts(name)
-        if self._is_ours(name, job):
+        if (mark := self._mark(name)) is not None:
+            self._refuse_foreign(name, mark, job)
             self._destroy(name)
         folder = f"{self._root}/{job}"
-        if self._is_ours(folder, job):
+        if self._mark(folder) == job:
             try:
                 self._destroy(folder)
             except ZfsRefused as refused:
@@ -176,23 +179,23 @@ class ZfsDestination:
                 return False
             raise
 
-    def _is_ours(self, dataset: str, job: str) -> bool:
-        """Is it there, and made by us for this job? DiskWriteFailed where it is there and is not."""
+    def _mark(self, dataset: str) -> str | None:
+        """The job whose mark the dataset itself carries, empty where it carries none; None where there is no such dataset."""
         try:
-            mark = self._zfs.properties(dataset, "synvirt:job").get("synvirt:job")
+            return self._zfs.properties(dataset, "synvirt:job").get("synvirt:job", "")
         except ZfsRefused as refused:
             if refused.reason == "missing":
-                return False
+                return None
             raise
+
+    def _refuse_foreign(self, name: str, mark: str | None, job: str) -> None:
         if mark != job:
             raise DiskWriteFailed(
-                f"{dataset} does not carry the mark of job {job}, so it is left as it is",
+                f"{name} does not carry the mark of job {job}, so it is left as it is",
                 hint="somebody else made it, or took the property synvirt:job from it: `zfs destroy` it if it is of no use",
             )
-        return True
 
-    def _refuse_another(self, name: str, job: str, size_bytes: int) -> None:
-        self._is_ours(name, job)
+    def _refuse_another_size(self, name: str, size_bytes: int) -> None:
         present = self._zfs.properties(name, "synvirt:size").get("synvirt:size")
         if present != str(size_bytes):
             raise DiskWriteFailed(
