@@ -210,6 +210,12 @@ class RemoteOptions(SourceOptions):
     endpoint: Endpoint | None = None
 
 
+# Of a file that holds several VMs: the name or the id of the one that is meant.
+ChosenVm = Annotated[
+    Annotated[str, StringConstraints(min_length=1, max_length=255)] | None, Field(exclude_if=lambda value: value is None)
+]
+
+
 class RemoteFileRequest(Received):
     """Body of POST /remote-files/inspect: a file elsewhere, or a folder (the URL then ends with a slash).
 
@@ -220,6 +226,7 @@ class RemoteFileRequest(Received):
     url: Annotated[str, StringConstraints(max_length=8192, pattern=r"^(https?|s3|smb)://[^\x00-\x1f\x7f]+$")]
     credentials: Credentials = Field(default_factory=dict)
     options: RemoteOptions = RemoteOptions()
+    vm: ChosenVm = None
 
 
 # ── the plan ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -258,11 +265,13 @@ class LiveVmRef(Received):
 class HostPathRef(Received):
     kind: Literal["offline_host_path"]
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    vm: ChosenVm = None
 
 
 class UploadRef(Received):
     kind: Literal["upload"]
     upload_id: UUID
+    vm: ChosenVm = None
 
 
 class RemoteUrlRef(RemoteFileRequest):
@@ -573,6 +582,7 @@ class HostFileRequest(Received):
     """Body of POST /host-files/inspect."""
 
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    vm: ChosenVm = None
 
 
 class Inspection(Model):

@@ -11,7 +11,7 @@ from synvirt.errors import InvalidPlan
 from synvirt.model import GIB, HostPathRef, MigrationPlan, OfflineKind, UploadRef
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, USER, Service
-from tests.offline import appliances
+from tests.offline import appliances, test_several
 
 
 @pytest.fixture
@@ -175,3 +175,17 @@ def test_what_is_no_vm_says_what_to_do(name: str, hint: str, run: Run, tmp_path:
     (tmp_path / "web.ova.gz").write_bytes(b"\x1f\x8b" + bytes(100))
     done = run("inspect", tmp_path / name)
     assert (done.exit_code, hint in done.stderr) == (1, True), done.stderr
+
+
+@pytest.mark.parametrize("how", ["sent", "here"])
+def test_one_of_several_vms(how: str, service: Service, run: Run, tmp_path: Path) -> None:
+    folder = service.settings.imports_dir if how == "here" else tmp_path
+    path = test_several.shop(folder, "archive")
+    upload = ["--upload"] if how == "sent" else []
+    refused = run("import", path, *upload)
+    assert (refused.exit_code, "--vm" in refused.stderr) == (1, True), refused.stderr
+    assert run("import", path, *upload, "--vm", "db").exit_code == 0
+    ref = service.store.get(service.begun[0]).plan.source_ref
+    assert isinstance(ref, HostPathRef | UploadRef)
+    assert ref.vm == "db"
+    assert "name         db" in run("inspect", path, "--vm", "db").stdout

@@ -30,6 +30,6 @@ def host_files_router(import_root: Path, *, free_bytes: Callable[[], int] | None
     @router.post("/inspect", response_model=Inspection, openapi_extra=documented(HostFileRequest))
     def inspect_host_file(asked: Annotated[HostFileRequest, Depends(json_body(HostFileRequest))]) -> Inspection:
         """Say of which kind a file or folder is, and which VM is in it."""
-        return browsing.inspect(import_root, asked.path, free_bytes=free_bytes)
+        return browsing.inspect(import_root, asked.path, vm=asked.vm, free_bytes=free_bytes)
 
     return router

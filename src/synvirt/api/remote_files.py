@@ -26,6 +26,6 @@ def remote_files_router(rules: Rules, *, free_bytes: Callable[[], int] | None = 
     def inspect_remote_file(asked: Annotated[RemoteFileRequest, Depends(json_body(RemoteFileRequest))]) -> Inspection:
         """Say of which kind a file elsewhere is, and which VM is in it. Ranges of it are read; nothing is kept."""
         path, root = place(asked, rules)
-        return browsing.inspect(root, str(path), free_bytes=free_bytes)
+        return browsing.inspect(root, str(path), vm=asked.vm, free_bytes=free_bytes)
 
     return router

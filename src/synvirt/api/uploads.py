@@ -101,9 +101,12 @@ def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Call
         uploads.remove(upload_id)
 
     @router.post("/{upload_id}/inspect", response_model=Inspection)
-    def inspect_upload(upload_id: UUID) -> Inspection:
+    def inspect_upload(
+        upload_id: UUID,
+        vm: Annotated[str | None, Query(min_length=1, max_length=255, description="Of several VMs, the one meant")] = None,
+    ) -> Inspection:
         """Say of which kind an upload is, and which VM is in it."""
-        return browsing.inspect(uploads.import_root, uploads.get(upload_id).path, free_bytes=free_bytes)
+        return browsing.inspect(uploads.import_root, uploads.get(upload_id).path, vm=vm, free_bytes=free_bytes)
 
     return router
 

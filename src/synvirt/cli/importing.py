@@ -6,6 +6,7 @@ The service says of which kind a file is. One that is not where the service can 
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import quote
 
 import typer
 
@@ -36,6 +37,7 @@ SourceOrVm = Annotated[
 KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vmcx_export", "vbox_folder", "xva_archive")
 # Of several files: a description and its disks.
 FOLDER_KINDS = ("ovf_folder", "vmx_folder", "vbox_folder", "vmcx_export")
+ChosenVm = Annotated[str | None, typer.Option("--vm", metavar="NAME", help="Of a file with several VMs, the one that is meant")]
 BUSES = ("virtio", "scsi", "sata", "ide", "nvme")
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*([KMGT]i?B)", re.IGNORECASE)
 
@@ -56,6 +58,7 @@ def import_(
     endpoint: Endpoint = None,
     region: Region = None,
     remote_fingerprint: Fingerprint = None,
+    vm: ChosenVm = None,
     upload: Annotated[bool, typer.Option("--upload", help="Send the file to the service first, and import it there")] = False,
     name: Annotated[str | None, typer.Option(help="The new domain's name")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, max=1024, help="Its processors; as the source has where not given")] = None,
@@ -105,10 +108,11 @@ def import_(
                 region=region,
                 fingerprint=remote_fingerprint,
             )
+            asked |= _meant(vm)
             reference = {"kind": "remote_url", **asked}
             chosen = {"Offline": kind or _kind(client, ("/remote-files/inspect", asked))}
         else:
-            reference, inspection = _placed(options, client, Path(path), upload=upload, known=kind is not None)
+            reference, inspection = _placed(options, client, Path(path), vm=vm, upload=upload, known=kind is not None)
             chosen = {"Offline": kind or _kind(client, inspection)}
         plan = {
             "source": chosen,
@@ -135,6 +139,7 @@ def inspect(
     options: Options,
     path: Source,
     *,
+    vm: ChosenVm = None,
     login: Login = None,
     credentials: CredentialsFile = None,
     endpoint: Endpoint = None,
@@ -155,15 +160,16 @@ def inspect(
             region=region,
             fingerprint=remote_fingerprint,
         )
+    asked |= _meant(vm)
     if options.address is not None:
         with options.connect() as client:
             answer = client.ask("POST", "/remote-files/inspect" if is_url(path) else "/host-files/inspect", json=asked)
     else:
-        answer = _inspected_elsewhere(options, asked) if is_url(path) else _inspected_here(options, Path(path))
+        answer = _inspected_elsewhere(options, asked) if is_url(path) else _inspected_here(options, Path(path), vm)
     print_inspection(answer, as_json=options.json)
 
 
-def _inspected_here(options: Options, path: Path) -> str:
+def _inspected_here(options: Options, path: Path, vm: str | None) -> str:
     from synvirt.offline import browsing
 
     where = _here(options, path)
@@ -174,7 +180,7 @@ def _inspected_here(options: Options, path: Path) -> str:
     else:  # a person's own links lead where that person says
         where = where.resolve()
         root = where.parent
-    return browsing.inspect(root, str(where)).model_dump_json()
+    return browsing.inspect(root, str(where), vm=vm).model_dump_json()
 
 
 def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
@@ -185,7 +191,7 @@ def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
     # Whoever runs the command may reach what this host reaches: the rules are for callers of a service.
     rules = Rules(allowed_hosts=("0.0.0.0/0", "::/0"), ca_file=options.settings.remote_ca_file)
     where, root = place(_received(RemoteFileRequest, asked), rules)
-    return browsing.inspect(root, str(where)).model_dump_json()
+    return browsing.inspect(root, str(where), vm=asked.get("vm")).model_dump_json()
 
 
 def _received(model: type[Received], asked: dict[str, Any]) -> Received:
@@ -215,7 +221,9 @@ def print_inspection(answer: str, *, as_json: bool) -> None:
 Inspection = tuple[str, dict[str, Any] | None]
 
 
-def _placed(options: Options, client: "Client", path: Path, *, upload: bool, known: bool) -> tuple[dict[str, str], Inspection]:
+def _placed(
+    options: Options, client: "Client", path: Path, *, vm: str | None, upload: bool, known: bool
+) -> tuple[dict[str, str], Inspection]:
     """The plan's source_ref. A service elsewhere sees its own files only: a relative path, or one that it has not, is a file
     here, and is sent. Where its kind is not `known` it is looked into first: nobody sends gigabytes that are no VM."""
     elsewhere = options.address is not None
@@ -223,20 +231,26 @@ def _placed(options: Options, client: "Client", path: Path, *, upload: bool, kno
         upload = not path.is_absolute() or (path.is_file() and not _is_there(client, path))
     if upload:
         if not known and path.is_file():
-            _require_whole_vm(path.resolve())
+            _require_whole_vm(path.resolve(), vm)
         id_ = _field(send(client, path, quiet=options.json), "id")
-        return {"kind": "upload", "upload_id": id_}, (f"/uploads/{id_}/inspect", None)
+        query = f"?vm={quote(vm)}" if vm else ""
+        return {"kind": "upload", "upload_id": id_, **_meant(vm)}, (f"/uploads/{id_}/inspect{query}", None)
     where = str(path if elsewhere else _here(options, path))
     if not elsewhere and not Path(where).exists():
         raise NotFound(f"there is no {path}, neither in the import root nor here")
-    return {"kind": "offline_host_path", "path": where}, ("/host-files/inspect", {"path": where})
+    placed = {"path": where, **_meant(vm)}
+    return {"kind": "offline_host_path", **placed}, ("/host-files/inspect", placed)
 
 
-def _require_whole_vm(file: Path) -> None:
+def _meant(vm: str | None) -> dict[str, str]:
+    return {} if vm is None else {"vm": vm}
+
+
+def _require_whole_vm(file: Path, vm: str | None) -> None:
     """UnsupportedFormat, MalformedArchive; BadRequest for a description, whose disks would not come along."""
     from synvirt.offline import browsing
 
-    kind = browsing.inspect(file.parent, str(file)).offline_kind
+    kind = browsing.inspect(file.parent, str(file), vm=vm).offline_kind
     if kind in FOLDER_KINDS or file.name.lower() == "ova.xml":
         hint = "copy the VM's folder into the import root, or pack it: tar -cf web.ova web.ovf *.vmdk"
         raise BadRequest(f"{file.name} is a part of a VM ({kind}): its disks lie in files beside it", hint=hint)

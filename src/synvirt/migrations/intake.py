@@ -19,8 +19,10 @@ from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.model import Migration, MigrationPlan, State, StateVisit, VmManifest, now
+from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
 from synvirt.offline.concerns import with_room
 from synvirt.offline.elsewhere import name_of, separated
+from synvirt.offline.several import choosing
 from synvirt.store import Store
 
 log = structlog.get_logger(__name__)
@@ -131,14 +133,14 @@ def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
         served = ", ".join(rooms.importers)
         raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet", hint=f"served are {served}")
     path, root = rooms.place(plan.source_ref)
-    with connected(root):
+    with connected(root, within_s=ELSEWHERE_WITHIN_S):
         found = rooms.detect(path, root)
         if found.kind != importer.kind:
             raise InvalidPlan(
                 f"{path.name} is of kind {found.kind}, not {importer.kind}",
                 hint=f"submit it as {{Offline: {found.kind}}}",
             )
-        manifest = importer.inspect(path, root)
+        manifest = choosing(importer, plan.source_ref.vm).inspect(path, root)
     chosen = manifest.model_copy(update={"disks": tuple(disk for disk in manifest.disks if disk.key not in plan.skip_disks)})
     refuse_critical(plan, with_room(chosen, free_bytes))
     check_identity(rooms, plan, manifest)

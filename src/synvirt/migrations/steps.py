@@ -23,6 +23,7 @@ from synvirt.migrations.states import Facts
 from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, State, VmManifest, now
 from synvirt.offline import OfflineImporter, concerns
 from synvirt.offline.elsewhere import joined
+from synvirt.offline.several import choosing
 
 Step = Callable[[Job], Awaitable[Facts]]
 
@@ -81,7 +82,7 @@ def _offline(job: Job) -> tuple[OfflineImporter, Path, Root]:
     ref = plan.source_ref
     if ref.kind == "remote_url":
         ref = joined(ref, job.rooms.secret_of(job.id))
-    return importer, *job.rooms.place(ref)
+    return choosing(importer, ref.vm), *job.rooms.place(ref)
 
 
 def _chosen_disks(job: Job, manifest: VmManifest) -> tuple[DiskProgress, ...]:

@@ -21,8 +21,11 @@ from synvirt.errors import BadRequest, DiskWriteFailed, NotFound, SynvirtError
 from synvirt.model import HostEntry, HostFolder, Inspection, OfflineKind
 from synvirt.offline.concerns import with_room
 from synvirt.offline.registry import detect
+from synvirt.offline.several import choosing
 from synvirt.settings import UPLOADS_FOLDER
 
+# A few pieces of a file on a slow server take seconds; whoever waits longer for an answer has gone.
+ELSEWHERE_WITHIN_S = 120.0
 # The last second of year 9999: an archive's file times are anything, and no calendar goes further.
 _LATEST_S = 253402300799
 
@@ -61,10 +64,11 @@ def browse(root: Path, path: str = "", *, limit: int, cursor: str | None = None)
     )
 
 
-def inspect(root: Root, path: str, *, free_bytes: Callable[[], int] | None = None) -> Inspection:
-    """What lies at `path`, and the VM in it. Reads what it needs, never the disks. `free_bytes`: the destination's."""
-    with connected(root):
-        importer = detect(path, root)
+def inspect(root: Root, path: str, *, vm: str | None = None, free_bytes: Callable[[], int] | None = None) -> Inspection:
+    """What lies at `path`, and the VM in it; `vm` says which of several. Reads what it needs, never the disks. `free_bytes`:
+    the destination's."""
+    with connected(root, within_s=ELSEWHERE_WITHIN_S):
+        importer = choosing(detect(path, root), vm)
         manifest = importer.inspect(resolve(root, path), root)
     if free_bytes is not None:
         with suppress(DiskWriteFailed):  # a destination that is away is no matter of the file's: a plan is told of it

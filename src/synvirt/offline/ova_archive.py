@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,8 +18,15 @@ from synvirt.offline.files import FileRange
 _PROBED_MEMBERS = 1000
 
 
+@dataclass(frozen=True, slots=True)
 class OvaArchive:
+    """`vm`: of a package with several, the one that is meant (see `several`)."""
+
     kind: ClassVar[OfflineKind] = OfflineKind.OVA_ARCHIVE
+    vm: str | None = None
+
+    def of(self, vm: str) -> "OvaArchive":
+        return OvaArchive(vm)
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
         if not tar.is_tar(head):
@@ -30,11 +38,11 @@ class OvaArchive:
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
         package = Members(path, root)
-        return ovf_package.inspect(package, ovf_package.description_name(package))
+        return ovf_package.inspect(package, ovf_package.description_name(package), self.vm)
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         package = Members(path, root)
-        return ovf_package.open_disk(package, ovf_package.description_name(package), disk_key)
+        return ovf_package.open_disk(package, ovf_package.description_name(package), disk_key, self.vm)
 
 
 class Members:

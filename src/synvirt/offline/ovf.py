@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from synvirt.errors import MalformedArchive, UnsupportedFormat
+from synvirt.errors import MalformedArchive, UnsupportedFormat, VmNotFound
 from synvirt.model import GIB, Concern, Disk, DiskBus, GuestOs, Nic, VmManifest
 from synvirt.offline import concerns, ovf_hardware, virtualbox
 from synvirt.offline.guest_os import guest_os
@@ -71,32 +71,41 @@ class Description:
     files: tuple[FileReference, ...]
 
 
-def parse(data: bytes, name: str) -> Description:
-    """MalformedArchive says what of `name` is wrong; UnsupportedFormat names the VMs where there are several."""
+def parse(data: bytes, name: str, vm: str | None = None) -> Description:
+    """MalformedArchive says what of `name` is wrong. `vm`: the name or id of the machine that is meant, where there are
+    several; UnsupportedFormat names them, VmNotFound says that there is none of that name."""
     root = parse_xml(data, name)
     if local(root.tag) != "Envelope":
         raise MalformedArchive(f"{name} is no OVF: its root element is {local(root.tag)[:60]!r}, not Envelope")
-    system = _the_system(root, name)
+    systems = list(_systems(root))
+    system = _the_system(systems, name, vm)
     files = _files(root, name)
     properties = _properties(root, system)
     declared = _disks(root, files, properties, name)
     section = _section(system, "VirtualHardwareSection")
     hardware = Hardware() if section is None else ovf_hardware.parse(section, _configuration(root))
-    disks, disk_concerns = _attached(declared, hardware, _boot_items(root, system))
+    disks, disk_concerns = _attached(declared, hardware, _boot_items(root, system), alone=len(systems) == 1)
     manifest = _manifest(root, system, hardware, disks, disk_concerns)
     sources = {disk.key: declared[disk.key].source for disk in disks}
     return Description(manifest, sources, tuple(files.values()))
 
 
-def _the_system(root: Element, name: str) -> Element:
-    systems = list(_systems(root))
+def _the_system(systems: list[Element], name: str, vm: str | None) -> Element:
     if not systems:
         raise MalformedArchive(f"{name} describes no virtual system")
+    names = ", ".join(repr(_system_name(system)) for system in systems[:20])
+    if vm is not None:
+        # An id is one VM's; two may share a name.
+        found = [system for system in systems if clean(attribute(system, "id")) == vm] or [
+            system for system in systems if _system_name(system) == vm
+        ]
+        if len(found) != 1:
+            raise VmNotFound(f"{name} holds {len(found) or 'no'} virtual machines called {vm[:100]!r}; it holds {names}")
+        return found[0]
     if len(systems) > 1:
-        names = ", ".join(repr(_system_name(system)) for system in systems[:20])
         raise UnsupportedFormat(
             f"{name} holds {len(systems)} virtual machines: {names}",
-            hint="One import makes one VM. Export each VM by itself, or split the package with its exporter's tool.",
+            hint="One import makes one VM: say which one (source_ref.vm; --vm NAME).",
         )
     return systems[0]
 
@@ -241,14 +250,15 @@ def _boot_items(root: Element, system: Element) -> list[str]:
 
 
 def _attached(
-    declared: Mapping[str, _Declared], hardware: Hardware, boot_items: list[str]
+    declared: Mapping[str, _Declared], hardware: Hardware, boot_items: list[str], *, alone: bool
 ) -> tuple[tuple[Disk, ...], list[Concern]]:
-    """The disks in the order of the hardware items, each at a place of its own; then those that no item names."""
+    """The disks in the order of the hardware items, each at a place of its own; then those that no item names, unless they may
+    be another VM's: `alone` is false then."""
     disks: dict[str, Disk] = {}
     found: list[Concern] = []
     places: set[tuple[str, int]] = set()
     default: DiskBus = "ide" if hardware.system_type.startswith(("xen", "hvm")) else "scsi"
-    for item in (*hardware.attachments, None):
+    for item in (*hardware.attachments, None) if alone else hardware.attachments:
         named = (
             [key for key in item.references if key in declared][:1] if item else [key for key in declared if key not in disks]
         )

@@ -1,5 +1,6 @@
 """An OVF package as files: the folder that holds it, or its .ovf by its own path."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,8 +9,15 @@ from synvirt.model import OfflineKind, VmManifest
 from synvirt.offline import OpenedDisk, files, ovf_package
 
 
+@dataclass(frozen=True, slots=True)
 class OvfFolder:
+    """`vm`: of a package with several, the one that is meant (see `several`)."""
+
     kind: ClassVar[OfflineKind] = OfflineKind.OVF_FOLDER
+    vm: str | None = None
+
+    def of(self, vm: str) -> "OvfFolder":
+        return OvfFolder(vm)
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
         if files.holds(path, ".ovf", root):
@@ -19,11 +27,11 @@ class OvfFolder:
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
         package = _Folder(path, root)
-        return ovf_package.inspect(package, package.chosen or ovf_package.description_name(package))
+        return ovf_package.inspect(package, package.chosen or ovf_package.description_name(package), self.vm)
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         package = _Folder(path, root)
-        return ovf_package.open_disk(package, package.chosen or ovf_package.description_name(package), disk_key)
+        return ovf_package.open_disk(package, package.chosen or ovf_package.description_name(package), disk_key, self.vm)
 
 
 class _Folder(files.Folder):

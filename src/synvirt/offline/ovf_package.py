@@ -50,28 +50,29 @@ def description_name(package: Package) -> str:
     return top[0]
 
 
-def inspect(package: Package, name: str) -> VmManifest:
-    """The manifest of the VM that the description `name` describes, its disks measured by their own headers."""
-    opened = _Opened(package, name)
+def inspect(package: Package, name: str, vm: str | None = None) -> VmManifest:
+    """The manifest of the VM that the description `name` describes, its disks measured by their own headers. `vm`: which one
+    of several."""
+    opened = _Opened(package, name, vm)
     manifest = opened.description.manifest
     measured = [opened.measured(disk) for disk in manifest.disks]
     return told_by_disks.completed(manifest, measured, opened.integrity_concerns())
 
 
-def open_disk(package: Package, name: str, disk_key: str) -> OpenedDisk:
-    return _Opened(package, name).open(disk_key)
+def open_disk(package: Package, name: str, disk_key: str, vm: str | None = None) -> OpenedDisk:
+    return _Opened(package, name, vm).open(disk_key)
 
 
 class _Opened:
     """A package with its description and digests read and verified."""
 
-    def __init__(self, package: Package, name: str) -> None:
+    def __init__(self, package: Package, name: str, vm: str | None) -> None:
         self._package = package
         self._name = name
         data = files.read_all(_require(package, name), package.root, DOCUMENT_MAX_BYTES)
         self._manifest_name, self._digests = _digests(package, name)
         self._verify_description(data)
-        self.description = ovf.parse(data, name)
+        self.description = ovf.parse(data, name, vm)
 
     def measured(self, disk: Disk) -> Measured:
         try:
