@@ -35,7 +35,7 @@ REDIRECTS_MAX: Final = 5
 # Of an answer that says why not; what is longer is not read, and its connection not used again.
 _REFUSAL_BYTES: Final = 64 << 10
 _STEP_BYTES: Final = 128 << 10
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.ASCII)
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 # 408 Request Timeout, 425 Too Early, 429 Too Many Requests; and every 5xx.
 _PASSING: Final = frozenset({408, 425, 429})
