@@ -19,6 +19,7 @@ from synvirt.live.registry import Platform
 from synvirt.model import Disk, LiveKind
 
 T = TypeVar("T")
+A = TypeVar("A", bound=LiveAdapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +56,27 @@ def read(spec: ReaderSpec, onto: bytes | None = None) -> tuple[bytes, int]:
     return bytes(disk), data_bytes
 
 
+def in_session(open_adapter: Callable[[], A], use: Callable[[A], Awaitable[T]]) -> T:
+    """In a session of its own, as every step of a job has one."""
+
+    async def session() -> T:
+        adapter = open_adapter()
+        try:
+            await adapter.connect()
+            return await use(adapter)
+        finally:
+            await adapter.close()
+
+    return asyncio.run(session())
+
+
 class LiveContract:
     @pytest.fixture
     def case(self) -> LiveCase:
         raise NotImplementedError
 
     def ask(self, case: LiveCase, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
-        """In a session of its own, as every step of a job has one."""
-
-        async def session() -> T:
-            adapter = case.open()
-            try:
-                await adapter.connect()
-                return await use(adapter)
-            finally:
-                await adapter.close()
-
-        return asyncio.run(session())
+        return in_session(case.open, use)
 
     async def copied(
         self, adapter: LiveAdapter, case: LiveCase, snapshot: SnapshotRef, since: str | None, onto: bytes | None = None

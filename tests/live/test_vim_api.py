@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -34,8 +34,8 @@ from synvirt.live.vim_api import PRIVILEGES, VimApi
 from synvirt.live.vim_changes import coarser
 from synvirt.model import LiveKind
 from tests.cases import cases
-from tests.contracts.live import LiveCase, LiveContract, read
-from tests.fakes.vcenter import DISK_BYTES, PASSWORD, USER, VCenter, vcenter
+from tests.contracts.live import LiveCase, LiveContract, in_session, read
+from tests.fakes.vcenter import DISK_BYTES, PASSWORD, USER, VCenter
 from tests.needs import need
 
 # The simulator is built by whoever comes first.
@@ -53,27 +53,13 @@ def content(seed: int = 0, size: int = DISK_BYTES) -> bytes:
 
 
 @pytest.fixture
-def platform(tmp_path: Path) -> Iterator[VCenter]:
-    with vcenter(tmp_path / "vcenter") as running:
-        yield running
-
-
-@pytest.fixture
 def disk(platform: VCenter) -> Path:
     """The running VM's disk, as its guest sees it."""
     return platform.add_disk(VM, content())
 
 
 def ask(access: SourceAccess, use: Callable[[VimApi], Awaitable[T]]) -> T:
-    async def session() -> T:
-        adapter = VimApi(access)
-        try:
-            await adapter.connect()
-            return await use(adapter)
-        finally:
-            await adapter.close()
-
-    return asyncio.run(session())
+    return in_session(lambda: VimApi(access), use)
 
 
 def write(disk: Path, offset: int, data: bytes) -> None:

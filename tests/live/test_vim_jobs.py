@@ -13,7 +13,7 @@ import pytest
 from synvirt.live import LiveAdapter
 from synvirt.live.vim_api import VimApi
 from synvirt.model import LiveKind, Migration, Mode, State
-from tests.fakes.vcenter import DISK_BYTES, VCenter, vcenter
+from tests.fakes.vcenter import DISK_BYTES, VCenter
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan, states
 
 pytestmark = pytest.mark.timeout(600)
@@ -28,12 +28,6 @@ class VimHouse(House):
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
         return VimApi(self.vcenter.access())
-
-
-@pytest.fixture
-def platform(tmp_path: Path) -> Iterator[VCenter]:
-    with vcenter(tmp_path / "vcenter") as running:
-        yield running
 
 
 @pytest.fixture

@@ -5,22 +5,15 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.vcenter import PASSWORD, USER, VCenter, vcenter
+from tests.fakes.vcenter import PASSWORD, USER, VCenter
 from tests.real.test_service import service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def platform(tmp_path: Path) -> Iterator[VCenter]:
-    with vcenter(tmp_path / "vcenter") as running:
-        yield running
 
 
 def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, platform: VCenter) -> None:

@@ -1,25 +1,52 @@
 """Lists of things that have ids: their table, and the id that a beginning of one means."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def full_id(client: Any, noun: str, beginning: str) -> str:
-    """The id, of those at /`noun`s, that begins so. An id in full is not looked up; none or several that fit are the caller's
-    to see to."""
+def full_id(client: Any, noun: str, beginning: str, *, named: bool = False) -> str:
+    """The id, of those at /`noun`s, that begins so, or whose thing is `named` so. An id in full is not looked up; none or
+    several that fit are the caller's to see to."""
     import json
 
     from synvirt.errors import BadRequest, NotFound
 
-    if len(beginning) >= 32:
+    if _is_whole(beginning):
         return beginning
     items = json.loads(client.ask("GET", f"/{noun}s"))["items"]
-    ids = [item["id"] for item in items if item["id"].startswith(beginning.lower())]
+    ids = [item["id"] for item in items if named and item["name"] == beginning]
+    ids = ids or [item["id"] for item in items if item["id"].startswith(beginning.lower())]
     if not ids:
         raise NotFound(f"there is no {noun} {beginning}", hint=f"synvirt {noun}s list shows them")
     if len(ids) > 1:
         raise BadRequest(f"{len(ids)} {noun}s begin with {beginning}", hint="give more of the id")
     return str(ids[0])
+
+
+def _is_whole(id_: str) -> bool:
+    from uuid import UUID
+
+    try:
+        UUID(id_)
+    except ValueError:
+        return False
+    return True
+
+
+def print_page(answer: str, *, none: str, show: Callable[[list[Any]], None], as_json: bool) -> None:
+    """A page of a list of the service's, by `show`; `none` is what is said of an empty one."""
+    import json
+
+    if as_json:
+        print(answer)
+        return
+    page = json.loads(answer)
+    if page["items"]:
+        show(page["items"])
+    else:
+        print(none)
+    if page["next_cursor"]:
+        print(f"There are more: --cursor {page['next_cursor']}")
 
 
 def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:

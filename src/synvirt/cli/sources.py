@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import at, print_table
+from synvirt.cli.listing import at, full_id, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
 
@@ -82,21 +82,9 @@ def list_(
     cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
 ) -> None:
     """List the sources, newest first."""
-    import json
-
     with options.connect() as client:
         answer = client.ask("GET", "/sources", params={"limit": limit} | ({"cursor": cursor} if cursor else {}))
-    if options.json:
-        print(answer)
-        return
-    page = json.loads(answer)
-    if not page["items"]:
-        print("There are no sources")
-        return
-    rows = [(one["id"], shown(one["name"]), one["kind"], shown(one["endpoint"]), _tested(one)) for one in page["items"]]
-    print_table(("ID", "NAME", "KIND", "ENDPOINT", "TESTED"), rows)
-    if page["next_cursor"]:
-        print(f"There are more: --cursor {page['next_cursor']}")
+    print_page(answer, none="There are no sources", show=_source_table, as_json=options.json)
 
 
 @app.command()
@@ -183,35 +171,10 @@ def vms(
     cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
 ) -> None:
     """List the VMs on a source, by name."""
-    import json
-
-    from synvirt.cli.program import sized
-
     asked: dict[str, Any] = {"limit": limit, "search": search} | ({"cursor": cursor} if cursor else {})
     with options.connect() as client:
         answer = client.ask("GET", f"/sources/{source_id(client, source)}/vms", params=asked)
-    if options.json:
-        print(answer)
-        return
-    page = json.loads(answer)
-    if not page["items"]:
-        print("There are no VMs")
-        return
-    rows = [
-        (
-            shown(vm["vm_id"]),
-            shown(vm["name"]),
-            shown(vm["power_state"]),
-            str(vm["cpu_count"] or ""),
-            sized(vm["memory_bytes"]) if vm["memory_bytes"] else "",
-            sized(vm["capacity_bytes"]) if vm["capacity_bytes"] else "",
-            shown(vm["guest_os"]),
-        )
-        for vm in page["items"]
-    ]
-    print_table(("ID", "NAME", "POWER", "CPUS", "MEMORY", "DISKS", "GUEST"), rows)
-    if page["next_cursor"]:
-        print(f"There are more: --cursor {page['next_cursor']}")
+    print_page(answer, none="There are no VMs", show=_vm_table, as_json=options.json)
 
 
 @app.command()
@@ -262,25 +225,8 @@ def rotate(options: Options) -> None:
 
 
 def source_id(client: Any, source: str) -> str:
-    """The id of the one source that is called so, or whose id begins so. An id in full is not looked up."""
-    import json
-    from uuid import UUID
-
-    from synvirt.errors import BadRequest, NotFound
-
-    try:
-        return str(UUID(source))
-    except ValueError:
-        pass
-    items = json.loads(client.ask("GET", "/sources"))["items"]
-    ids = [one["id"] for one in items if one["name"] == source] or [
-        one["id"] for one in items if one["id"].startswith(source.lower())
-    ]
-    if not ids:
-        raise NotFound(f"there is no source {source}", hint="synvirt sources list shows them")
-    if len(ids) > 1:
-        raise BadRequest(f"{len(ids)} sources' ids begin with {source}", hint="give more of the id, or the name")
-    return str(ids[0])
+    """The id of the one source that is called so, or whose id begins so."""
+    return full_id(client, "source", source, named=True)
 
 
 def live_vm(client: Any, source: str, vm: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -298,6 +244,29 @@ def live_vm(client: Any, source: str, vm: str) -> tuple[dict[str, str], dict[str
     if len(ids) > 1:
         raise BadRequest(f"{len(ids)} VMs of {source} are called {vm}: {', '.join(ids[:5])}", hint="give the id")
     return {"Live": kind}, {"kind": "live_vm", "source_id": id_, "vm_id": str(ids[0])}
+
+
+def _source_table(items: list[dict[str, Any]]) -> None:
+    rows = [(one["id"], shown(one["name"]), one["kind"], shown(one["endpoint"]), _tested(one)) for one in items]
+    print_table(("ID", "NAME", "KIND", "ENDPOINT", "TESTED"), rows)
+
+
+def _vm_table(items: list[dict[str, Any]]) -> None:
+    from synvirt.cli.program import sized
+
+    rows = [
+        (
+            shown(vm["vm_id"]),
+            shown(vm["name"]),
+            shown(vm["power_state"]),
+            str(vm["cpu_count"] or ""),
+            sized(vm["memory_bytes"]) if vm["memory_bytes"] else "",
+            sized(vm["capacity_bytes"]) if vm["capacity_bytes"] else "",
+            shown(vm["guest_os"]),
+        )
+        for vm in items
+    ]
+    print_table(("ID", "NAME", "POWER", "CPUS", "MEMORY", "DISKS", "GUEST"), rows)
 
 
 def _segment(text: str) -> str:
