@@ -69,7 +69,7 @@ def left(data_dir: Path) -> list[str]:
     found = [
         str(path.relative_to(data_dir)) for pattern in patterns for path in data_dir.glob(pattern) if path.name not in ours
     ]
-    return [*found, *(f"process {pid}" for pid in processes(data_dir))]
+    return [*found, *(f"process {pid}: {command_line(pid)[:300]}" for pid in processes(data_dir))]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ class Volume:
 
     disk_key: str
     path: str
-    device_type: str  # file | block
+    device_type: str  # file | block | rbd
 
 
 class Hypervisor(Protocol):

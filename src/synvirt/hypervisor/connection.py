@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from synvirt import libvirt_library
 from synvirt.errors import DomainDefineFailed, Internal, SynvirtError
+from synvirt.hypervisor import orphans
 
 # A Unix socket's path has 107 bytes, and libvirt puts up to 83 after ROOT:
 # lib/qemu/channel/target/domain-NUMBER-TWENTY_LETTERS/org.qemu.guest_agent.0
@@ -130,9 +131,21 @@ def _embedded(libvirt: Any, root: Path) -> Any:
     with _embedded_lock:
         if root not in _embedded_open:
             _prepare(root)
+            short = _short(root)
+            left = orphans.suspects(short)
             _forget_unborn(root)
-            _embedded_open[root] = libvirt.open(f"qemu:///embed?root={quote(str(_short(root)))}")
+            opened = libvirt.open(f"qemu:///embed?root={quote(str(short))}")
+            orphans.end(left, short, lambda uuid: _is_active(libvirt, opened, uuid))
+            _embedded_open[root] = opened
         return _embedded_open[root]
+
+
+def _is_active(libvirt: Any, opened: Any, uuid: str) -> bool:
+    """Where libvirt does not say, it may be."""
+    try:
+        return bool(opened.lookupByUUIDString(uuid).isActive())
+    except libvirt.libvirtError as error:
+        return bool(error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN)
 
 
 def _prepare(root: Path) -> None:

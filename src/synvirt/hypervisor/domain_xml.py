@@ -166,17 +166,41 @@ def _disks(devices: ET.Element, job: Migration, manifest: VmManifest, volumes: l
     boot = sorted(disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
     for number, disk in enumerate(disks):
         volume = by_key[disk.key]
-        element = ET.SubElement(devices, "disk", type=volume.device_type, device="disk")
+        element = ET.SubElement(devices, "disk", type=_SOURCE_TYPES[volume.device_type], device="disk")
         # A block device has its own cache (zfs) and takes O_DIRECT; a file may lie on a file system that does not.
         direct = {"cache": "none", "io": "native"} if volume.device_type == "block" else {}
         ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "discard": "unmap", **direct})
-        ET.SubElement(element, "source", {"dev" if volume.device_type == "block" else "file": volume.path})
+        _disk_source(element, volume)
         its_bus = bus_of(number, bus)
         ET.SubElement(element, "target", dev=BUSES[its_bus].prefix + _letters(number), bus=its_bus)
         _text(element, "serial", digest_of(job.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
         ET.SubElement(element, "boot", order=str(boot.index(disk) + 1))
     if model := BUSES[bus].controller:
         ET.SubElement(devices, "controller", type=bus, index="0", model=model)
+
+
+# What a destination calls the devices of its volumes, and what libvirt does.
+_SOURCE_TYPES = {"file": "file", "block": "block", "rbd": "network"}
+
+
+def _disk_source(element: ET.Element, volume: Volume) -> None:
+    if volume.device_type != "rbd":
+        ET.SubElement(element, "source", {"dev" if volume.device_type == "block" else "file": volume.path})
+        return
+    image, client, conf = _rbd_words(volume.path)
+    if client != "admin":
+        # QEMU by itself finds the key of client.admin alone; another's is in the secret that Ceph's own documentation makes.
+        auth = ET.SubElement(element, "auth", username=client)
+        ET.SubElement(auth, "secret", type="ceph", usage=f"client.{client} secret")
+    source = ET.SubElement(element, "source", protocol="rbd", name=image)
+    ET.SubElement(source, "config", file=conf)
+
+
+def _rbd_words(device: str) -> tuple[str, str, str]:
+    """Image, client and ceph.conf of `rbd:POOL/IMAGE:id=CLIENT:conf=PATH`."""
+    image, *options = re.split(r"(?<!\\):", device.removeprefix("rbd:"))
+    said = dict(option.split("=", 1) for option in options)
+    return image, said["id"], said["conf"].replace("\\:", ":")
 
 
 def _letters(number: int) -> str:

@@ -1,0 +1,52 @@
+"""Processes that the embedded driver began and that nobody ends, since the service was killed at the wrong moment.
+
+    QEMU with no machine, by which libvirt learns what QEMU can do: it is detached, and waits for questions for ever
+    swtpm of a guest that was never started: its QEMU would have ended it
+
+They are known by the paths in their arguments, which lie in the driver's own folder.
+"""
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """`guest`: the UUID of the domain that it may belong to; None where it belongs to none."""
+
+    pid: int
+    guest: str | None
+
+
+def suspects(root: Path) -> list[Orphan]:
+    """Those of the driver with this folder, as libvirt was told it. Look before it is opened: what it begins then is none."""
+    processes = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [orphan for pid in processes if (orphan := _suspect(pid, root)) is not None]
+
+
+def end(orphans: list[Orphan], root: Path, is_active: Callable[[str], bool]) -> None:
+    """Once the driver is open, and so nobody else's. Another process that has the number of one that ended is let alone."""
+    for orphan in orphans:
+        if _suspect(orphan.pid, root) == orphan and (orphan.guest is None or not is_active(orphan.guest)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(orphan.pid, signal.SIGKILL)
+
+
+def _suspect(pid: int, root: Path) -> Orphan | None:
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    program = os.fsencode(Path(os.fsdecode(arguments[0])).name)
+    said = b" ".join(arguments)
+    folder = re.escape(os.fsencode(root))
+    if program.startswith(b"qemu-system") and b"none,accel=" in said and re.search(folder + rb"/lib/qemu/qmp-", said):
+        return Orphan(pid, None)
+    if program == b"swtpm" and (state := re.search(folder + rb"/lib/swtpm/([0-9a-f-]{36})/", said)):
+        return Orphan(pid, state[1].decode())
+    return None

@@ -1,0 +1,64 @@
+"""What a killed service leaves running is known by its arguments, and nothing else is touched."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synvirt.hypervisor import orphans
+from tests.processes import command_line
+
+GUEST = "6f1c3c0a-3c5f-4b52-9f57-7d8f4d3f6a01"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[object]:
+    """Starts a program of that name that does nothing but have arguments."""
+    alive: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        program = tmp_path / name
+        if not program.exists():
+            shutil.copy(Path(sys.executable).resolve(), program)
+        alive.append(
+            subprocess.Popen([program, "-c", "import time; print('up', flush=True); time.sleep(60)", *arguments], stdout=-1)
+        )
+        said = alive[-1].stdout
+        assert said is not None
+        assert said.readline() == b"up\n"
+        return alive[-1]
+
+    yield start
+    for process in alive:
+        process.kill()
+        process.communicate()
+
+
+def test_probes_and_tpms_of_this_folder_are_suspects_and_nothing_else(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    root = tmp_path / "root (1)"
+    probe = run("qemu-system-x86_64", "-machine", "none,accel=kvm:tcg", "-qmp", f"unix:{root}/lib/qemu/qmp-X/qmp.monitor")
+    tpm = run("swtpm", "socket", "--tpmstate", f"dir={root}/lib/swtpm/{GUEST}/tpm2,mode=0600")
+    run("qemu-system-x86_64", "-machine", "q35,accel=tcg", "-drive", f"file={root}/lib/qemu/qmp-disk.raw")
+    run("qemu-system-x86_64", "-machine", "none,accel=kvm:tcg", "-qmp", f"unix:{root}2/lib/qemu/qmp-X/qmp.monitor")
+    run("swtpm", "socket", "--tpmstate", f"dir={root}2/lib/swtpm/{GUEST}/tpm2,mode=0600")
+    run("editor", f"{root}/lib/swtpm/{GUEST}/tpm2", "none,accel=", f"{root}/lib/qemu/qmp-X")
+    found = sorted(orphans.suspects(root), key=lambda one: one.guest or "")
+    assert found == [orphans.Orphan(probe.pid, None), orphans.Orphan(tpm.pid, GUEST)]
+
+
+def test_the_tpm_of_a_guest_that_runs_stays(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    tpm = run("swtpm", "socket", "--tpmstate", f"dir={tmp_path}/lib/swtpm/{GUEST}/tpm2")
+    found = orphans.suspects(tmp_path)
+    orphans.end(found, tmp_path, lambda uuid: uuid == GUEST)
+    assert command_line(tpm.pid)
+    orphans.end(found, tmp_path, lambda uuid: False)
+    assert tpm.wait(30) == -9
+
+
+def test_a_number_that_went_to_another_process_is_let_alone(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    other = run("editor", "a letter")
+    orphans.end([orphans.Orphan(other.pid, None)], tmp_path, lambda uuid: False)
+    assert other.poll() is None
