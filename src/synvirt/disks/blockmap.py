@@ -94,11 +94,14 @@ class BlockMap:
         """The runs from `start` to `end`, cut to it, partly present blocks as they are."""
         if start >= end:
             return
-        at = int(np.searchsorted(self._firsts, start // self.block_bytes, "right")) - 1
+        first_block = start // self.block_bytes
+        # Of the array's own type: given a number of Python's, numpy makes an array of another type to look it up in.
+        at = int(np.searchsorted(self._firsts, np.uint32(first_block), "right")) - 1
+        # Slices, so that a scan of the whole disk holds only a little of it as Python's numbers, and a small read less.
+        count = min(1024, -(-end // self.block_bytes) - first_block)
         while start < end:
-            # Slices, so that a scan of the whole disk holds only a little of it as Python's numbers.
-            firsts = self._firsts[at : at + 1025].tolist()
-            places = self._places[at : at + 1024].tolist()
+            firsts = self._firsts[at : at + count + 1].tolist()
+            places = self._places[at : at + count].tolist()
             if len(firsts) == len(places):
                 firsts.append(self._blocks)
             for first, following, place in zip(firsts, firsts[1:], places, strict=False):

@@ -276,11 +276,11 @@ class Walked:
             raise MalformedArchive(f"{name}: grain {self._grains[twice[0]]} is in the stream twice")
 
     def empty(self, first: int, count: int) -> bool:
-        start, end = np.searchsorted(self._grains, (first, first + count))
+        start, end = np.searchsorted(self._grains, np.array((first, first + count), np.uint32))
         return bool(start == end)
 
     def places(self, first: int, count: int) -> Places:
-        start, end = np.searchsorted(self._grains, (first, first + count))
+        start, end = np.searchsorted(self._grains, np.array((first, first + count), np.uint32))
         places = np.full(count, PARENT, np.int64)
         places[self._grains[start:end].astype(np.int64) - first] = self._sectors[start:end].astype(np.int64) * SECTOR
         return places
