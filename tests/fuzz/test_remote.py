@@ -44,7 +44,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @given(
     answers=st.lists(st.tuples(STATUSES | st.none(), CHANGES, st.integers(-5, 5) | st.just(-(1 << 30))), min_size=1, max_size=4)
 )
-@cases(60)
+@cases(50)
 def test_any_answers(answers: list[tuple[int | None, dict[str, str | None], int]]) -> None:
     def script(asked: servers.Asked) -> tuple[int, dict[str, str], bytes]:
         status, headers, body = servers.honest(CONTENT, asked)
@@ -72,7 +72,7 @@ def test_any_answers(answers: list[tuple[int | None, dict[str, str | None], int]
 
 
 @given(page=st.binary(max_size=300) | st.text(max_size=200).map(str.encode))
-@cases(40)
+@cases(25)
 def test_any_list_of_a_bucket(page: bytes) -> None:
     whole = b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Contents><Key>a</Key>' + page
 
@@ -81,9 +81,8 @@ def test_any_list_of_a_bucket(page: bytes) -> None:
         def script(asked: servers.Asked, body: bytes = body) -> tuple[int, dict[str, str], bytes]:
             return 200, {"Content-Length": str(len(body))}, body
 
-        with servers.scripted(script) as url:
-            with contextlib.suppress(MalformedArchive):
-                names(servers.remote("s3://bucket/", endpoint=url))
+        with servers.scripted(script) as url, contextlib.suppress(MalformedArchive):
+            names(servers.remote("s3://bucket/", endpoint=url))
 
 
 def test_a_bomb_of_a_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,7 +364,10 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 def _redirected(url: Url, location: str, asked_for: Url) -> Url:
-    target = urls.parse(urljoin(url.origin + url.target, location))
+    try:
+        target = urls.parse(urljoin(url.origin + url.target, location))
+    except ValueError as error:
+        raise DiskReadFailed(f"{asked_for.shown} redirects to what is no URL") from error
     if target.scheme not in ("http", "https"):
         raise BadRequest(f"{asked_for.shown} redirects to a {target.scheme} URL, which is not followed")
     if url.scheme == "https" and target.scheme == "http":
