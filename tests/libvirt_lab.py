@@ -27,6 +27,7 @@ from synvirt.programs import end_group
 from tests.needs import need, need_root
 
 START_TIMEOUT_S = 60
+SMALL_BYTES = 12 << 20
 
 _ENTER = """\
 set -e
@@ -110,6 +111,9 @@ class LibvirtLab:
             need(program, package)
         for name in ("sock", "etc", "pki", "ssh", "disks", "scratch"):
             (self.folder / name).mkdir()
+        # A small file system, which both the host and the test see.
+        (self.folder / "small").mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_BYTES}", "tmpfs", str(self.folder / "small")], check=True)
         self._make_pki()
         self._make_keys()
         (self.folder / "etc/qemu.conf").write_text(_QEMU_CONF.format(pki=self.folder / "pki"))
@@ -131,6 +135,7 @@ class LibvirtLab:
         for child in self._children:
             end_group(child)
             child.wait()
+        subprocess.run(["umount", "-l", str(self.folder / "small")], check=False)
 
     # ── daemons ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

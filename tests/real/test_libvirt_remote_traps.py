@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -466,6 +467,32 @@ def test_a_lost_session_is_told_and_a_new_one_goes_on(host: LibvirtLab, domain: 
     ask(host.access("ssh"), use)
     assert ask(host.access("ssh"), lambda adapter: adapter.snapshot(domain.UUIDString(), name)).id == name
     ask(host.access("ssh"), lambda adapter: adapter.cleanup(domain.UUIDString(), name))
+
+
+def test_a_scratch_folder_that_runs_full_costs_the_snapshot_and_not_the_guest(host: LibvirtLab, domain: Any) -> None:
+    """QEMU would let the guest's own writes fail."""
+    small, name = host.folder / "small", f"synvirt-{uuid4()}-1"
+    host.write(domain, "vda", 0, random.Random(1).randbytes(8 * MIB))
+
+    async def use(adapter: LiveAdapter) -> None:
+        snapshot = await adapter.snapshot(domain.UUIDString(), name)
+        disk = (await adapter.inspect(domain.UUIDString())).disks[0]
+        await adapter.open_disk(domain.UUIDString(), snapshot, disk, None)
+        (small / "other").write_bytes(bytes(10 * MIB))
+        await asyncio.to_thread(until, lambda: host.snapshots(domain) == [])
+        with pytest.raises(SnapshotFailed, match="had no room"):
+            await adapter.open_disk(domain.UUIDString(), snapshot, disk, None)
+        host.write(domain, "vda", 0, random.Random(2).randbytes(6 * MIB))
+        with pytest.raises(SnapshotFailed, match=r"bytes free, and 8388608 are wanted"):
+            await adapter.snapshot(domain.UUIDString(), name)
+        await adapter.cleanup(domain.UUIDString(), name)
+
+    try:
+        local(host, use, scratch_dir=str(small))
+    finally:
+        (small / "other").unlink(missing_ok=True)
+    assert host.content(domain, "vda")[: 6 * MIB] == random.Random(2).randbytes(6 * MIB)
+    assert host.snapshots(domain) == []
 
 
 def test_a_host_without_room_is_told(host: LibvirtLab, domain: Any) -> None:

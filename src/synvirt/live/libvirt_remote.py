@@ -19,16 +19,25 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.disks.specs import ReaderSpec
-from synvirt.errors import BadRequest, CbtReset, CbtUnsupported, SnapshotFailed, SynvirtError, VmNotFound
+from synvirt.disks import open_reader
+from synvirt.disks.specs import NbdSpec, ReaderSpec
+from synvirt.errors import (
+    BadRequest,
+    CbtReset,
+    CbtUnsupported,
+    SnapshotFailed,
+    SourceUnreachable,
+    SynvirtError,
+    VmNotFound,
+)
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live import libvirt_remote_backup as backup
 from synvirt.live import libvirt_remote_domain as domains
+from synvirt.live import libvirt_remote_scratch as scratch
 from synvirt.live.libvirt_remote_form import FORM, Login, Options
 from synvirt.live.libvirt_remote_freeze import frozen
 from synvirt.live.libvirt_remote_host import Host, library
 from synvirt.live.libvirt_remote_manifest import manifest, untracked
-from synvirt.live.libvirt_remote_scratch import clear, make
 from synvirt.live.libvirt_remote_variables import uefi_variables
 from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
 
@@ -54,6 +63,7 @@ class LibvirtRemote:
         self._host = Host(place, login, self._options)
         # One thing at a time: a session is short, and its tunnels are made as they are needed.
         self._lock = threading.Lock()
+        self._watch: scratch.Watch | None = None
         self._closing = threading.Event()
 
     @property
@@ -72,7 +82,13 @@ class LibvirtRemote:
 
     def _closed(self) -> None:
         with self._lock:
+            self._end_watch()
             self._host.close()
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
 
     async def about(self) -> About:
         return await self._asked("say who it is", self._about)
@@ -188,7 +204,7 @@ class LibvirtRemote:
     def _begin(self, domain: Any, name: str) -> None:
         domains.start_to_read(domain, name)
         try:
-            make(self._host.connection, self._options.scratch_dir)
+            self._refuse_no_room(domain)
             with self._quiet(domain):
                 backup.begin(domain, name, self._server(), track="tracking" in domains.noted(domain))
         except BaseException:
@@ -196,11 +212,21 @@ class LibvirtRemote:
                 domains.stop_reading(domain)
             raise
 
+    def _refuse_no_room(self, domain: Any) -> None:
+        free = scratch.make(self._host.connection, self._options.scratch_dir)
+        wanted = scratch.least_free(domains.capacity_bytes(domain))
+        if free is not None and free < wanted:
+            raise SnapshotFailed(
+                f"{self._options.scratch_dir} on {self._host.name} has {free} bytes free, and {wanted} are wanted: "
+                "it holds what the guest overwrites while it is read",
+                hint="make room there, or set options.scratch_dir to a folder with more",
+            )
+
     def _server(self) -> backup.Server:
-        scratch = self._options.scratch_dir
+        folder = self._options.scratch_dir
         if not self._host.by_network:
-            return backup.Server(scratch)
-        return backup.Server(scratch, self._host.nbd_address(), self._options.nbd_ports, tls=self._host.encrypted)
+            return backup.Server(folder)
+        return backup.Server(folder, self._host.nbd_address(), self._options.nbd_ports, tls=self._host.encrypted)
 
     @contextlib.contextmanager
     def _quiet(self, domain: Any) -> Iterator[None]:
@@ -224,7 +250,10 @@ class LibvirtRemote:
     def _open(self, domain: Any, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         found = backup.running(domain)
         if found is None or found.snapshot != snapshot.id:
-            raise SnapshotFailed(f"the backup job {snapshot.id} of {domain.name()} is no more: its QEMU was ended or restarted")
+            raise SnapshotFailed(
+                f"the backup job {snapshot.id} of {domain.name()} is no more: its QEMU was ended or restarted, or had no room",
+                hint=f"{self._options.scratch_dir} on that host must hold what the guest overwrites during a pass",
+            )
         export = found.exports.get(disk.key)
         if export is None:
             raise SnapshotFailed(f"disk {disk.key} was not there when {snapshot.id} was made")
@@ -234,12 +263,33 @@ class LibvirtRemote:
                 "its checkpoint was deleted, or its bitmap lost when QEMU ended without closing the image"
             )
         bitmap = export.bitmap if since is not None else None
-        return self._host.spec(export.name, path=found.path, port=found.port, bitmap=bitmap)
+        spec = self._host.spec(export.name, path=found.path, port=found.port, bitmap=bitmap)
+        self._knock(domain, spec)
+        if self._watch is None:
+            self._watch = scratch.Watch(
+                self._host.connection,
+                self._options.scratch_dir,
+                scratch.least_free(domains.capacity_bytes(domain)),
+                lambda: backup.end(domain, lambda other: other == snapshot.id),
+            )
+        return spec
+
+    def _knock(self, domain: Any, spec: NbdSpec) -> None:
+        """libvirt may list a job that QEMU serves no more, and a firewall may be in between."""
+        try:
+            open_reader(spec).close()
+        except SourceUnreachable as error:
+            domain.isActive()  # raises, where the host itself is gone
+            raise SnapshotFailed(
+                f"the disks of {domain.name()} are not served any more: {error.detail}",
+                hint="for TLS and TCP: does every firewall let options.nbd_ports through?",
+            ) from error
 
     async def release(self, vm_id: str, name: str) -> None:
         await self._unless_gone(vm_id, f"end {name}", lambda domain: self._release(domain, name))
 
     def _release(self, domain: Any, name: str) -> None:
+        self._end_watch()
         backup.end(domain, lambda other: other == name)
         if domains.noted(domain).get("reading") == name:
             domains.stop_reading(domain)
@@ -248,6 +298,7 @@ class LibvirtRemote:
         await self._unless_gone(vm_id, f"clear {name} away", lambda domain: self._cleanup(domain, name))
 
     def _cleanup(self, domain: Any, name: str) -> None:
+        self._end_watch()
         backup.end(domain, lambda other: other == name)
         if backup.has_checkpoint(domain, name):
             with domains.active(domain, name):
@@ -257,7 +308,7 @@ class LibvirtRemote:
         if not backup.any_checkpoint(domain):
             with contextlib.suppress(library().libvirtError):
                 domains.note(domain, tracking=None)
-        clear(self._host.connection, self._options.scratch_dir, name)
+        scratch.clear(self._host.connection, self._options.scratch_dir, name)
 
     # ── off, on, moved ───────────────────────────────────────────────────────────────────────────────────────────────
 

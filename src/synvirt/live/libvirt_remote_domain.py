@@ -240,6 +240,11 @@ def seen(domain: Any, root: Element, *, too_old: str | None) -> Seen:
     )
 
 
+def capacity_bytes(domain: Any) -> int:
+    """Of all its disks together."""
+    return sum(_size(domain, key).capacity_bytes for key, _ in data_disks(described(domain)))
+
+
 def _size(domain: Any, key: str) -> DiskSize:
     libvirt = library()
     try:

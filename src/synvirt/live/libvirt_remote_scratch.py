@@ -8,7 +8,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from xml.etree import ElementTree as ET  # only written here
 
@@ -17,24 +17,59 @@ import structlog
 from synvirt.errors import Internal
 from synvirt.live.libvirt_remote_host import library
 from synvirt.live.libvirt_remote_manifest import parse
+from synvirt.sizes import MIB
 
 log = structlog.get_logger(__name__)
 
 POOL_NAME: Final = "synvirt-scratch"
-# Another session has the pool for milliseconds.
+# What a guest may overwrite between two looks, and then some.
+LEAST_FREE_BYTES: Final = 512 * MIB
+LOOK_EVERY_S: Final = 1.0
+# Another service has the pool for milliseconds; one that stays longer was left by one that was killed.
 TAKEN_TRIES: Final = 50
 TAKEN_PAUSE_S: Final = 0.1
+LEFT_AFTER_TRIES: Final = 20
 
 _lock = threading.Lock()
 
 
-def make(connection: Any, folder: str) -> None:
-    """The folder is there when it returns. What forbids it will be said by the backup that does not begin."""
+def make(connection: Any, folder: str) -> int | None:
+    """The folder is there when it returns: how many bytes are free in it. None, where libvirt may not look after it: what
+    forbids it will be said by the backup that does not begin."""
     try:
-        with _pool(connection, folder):
-            pass
+        with _pool(connection, folder) as pool:
+            return int(pool.info()[3])
     except (library().libvirtError, Internal) as error:
         log.warning("the scratch folder cannot be looked after", folder=folder, cause=str(error))
+        return None
+
+
+def least_free(capacity_bytes: int) -> int:
+    """What must be free for a backup of disks of this size: never more than all of them, once overwritten."""
+    return min(LEAST_FREE_BYTES, capacity_bytes)
+
+
+class Watch:
+    """Ends a backup before its scratch folder is full: QEMU would pause the guest, or fail its writes, and not the backup."""
+
+    def __init__(self, connection: Any, folder: str, least_bytes: int, end: Callable[[], None]) -> None:
+        self._connection, self._folder, self._least_bytes, self._end = connection, folder, least_bytes, end
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="scratch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stopped.wait(LOOK_EVERY_S):
+            free = make(self._connection, self._folder)
+            if free is not None and free < self._least_bytes:
+                log.warning("backup is ended for lack of room", folder=self._folder, free_bytes=free)
+                with contextlib.suppress(library().libvirtError, Internal):
+                    self._end()
+                return
 
 
 def clear(connection: Any, folder: str, name: str) -> None:
@@ -61,18 +96,18 @@ def _pool(connection: Any, folder: str) -> Iterator[Any]:
     for tag, number in zip(("owner", "group"), _qemu_user(connection), strict=False):
         ET.SubElement(permissions, tag).text = number
     with _lock:
-        for _ in range(TAKEN_TRIES):
+        for attempt in range(TAKEN_TRIES):
             try:
                 pool = connection.storagePoolCreateXML(
                     ET.tostring(root, encoding="unicode"), libvirt.VIR_STORAGE_POOL_CREATE_WITH_BUILD
                 )
             except libvirt.libvirtError as error:
-                # A pool of this name or folder: another session's, or one that a killed session left.
-                left = _left_over(connection)
-                if left is None:
+                taken = _taken(connection)
+                if taken is None:
                     raise Internal(f"the folder {folder} cannot be made: {error.get_error_message() or error}") from error
-                with contextlib.suppress(libvirt.libvirtError):
-                    left.destroy()
+                if attempt >= LEFT_AFTER_TRIES:
+                    with contextlib.suppress(libvirt.libvirtError):
+                        taken.destroy()
                 time.sleep(TAKEN_PAUSE_S)
             else:
                 break
@@ -95,7 +130,7 @@ def _qemu_user(connection: Any) -> tuple[str, ...]:
     return ()
 
 
-def _left_over(connection: Any) -> Any | None:
+def _taken(connection: Any) -> Any | None:
     libvirt = library()
     try:
         return connection.storagePoolLookupByName(POOL_NAME)
