@@ -77,6 +77,11 @@ def cluster() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def rbd(conf: Path, *arguments: str) -> str:
+    """What Ceph's own command line says of the pool."""
+    return _run("rbd", "-c", conf, "-p", POOL, *arguments)
+
+
 def _start(folder: Path) -> None:
     for name in ("mon", "mgr", "osd", "run", "log"):
         (folder / name).mkdir()

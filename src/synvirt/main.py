@@ -210,7 +210,7 @@ def _destination(chosen: "DestinationSetting") -> "Destination":
         case "rbd":
             from synvirt.destinations.rbd import RbdDestination
 
-            place = RbdPlace(conf=str(chosen.conf), client=chosen.client, pool=chosen.pool, namespace=chosen.namespace)
+            place = RbdPlace(conf=str(chosen.conf), client=chosen.client, pool=chosen.pool)
             return RbdDestination(place)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
-from uuid import UUID
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -53,15 +52,12 @@ class ZfsSetting(Received):
 
 
 class RbdSetting(Received):
-    """Images in a Ceph pool, in a namespace of their own. `libvirt_secret`: the UUID of the libvirt secret that holds the
-    client's key; without it QEMU reads the keyring that the ceph.conf names."""
+    """Images in a Ceph pool. docs/ceph.md says where the client's key has to be."""
 
     kind: Literal["rbd"]
     pool: str
-    namespace: str = "synvirt"
     client: str = "admin"
     conf: Path = Path("/etc/ceph/ceph.conf")
-    libvirt_secret: UUID | None = None
 
 
 DestinationSetting = Annotated[DirectorySetting | ZfsSetting | RbdSetting, Field(discriminator="kind")]

@@ -13,7 +13,6 @@ import pytest
 
 from synvirt.destinations.rbd import RbdDestination
 from synvirt.disks import open_reader, open_writer
-from synvirt.disks.rbd import RbdPool
 from synvirt.disks.specs import RbdPlace, RbdSpec
 from synvirt.errors import DiskReadFailed, DiskWriteFailed
 from tests import ceph
@@ -34,8 +33,11 @@ def conf() -> Iterator[Path]:
 
 @pytest.fixture
 def place(conf: Path) -> RbdPlace:
-    """Nobody else's namespace."""
-    return RbdPlace(conf=str(conf), client="admin", pool=ceph.POOL, namespace=f"test{uuid4().hex[:8]}")
+    """An empty pool."""
+    place = RbdPlace(conf=str(conf), client="admin", pool=ceph.POOL)
+    for image in images(place):
+        ceph.rbd(Path(place.conf), "rm", image)
+    return place
 
 
 @pytest.fixture
@@ -44,13 +46,7 @@ def destination(place: RbdPlace) -> RbdDestination:
 
 
 def images(place: RbdPlace) -> list[str]:
-    return rbd(place, "ls").split()
-
-
-def rbd(place: RbdPlace, *arguments: str) -> str:
-    """Ceph's own command line."""
-    argv = ["rbd", "-c", place.conf, "-p", place.pool, "--namespace", place.namespace, *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    return ceph.rbd(Path(place.conf), "ls").split()
 
 
 def content(destination: RbdDestination, name: str) -> bytes:
@@ -174,7 +170,7 @@ def test_a_volume_in_use_is_not_removed_and_says_so(place: RbdPlace, destination
 def test_an_image_of_somebody_else_is_left_alone(place: RbdPlace, destination: RbdDestination) -> None:
     mine, theirs = (destination.volume_name(uuid4(), "disk") for _ in range(2))
     destination.create(mine, SIZE)
-    rbd(place, "create", "--size", "1M", theirs)
+    ceph.rbd(Path(place.conf), "create", "--size", "1M", theirs)
     with pytest.raises(DiskWriteFailed, match="does not carry the mark"):
         destination.destroy(theirs)
     with pytest.raises(DiskWriteFailed, match="does not carry the mark"):
@@ -222,7 +218,5 @@ def test_a_cluster_that_cannot_be_used_says_why(place: RbdPlace, change: dict[st
 
 
 def test_an_image_that_is_gone_is_named(place: RbdPlace) -> None:
-    with RbdPool(place) as pool:
-        pool.make_namespace()
     with pytest.raises(DiskReadFailed, match="the image gone cannot be opened: No such file or directory"):
         open_reader(RbdSpec(place=place, image="gone"))

@@ -1,10 +1,11 @@
 """Volumes as RBD images in a Ceph pool, for hosts that share their storage.
 
-    {pool}/{namespace}/{job_id}.{sanitized label}             the volume
-    {pool}/{namespace}/{job_id}.{sanitized label}.unmarked    one that is being made: it has no mark yet, and no bytes
+    {pool}/synvirt.{job_id}.{sanitized label}             the volume
+    {pool}/synvirt.{job_id}.{sanitized label}.unmarked    one that is being made: it has no mark yet, and no bytes
 
 What is ours carries our mark in the image's metadata: `synvirt.job`, `synvirt.disk`, and `synvirt.size` (the disk's true size).
-Nothing without the mark is ever removed. QEMU opens an image by librbd itself: `device` is in QEMU's words.
+Nothing without the mark is ever removed. No namespaces of the pool: libvirt 9 cannot say them. QEMU opens an image by librbd
+itself: `device` is in QEMU's words.
 """
 
 import re
@@ -20,8 +21,8 @@ from synvirt.errors import DiskWriteFailed
 SECTOR_BYTES = 512
 # One part in so many of the free room is not for disks: a full cluster stops all its clients.
 HEADROOM = 16
-VOLUME = re.compile(r"(?P<job>[0-9a-f-]{36})\.(?P<disk>\w[\w.-]*)", re.ASCII)
-# Names of pools and namespaces that need no quoting in QEMU's and libvirt's words.
+VOLUME = re.compile(r"synvirt\.(?P<job>[0-9a-f-]{36})\.(?P<disk>\w[\w.-]*)", re.ASCII)
+# Names of pools and clients that need no quoting in QEMU's and libvirt's words.
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 JOB, DISK, SIZE = "synvirt.job", "synvirt.disk", "synvirt.size"
 
@@ -31,22 +32,20 @@ class RbdDestination:
     device_type: ClassVar[str] = "rbd"
 
     def __init__(self, place: RbdPlace) -> None:
-        if not all(NAME.fullmatch(part) for part in (place.pool, place.namespace, place.client)):
+        if not all(NAME.fullmatch(part) for part in (place.pool, place.client)):
             raise DiskWriteFailed(
-                f"the Ceph pool {place.pool!r}, the namespace {place.namespace!r} or the client {place.client!r} is no name",
+                f"the Ceph pool {place.pool!r} or the client {place.client!r} is no name",
                 hint="letters, digits and - _ . are allowed",
             )
         self._place = place
 
     def volume_name(self, job_id: UUID, label: str) -> str:
-        return f"{job_id}.{sanitized_label(label)}"
+        return f"synvirt.{job_id}.{sanitized_label(label)}"
 
     def create(self, name: str, size_bytes: int) -> None:
         job, disk = _parts(name)
         unmarked = f"{name}.unmarked"
         with RbdPool(self._place) as pool:
-            pool.make_namespace()
-            pool.enter_namespace()
             if self._is_ours(pool, name, job):
                 self._refuse_another(pool, name, size_bytes)
                 return
@@ -70,32 +69,22 @@ class RbdDestination:
         _parts(name)
         place = self._place
         # QEMU's own words (block/rbd.c): a colon in a value would begin the next.
-        return f"rbd:{place.pool}/{place.namespace}/{name}:id={place.client}:conf={place.conf.replace(':', chr(92) + ':')}"
+        return f"rbd:{place.pool}/{name}:id={place.client}:conf={place.conf.replace(':', chr(92) + ':')}"
 
     def destroy(self, name: str) -> None:
         job, _ = _parts(name)
-        with RbdPool(self._place) as pool:
-            if not self._has_namespace(pool):
-                return
-            pool.enter_namespace()
-            with failing(f"volume {name} cannot be removed"):
-                import rbd
+        with RbdPool(self._place) as pool, failing(f"volume {name} cannot be removed"):
+            import rbd
 
-                if f"{name}.unmarked" in rbd.RBD().list(pool.ioctx):
-                    rbd.RBD().remove(pool.ioctx, f"{name}.unmarked")
-                if self._is_ours(pool, name, job):
-                    rbd.RBD().remove(pool.ioctx, name)
+            if f"{name}.unmarked" in rbd.RBD().list(pool.ioctx):
+                rbd.RBD().remove(pool.ioctx, f"{name}.unmarked")
+            if self._is_ours(pool, name, job):
+                rbd.RBD().remove(pool.ioctx, name)
 
     def free_bytes(self) -> int:
         with RbdPool(self._place) as pool:
             free = pool.free_bytes()
         return free - free // HEADROOM
-
-    def _has_namespace(self, pool: RbdPool) -> bool:
-        import rbd
-
-        with failing(f"the Ceph pool {self._place.pool} cannot be looked at"):
-            return bool(rbd.RBD().namespace_exists(pool.ioctx, self._place.namespace))
 
     def _is_ours(self, pool: RbdPool, name: str, job: str) -> bool:
         """Is it there, and made by us for this job? DiskWriteFailed where it is there and is not."""

@@ -1,6 +1,6 @@
 """Images in a Ceph pool, read and written by librbd (python3-rbd): no kernel module, no device on this host.
 
-    conf, client ─▶ cluster ─▶ pool ─▶ namespace ─▶ image, in objects of 4 MiB
+    conf, client ─▶ cluster ─▶ pool ─▶ image, in objects of 4 MiB
 
 https://docs.ceph.com/en/pacific/rbd/api/librbdpy/ has the calls. A cluster that is away or full does not fail a request: it
 lets it wait. So requests have a time limit, and its end is told as what it may mean.
@@ -41,7 +41,7 @@ HINTS = {
 
 
 class RbdPool:
-    """A connection to one namespace of a pool. Every failure is DiskWriteFailed; use it in a `with`."""
+    """A connection to a pool. Every failure is DiskWriteFailed; use it in a `with`."""
 
     def __init__(self, place: RbdPlace) -> None:
         self.place = place
@@ -53,16 +53,6 @@ class RbdPool:
         except BaseException:
             self._cluster.shutdown()
             raise
-
-    def make_namespace(self) -> None:
-        rbd = _rbd()
-        with failing(f"the namespace {self.place.namespace} of the Ceph pool {self.place.pool} cannot be made"):
-            if not rbd.RBD().namespace_exists(self.ioctx, self.place.namespace):
-                with contextlib.suppress(rbd.ImageExists):  # another job made it at the same moment
-                    rbd.RBD().namespace_create(self.ioctx, self.place.namespace)
-
-    def enter_namespace(self) -> None:
-        self.ioctx.set_namespace(self.place.namespace)
 
     def free_bytes(self) -> int:
         """What the pool may still take, its copies and its fullest disk counted."""
@@ -96,7 +86,6 @@ class RbdWriter:
         self._closed = False
         self._pool = RbdPool(spec.place)
         try:
-            self._pool.enter_namespace()
             with failing(f"volume {spec.image} cannot be opened"):
                 self._image = _rbd().Image(self._pool.ioctx, spec.image)
             try:
@@ -152,7 +141,6 @@ class RbdReader:
         self._closed = False
         self._pool = RbdPool(spec.place)
         try:
-            self._pool.enter_namespace()
             with failing(f"the image {spec.image} cannot be opened", DiskReadFailed):
                 self._image = _rbd().Image(self._pool.ioctx, spec.image, read_only=True)
                 self.size = int(self._image.size()) if spec.size_bytes is None else spec.size_bytes

@@ -181,12 +181,11 @@ class BlankSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RbdPlace(Spec):
-    """A namespace of a Ceph pool, and who asks: `client.{client}` with the key that the ceph.conf at `conf` leads to."""
+    """A Ceph pool, and who asks: `client.{client}` with the key that the ceph.conf at `conf` leads to."""
 
     conf: str
     client: str
     pool: str
-    namespace: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
