@@ -4,24 +4,13 @@ python -m tests.guest.engine_process FOLDER NAMESPACE
 """
 
 import sys
-import time
 from pathlib import Path
 
 from synvirt.destinations.zfs import ZfsDestination
-from synvirt.migrations.engine import Engine
 from tests.guest.zvols import POOL
 from tests.house import House
-
-
-def main() -> None:
-    folder = Path(sys.argv[1])
-    house = House(folder, destination=ZfsDestination(POOL, sys.argv[2]))
-    engine = Engine(house.rooms, url=f"sqlite:///{folder / 'store.db'}", host="local", jobs_at_once=2)
-    engine.start()
-    print("ready", flush=True)
-    while True:
-        time.sleep(1)
-
+from tests.migrations.engine_process import serve
 
 if __name__ == "__main__":
-    main()
+    folder = Path(sys.argv[1])
+    serve(House(folder, destination=ZfsDestination(POOL, sys.argv[2])), f"sqlite:///{folder / 'store.db'}")

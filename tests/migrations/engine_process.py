@@ -6,14 +6,14 @@ python -m tests.migrations.engine_process FOLDER STORE_URL
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from synvirt.migrations.engine import Engine
 from tests.house import House
 
 
-def main() -> None:
-    house = House(Path(sys.argv[1]), store_url=sys.argv[2])
-    engine = Engine(house.rooms, url=sys.argv[2], host="local", jobs_at_once=2)
+def serve(house: House, url: str) -> NoReturn:
+    engine = Engine(house.rooms, url=url, host="local", jobs_at_once=2)
     engine.start()
     print("ready", flush=True)
     while True:
@@ -21,4 +21,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(House(Path(sys.argv[1]), store_url=sys.argv[2]), sys.argv[2])

@@ -4,15 +4,14 @@ python -m tests.offline.vmcx_service FOLDER STORE_URL MANNER
 """
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from synvirt.migrations.engine import Engine
 from synvirt.model import OfflineKind
 from synvirt.offline.vmcx_tool import VmcxTool
 from tests.house import House
+from tests.migrations.engine_process import serve
 from tests.offline import conversion_tool
 
 Way = Literal["auto", "tool", "own"]
@@ -28,15 +27,6 @@ def by_tool(folder: Path, manner: str, way: Way = "tool", **fields: Any) -> Hous
     return house
 
 
-def main() -> None:
-    folder, url, manner = sys.argv[1:]
-    house = by_tool(Path(folder), manner, store_url=url)
-    engine = Engine(house.rooms, url=url, host="local", jobs_at_once=2)
-    engine.start()
-    print("ready", flush=True)
-    while True:
-        time.sleep(1)
-
-
 if __name__ == "__main__":
-    main()
+    folder, url, manner = sys.argv[1:]
+    serve(by_tool(Path(folder), manner, store_url=url), url)
