@@ -7,6 +7,7 @@ class TestRaw(ReaderContract):
         return ReaderCase(open=lambda: RawReader(str(path)), content=path.read_bytes())
 """
 
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from random import Random
 import pytest
 
 from synvirt.blocks import DiskReader, Extent, Placed
+from synvirt.disks.layers import layer_of
 from synvirt.errors import DiskReadFailed
 
 STEP_BYTES = 1 << 20
@@ -131,6 +133,16 @@ class ReaderContract:
             assert place.start >= end
             end = place.start + place.length
             assert os.pread(place.descriptor, place.length, place.at) == case.content[place.start : end], place
+        reader.close()
+
+    def test_can_say_what_it_reads(self, case: ReaderCase) -> None:
+        reader = case.open()
+        layer = layer_of(reader, "disk")
+        assert layer is not None
+        assert layer.size_bytes == reader.size
+        for each in layer.chain():
+            assert each.format
+            assert json.loads(json.dumps(each.facts)) == each.facts
         reader.close()
 
     def test_closes_twice(self, case: ReaderCase) -> None:

@@ -105,7 +105,7 @@ class _Disk:
             facts["cluster_bytes"] = self.sparse.grain_bytes
             facts["compression"] = "deflate" if self.sparse.compressed else None
         elif self.descriptor is not None:
-            facts["extents"] = [line.file or line.kind.lower() for line in self.descriptor.extents]
+            facts["extent_files"] = [line.file or line.kind.lower() for line in self.descriptor.extents]
         return Layer(self.name, "vmdk", self.disk.size, facts, self.parent.layer() if self.parent else None)
 
 
