@@ -321,6 +321,8 @@ class Wire:
     # Called after each piece from the server, with all that came so far.
     on_bytes: Callable[[int], None] = lambda _bytes_back: None
     refuse: bool = False
+    # How long each request is on its way.
+    latency_s: float = 0.0
 
     def carry(self, client: socket.socket, upstream: int, ended: threading.Event) -> None:
         self.connections += 1
@@ -335,6 +337,7 @@ class Wire:
                     if not content:
                         return
                     if ready is client:
+                        ended.wait(self.latency_s)
                         server.sendall(content)
                         continue
                     content = content if left is None else content[:left]

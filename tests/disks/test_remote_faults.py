@@ -363,6 +363,18 @@ def test_a_missing_bucket_and_a_wrong_key(tmp_path: Path) -> None:
             RemoteReader(servers.remote(f"s3://{s3.bucket}/", endpoint=s3.endpoint), NAME)
 
 
+def test_names_that_no_share_has_are_looked_for_nowhere(samba: servers.Samba) -> None:
+    (samba.folder / "inner").mkdir()
+    for name in ("..\\disk.raw", "a\\b", "\udcff.raw", "*", "disk.raw:stream", "a\0b", "inner"):
+        with pytest.raises(NotFound):
+            RemoteReader(servers.remote(f"{samba.url}inner/" if "\\" in name else samba.url, credentials=SMB), name)
+
+
+def test_what_speaks_no_smb_is_no_smb_server(nginx: servers.Nginx) -> None:
+    with pytest.raises(SourceUnreachable, match=rf"127\.0\.0\.1:{nginx.port}/share/x: "):
+        RemoteReader(servers.remote(f"smb://127.0.0.1:{nginx.port}/share/", credentials=SMB), "x")
+
+
 def test_nobody_listens_there() -> None:
     port = servers.free_port()
     for url in (f"http://127.0.0.1:{port}/", f"https://127.0.0.1:{port}/", f"smb://127.0.0.1:{port}/share/"):
@@ -389,13 +401,18 @@ def test_a_server_that_dribbles_does_not_keep_a_caller_for_ever() -> None:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         remote = servers.remote(f"http://127.0.0.1:{server.server_address[1]}/")
-        try:
-            with pytest.raises(SourceUnreachable, match="did not bring"), reading.connected(remote, within_s=0.6):
+
+        def look() -> None:
+            with reading.connected(remote, within_s=0.6):
                 reader = RemoteReader(remote, NAME)
                 try:
                     read(reader, 0, 65536)
                 finally:
                     reader.close()
+
+        try:
+            with pytest.raises(SourceUnreachable, match="did not bring"):
+                look()
         finally:
             ended.set()
             server.shutdown()

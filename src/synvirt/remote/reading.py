@@ -353,6 +353,7 @@ class RemoteReader:
 class _Live:
     """A place, shared by all readers of the same Remote in this process: one login, one set of connections, one memory."""
 
+    url: str
     place: Place
     pool: ThreadPoolExecutor
     users: int = 0
@@ -364,7 +365,7 @@ class _Live:
     def pieces(self, name: str) -> _Pieces:
         with self.lock:
             if name not in self.files:
-                file = insisting(lambda: self.place.open(name), name, pause=self.closed.wait)
+                file = insisting(lambda: self.place.open(name), f"{self.url}{name}", pause=self.closed.wait)
                 self.files[name] = _Pieces(file, self.kept, self.pool, self.closed)
             return self.files[name]
 
@@ -385,7 +386,8 @@ def _acquire(remote: Remote) -> _Live:
         live = _lives.get(remote)
         if live is None or live.closed.is_set():
             place = _connected(remote)
-            live = _lives[remote] = _Live(place, ThreadPoolExecutor(place.fetches_at_once, thread_name_prefix="remote"))
+            pool = ThreadPoolExecutor(place.fetches_at_once, thread_name_prefix="remote")
+            live = _lives[remote] = _Live(remote.url, place, pool)
         live.users += 1
         return live
 
@@ -430,7 +432,7 @@ def names(remote: Remote, folder: str = "") -> list[str] | None:
     """What lies in a folder beneath the Remote, sorted; None where its protocol knows no folders."""
     live = _acquire(remote)
     try:
-        found = insisting(lambda: live.place.names(folder), folder or remote.url, pause=live.closed.wait)
+        found = insisting(lambda: live.place.names(folder), f"{remote.url}{folder}", pause=live.closed.wait)
         return None if found is None else sorted(found)
     finally:
         _release(remote, live)

@@ -105,6 +105,9 @@ class SmbPlace:
 
     def handle(self, path: str, *, folder: bool = False) -> Open:
         """An open file or folder. NotFound, AuthFailed, Interrupted."""
+        # A backslash would lead elsewhere: names come from images and descriptions, and the folder is not left.
+        if "\\" in path or not path.isprintable():
+            raise NotFound(f"{self.shown(repr(path[:200])[1:-1])} is no name on a share", hint=_NOT_THERE_HINT)
         try:
             handle = Open(self.tree(), path.replace("/", "\\"))
             handle.create(
