@@ -76,9 +76,11 @@ class VCenter:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def add_disk(self, vm_id: str, content: bytes) -> Path:
-        """The VM's first disk holds this; the file that its guest would write to."""
-        path = Path(self.control("disk", vm=vm_id, bytes=len(content)))
+    def add_disk(self, vm_id: str, content: bytes, *, place: int = 0) -> Path:
+        """The VM's disk at this place holds this, and is made if there is none; the file that its guest would write to."""
+        if place > 0:
+            self.control("another", vm=vm_id)
+        path = Path(self.control("disk", vm=vm_id, place=place, bytes=len(content)))
         path.write_bytes(content)
         return path
 

@@ -13,6 +13,7 @@ import pytest
 from synvirt.live import LiveAdapter
 from synvirt.live.vim_api import VimApi
 from synvirt.model import LiveKind, Migration, Mode, State
+from tests.contracts.live import in_session
 from tests.fakes.vcenter import DISK_BYTES, VCenter
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan, states
 
@@ -94,6 +95,32 @@ def test_a_guest_that_keeps_writing_is_moved_warm_and_loses_nothing(house: VimHo
     assert platform.snapshots() == []
     assert platform.sessions() == 0
     assert State.CUTTING_OVER in states(job)
+
+
+def test_every_disk_is_moved_by_its_key(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    data = platform.add_disk(VM, random.Random(5).randbytes(1 << 20), place=1)
+    with busy_guest(platform):
+        job = house.run(house.intake.submit(plan()).id)
+    assert job.state is State.COMPLETED, job.last_error
+    keys = [one.key for one in job.disks]
+    assert len(set(keys)) == 2
+    assert [house.volume(job, key).read_bytes() for key in keys] == [disk.read_bytes(), data.read_bytes()]
+
+
+def test_a_disk_that_is_left_out_is_not_read(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    data = platform.add_disk(VM, random.Random(5).randbytes(1 << 20), place=1)
+    first = in_session(lambda: VimApi(platform.access()), lambda adapter: adapter.inspect(VM)).disks[0].key
+    job = house.run(house.intake.submit(plan("Cold", skip_disks=(first,))).id)
+    assert job.state is State.COMPLETED, job.last_error
+    assert house.volume(job, job.disks[1].key).read_bytes() == data.read_bytes()
+    assert job.disks[0].volume is None
+
+
+def test_a_host_that_is_away_for_a_while_costs_time_and_nothing_else(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    platform.fault("folder", "refuse", times=6)
+    job = house.run(house.intake.submit(plan("Cold")).id)
+    assert job.state is State.COMPLETED, job.last_error
+    assert same(house, job, disk)
 
 
 def test_a_cold_job_shuts_the_guest_down_first(house: VimHouse, platform: VCenter, disk: Path) -> None:

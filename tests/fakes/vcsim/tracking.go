@@ -165,8 +165,31 @@ func RunTools(vmID string) {
 	vm.Guest.ToolsRunningStatus = string(types.VirtualMachineToolsRunningStatusGuestToolsRunning)
 }
 
-// SetDisk gives the first disk of a VM so many bytes of zeros.
-func SetDisk(vmName string, size int64) (string, error) {
+// AddDisk gives a VM another disk, beside its first one.
+func AddDisk(vmID string) error {
+	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
+	devices := object.VirtualDeviceList(vm.Config.Hardware.Device)
+	controller, err := devices.FindDiskController("")
+	if err != nil {
+		return err
+	}
+	store := Map.Get(vm.Datastore[0]).(*Datastore)
+	disk := devices.CreateDisk(controller, store.Self, "")
+	disk.CapacityInKB = 1024
+	change := &types.VirtualDeviceConfigSpec{
+		Operation:     types.VirtualDeviceConfigSpecOperationAdd,
+		FileOperation: types.VirtualDeviceConfigSpecFileOperationCreate,
+		Device:        disk,
+	}
+	spec := types.VirtualMachineConfigSpec{DeviceChange: []types.BaseVirtualDeviceConfigSpec{change}}
+	if fault := vm.configureDevices(&spec); fault != nil {
+		return fmt.Errorf("%T", fault)
+	}
+	return nil
+}
+
+// SetDisk gives the disk of a VM at this place, from 0, so many bytes of zeros.
+func SetDisk(vmName string, place int, size int64) (string, error) {
 	for _, o := range Map.All("VirtualMachine") {
 		vm := o.(*VirtualMachine)
 		if vm.Name != vmName && vm.Self.Value != vmName {
@@ -174,6 +197,9 @@ func SetDisk(vmName string, size int64) (string, error) {
 		}
 		for _, device := range vm.Config.Hardware.Device {
 			if disk, ok := device.(*types.VirtualDisk); ok {
+				if place--; place >= 0 {
+					continue
+				}
 				disk.CapacityInBytes, disk.CapacityInKB = size, size/1024
 				vm.Capability.ChangeTrackingSupported = types.NewBool(true)
 				file := hostPath(disk.Backing.(*types.VirtualDiskFlatVer2BackingInfo).FileName)
