@@ -19,6 +19,7 @@ from synvirt.programs import find
 PROGRAMS = {"qemu-img": "qemu-utils", "qemu-nbd": "qemu-utils", "nbdcopy": "libnbd-bin", "mke2fs": "e2fsprogs"}
 # In units of the disk's data: the disk, an image of it, an archive of that, a target, and a margin.
 SPACE_NEEDED = 5
+FAST_ROUNDS, FAST_DATA_MIB = 1, 200
 
 
 def main() -> None:
@@ -33,18 +34,21 @@ def main() -> None:
     failures: list[str] = []
     try:
         sources = Sources(folder / f"data-{options.data_mib}", options.data_mib)
-        for number, row in enumerate(rows):
+        # Rows of one source after the other: an image is dropped when nobody needs it any more.
+        ordered = sorted(rows, key=lambda row: [each.source for each in rows].index(row.source))
+        for number, row in enumerate(ordered):
             print(f"measuring {row.name} …", file=sys.stderr, flush=True)
             try:
                 results.append(_measured(row, sources, target, options.rounds))
             except (RunFailed, NoReflinks) as failure:
                 failures.append(f"{row.name}: {failure}")
             if not options.keep:
-                _drop_unneeded(sources, rows[number + 1 :])
+                _drop_unneeded(sources, ordered[number + 1 :])
     finally:
         target.unlink(missing_ok=True)
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
+    results.sort(key=lambda result: ROWS.index(result.row))
     print(json.dumps([_as_json(result) for result in results]) if options.json else _table(results))
     if failures:
         sys.exit("\n".join(["not measured:", *failures]))
@@ -68,12 +72,16 @@ def _measured(row: Row, sources: Sources, target: Path, rounds: int) -> Result:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help="words of row names; by default all rows")
+    parser.add_argument("--fast", action="store_true", help="200 MiB and one round: whether all rows run, not how fast")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side that count; their median is printed")
     parser.add_argument("--data-mib", type=int, default=2300, help="real files on the disk")
     parser.add_argument("--folder", type=Path, help="where to work: by default in memory, if there is room")
     parser.add_argument("--keep", action="store_true", help="leave the images for the next run")
     parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.fast:
+        options.rounds, options.data_mib = FAST_ROUNDS, FAST_DATA_MIB
+    return options
 
 
 def _folder(wanted: Path | None, data_mib: int, *, keep: bool) -> Path:
@@ -114,9 +122,13 @@ def _table(results: list[Result]) -> str:
         lines.append(
             f"| {result.row.name} | {result.seconds:.2f} ({result.cpu_seconds:.2f})"
             f" | {result.peer_seconds:.2f} ({result.peer_cpu_seconds:.2f})"
-            f" | {result.ratio:.2f} | ≥ {result.row.reach:g} | {result.memory_mib:.0f} | {verdict} |"
+            f" | {result.ratio:.2f} | {_reach(result.row)} | {result.memory_mib:.0f} | {verdict} |"
         )
     return "\n".join(lines)
+
+
+def _reach(row: Row) -> str:
+    return f"≥ {row.reach:g}" if row.reach else "–"
 
 
 def _as_json(result: Result) -> dict[str, object]:

@@ -77,8 +77,10 @@ def measure(row: Row, get: Callable[[str], Path], target: Path, original: Path, 
     The first round touches the memory that the later ones are given again: on a virtual machine the first touch costs most.
     """
     source, peer_source = get(row.source), get(row.peer_source or row.source)
-    ours_argv = [*OURS, str(source), str(target)]
+    ours_argv = [*OURS, *row.options, str(source), str(target)]
     peer_argv = [part.format(peer_source=peer_source, target=target) for part in shlex.split(row.peer)]
+    if peer_argv[0] == "synvirt":
+        peer_argv[0] = OURS[0]
     ours, peers, equal = [], [], True
     for turn in range(rounds + 1):
         run = _timed(ours_argv)

@@ -5,12 +5,22 @@ from dataclasses import dataclass
 QEMU_IMG = "qemu-img convert -W -m 16 -O raw"
 
 
+# A verified conversion, as people do it with QEMU's tools: nothing in them compares while it copies.
+QEMU_VERIFIED = (
+    'sh -c \'qemu-img convert -W -m 16 -f {format} -O raw "$0" "$1" &&'
+    ' qemu-img compare -f {format} -F raw "$0" "$1"\' {{peer_source}} {{target}}'
+)
+# Our own command without the option whose cost is wanted; `synvirt` stands for the one that is measured.
+OURSELVES = "synvirt disk convert {peer_source} {target}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """`synvirt disk convert {source} {target}` against `peer`, a command line that makes `{target}` of `{peer_source}`.
 
-    `reach` is the ratio to reach, the peer's seconds by ours. `seconds_max` and `memory_mib_max` bound ours by themselves.
-    `reflink`: source and target lie on one file system that can share their blocks.
+    `reach` is the ratio to reach, the peer's seconds by ours; 0: the row only tells a cost. `options` are ours.
+    `seconds_max` and `memory_mib_max` bound ours by themselves. `reflink`: source and target lie on one file system that can
+    share their blocks.
     """
 
     name: str
@@ -18,72 +28,64 @@ class Row:
     peer: str
     reach: float
     peer_source: str = ""
+    options: tuple[str, ...] = ()
     seconds_max: float | None = None
     memory_mib_max: int = 256
     reflink: bool = False
 
 
+# Name, our source, QEMU's name of the format, what to reach against qemu-img. An OVA is unpacked for the peers.
+SOURCES: tuple[tuple[str, str, str, float], ...] = (
+    ("raw", "disk.raw", "raw", 1.1),
+    ("qcow2", "disk.qcow2", "qcow2", 1.1),
+    ("qcow2 zlib", "zlib.qcow2", "qcow2", 2.5),
+    ("qcow2 zstd", "zstd.qcow2", "qcow2", 1.5),
+    ("vhdx", "disk.vhdx", "vhdx", 1.1),
+    ("vhd", "disk.vhd", "vpc", 1.1),
+    ("vdi", "disk.vdi", "vdi", 1.1),
+    ("sparse vmdk", "sparse.vmdk", "vmdk", 1.1),
+)
+
+
+def _convert(peer_format: str) -> str:
+    return f"{QEMU_IMG} -f {peer_format} {{peer_source}} {{target}}"
+
+
+def _nbdcopy(peer_format: str) -> str:
+    return f"nbdcopy -- [ qemu-nbd -r -f {peer_format} {{peer_source}} ] {{target}}"
+
+
+_UNPACKED = "stream.vmdk"
+_CP = "cp --sparse=always {peer_source} {target}"
+
 ROWS = (
-    Row(
-        name="ova",
-        source="plain.ova",
-        peer=f"{QEMU_IMG} -f vmdk {{peer_source}} {{target}}",
-        peer_source="stream.vmdk",
-        reach=4,
+    Row(name="ova", source="plain.ova", peer=_convert("vmdk"), peer_source=_UNPACKED, reach=4),
+    Row(name="ova, sha256 checked", source="manifest.ova", peer=_convert("vmdk"), peer_source=_UNPACKED, reach=3),
+    Row(name="ova, nbdcopy", source="plain.ova", peer=_nbdcopy("vmdk"), peer_source=_UNPACKED, reach=3),
+    *(Row(name=name, source=source, peer=_convert(kind), reach=reach) for name, source, kind, reach in SOURCES),
+    Row(name="raw, cp", source="disk.raw", peer=_CP, reach=1.1),
+    *(Row(name=f"{name}, nbdcopy", source=source, peer=_nbdcopy(kind), reach=3) for name, source, kind, _ in SOURCES),
+    *(
+        Row(name=f"{name} on xfs", source=source, peer=_convert(kind), reach=10, reflink=True)
+        for name, source, kind, _ in SOURCES
+        if name not in ("qcow2 zlib", "qcow2 zstd")  # of which nothing can be shared
     ),
-    Row(
-        name="ova, sha256 checked",
-        source="manifest.ova",
-        peer=f"{QEMU_IMG} -f vmdk {{peer_source}} {{target}}",
-        peer_source="stream.vmdk",
-        reach=3,
+    Row(name="raw on xfs, cp", source="disk.raw", peer=_CP, reach=10, reflink=True),
+    *(
+        Row(name=f"1 TiB {name}, nearly empty", source=source, peer=_convert(kind), reach=1, seconds_max=1)
+        for name, source, kind in (("raw", "huge.raw", "raw"), ("qcow2", "huge.qcow2", "qcow2"), ("vhdx", "huge.vhdx", "vhdx"))
     ),
-    Row(
-        name="ova, nbdcopy",
-        source="plain.ova",
-        peer="nbdcopy -- [ qemu-nbd -r -f vmdk {peer_source} ] {target}",
-        peer_source="stream.vmdk",
-        reach=3,
-    ),
-    Row(name="raw", source="disk.raw", peer=f"{QEMU_IMG} -f raw {{peer_source}} {{target}}", reach=1.1),
-    Row(name="raw, cp", source="disk.raw", peer="cp --sparse=always {peer_source} {target}", reach=1.1),
-    Row(name="raw, nbdcopy", source="disk.raw", peer="nbdcopy -- [ qemu-nbd -r -f raw {peer_source} ] {target}", reach=3),
-    Row(name="qcow2", source="disk.qcow2", peer=f"{QEMU_IMG} -f qcow2 {{peer_source}} {{target}}", reach=1.1),
-    Row(name="qcow2, nbdcopy", source="disk.qcow2", peer="nbdcopy -- [ qemu-nbd -r -f qcow2 {peer_source} ] {target}", reach=3),
-    Row(name="qcow2 zlib", source="zlib.qcow2", peer=f"{QEMU_IMG} -f qcow2 {{peer_source}} {{target}}", reach=2.5),
-    Row(name="qcow2 zstd", source="zstd.qcow2", peer=f"{QEMU_IMG} -f qcow2 {{peer_source}} {{target}}", reach=1.5),
-    Row(name="vhdx", source="disk.vhdx", peer=f"{QEMU_IMG} -f vhdx {{peer_source}} {{target}}", reach=1.1),
-    Row(name="vhd", source="disk.vhd", peer=f"{QEMU_IMG} -f vpc {{peer_source}} {{target}}", reach=1.1),
-    Row(name="vdi", source="disk.vdi", peer=f"{QEMU_IMG} -f vdi {{peer_source}} {{target}}", reach=1.1),
-    Row(name="sparse vmdk", source="sparse.vmdk", peer=f"{QEMU_IMG} -f vmdk {{peer_source}} {{target}}", reach=1.1),
     *(
         Row(
-            name=f"{name} on xfs",
+            name=f"{name} --verify",
             source=source,
-            peer=f"{QEMU_IMG} -f {peer_format} {{peer_source}} {{target}}",
-            reach=10,
-            reflink=True,
+            peer=QEMU_VERIFIED.format(format=kind),
+            options=("--verify",),
+            reach=1,
         )
-        for name, source, peer_format in (
-            ("raw", "disk.raw", "raw"),
-            ("qcow2", "disk.qcow2", "qcow2"),
-            ("vhdx", "disk.vhdx", "vhdx"),
-            ("vdi", "disk.vdi", "vdi"),
-            ("sparse vmdk", "sparse.vmdk", "vmdk"),
-        )
+        for name, source, kind, _ in SOURCES
+        if name in ("raw", "qcow2 zlib")
     ),
-    Row(
-        name="1 TiB raw, nearly empty",
-        source="huge.raw",
-        peer=f"{QEMU_IMG} -f raw {{peer_source}} {{target}}",
-        reach=1,
-        seconds_max=1,
-    ),
-    Row(
-        name="1 TiB qcow2, nearly empty",
-        source="huge.qcow2",
-        peer=f"{QEMU_IMG} -f qcow2 {{peer_source}} {{target}}",
-        reach=1,
-        seconds_max=1,
-    ),
+    Row(name="raw --verify, its cost", source="disk.raw", peer=OURSELVES, options=("--verify",), reach=0),
+    Row(name="qcow2 zlib --verify, its cost", source="zlib.qcow2", peer=OURSELVES, options=("--verify",), reach=0),
 )
