@@ -340,6 +340,14 @@ def test_a_missing_privilege_is_named(platform: VCenter, disk: Path) -> None:
         ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1"))
 
 
+@pytest.mark.parametrize("kind", ["refuse", "status:503"])
+def test_a_platform_that_stops_answering_in_the_middle(platform: VCenter, disk: Path, kind: str) -> None:
+    platform.fault("CreateSnapshot_Task", kind)
+    with pytest.raises(SourceUnreachable, match="does not answer"):
+        ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1"))
+    assert ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1")).id
+
+
 def test_a_guest_that_cannot_be_quiesced_is_snapshot_as_it_is(platform: VCenter, disk: Path) -> None:
     platform.control("tools", vm=VM)
     platform.fault("CreateSnapshot_Task", "task:SnapshotFault", match=">true</quiesce>")

@@ -213,8 +213,8 @@ class DatastoreReader:
         fault = answer.read(_REFUSAL_BYTES)
         if answer.status >= 500 and b"InvalidLogin" not in fault:
             raise _Lost(f"it answered a login with {answer.status}")
-        named = [part.partition("=")[2] for part in (answer.headers.get("Set-Cookie") or "").split(";") if COOKIE in part]
-        return answer.status, named[0].strip('"') if named else ""
+        cookies = [header.partition(";")[0].partition("=") for header in answer.headers.get_all("Set-Cookie") or ()]
+        return answer.status, next((value.strip('"') for name, _, value in cookies if name.strip() == COOKIE), "")
 
 
 def _said(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from synvirt.disks.specs import ChangedSpec, DatastoreSpec, ReaderSpec, VddkSpec
 from synvirt.errors import Internal, SnapshotFailed, SynvirtError, UnsupportedFormat, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes
 from synvirt.live.form import Form
-from synvirt.live.vim_machines import INSPECTED, LISTED, manifest, row
+from synvirt.live.vim_machines import INSPECTED, LISTED, manifest, one_file, row
 from synvirt.live.vim_session import KEEP_ALIVE_S, Login, VimSession, library
 from synvirt.model import Disk, LiveKind, Name, Received, SourceCheck, SourceOptions, VmManifest
 
@@ -235,10 +235,10 @@ class VimApi:
 
     def _file(self, vm_id: str, device: Any, areas: tuple[tuple[int, int], ...] | None) -> DatastoreSpec:
         store, _, path = str(device.backing.fileName).removeprefix("[").partition("] ")
-        if getattr(device.backing, "parent", None) is not None or not path.endswith(".vmdk"):
+        if not one_file(device.backing) or not path.endswith(".vmdk"):
             raise UnsupportedFormat(
-                f"disk {device.key} of {vm_id} is spread over several files: it lies over a snapshot's",
-                hint="remove the VM's snapshots",
+                f"disk {device.key} of {vm_id} is no flat file, or lies over a snapshot's disk",
+                hint="remove the VM's snapshots, or install VDDK and set options.vddk_libdir",
             )
         session, options = self._session, self._options
         return DatastoreSpec(

@@ -118,6 +118,19 @@ def virtual_disks(devices: Sequence[Any]) -> list[Any]:
     return [device for device in devices if _type(device) == "VirtualDisk"]
 
 
+def lies_over_another(backing: Any) -> bool:
+    return getattr(backing, "parent", None) is not None
+
+
+def one_file(backing: Any) -> bool:
+    """Has one file, beside its descriptor, all the disk's bytes where they are on the disk?"""
+    return _is_flat(backing) and not lies_over_another(backing)
+
+
+def _is_flat(backing: Any) -> bool:
+    return _type(backing) == "VirtualDiskFlatVer2BackingInfo"
+
+
 def cbt_reason(found: Mapping[str, Any]) -> str | None:
     """Why the VM's changes cannot be tracked; None: they can."""
     version = str(found.get("config.version") or "")
@@ -260,7 +273,14 @@ def _concerns(
                 f"{_label(disk)} lies in {store}, of type {store_types[store]}: its bytes cannot be read as a file.",
                 "Move the disk to a VMFS or NFS datastore, export the VM, or install VDDK (options.vddk_libdir).",
             )
-        elif not whole_chains and getattr(disk.backing, "parent", None) is not None:
+        elif not whole_chains and not _is_flat(disk.backing):
+            critical(
+                "vim.backing",
+                "Disk that is no flat file",
+                f"{_label(disk)} is a {_type(disk.backing).removesuffix('BackingInfo')}: no file has its bytes as they are.",
+                "Leave it out by skip_disks, move it to another datastore as a thick or thin disk, or install VDDK.",
+            )
+        elif not whole_chains and lies_over_another(disk.backing):
             critical(
                 "vim.snapshots",
                 "VM with snapshots",

@@ -1,0 +1,153 @@
+"""Manifests of machines that the simulator does not have: made of pyvmomi's own types, as a vCenter would send them."""
+
+from typing import Any
+
+import pytest
+from pyVmomi import vim
+
+from synvirt.live.vim_machines import cbt_reason, manifest, one_file, row
+from synvirt.model import VmManifest
+
+Backing = vim.vm.device.VirtualDisk.FlatVer2BackingInfo
+Disk = vim.vm.device.VirtualDisk
+
+
+def a_disk(key: int = 2000, backing: Any = None, **fields: Any) -> Any:
+    return Disk(
+        key=key,
+        controllerKey=1000,
+        unitNumber=key - 2000,
+        capacityInBytes=1 << 30,
+        capacityInKB=1 << 20,
+        deviceInfo=vim.Description(label=f"Hard disk {key - 1999}", summary=""),
+        backing=backing or Backing(fileName="[ds1] web/web.vmdk", diskMode="persistent"),
+        **fields,
+    )
+
+
+def found(*devices: Any, **fields: Any) -> dict[str, Any]:
+    """Properties as the collector gives them; a name's `__` is a dot."""
+    scsi = vim.vm.device.ParaVirtualSCSIController(key=1000, busNumber=0)
+    return {
+        "name": "web",
+        "runtime.powerState": "poweredOn",
+        "config.version": "vmx-19",
+        "config.hardware.device": [scsi, *devices],
+    } | {name.replace("__", "."): value for name, value in fields.items()}
+
+
+def described(*devices: Any, whole_chains: bool = False, stores: dict[str, str] | None = None, **fields: Any) -> VmManifest:
+    properties = found(*devices, **fields)
+    return manifest("vm-1", properties, stores or {"ds1": "VMFS"}, whole_chains=whole_chains, read_by="test")
+
+
+def critical(one: VmManifest) -> list[str]:
+    return [concern.id for concern in one.concerns if concern.category == "Critical"]
+
+
+def test_a_machine_of_many_parts() -> None:
+    efi = vim.vm.BootOptions(
+        efiSecureBootEnabled=True,
+        bootOrder=[vim.vm.BootOptions.BootableDiskDevice(deviceKey=2001), vim.vm.BootOptions.BootableCdromDevice()],
+    )
+    card = vim.vm.device.VirtualVmxnet3(
+        key=4000,
+        macAddress="00:50:56:00:00:01",
+        backing=vim.vm.device.VirtualEthernetCard.NetworkBackingInfo(deviceName="VM Network"),
+        connectable=vim.vm.device.VirtualDevice.ConnectInfo(startConnected=False, connected=False, allowGuestControl=True),
+    )
+    one = described(
+        a_disk(2000),
+        a_disk(2001, Backing(fileName="[ds1] web/web_1.vmdk")),
+        card,
+        vim.vm.device.VirtualTPM(key=11000),
+        config__firmware="efi",
+        config__bootOptions=efi,
+        config__guestId="windows2019srv_64Guest",
+        config__guestFullName="Microsoft Windows Server 2019 (64-bit)",
+        config__hardware__numCPU=8,
+        config__hardware__numCoresPerSocket=4,
+        config__hardware__memoryMB=16384,
+        layoutEx__file=[
+            vim.vm.FileLayoutEx.FileInfo(key=1, name="[ds1] web/web-flat.vmdk", type="diskExtent", size=12345),
+        ],
+        guest__net=[vim.vm.GuestInfo.NicInfo(deviceConfigId=4000, connected=True, ipAddress=["192.0.2.7", "2001:db8::7"])],
+    )
+    assert (one.firmware, one.secure_boot, one.tpm) == ("uefi", True, True)
+    assert (one.cpu_count, one.cores_per_socket, one.memory_bytes) == (8, 4, 16 << 30)
+    assert one.guest_os.family == "windows"
+    assert [(disk.key, disk.boot_order, disk.used_bytes, disk.bus) for disk in one.disks] == [
+        ("2000", None, 12345, "scsi"),
+        ("2001", 1, None, "scsi"),
+    ]
+    nic = one.nics[0]
+    assert (nic.model, nic.network, nic.connected, nic.ip_addresses) == (
+        "vmxnet3", "VM Network", False, ("192.0.2.7", "2001:db8::7"),
+    )  # fmt: skip
+    assert one.cbt_available
+    assert critical(one) == []
+
+
+@pytest.mark.parametrize(
+    ("backing", "reason", "concern"),
+    [
+        (Backing(fileName="[ds1] a/a.vmdk", diskMode="independent_persistent"), "independent", "vim.disk"),
+        (Backing(fileName="[ds1] a/a.vmdk", sharing="sharingMultiWriter"), "shared", "vim.disk"),
+        (
+            Disk.RawDiskMappingVer1BackingInfo(fileName="[ds1] a/a.vmdk", compatibilityMode="physicalMode"),
+            "raw device",
+            "vim.backing",
+        ),
+        (Disk.RawDiskMappingVer1BackingInfo(fileName="[ds1] a/a.vmdk", compatibilityMode="virtualMode"), None, "vim.backing"),
+        (Disk.SeSparseBackingInfo(fileName="[ds1] a/a.vmdk"), None, "vim.backing"),
+        (Backing(fileName="[ds1] a/a-000001.vmdk", parent=Backing(fileName="[ds1] a/a.vmdk")), None, "vim.snapshots"),
+    ],
+)
+def test_disks_that_cannot_be_read_as_a_file(backing: Any, reason: str | None, concern: str) -> None:
+    one = described(a_disk(backing=backing))
+    assert (one.cbt_reason is None) == (reason is None)
+    assert (reason or "") in (one.cbt_reason or "")
+    assert critical(one) == [concern]
+    if concern != "vim.disk":
+        assert not one_file(backing)
+
+
+def test_vddk_reads_what_is_no_file() -> None:
+    over = Backing(fileName="[vsan] a/a-000001.vmdk", parent=Backing(fileName="[vsan] a/a.vmdk"))
+    assert critical(described(a_disk(backing=over), stores={"vsan": "vsan"})) == ["vim.object_store"]
+    assert critical(described(a_disk(backing=over), stores={"vsan": "vsan"}, whole_chains=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "concern"),
+    [
+        ({"config__keyId": vim.encryption.CryptoKeyId(keyId="k")}, "vim.encrypted"),
+        ({"runtime__connectionState": "inaccessible"}, "vim.connection"),
+        ({"config__template": True}, "vim.template"),
+    ],
+)
+def test_machines_that_cannot_be_moved_as_they_are(fields: dict[str, Any], concern: str) -> None:
+    assert critical(described(a_disk(), **fields)) == [concern]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"config__version": "vmx-04"}, "vmx-04"),
+        ({"capability__changeTrackingSupported": False}, "host"),
+        ({"snapshot__rootSnapshotList": ["a snapshot"]}, "snapshots"),
+        ({"snapshot__rootSnapshotList": ["a snapshot"], "config__changeTrackingEnabled": True}, None),
+        ({}, None),
+    ],
+)
+def test_why_changes_cannot_be_tracked(fields: dict[str, Any], told: str | None) -> None:
+    reason = cbt_reason(found(a_disk(), **fields))
+    assert (reason is None) if told is None else told in str(reason)
+
+
+def test_a_machine_of_which_the_platform_knows_little() -> None:
+    """Its host is away: there is a name, and hardly more."""
+    one = described(config__hardware__device=None, runtime__powerState=None)
+    assert (one.power_state, one.disks, one.nics) == ("unknown", (), ())
+    listed = row("vm-1", {"name": "web"}, "DC0")
+    assert (listed.power_state, listed.cpu_count, listed.capacity_bytes) == ("unknown", None, None)
