@@ -14,7 +14,7 @@ PYTEST = "-m pytest --noconftest -p no:cacheprovider --junitxml=/result/results.
 
 @pytest.mark.slow
 @pytest.mark.timeout(GUEST_TIMEOUT_S + 60)
-@pytest.mark.parametrize("name", ["test_zfs_contracts", "test_zfs_destination", "test_zfs_import"])
+@pytest.mark.parametrize("name", ["zfs_contracts", "zfs_destination", "zfs_import"])
 def test_in_the_guest(name: str, tmp_path: Path) -> None:
     said = lab.run(f"cd /host && {lab.python()} {PYTEST} tests/guest/{name}.py", tmp_path, timeout_s=GUEST_TIMEOUT_S)
     assert said.code == 0, f"{said.output}\n{said.console}"
