@@ -70,6 +70,8 @@ def run(command: str, result: Path, *, timeout_s: float) -> Said:
         )
     ]  # fmt: skip
     argv = [
+        # A guest never outlives the test that booted it, however that ended.
+        "setpriv", "--pdeathsig", "KILL",
         emulator, "-nodefaults", "-no-user-config", "-nographic", "-no-reboot",
         "-machine", "q35", "-accel", "tcg,tb-size=512", "-cpu", "max", "-smp", "1", "-m", str(MEMORY_MIB),
         "-kernel", str(guest / "vmlinuz"), "-initrd", str(guest / "initrd"),
