@@ -13,6 +13,7 @@ from tests.contracts.destinations import SIZE, DestinationCase, DestinationContr
 from tests.needs import need, need_root
 
 MIB = 1 << 20
+PACKAGES = {"xfs": "xfsprogs", "btrfs": "btrfs-progs"}
 # The least that mkfs.xfs makes.
 IMAGE_BYTES = 320 * MIB
 
@@ -28,7 +29,7 @@ def mounted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         image = tmp_path / "image"
         with image.open("wb") as file:
             file.truncate(IMAGE_BYTES)
-        subprocess.run([need(f"mkfs.{kind}", f"{kind}progs"), "-q", image], check=True)
+        subprocess.run([need(f"mkfs.{kind}", PACKAGES[kind]), "-q", image], check=True)
         source, options = str(image), ["-o", "loop"]
     folder = tmp_path / "mounted"
     folder.mkdir()
