@@ -129,10 +129,10 @@ def _grain_outside(vmdk: bytes) -> bytes:
 def test_a_vmdk_whose_tables_point_outside_the_file(house: House, vmdk: bytes, lie: Callable[[bytes], bytes]) -> None:
     path = archive(house.imports / "a.ova", files_of(OVF, lie(vmdk)))
     ended = import_(house, path)
-    assert isinstance(ended, Migration)
-    assert ended.last_error is not None
-    assert ended.last_error.code in ("E_MIG_MALFORMED_ARCHIVE", "E_MIG_DISK_READ_FAILED")
-    assert_refused(house, ended, ended.last_error.code)
+    # What the image's own header shows refuses the plan; what a table shows is found by the copy.
+    code = ended.code if isinstance(ended, SynvirtError) else ended.last_error.code if ended.last_error else ""
+    assert code in ("E_MIG_MALFORMED_ARCHIVE", "E_MIG_DISK_READ_FAILED")
+    assert_refused(house, ended, code)
 
 
 LAUGHS = b'<!DOCTYPE l [<!ENTITY a "ha">' + b"".join(
