@@ -118,7 +118,7 @@ def certificates(folder: Path) -> Certificates:
 
 @dataclass(frozen=True)
 class Nginx:
-    """/open/ is for all, /private/ for USER; /moved/ redirects to /open/; /slow/ sends at a rate; /whole/ ignores ranges.
+    """/open/ is for all, /private/ for USER; /moved/ redirects to /private/; /whole/ ignores ranges.
     `elsewhere` serves the same under another origin, to which /away/ redirects."""
 
     folder: Path
@@ -156,9 +156,7 @@ http {{
     location /round/ {{ rewrite ^/round/(.*)$ /round/$1 redirect; }}
     location /metadata/ {{ return 302 http://169.254.169.254/latest/meta-data/; }}
     location /share/ {{ return 302 smb://127.0.0.1/share/x; }}
-    location /slow/ {{ alias {files}/; limit_rate 400k; }}
     location /whole/ {{ alias {files}/; max_ranges 0; }}
-    location /lapsed/ {{ return 403; }}
   }}
   server {{ listen 127.0.0.1:{elsewhere}; location /open/ {{ alias {files}/; }} }}
 }}
