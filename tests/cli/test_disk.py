@@ -186,16 +186,36 @@ def test_whatever_ends_it_leaves_nothing(number: signal.Signals, tmp_path: Path)
     assert "Traceback" not in stderr
 
 
-def test_a_raw_disk_loads_neither_numpy_nor_the_importers(raw: Path, tmp_path: Path) -> None:
+def test_a_raw_disk_loads_nothing_that_it_does_not_need(raw: Path, tmp_path: Path) -> None:
     """They take longer to load than a small disk takes to copy."""
     with raw.open("r+b") as file:
         file.seek(510)
         file.write(b"\x55\xaa")
     code = (
-        "import sys; from synvirt.cli import app\n"
-        f"app(['disk', 'convert', '{raw}', '{tmp_path}/target.raw'], standalone_mode=False)\n"
-        "print([name for name in ('numpy', 'synvirt.offline.registry', 'rich', 'fastapi') if name in sys.modules])"
+        "import sys; from synvirt.cli import disk\n"
+        f"disk.main(['convert', '{raw}', '{tmp_path}/target.raw'])\n"
+        "slow = {'numpy', 'typer', 'pydantic', 'synvirt.model', 'synvirt.offline', 'rich', 'http.client'}\n"
+        "print(sorted(slow & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert (tmp_path / "target.raw").read_bytes() == raw.read_bytes()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["convert", "--help"], ["compare", "-h"]])
+def test_help_says_how(arguments: list[str]) -> None:
+    result = disk(*arguments)
+    assert result.exit_code == 0
+    assert "usage: synvirt disk" in result.output
+
+
+def test_options_before_the_command_count_and_the_program_leaves_with_its_code(raw: Path, tmp_path: Path) -> None:
+    before = CliRunner().invoke(app, ["--json", "disk", "info", str(raw)])
+    assert json.loads(before.stdout)["disks"][0]["name"] == "disk.raw"
+    argv = [sys.executable, "-m", "synvirt", "disk", "convert", str(raw), str(tmp_path / "target.raw")]
+    first = subprocess.run(argv, capture_output=True, text=True)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert "written" in first.stdout
+    again = subprocess.run(argv, capture_output=True, text=True)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert again.stderr.startswith("E_MIG_CONFLICT")
