@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 
 from synvirt.destinations.directory import DirectoryDestination
+from synvirt.destinations.zfs import ZfsDestination
+from synvirt.destinations.zfs_command import Zfs
 from synvirt.errors import DiskWriteFailed, InvalidPlan
 from synvirt.migrations.intake import check_plan
 from synvirt.model import State
 from synvirt.offline.browsing import inspect
+from tests.fakes.zfs import FakeZfs
 from tests.house import Crash, House, crash_at, offline_plan
+from tests.offline import appliances
 
 DISK = b"disk" * 50_000
 
@@ -81,4 +85,16 @@ def test_one_that_is_away_refuses_plans_at_once_but_no_look_at_a_file(tmp_path: 
     check_plan(house.rooms, offline_plan(path, kind="qcow2"))
     seen = inspect(house.imports, str(path), free_bytes=Away(tmp_path).free_bytes)
     assert seen.manifest.disks[0].capacity_bytes == 1 << 20
+    house.close()
+
+
+def test_a_zfs_pool_that_is_too_small_is_found_before_anything_is_made(tmp_path: Path) -> None:
+    """The disk uses 2,621,440 bytes. The pool has a few more, but not what zfs takes for itself beside them."""
+    fake = FakeZfs(tmp_path / "zfs", pools={"tank": 2_700_000})
+    zfs = ZfsDestination("tank", "synvirt", zfs=Zfs(fake.program), devices=fake.devices, name_of=fake.name_of)
+    house = House(tmp_path, destination=zfs, real_importers=True)
+    path = appliances.folder(house.imports / "web", appliances.appliance("ovftool"))
+    with pytest.raises(InvalidPlan, match=r"target-too-small.* 2621440 bytes, .* 2531250 free"):
+        house.intake.submit(offline_plan(path, skip_disks=["vmdisk2"]))
+    assert list(fake.datasets()) == ["tank"]
     house.close()
