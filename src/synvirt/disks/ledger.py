@@ -246,11 +246,9 @@ class Hashing:
 
     def ledger(self, disk: str, *, number: int = 1) -> Ledger:
         """Of what was read, and of the zeros that needed no reading."""
-        rows = list(self._read.values())
-        for extent in self.extents():
-            # A copy may read short zeros along with their neighbours, and then all of them.
-            if extent.zero and extent.start not in self._read:
-                rows.append(Row(extent.start, extent.length, None))
+        # A copy may read short zeros along with their neighbours, and then all of them.
+        zeros = (extent for extent in self.extents() if extent.zero and extent.start not in self._read)
+        rows = [*self._read.values(), *(Row(extent.start, extent.length, None) for extent in zeros)]
         return Ledger(disk, self.size, sorted(rows, key=lambda row: row.start), number=number)
 
     def close(self) -> None:
