@@ -224,6 +224,17 @@ def test_import_prints_the_job_as_json(service: Service, run: Run, ova: Path) ->
     assert job.plan.mode == Mode.WARM
 
 
+def test_import_maps_networks_and_gives_a_copy_an_identity_of_its_own(service: Service, run: Run, ova: Path) -> None:
+    given = ["import", str(ova), "--kind", "ova_archive"]
+    assert run(*given, "--network", "VM = Network=bridge:br0", "--network", "lan=user", "--new-identity").exit_code == 0
+    assert run(*given).exit_code == 0
+    copy, original = (service.store.get(begun).plan.target for begun in service.begun)
+    assert [(one.source, one.target) for one in copy.network_map] == [("VM = Network", "bridge:br0"), ("lan", "user")]
+    assert (copy.identity, original.identity, original.network_map) == ("new", "keep", ())
+    for wrong in ("lan", "=br0", "lan="):
+        assert run(*given, "--network", wrong).exit_code == 2
+
+
 def test_import_of_what_it_does_not_know(service: Service, run: Run, ova: Path) -> None:
     for arguments, code in (
         (["import", ova], "E_MIG_UNSUPPORTED_FORMAT"),

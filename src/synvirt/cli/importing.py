@@ -67,6 +67,13 @@ def import_(
     destination: Annotated[
         str | None, typer.Option(metavar="NAME", help="Where its volumes go; the settings name the destinations")
     ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE=TARGET", help="Plug cards of that network into bridge:NAME, network:NAME or user here"),
+    ] = None,
+    new_identity: Annotated[
+        bool, typer.Option("--new-identity", help="UUID and MAC addresses of its own, for a copy beside the original")
+    ] = False,
     no_start: Annotated[bool, typer.Option("--no-start", help="Define it and leave it off")] = False,
     skip_disk: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Leave this disk out; may be repeated")] = None,
     waive: Annotated[
@@ -94,6 +101,8 @@ def import_(
         "memory_bytes": _memory(memory),
         "disk_bus": disk_bus,
         "destination": destination,
+        "network_map": _networks(network or []),
+        "identity": "new" if new_identity else "keep",
         "start": not no_start,
     }
     with options.connect() as client:
@@ -132,6 +141,15 @@ def import_(
             print(answer)
         else:
             print(f"Job {_field(answer, 'id')} is queued. Watch it: synvirt migrations watch {_field(answer, 'id')}")
+
+
+def _networks(asked: list[str]) -> list[dict[str, str]]:
+    """A source's network may have any name, an equals sign too: none of this host's has one."""
+    pairs = [one.rpartition("=") for one in asked]
+    for (source, _, target), one in zip(pairs, asked, strict=True):
+        if not source or not target:
+            raise typer.BadParameter(f"{one} is not SOURCE=TARGET", param_hint="--network")
+    return [{"source": source, "target": target} for source, _, target in pairs]
 
 
 @with_options
