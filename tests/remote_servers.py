@@ -327,6 +327,8 @@ class Wire:
         left = self.cuts.get(self.connections)
         with client, socket.create_connection(("127.0.0.1", upstream)) as server:
             while not ended.is_set():
+                if self.refuse:
+                    return
                 for ready in select.select([client, server], [], [], 0.2)[0]:
                     try:
                         content = ready.recv(1 << 16)

@@ -212,3 +212,29 @@ def test_certificates_are_verified(nginx: servers.Nginx, tmp_path: Path, monkeyp
         assert caught.value.hint, why
     with pytest.raises(SourceUnreachable, match="remote_ca_file"):
         RemoteReader(secure(nginx, ca_file=str(tmp_path / "gone.pem")), NAME)
+
+
+@pytest.mark.parametrize("way", ["http", "smb"])
+def test_of_several_addresses_one_that_answers_is_enough(
+    nginx: servers.Nginx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A host with an address of IPv6 that leads nowhere from here, say."""
+    real = socket.getaddrinfo
+
+    def two(host: str, port: int, *arguments: object, **named: object) -> object:
+        if host != "nas.example":
+            return real(host, port, *arguments, **named)  # type: ignore[arg-type]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.7.7.7", "127.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    if way == "http":
+        reader = RemoteReader(servers.remote(f"http://nas.example:{nginx.port}/open/"), NAME)
+        assert read_all(reader) == CONTENT
+        reader.close()
+        return
+    with servers.samba(tmp_path) as samba:
+        (samba.folder / NAME).write_bytes(CONTENT)
+        credentials = (("password", servers.PASSWORD), ("username", "root"))
+        reader = RemoteReader(servers.remote(f"smb://nas.example:{samba.port}/disks/", credentials=credentials), NAME)
+        assert read_all(reader) == CONTENT
+        reader.close()

@@ -186,6 +186,31 @@ def test_a_killed_worker_goes_on_from_its_watermark(tmp_path: Path) -> None:
         assert wire.bytes_back < len(raw) + (40 << 20)
 
 
+def test_a_server_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    raw = Random(8).randbytes(16 << 20)
+    with servers.nginx(tmp_path / "nginx") as server, servers.wire(server.port) as wire:
+        path = server.folder / "large.vhdx"
+        path.write_bytes(appliances.image(tmp_path, "large.vhdx", "vhdx", raw).read_bytes())
+        (tmp_path / "house").mkdir()
+        house = House(tmp_path / "house", real_importers=True)
+        asked = plan(f"http://127.0.0.1:{wire.port}/open/large.vhdx", kind="vhdx")
+        job = house.intake.submit(asked.model_copy(update={"limits": Limits(bandwidth_bps=8 << 20)}))
+        back = threading.Timer(3, lambda: setattr(wire, "refuse", False))
+
+        def go_away() -> None:
+            marks = house.store.watermarks(job.id, 1)
+            if not wire.refuse and not back.is_alive() and any(mark.offset_bytes for mark in marks.values()):
+                house.store.on_commit = lambda: None
+                wire.refuse = True
+                back.start()
+
+        house.store.on_commit = go_away
+        done = house.run(job.id)
+        assert done.state == State.COMPLETED, done.last_error
+        assert house.volume(done, "disk0").read_bytes()[: len(raw)] == raw
+        house.close()
+
+
 def workers() -> list[int]:
     """The copy workers that this process began."""
     found = []

@@ -128,22 +128,32 @@ class SmbPlace:
             if self._closed:
                 raise SourceUnreachable(f"{self._origin} was closed while it was read")
             if self._tree is None:
-                # By its address: it was checked, and no name server is asked again.
-                address = self._remote.guard.addresses(self._host, self._port)[0]
-                connection = Connection(uuid.uuid4(), address, self._port)
+                self._connection = self._reached()
                 try:
-                    connection.connect(timeout=CONNECT_TIMEOUT_S)
-                    self._tree = self._logged_in(connection)
-                except ValueError as error:  # the library's word for a host that does not answer
-                    raise SourceUnreachable(
-                        f"{self._origin}, port {self._port}, does not answer: {error.__cause__ or 'no SMB server'}",
-                        hint="does it run, and do firewalls let this host connect to it?",
-                    ) from error
+                    self._tree = self._logged_in(self._connection)
                 except BaseException:
-                    _disconnect(connection)
+                    _disconnect(self._connection)
                     raise
-                self._connection = connection
             return self._tree
+
+    def _reached(self) -> Connection:
+        """By its addresses, in turn: they were checked, and no name server is asked again."""
+        failure: Exception | None = None
+        for address in self._remote.guard.addresses(self._host, self._port):
+            connection = Connection(uuid.uuid4(), address, self._port)
+            try:
+                connection.connect(timeout=CONNECT_TIMEOUT_S)
+            except ValueError as error:  # the library's word for an address that does not answer
+                failure = error
+            except BaseException:
+                _disconnect(connection)
+                raise
+            else:
+                return connection
+        raise SourceUnreachable(
+            f"{self._origin}, port {self._port}, does not answer: {failure.__cause__ if failure else 'no SMB server'}",
+            hint="does it run, and do firewalls let this host connect to it?",
+        ) from failure
 
     def _logged_in(self, connection: Connection) -> TreeConnect:
         remote = self._remote
