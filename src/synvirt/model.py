@@ -492,6 +492,9 @@ class Migration(Model):
     conversion: Conversion | None = None
     boot_sign: str | None = None
     boot_attempts: tuple[BootAttempt, ...] = ()
+    # A failed job whose copy is whole may be taken up by another job: that one's id, and the first one's.
+    retried_by: UUID | None = None
+    retry_of: UUID | None = None
     created_at: Time
     started_at: Time | None = None
     finished_at: Time | None = None

@@ -4,7 +4,7 @@ Endpoints are `def` where they block (the store, the intake), so that the framew
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -17,7 +17,7 @@ from synvirt.api.stream import Pace, updates
 from synvirt.errors import BadRequest
 from synvirt.migrations.board import Board
 from synvirt.migrations.intake import Intake
-from synvirt.model import Migration, Model, PlanEnvelope
+from synvirt.model import DiskBus, Migration, Model, PlanEnvelope
 
 # The specification's list is "all migrations": a page holds what a large host gathers in years, and bounds our memory.
 PAGE_LIMIT = 5000
@@ -107,6 +107,24 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     def cancel(migration_id: UUID) -> Migration:
         """Ask a job to stop; it ends in Cancelled once what it made is swept. A job that has ended: 409."""
         return _current(intake.cancel(migration_id), board)
+
+    @router.post("/{migration_id}/retry", status_code=201, response_model=Migration)
+    def retry(
+        migration_id: UUID,
+        request: Request,
+        response: Response,
+        conversion: Annotated[Literal["auto", "always", "never"] | None, Query(description="in place of the plan's")] = None,
+        disk_bus: Annotated[DiskBus | None, Query(description="in place of the plan's")] = None,
+    ) -> Migration:
+        """Take up a failed Offline job whose copy is whole: a new job goes on with its volumes, and copies nothing. A job with
+        nothing to go on with: 409."""
+        target = intake.store.get(migration_id).plan.target
+        changes: dict[str, object] = {} if conversion is None else {"conversion": conversion}
+        if disk_bus is not None:
+            changes["target"] = target.model_copy(update={"disk_bus": disk_bus}).model_dump()
+        job = intake.retry(migration_id, changes)
+        response.headers["Location"] = f"{request.url.path.rsplit('/', 2)[0]}/{job.id}"
+        return job
 
     @router.post("/{migration_id}/cutover", status_code=202, response_model=Migration)
     def cutover(migration_id: UUID) -> Migration:

@@ -69,6 +69,26 @@ def cutover(options: Options, job: JobId) -> None:
     _ask(options, job, "cutover", "is asked to cut over")
 
 
+@app.command()
+@with_options
+def retry(
+    options: Options,
+    job: JobId,
+    conversion: Annotated[str | None, typer.Option(help="auto, always or never, in place of the plan's")] = None,
+    disk_bus: Annotated[str | None, typer.Option(help="virtio, scsi, sata …, in place of the plan's")] = None,
+) -> None:
+    """Take up a failed job whose copy is whole: a new job goes on with its volumes, and copies nothing."""
+    changes = {key: value for key, value in (("conversion", conversion), ("disk_bus", disk_bus)) if value}
+    with options.connect() as client:
+        answer = client.ask("POST", f"/migrations/{full_id(client, 'migration', job)}/retry", params=changes)
+    if options.json:
+        print(answer)
+    else:
+        import json
+
+        print(f"Job {json.loads(answer)['id']} goes on with the copy of job {job}")
+
+
 def follow(options: Options, client: Any, job_id: str, *, print_events: bool = False) -> None:
     """Watch to the end; exits 1 when the job failed. With --json: the stream's data as it comes, or else the ended job."""
     from synvirt.cli.watching import display, verdict, watch

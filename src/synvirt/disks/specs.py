@@ -77,7 +77,8 @@ class NbdSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatastoreSpec(Spec):
-    """A flat file of a vSphere datastore, by HTTPS from /folder. With `areas`, (start, length) each, the rest reads as zeros.
+    """A file of a vSphere datastore, by HTTPS from /folder; `size_bytes` None: as large as its server says. With `areas`,
+    (start, length) each, the rest reads as zeros.
 
     `session_manager` is the platform's id of the one that logs us in. A spec with a password in it is told to the worker and
     to nobody else: it is never stored.
@@ -94,8 +95,18 @@ class DatastoreSpec(Spec):
     datacenter: str
     datastore: str
     path: str
-    size_bytes: int
+    size_bytes: int | None
     areas: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec(Spec):
+    """A snapshot's sparse extent as a vSphere datastore keeps it, over the disk beneath."""
+
+    format: Literal["vmdk_delta"] = "vmdk_delta"
+    over: "ReaderSpec"
+    parent: "ReaderSpec"
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +217,7 @@ ReaderSpec = (
     | VddkSpec
     | QemuSpec
     | ChangedSpec
+    | DeltaSpec
     | XvaSpec
     | JoinedSpec
     | GzipSpec
@@ -243,6 +255,13 @@ class RbdWriterSpec(Spec):
 
 
 WriterSpec = FileWriterSpec | BlockWriterSpec | RbdWriterSpec
+
+
+def written(writer: WriterSpec) -> ReaderSpec:
+    """How a volume is read back."""
+    if isinstance(writer, RbdWriterSpec):
+        return RbdSpec(place=writer.place, image=writer.image, size_bytes=writer.size_bytes)
+    return RawSpec(path=writer.path, length=writer.size_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

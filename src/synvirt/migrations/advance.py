@@ -15,8 +15,9 @@ import structlog
 
 from synvirt.errors import Cancelled, Internal, PersistFailed, SynvirtError
 from synvirt.migrations.job import Job, Stop
+from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
-from synvirt.migrations.states import KEPT_ON_FAILURE, may_move, next_state
+from synvirt.migrations.states import may_move, next_state
 from synvirt.migrations.steps import STEPS
 from synvirt.model import ENDS, Migration, State, StateVisit, now
 from synvirt.store import LedgerEntry
@@ -75,7 +76,7 @@ async def _move(job: Job, to: State, **fields: object) -> State:
 async def _end(job: Job) -> State:
     """Sweep, then Failed or Cancelled: whoever sees the end sees nothing of the job left but what it keeps."""
     cancelled = _failing(job.migration) == Cancelled.code
-    keep: frozenset[str] = frozenset() if cancelled else KEPT_ON_FAILURE.get(job.migration.state, frozenset())
+    keep: frozenset[str] = frozenset() if cancelled else kept_on_failure(job.migration)
     await sweep(job, keep)
     return await _move(job, State.CANCELLED if cancelled else State.FAILED)
 

@@ -16,6 +16,7 @@ from synvirt.hypervisor.domain_xml import safe_name
 from synvirt.hypervisor.identity import Identity, identity_of
 from synvirt.migrations.board import Board
 from synvirt.migrations.critical import refuse_critical
+from synvirt.migrations.retrying import taken_up
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.model import Migration, MigrationPlan, State, StateVisit, VmManifest, now
@@ -73,6 +74,12 @@ class Intake:
         else:
             with self._secrets.sealed(job.id, secret) as sealed:
                 self.store.add(job, host=self._host, sealed=sealed)
+        self._begin(job.id)
+        return job
+
+    def retry(self, job_id: UUID, changes: dict[str, object]) -> Migration:
+        """A new job that goes on with the whole copy of a failed one. Conflict, where there is none."""
+        job = taken_up(self.store, job_id, changes, host=self._host)
         self._begin(job.id)
         return job
 

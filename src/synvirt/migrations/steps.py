@@ -19,6 +19,7 @@ from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
+from synvirt.migrations.retrying import look_at_volumes
 from synvirt.migrations.states import Facts
 from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, State, VmManifest, now
 from synvirt.offline import OfflineImporter, concerns
@@ -31,6 +32,15 @@ Step = Callable[[Job], Awaitable[Facts]]
 
 
 async def queued(job: Job) -> Facts:
+    if job.migration.retry_of is not None:
+        for _, volume in copied_disks(job):  # a service killed right after the job was added had no time to
+            await job.record("volume", volume)
+        await look_at_volumes(job)
+        await job.change(started_at=now())
+        await claim(job)
+        if _converts(job, job.manifest):
+            await job.in_thread(job.rooms.preparer.check)
+        return Facts()
     manifest, supports_warm = await _inspected(job)
     refuse_critical(job.migration.plan, manifest)
     disks = _chosen_disks(job, manifest)
@@ -129,6 +139,8 @@ async def _refuse_too_large(job: Job, manifest: VmManifest) -> None:
 
 
 async def copying_full(job: Job) -> Facts:
+    if job.migration.retry_of is not None:
+        return _facts(job)
     await _make_volumes(job)
     if job.migration.plan.source.Offline is not None:
         disks = await _offline_disks(job)

@@ -27,7 +27,7 @@ from synvirt.disks.checksum import Checksums
 from synvirt.disks.cloning import clone
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.disks.sampling import ChangesMissed, blocks_to_check, differing
-from synvirt.disks.specs import ChecksumSpec, RawSpec, RbdSpec, RbdWriterSpec, ReaderSpec, WriterSpec
+from synvirt.disks.specs import ChecksumSpec, RbdWriterSpec, ReaderSpec, WriterSpec, written
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
 from synvirt.model import GIB, Received
 
@@ -179,24 +179,17 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int) -> int:
     """How many bytes were compared. ChangesMissed."""
     if disk.sample is None:
         return 0
-    written = open_reader(_written(disk.writer))
+    volume = open_reader(written(disk.writer))
     try:
-        offset, checked = differing(reader, written, disk.sample, blocks_to_check(delta_bytes))
+        offset, checked = differing(reader, volume, disk.sample, blocks_to_check(delta_bytes))
     finally:
-        written.close()
+        volume.close()
     if offset is not None:
         raise ChangesMissed(
             f"the source called the block at offset {offset} unchanged, and it has changed",
             hint="its change tracking cannot be trusted: look for a newer version of the platform, and check its disks",
         )
     return checked
-
-
-def _written(writer: WriterSpec) -> ReaderSpec:
-    """A volume, to be read back."""
-    if isinstance(writer, RbdWriterSpec):
-        return RbdSpec(place=writer.place, image=writer.image, size_bytes=writer.size_bytes)
-    return RawSpec(path=writer.path, length=writer.size_bytes)
 
 
 @contextlib.contextmanager
@@ -207,7 +200,7 @@ def _opened(disk: DiskOrder) -> Iterator[tuple[DiskReader, DiskWriter]]:
         writer = open_writer(disk.writer)
         stack.callback(writer.close)
         if disk.compare:
-            writer = ComparingWriter(writer, open_reader(_written(disk.writer)))
+            writer = ComparingWriter(writer, open_reader(written(disk.writer)))
             stack.callback(writer.close)
         yield reader, writer
 

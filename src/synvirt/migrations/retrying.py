@@ -1,0 +1,97 @@
+"""A failed job taken up again where its copy is whole: a new job has the volumes of the failed one, and copies nothing.
+
+    job A: … CopyingFull ─▶ V2vProcessing ─✗ Failed, its volumes kept
+    job B: Queued ─▶ CopyingFull (they are there) ─▶ V2vProcessing ─▶ …
+
+Offline jobs only: the source of a live job that failed was switched on again, and has gone on since.
+"""
+
+import contextlib
+from uuid import UUID, uuid4
+
+from synvirt.disks import open_reader
+from synvirt.disks.specs import written
+from synvirt.errors import Conflict, NotFound
+from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.states import KEPT_ON_FAILURE
+from synvirt.model import Migration, MigrationPlan, State, StateVisit, now
+from synvirt.store import Store
+
+
+def taken_up(store: Store, job_id: UUID, changes: dict[str, object], *, host: str) -> Migration:
+    """The job that takes up a failed one, with `changes` of its plan; noted there first, so that no two have the same volumes.
+    Conflict, where there is nothing to take up. Blocks."""
+    before = store.get(job_id)
+    _refuse(before)
+    created_at = now()
+    again = Migration(
+        id=uuid4(),
+        name=before.name,
+        plan=MigrationPlan.model_validate(before.plan.model_dump() | changes),
+        mode_effective=before.mode_effective,
+        retry_of=before.id,
+        manifest=before.manifest,
+        disks=before.disks,
+        destination=before.destination,
+        progress=before.progress,
+        conversion=before.conversion if _converted(before) else None,
+        created_at=created_at,
+        history=(StateVisit(state=State.QUEUED, at=created_at),),
+    )
+
+    def note(job: Migration) -> Migration:
+        if job.retried_by is not None and _is_there(store, job.retried_by):
+            raise Conflict(f"job {job_id} was taken up by job {job.retried_by}", hint="look at that job")
+        return job.model_copy(update={"retried_by": again.id})
+
+    store.change(job_id, State.FAILED, note)
+    store.add(again, host=host)
+    for disk in again.disks:
+        if disk.volume is not None:
+            store.record(again.id, "volume", disk.volume)
+    return again
+
+
+def _refuse(job: Migration) -> None:
+    if job.state != State.FAILED or job.last_error is None:
+        raise Conflict(f"job {job.id} is {job.state}: only a failed job is taken up again")
+    whole = all(disk.state in ("copied", "skipped") for disk in job.disks) and kept_on_failure(job)
+    half_converted = job.last_error.state == State.V2V_PROCESSING and _converted(job)
+    if job.plan.source.Live is not None or not whole or half_converted:
+        raise Conflict(
+            f"job {job.id} failed in {job.last_error.state} and has left no whole copy to go on with",
+            hint="submit its plan again",
+        )
+
+
+def kept_on_failure(job: Migration) -> frozenset[str]:
+    """What of the ledger stays when the job fails. One that took up a whole copy keeps it wherever it fails."""
+    return frozenset({"volume"}) if job.retry_of else KEPT_ON_FAILURE.get(_failed_in(job), frozenset())
+
+
+def _failed_in(job: Migration) -> State:
+    return job.state if job.last_error is None or job.state != State.FAILED else job.last_error.state
+
+
+def _converted(job: Migration) -> bool:
+    return job.conversion is not None and job.conversion.finished_at is not None
+
+
+def _is_there(store: Store, job_id: UUID) -> bool:
+    """A service that was killed between the note and the new job left a note of nobody."""
+    with contextlib.suppress(NotFound):
+        store.get(job_id)
+        return True
+    return False
+
+
+async def look_at_volumes(job: Job) -> None:
+    """DiskReadFailed, where a volume is not there: an operator has removed it."""
+    sizes = {disk.key: disk.capacity_bytes for disk in job.manifest.disks}
+
+    def look() -> None:
+        for disk, volume in copied_disks(job):
+            with contextlib.closing(open_reader(written(job.destination.open(volume, sizes[disk.key])))) as reader:
+                reader.read_into(0, memoryview(bytearray(min(reader.size, 512))))
+
+    await job.in_thread(look)

@@ -1,0 +1,141 @@
+"""A failed job taken up again: what its copy cost is not paid twice."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from synvirt.errors import Conflict
+from synvirt.model import Migration, State
+from tests.fakes.guests import MARK, FakePreparer
+from tests.house import Crash, House, crash_at, live_plan, offline_plan, states
+
+MIB = 1 << 20
+DISK = "disk-0"
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path, family="windows", preparer=FakePreparer(fails=True))
+
+
+def jobs(house: House) -> list[Migration]:
+    return [Migration.model_validate_json(document) for document in house.store.documents(limit=100)[0]]
+
+
+def failed(house: House) -> Migration:
+    folder = house.imports / "appliance"
+    folder.mkdir()
+    (folder / f"{DISK}.raw").write_bytes(Random(3).randbytes(3 * MIB))
+    job = house.run(house.intake.submit(offline_plan(folder)).id)
+    assert job.state == State.FAILED
+    return job
+
+
+def mended(house: House) -> None:
+    """And the source is gone meanwhile."""
+    house.preparer.fails = False
+    for path in house.imports.rglob("*.raw"):
+        path.unlink()
+
+
+def test_a_conversion_that_failed_is_tried_again_on_the_same_copy(house: House) -> None:
+    before = failed(house)
+    copy = house.volume(before).read_bytes()
+    mended(house)
+    again = house.run(house.intake.retry(before.id, {}).id)
+    assert again.state == State.COMPLETED, again.last_error
+    assert states(again) == [State.QUEUED, State.COPYING_FULL, State.V2V_PROCESSING, State.STARTING, State.COMPLETED]
+    assert house.volume(again).read_bytes() == MARK + copy[len(MARK) :]
+    assert (again.retry_of, house.store.get(before.id).retried_by) == (before.id, again.id)
+    assert again.passes == ()
+
+
+def test_it_may_change_what_went_wrong(house: House) -> None:
+    before = failed(house)
+    again = house.run(house.intake.retry(before.id, {"conversion": "never"}).id)
+    assert again.state == State.COMPLETED
+    assert State.V2V_PROCESSING not in states(again)
+
+
+def test_a_retry_that_fails_too_can_be_taken_up_in_turn(house: House) -> None:
+    before = failed(house)
+    second = house.run(house.intake.retry(before.id, {}).id)
+    assert second.state == State.FAILED
+    mended(house)
+    third = house.run(house.intake.retry(second.id, {}).id)
+    assert third.state == State.COMPLETED, third.last_error
+    with pytest.raises(Conflict, match=f"was taken up by job {second.id}"):
+        house.intake.retry(before.id, {})
+
+
+def test_a_retry_that_cannot_even_begin_keeps_the_copy(house: House) -> None:
+    before = failed(house)
+    house.preparer.missing = True
+    second = house.run(house.intake.retry(before.id, {}).id)
+    assert states(second) == [State.QUEUED, State.FAILED]
+    house.preparer.missing = False
+    mended(house)
+    third = house.run(house.intake.retry(second.id, {}).id)
+    assert third.state == State.COMPLETED, third.last_error
+
+
+def test_a_cancelled_retry_keeps_nothing(house: House) -> None:
+    before = failed(house)
+    again = house.intake.retry(before.id, {})
+    house.intake.cancel(again.id)
+    assert house.run(again.id).state == State.CANCELLED
+    assert house.leftovers() == []
+
+
+def test_only_a_whole_copy_of_a_failed_offline_job_is_taken_up(tmp_path: Path, house: House) -> None:
+    before = failed(house)
+    mended(house)
+    done = house.run(house.intake.retry(before.id, {}).id)
+    with pytest.raises(Conflict, match="only a failed job"):
+        house.intake.retry(done.id, {})
+    gone = house.run(house.intake.submit(offline_plan(house.imports / "appliance")).id)
+    assert gone.state == State.FAILED
+    with pytest.raises(Conflict, match="has left no whole copy"):
+        house.intake.retry(gone.id, {})
+    live = house.run(house.intake.submit(live_plan()).id)
+    assert live.state == State.FAILED
+    with pytest.raises(Conflict, match="has left no whole copy"):
+        house.intake.retry(live.id, {})
+
+
+def test_a_volume_that_was_removed_meanwhile_is_missed_and_not_made_anew(house: House) -> None:
+    before = failed(house)
+    house.volume(before).unlink()
+    again = house.run(house.intake.retry(before.id, {}).id)
+    assert (again.state, again.last_error.code if again.last_error else None) == (State.FAILED, "E_MIG_DISK_READ_FAILED")
+    assert not house.volume(before).exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_service_killed_anywhere_goes_on_with_the_retry(tmp_path: Path) -> None:
+    for commit in range(1, 60):
+        folder = tmp_path / str(commit)
+        folder.mkdir()
+        house = House(folder, family="windows", preparer=FakePreparer(fails=True))
+        before = failed(house)
+        mended(house)
+        house.store.on_commit = crash_at(commit)
+        try:
+            house.run(house.intake.retry(before.id, {}).id)
+        except Crash:
+            crashed = True
+        else:
+            crashed = False
+        house.close()
+        house = House(folder, hypervisor=house.hypervisor, preparer=FakePreparer(), family="windows")
+        # The engine hands over what is there; where nothing is, the operator asks again.
+        waiting = [job.id for job in jobs(house) if not job.ended or job.state == State.COMPLETED]
+        job = house.run(waiting[0] if waiting else house.intake.retry(before.id, {}).id)
+        assert job.state == State.COMPLETED, job.last_error
+        assert house.volume(job).read_bytes().startswith(MARK)
+        house.close()
+        if not crashed:
+            assert commit > 8
+            return
+    raise AssertionError("the job never came to its end")
