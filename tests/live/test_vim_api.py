@@ -17,13 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.disks import open_reader
-from synvirt.disks.specs import ChangedSpec, DatastoreSpec, ReaderSpec, VddkSpec
+from synvirt.disks.specs import ChangedSpec, DatastoreSpec, DeltaSpec, ReaderSpec, VddkSpec
 from synvirt.errors import (
     AuthFailed,
     BadRequest,
     CbtReset,
     DiskReadFailed,
     Internal,
+    MalformedArchive,
     SnapshotFailed,
     SourceUnreachable,
     VmNotFound,
@@ -35,6 +36,7 @@ from synvirt.live.vim_changes import coarser
 from synvirt.model import LiveKind
 from tests.cases import cases
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
+from tests.disks.vmdk_images import Cowd, SeSparse, write_image
 from tests.fakes.vcenter import DISK_BYTES, PASSWORD, USER, VCenter
 from tests.needs import need
 
@@ -201,6 +203,35 @@ def test_coarser_areas_hold_the_finer_ones(areas: list[tuple[int, int]], most: i
         assert blocks(areas) == blocks(joined)
     ends = max((start + length for start, length in areas), default=0)
     assert max((start + length for start, length in joined), default=0) == ends
+
+
+def test_a_disk_under_snapshots_of_the_operator_is_read_from_all_its_files(platform: VCenter, disk: Path) -> None:
+    """Two, one of each sort that hosts make: VMFS 5's and VMFS 6's."""
+    sectors = DISK_BYTES // 512
+    older = Cowd(capacity=sectors, grain=8, grains={0: 1, 5: 2, 1000: 3})
+    newer = SeSparse(capacity=sectors, grains={5: 4, 6: "zeros", 1023: 5})
+    write_image(disk.parent, "disk1-000001", older, parent_cid=0xFFFFFFFE, parent="disk1.vmdk")
+    write_image(disk.parent, "disk1-000002", newer, parent_cid=1, parent="disk1-000001.vmdk")
+    for name in ("disk1-000001.vmdk", "disk1-000002.vmdk"):
+        platform.control("lay", vm=VM, file=name)
+
+    async def use(adapter: VimApi) -> tuple[bytes, int]:
+        manifest = await adapter.inspect(VM)
+        assert [concern.id for concern in manifest.concerns] == ["vim.read_by"]
+        spec, _ = await opened(adapter, "synvirt-a-1")
+        assert isinstance(spec, DeltaSpec)
+        assert PASSWORD not in repr(spec)
+        return await asyncio.to_thread(read, spec)
+
+    assert ask(platform.access(), use)[0] == newer.disk(older.disk(content()))
+
+
+def test_a_snapshots_disk_of_another_size_is_refused(platform: VCenter, disk: Path) -> None:
+    write_image(disk.parent, "disk1-000001", SeSparse(capacity=8, grains={0: 1}), parent_cid=1, parent="disk1.vmdk")
+    platform.control("lay", vm=VM, file="disk1-000001.vmdk")
+    spec, _ = ask(platform.access(), lambda adapter: opened(adapter, "synvirt-a-1"))
+    with pytest.raises(MalformedArchive, match="no snapshot's extent of a disk of 4194304 bytes"):
+        open_reader(spec)
 
 
 def test_the_password_is_in_no_repr(platform: VCenter, disk: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pyVmomi import vim
 
-from synvirt.live.vim_machines import cbt_reason, manifest, one_file, row
+from synvirt.live.vim_machines import cbt_reason, chain, manifest, row
 from synvirt.model import VmManifest
 
 Backing = vim.vm.device.VirtualDisk.FlatVer2BackingInfo
@@ -100,7 +100,11 @@ def test_a_machine_of_many_parts() -> None:
         ),
         (Disk.RawDiskMappingVer1BackingInfo(fileName="[ds1] a/a.vmdk", compatibilityMode="virtualMode"), None, "vim.backing"),
         (Disk.SeSparseBackingInfo(fileName="[ds1] a/a.vmdk"), None, "vim.backing"),
-        (Backing(fileName="[ds1] a/a-000001.vmdk", parent=Backing(fileName="[ds1] a/a.vmdk")), None, "vim.snapshots"),
+        (
+            Backing(fileName="[n] a/a-1.vmdk", deltaDiskFormat="nativeFormat", parent=Backing(fileName="[n] a/a.vmdk")),
+            None,
+            "vim.backing",
+        ),
     ],
 )
 def test_disks_that_cannot_be_read_as_a_file(backing: Any, reason: str | None, concern: str) -> None:
@@ -109,7 +113,15 @@ def test_disks_that_cannot_be_read_as_a_file(backing: Any, reason: str | None, c
     assert (reason or "") in (one.cbt_reason or "")
     assert critical(one) == [concern]
     if concern != "vim.disk":
-        assert not one_file(backing)
+        assert chain(backing) is None
+
+
+def test_disks_over_snapshots_are_read_from_all_their_files() -> None:
+    base = Backing(fileName="[ds1] a/a.vmdk")
+    over = Backing(fileName="[ds1] a/a-000001.vmdk", deltaDiskFormat="redoLogFormat", parent=base)
+    newest = Backing(fileName="[ds1] a/a-000002.vmdk", deltaDiskFormat="seSparseFormat", parent=over)
+    assert chain(newest) == [newest, over, base]
+    assert critical(described(a_disk(backing=newest))) == []
 
 
 def test_vddk_reads_what_is_no_file() -> None:

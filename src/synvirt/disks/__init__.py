@@ -16,6 +16,7 @@ from synvirt.disks.specs import (
     BlockWriterSpec,
     ChangedSpec,
     DatastoreSpec,
+    DeltaSpec,
     FileWriterSpec,
     GzipSpec,
     ImageFormat,
@@ -75,6 +76,17 @@ def _vmdk(over: DiskReader, spec: ImageSpec) -> DiskReader:
     from synvirt.disks.vmdk import VmdkReader
 
     return _over_parent(spec, lambda parent: VmdkReader(over, root=spec.root, name=spec.name, parent=parent))
+
+
+def _delta(over: DiskReader, spec: DeltaSpec) -> DiskReader:
+    from synvirt.disks.vmdk import open_delta
+
+    parent = open_reader(spec.parent)
+    try:
+        return open_delta(over, parent, spec.name)
+    except BaseException:
+        parent.close()
+        raise
 
 
 def _xva(over: DiskReader, spec: XvaSpec) -> DiskReader:
@@ -195,12 +207,14 @@ def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
         raise
 
 
-def _laid_over(over: DiskReader, spec: ImageSpec | ChangedSpec | XvaSpec | GzipSpec) -> DiskReader:
+def _laid_over(over: DiskReader, spec: ImageSpec | ChangedSpec | DeltaSpec | XvaSpec | GzipSpec) -> DiskReader:
     match spec:
         case ChangedSpec():
             return _changed(over, spec)
         case XvaSpec():
             return _xva(over, spec)
+        case DeltaSpec():
+            return _delta(over, spec)
         case GzipSpec():
             return _gzipped(over, spec)
     opener = IMAGES.get(spec.format)

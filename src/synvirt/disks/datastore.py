@@ -31,6 +31,8 @@ RETRY_DELAYS_S: Final = (0.1, 1.0, 5.0)
 # A host's agent (hostd) has 96 MiB for all such connections of all clients.
 CONNECTIONS: Final = 4
 COOKIE: Final = "vmware_soap_session"
+# Of a file's size: an exabyte.
+SIZE_DIGITS_MAX: Final = 18
 # An answer that says why not is short.
 _REFUSAL_BYTES: Final = 64 << 10
 
@@ -63,7 +65,6 @@ class DatastoreReader:
     max_readers = CONNECTIONS
 
     def __init__(self, spec: DatastoreSpec) -> None:
-        self.size = spec.size_bytes
         self._spec = spec
         self._name = f"[{spec.datastore}] {spec.path}"
         self._target = f"/folder/{quote(spec.path)}?{urlencode({'dcPath': spec.datacenter, 'dsName': spec.datastore})}"
@@ -71,7 +72,8 @@ class DatastoreReader:
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPSConnection] = []
         self._cookie = ""
-        self._check_size()
+        # Known before anything is copied: the file is there, as large as the platform says, and its server knows ranges.
+        self.size = self._asked_size()
 
     def extents(self) -> Iterator[Extent]:
         if self._spec.areas is None:
@@ -110,12 +112,17 @@ class DatastoreReader:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check_size(self) -> None:
-        """The file is there, as large as the platform says, and its server knows ranges: known before anything is copied."""
-        if self.size:
-            self.read_into(self.size - 1, memoryview(bytearray(1)))
+    def _asked_size(self) -> int:
+        wanted, found = self._spec.size_bytes, [0]
 
-    def _tried(self, attempt: Callable[[http.client.HTTPSConnection], None], where: str) -> None:
+        def ask(connection: http.client.HTTPSConnection) -> None:
+            found[0] = self._fetch(connection, max(0, (wanted or 0) - 1), memoryview(bytearray(1)))
+
+        if wanted != 0:
+            self._tried(ask, "its end")
+        return found[0] if wanted is None else wanted
+
+    def _tried(self, attempt: Callable[[http.client.HTTPSConnection], object], where: str) -> None:
         for delay_s in (*RETRY_DELAYS_S, None):
             connection: http.client.HTTPSConnection | None = None
             try:
@@ -139,7 +146,8 @@ class DatastoreReader:
                     self._idle.append(connection)
                 return
 
-    def _fetch(self, connection: http.client.HTTPSConnection, offset: int, buffer: memoryview) -> None:
+    def _fetch(self, connection: http.client.HTTPSConnection, offset: int, buffer: memoryview) -> int:
+        """Fill `buffer`; how large the whole file is."""
         used = self._logged_in(connection)
         wanted = f"bytes {offset}-{offset + len(buffer) - 1}/"
         headers = {"Range": f"bytes={offset}-{offset + len(buffer) - 1}", "Cookie": f'{COOKIE}="{used}"'}
@@ -148,7 +156,8 @@ class DatastoreReader:
         if answer.status != http.client.PARTIAL_CONTENT:
             answer.read(_REFUSAL_BYTES)
             self._refused(answer.status, used)
-        if not (answer.headers.get("Content-Range") or "").startswith(wanted):
+        told, _, size = (answer.headers.get("Content-Range") or "").rpartition("/")
+        if f"{told}/" != wanted or not size.isdecimal() or len(size) > SIZE_DIGITS_MAX:
             raise DiskReadFailed(f"{self._spec.host} answered another range of {self._name} than offset {offset}")
         got = 0
         while got < len(buffer):
@@ -158,6 +167,7 @@ class DatastoreReader:
             got += count
         if not answer.isclosed():
             answer.read(0)
+        return int(size)
 
     def _refused(self, status: int, cookie: str) -> NoReturn:
         if status == http.client.UNAUTHORIZED:

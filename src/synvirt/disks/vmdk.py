@@ -138,6 +138,16 @@ def _open_disk(over: DiskReader, name: str, opened: _Opened, given: DiskReader |
     return _Disk(name, disk, descriptor, sparse, parent)
 
 
+def open_delta(over: DiskReader, parent: DiskReader, name: str) -> DiskReader:
+    """A snapshot's sparse extent by itself, as a datastore keeps it, over the disk beneath. Both are closed with it, or by the
+    caller if this raises."""
+    head = read_at(over, 0, min(over.size, 4), name, "header")
+    sparse = read_sparse(over, name) if bytes(head) in MAGICS else None
+    if sparse is None or sparse.kind == "hosted" or sparse.size != parent.size:
+        raise MalformedArchive(f"{name} is no snapshot's extent of a disk of {parent.size} bytes")
+    return _sparse_disk(over, sparse, name, _Opened(None), parent)
+
+
 def _descriptor(over: DiskReader, name: str, sparse: Sparse | None) -> Descriptor | None:
     if sparse is None:
         if over.size > DESCRIPTOR_BYTES_MAX:

@@ -12,15 +12,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, SecretStr, StringConstraints, model_validator
 
-from synvirt.disks.specs import ChangedSpec, DatastoreSpec, ReaderSpec, VddkSpec
+from synvirt.disks.specs import ChangedSpec, DatastoreSpec, DeltaSpec, ReaderSpec, VddkSpec
 from synvirt.errors import Internal, SnapshotFailed, SynvirtError, UnsupportedFormat, VmNotFound
-from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes
+from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes, vim_machines
 from synvirt.live.form import Form
-from synvirt.live.vim_machines import INSPECTED, LISTED, manifest, one_file, row
+from synvirt.live.vim_machines import INSPECTED, LISTED, manifest, row
 from synvirt.live.vim_session import KEEP_ALIVE_S, Login, VimSession, library
 from synvirt.model import Disk, LiveKind, Name, Received, SourceCheck, SourceOptions, VmManifest
 
@@ -213,12 +214,12 @@ class VimApi:
             return ChangedSpec(over=self._whole(vm_id, snapshot_id, device), areas=areas)
         if self._options.way == "vddk":
             return self._whole(vm_id, snapshot_id, device)  # VDDK knows by itself what is allocated
-        return self._file(vm_id, device, vim_changes.allocated(self._session, vm_id, snapshot_id, device))
+        return self._files(vm_id, device, vim_changes.allocated(self._session, vm_id, snapshot_id, device))
 
-    def _whole(self, vm_id: str, snapshot_id: str, device: Any) -> DatastoreSpec | VddkSpec:
+    def _whole(self, vm_id: str, snapshot_id: str, device: Any) -> ReaderSpec:
         session, options = self._session, self._options
         if options.way == "datastore" or options.vddk_libdir is None:
-            return self._file(vm_id, device, None)
+            return self._files(vm_id, device, None)
         return VddkSpec(
             host=session.host,
             port=session.port,
@@ -233,13 +234,28 @@ class VimApi:
             transports=options.vddk_transports,
         )
 
-    def _file(self, vm_id: str, device: Any, areas: tuple[tuple[int, int], ...] | None) -> DatastoreSpec:
-        store, _, path = str(device.backing.fileName).removeprefix("[").partition("] ")
-        if not one_file(device.backing) or not path.endswith(".vmdk"):
+    def _files(self, vm_id: str, device: Any, areas: tuple[tuple[int, int], ...] | None) -> ReaderSpec:
+        """The disk from the datastore's files: the flat one, and what snapshots of the operator's have laid over it."""
+        layers = vim_machines.chain(device.backing)
+        if layers is None:
             raise UnsupportedFormat(
-                f"disk {device.key} of {vm_id} is no flat file, or lies over a snapshot's disk",
-                hint="remove the VM's snapshots, or install VDDK and set options.vddk_libdir",
+                f"disk {device.key} of {vm_id} is not kept in files that we read",
+                hint="move it to another datastore as a thick or thin disk, or install VDDK and set options.vddk_libdir",
             )
+        *deltas, base = layers
+        flat = self._file(vm_id, base, int(device.capacityInBytes))
+        flat = replace(flat, path=flat.path.removesuffix(".vmdk") + "-flat.vmdk")
+        if not deltas:
+            return replace(flat, areas=areas)
+        disk: ReaderSpec = flat
+        for delta in reversed(deltas):
+            described = self._file(vm_id, delta, None)
+            extent = vim_changes.sparse_extent(described)
+            disk = DeltaSpec(over=replace(described, path=extent), parent=disk, name=extent)
+        return disk
+
+    def _file(self, vm_id: str, backing: Any, size: int | None) -> DatastoreSpec:
+        store, _, path = str(backing.fileName).removeprefix("[").partition("] ")
         session, options = self._session, self._options
         return DatastoreSpec(
             host=session.host,
@@ -249,11 +265,10 @@ class VimApi:
             session_manager=session.session_manager,
             verify_tls=options.verify_tls,
             fingerprint_sha256=options.fingerprint_sha256,
-            datacenter=self._datacenter(vm_id, getattr(device.backing, "datastore", None)),
+            datacenter=self._datacenter(vm_id, getattr(backing, "datastore", None)),
             datastore=store,
-            path=path.removesuffix(".vmdk") + "-flat.vmdk",
-            size_bytes=int(device.capacityInBytes),
-            areas=areas,
+            path=path,
+            size_bytes=size,
         )
 
     def _datacenter(self, vm_id: str, store: Any) -> str:

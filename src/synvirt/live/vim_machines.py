@@ -65,6 +65,10 @@ _LINUX: Final = (
 )  # fmt: skip
 # VirtualMachineConfigInfo.version: change tracking came with hardware version 7.
 _CBT_VERSION: Final = 7
+# Flat at its base, and of any sparse format above: the format of a snapshot's disk is a property of the same type.
+_FLAT: Final = "VirtualDiskFlatVer2BackingInfo"
+# vSphere's own limit is 32 snapshots.
+CHAIN_MAX: Final = 64
 # Files of these stores are objects: /folder has no bytes of them.
 OBJECT_STORES: Final = frozenset({"vsan", "vsanD", "VVOL"})
 
@@ -118,17 +122,16 @@ def virtual_disks(devices: Sequence[Any]) -> list[Any]:
     return [device for device in devices if _type(device) == "VirtualDisk"]
 
 
-def lies_over_another(backing: Any) -> bool:
-    return getattr(backing, "parent", None) is not None
-
-
-def one_file(backing: Any) -> bool:
-    """Has one file, beside its descriptor, all the disk's bytes where they are on the disk?"""
-    return _is_flat(backing) and not lies_over_another(backing)
-
-
-def _is_flat(backing: Any) -> bool:
-    return _type(backing) == "VirtualDiskFlatVer2BackingInfo"
+def chain(backing: Any) -> list[Any] | None:
+    """The disk's files from the newest snapshot's down to the flat one; None where they are not what /folder gives bytes of."""
+    found: list[Any] = []
+    while getattr(backing, "parent", None) is not None:
+        kept_by_array = getattr(backing, "deltaDiskFormat", None) == "nativeFormat"
+        if _type(backing) != _FLAT or kept_by_array or len(found) == CHAIN_MAX:
+            return None
+        found.append(backing)
+        backing = backing.parent
+    return [*found, backing] if _type(backing) == _FLAT else None
 
 
 def cbt_reason(found: Mapping[str, Any]) -> str | None:
@@ -273,19 +276,12 @@ def _concerns(
                 f"{_label(disk)} lies in {store}, of type {store_types[store]}: its bytes cannot be read as a file.",
                 "Move the disk to a VMFS or NFS datastore, export the VM, or install VDDK (options.vddk_libdir).",
             )
-        elif not whole_chains and not _is_flat(disk.backing):
+        elif not whole_chains and chain(disk.backing) is None:
             critical(
                 "vim.backing",
-                "Disk that is no flat file",
-                f"{_label(disk)} is a {_type(disk.backing).removesuffix('BackingInfo')}: no file has its bytes as they are.",
+                "Disk that is not kept in files",
+                f"{_label(disk)} is a {_type(disk.backing).removesuffix('BackingInfo')}: no file that we read has its bytes.",
                 "Leave it out by skip_disks, move it to another datastore as a thick or thin disk, or install VDDK.",
-            )
-        elif not whole_chains and lies_over_another(disk.backing):
-            critical(
-                "vim.snapshots",
-                "VM with snapshots",
-                f"{_label(disk)} lies over a snapshot's disk: its bytes are spread over several files.",
-                "Remove the VM's snapshots, or install VDDK (options.vddk_libdir).",
             )
         elif why := _untracked(disk):
             critical(

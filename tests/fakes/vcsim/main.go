@@ -2,7 +2,7 @@
 //
 //   https  -l          /sdk and /folder as vCenter serves them; /folder wants a session's cookie, and so does every SOAP call
 //                      but the few that come before a login
-//   http   (printed)   the tests' own: /disk /another /write /reset /tools /sessions /fault /state /certificate
+//   http   (printed)   the tests' own: /disk /another /lay /write /reset /tools /sessions /fault /state /certificate
 //
 // It prints one line of JSON once both listen: {"url": …, "control": …, "fingerprint": …}. It ends with its standard input.
 
@@ -208,6 +208,8 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/disk":
 		out, err = simulator.SetDisk(q.Get("vm"), int(number("place")), number("bytes"))
+	case "/lay":
+		err = simulator.LayOver(q.Get("vm"), q.Get("file"))
 	case "/another":
 		err = simulator.AddDisk(q.Get("vm"))
 	case "/reset":

@@ -165,6 +165,22 @@ func RunTools(vmID string) {
 	vm.Guest.ToolsRunningStatus = string(types.VirtualMachineToolsRunningStatusGuestToolsRunning)
 }
 
+// LayOver makes the first disk of a VM lie over what it was, as a snapshot of the operator's does: `file` is the new disk's name.
+func LayOver(vmID string, file string) error {
+	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
+	for _, device := range vm.Config.Hardware.Device {
+		if disk, ok := device.(*types.VirtualDisk); ok {
+			before := disk.Backing.(*types.VirtualDiskFlatVer2BackingInfo)
+			after := *before
+			after.FileName = before.FileName[:strings.LastIndex(before.FileName, "/")+1] + file
+			after.Parent = before
+			disk.Backing = &after
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has no disk", vmID)
+}
+
 // AddDisk gives a VM another disk, beside its first one.
 func AddDisk(vmID string) error {
 	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
