@@ -71,9 +71,10 @@ ROWS = (
         if name not in ("qcow2 zlib", "qcow2 zstd")  # of which nothing can be shared
     ),
     Row(name="raw on xfs, cp", source="disk.raw", peer=_CP, reach=10, reflink=True),
+    # Not VHDX: QEMU has no map of one, and reads 1 TiB of zeros for minutes.
     *(
         Row(name=f"1 TiB {name}, nearly empty", source=source, peer=_convert(kind), reach=1, seconds_max=1)
-        for name, source, kind in (("raw", "huge.raw", "raw"), ("qcow2", "huge.qcow2", "qcow2"), ("vhdx", "huge.vhdx", "vhdx"))
+        for name, source, kind in (("raw", "huge.raw", "raw"), ("qcow2", "huge.qcow2", "qcow2"))
     ),
     *(
         Row(

@@ -120,11 +120,10 @@ MAKERS: dict[str, Callable[[Sources, Path], None]] = {
     "disk.vdi": _converted("disk.raw", "vdi"),
     "huge.raw": Sources.make_huge,
     "huge.qcow2": _converted("huge.raw", "qcow2"),
-    "huge.vhdx": _converted("huge.raw", "vhdx"),
 }
 
 # The raw disk that each source must become.
-ORIGINALS = {"huge.raw": "huge.raw", "huge.qcow2": "huge.raw", "huge.vhdx": "huge.raw"}
+ORIGINALS = {"huge.raw": "huge.raw", "huge.qcow2": "huge.raw"}
 
 
 def original_of(source: str) -> str:
