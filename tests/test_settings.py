@@ -41,7 +41,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_variables_that_are_no_settings_are_left_alone() -> None:
-    environ = {"SYNVIRT_MIGRATOR_SKIP_GO_SHIM": "1", "SYNVIRT_PASSWORD": "secret", "SYNVIRT_DATA_DIR": "/srv/synvirt"}
+    environ = {
+        "SYNVIRT_MIGRATOR_SKIP_GO_SHIM": "1",
+        "SYNVIRT_PASSWORD": "secret",
+        "SYNVIRT_LAB": "/srv/lab",
+        "SYNVIRT_DATA_DIR": "/srv/synvirt",
+    }
     assert load(environ=environ).data_dir == Path("/srv/synvirt")
 
 

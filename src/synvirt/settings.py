@@ -21,6 +21,7 @@ ENV_NOT_SETTINGS = frozenset(
     {
         "SYNVIRT_MIGRATOR_SKIP_GO_SHIM",
         "SYNVIRT_CONFIG",
+        "SYNVIRT_LAB",  # where `make lab` keeps its guest
         "SYNVIRT_PASSWORD",
         "SYNVIRT_REMOTE_DOMAIN",
         "SYNVIRT_REMOTE_PASSWORD",
