@@ -488,3 +488,25 @@ def test_a_guest_that_is_not_named_is_told_by_its_partitions(said: str, family: 
     vm = inspected(appliances.archive(tmp_path / "a.ova", {"a.ovf": text, "disk1.qcow2": image}))
     assert vm.guest_os.family == family
     assert ("guest-unknown" in concern_ids(vm)) == (family == "other")
+
+
+@pytest.mark.parametrize(
+    ("types", "said", "firmware"),
+    [
+        ((test_partitions.ESP, test_partitions.LINUX), "", "uefi"),
+        ((test_partitions.BIOS, test_partitions.ESP, test_partitions.LINUX), "", "bios"),
+        ((test_partitions.ESP, test_partitions.LINUX), '<Config key="firmware" value="bios"/>', "bios"),
+        ((test_partitions.ESP, test_partitions.LINUX), '<Config key="firmware" value="efi"/>', "uefi"),
+    ],
+)
+def test_firmware_that_is_not_said_is_what_the_disk_boots_by(
+    types: tuple[str, ...], said: str, firmware: str, tmp_path: Path
+) -> None:
+    """The standard has no word for it: AWS and handmade descriptions leave it out, and a UEFI disk would not start by BIOS."""
+    raw = test_partitions.disk(tmp_path / "disk", "gpt", *types).read_bytes()
+    end = b"</VirtualHardwareSection>"
+    text = appliances.description("qemu_user").replace(end, said.encode() + end)
+    image = appliances.image(tmp_path, "disk1.qcow2", "qcow2", raw).read_bytes()
+    vm = inspected(appliances.archive(tmp_path / "a.ova", {"a.ovf": text, "disk1.qcow2": image}))
+    assert vm.firmware == firmware
+    assert ("uefi-state-lost" in concern_ids(vm)) == (firmware == "uefi")

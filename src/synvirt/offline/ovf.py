@@ -64,11 +64,12 @@ class DiskSource:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A parsed OVF: `sources` has every key of `manifest.disks`."""
+    """A parsed OVF: `sources` has every key of `manifest.disks`. `says_firmware`: BIOS is what it says, not what is assumed."""
 
     manifest: VmManifest
     sources: Mapping[str, DiskSource]
     files: tuple[FileReference, ...]
+    says_firmware: bool
 
 
 def parse(data: bytes, name: str, vm: str | None = None) -> Description:
@@ -87,7 +88,7 @@ def parse(data: bytes, name: str, vm: str | None = None) -> Description:
     disks, disk_concerns = _attached(declared, hardware, _boot_items(root, system), alone=len(systems) == 1)
     manifest = _manifest(root, system, hardware, disks, disk_concerns)
     sources = {disk.key: declared[disk.key].source for disk in disks}
-    return Description(manifest, sources, tuple(files.values()))
+    return Description(manifest, sources, tuple(files.values()), _says_firmware(system, hardware))
 
 
 def _the_system(systems: list[Element], name: str, vm: str | None) -> Element:
@@ -362,6 +363,12 @@ def _firmware(root: Element, system: Element, machine: Element | None, hardware:
         uefi = uefi or bios_type in (str(first), str(first + 1))
         secure = secure or bios_type == str(first + 1)
     return uefi or secure, secure
+
+
+def _says_firmware(system: Element, hardware: Hardware) -> bool:
+    """VirtualBox leaves BIOS, its default, unsaid in its own part; the standard has no word for firmware."""
+    said = "firmware" in hardware.settings or "firmware=" in hardware.settings.get("hvm_boot_params", "").lower()
+    return said or bool(text(system, "BiosType")) or child(system, "Machine") is not None
 
 
 def _nics(hardware: Hardware, machine: Element | None) -> tuple[Nic, ...]:

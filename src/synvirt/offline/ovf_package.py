@@ -56,7 +56,8 @@ def inspect(package: Package, name: str, vm: str | None = None) -> VmManifest:
     opened = _Opened(package, name, vm)
     manifest = opened.description.manifest
     measured = [opened.measured(disk) for disk in manifest.disks]
-    return told_by_disks.completed(manifest, measured, opened.integrity_concerns())
+    completed = told_by_disks.completed(manifest, measured, opened.integrity_concerns())
+    return completed if opened.description.says_firmware else told_by_disks.with_firmware(completed, measured)
 
 
 def open_disk(package: Package, name: str, disk_key: str, vm: str | None = None) -> OpenedDisk:

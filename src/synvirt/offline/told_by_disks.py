@@ -4,9 +4,12 @@ where the description does not know it."""
 from collections.abc import Iterable, Sequence
 
 from synvirt.model import Concern, GuestOs, VmManifest
+from synvirt.offline import concerns
 from synvirt.offline.concerns import UNKNOWN_GUEST
 from synvirt.offline.files import Measured
 from synvirt.offline.guest_os import Family, names_another
+
+_LAST = 1 << 16
 
 
 def completed(manifest: VmManifest, measured: Sequence[Measured], more: Iterable[Concern] = ()) -> VmManifest:
@@ -21,6 +24,15 @@ def completed(manifest: VmManifest, measured: Sequence[Measured], more: Iterable
     return manifest.model_copy(update={"disks": disks, "guest_os": guest, "concerns": tuple(found)})
 
 
+def with_firmware(manifest: VmManifest, measured: Sequence[Measured]) -> VmManifest:
+    """Of a machine whose description does not say how it boots: by UEFI, where its first disk boots in no other way."""
+    order = sorted(measured, key=_boot_order)
+    if manifest.firmware == "uefi" or not order or order[0].layout.firmware != "uefi":
+        return manifest
+    found = (*manifest.concerns, concerns.uefi_state_lost())
+    return manifest.model_copy(update={"firmware": "uefi", "concerns": found})
+
+
 def by_partitions(family: Family, said: GuestOs | None = None) -> GuestOs:
     """The guest as its partition table shows it; `said` is what the description called it."""
     name = f"{family.capitalize()} (by the partition table)"
@@ -29,5 +41,11 @@ def by_partitions(family: Family, said: GuestOs | None = None) -> GuestOs:
 
 def _family(measured: Sequence[Measured]) -> Family | None:
     """That of the first disk that tells, in the order in which they are booted."""
-    order = sorted(measured, key=lambda each: each.disk.boot_order or len(measured) + 1)
-    return next((each.layout.family for each in order if each.layout.family in ("windows", "linux")), None)
+    return next(
+        (each.layout.family for each in sorted(measured, key=_boot_order) if each.layout.family in ("windows", "linux")), None
+    )
+
+
+def _boot_order(each: Measured) -> int:
+    """Disks that are given no place in it are tried after those that are."""
+    return each.disk.boot_order or _LAST
