@@ -4,6 +4,7 @@ The tables are literal: a format is a line here and a file beside it. Its module
 so that neither listing jobs nor copying a raw disk ever waits for numpy.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,9 @@ from synvirt.disks.specs import (
     XvaSpec,
 )
 from synvirt.errors import MalformedArchive, UnsupportedFormat
+
+# numpy looks things up here, and multiplies no matrices: the threads that it would start for that cost more than loading it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Takes the bytes of the image's file, which the reader then owns and closes.
 ImageOpener = Callable[[DiskReader, ImageSpec], DiskReader]
