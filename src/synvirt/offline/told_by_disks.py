@@ -9,6 +9,7 @@ from synvirt.offline.concerns import UNKNOWN_GUEST
 from synvirt.offline.files import Measured
 from synvirt.offline.guest_os import Family, names_another
 
+# More than any machine has disks.
 _LAST = 1 << 16
 
 
