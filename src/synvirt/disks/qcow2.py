@@ -12,20 +12,23 @@ image with internal snapshots. Never written, never repaired. Refcounts are not 
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced
 from synvirt.disks.holes import Holes
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.places import FilePlaces
 from synvirt.disks.qcow2_bitmaps import Bitmap, bitmaps, dirty_extents, named
-from synvirt.disks.qcow2_compressed import CompressedClusters, Wanted
 from synvirt.disks.qcow2_errors import outside_the_file, read_for_guest
 from synvirt.disks.qcow2_files import Chain, open_backing_file, open_data_file
 from synvirt.disks.qcow2_header import ENCRYPTIONS, Header, Incompatible, read_header
 from synvirt.disks.qcow2_mapping import Kind, Mapping
 from synvirt.disks.roots import Root
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
+
+if TYPE_CHECKING:  # loaded for images that need it
+    from synvirt.disks.qcow2_compressed import CompressedClusters, Wanted
 
 _ZEROS = bytes(1 << 20)
 
@@ -41,7 +44,6 @@ class Qcow2Reader:
         self.header: Header = read_header(over, self._name)
         chain = chain.within(self.header)
         self._mapping = Mapping(over, self.header, self._name, chain.cache)
-        self._compressed = CompressedClusters(over, self.header, self._name)
         with contextlib.ExitStack() as opened:
             external = open_data_file(chain, self.header)
             if external is not None:
@@ -114,6 +116,13 @@ class Qcow2Reader:
                     _zero(into)
         if compressed:
             self._compressed.read(compressed)
+
+    @cached_property
+    def _compressed(self) -> "CompressedClusters":
+        """Made when the first compressed cluster is met: most images have none, and inflaters take a while to load."""
+        from synvirt.disks.qcow2_compressed import CompressedClusters
+
+        return CompressedClusters(self._over, self.header, self._name)
 
     def _read_data(self, host: int, into: memoryview, guest: int) -> None:
         """Plain clusters. The file's last one may be shorter than a cluster: what it lacks reads as zeros, as QEMU has it."""
