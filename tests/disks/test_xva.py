@@ -1,5 +1,6 @@
 """The XVA reader: the contract, drawn disks, and what damaged archives say."""
 
+import gzip
 import tarfile
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from synvirt.disks import open_reader
 from synvirt.disks.raw import RawReader
 from synvirt.disks.spec_json import READER_SPEC
-from synvirt.disks.specs import RawSpec, XvaSpec
+from synvirt.disks.specs import GzipSpec, RawSpec, XvaSpec
 from synvirt.disks.xva import XvaReader
 from synvirt.errors import MalformedArchive, SynvirtError
 from tests.contracts.readers import ReaderCase, ReaderContract, check_extents, read, read_all
@@ -65,6 +66,19 @@ def test_any_disk_reads_as_it_was(
     assert read_all(reader) == disk
     reader.close()
     path.unlink()
+
+
+def test_an_archive_in_gzip_reads_as_it_was(tmp_path: Path) -> None:
+    """A disk in a tar in a gzip."""
+    disk = disk_of("A--B-CC-", 100_000)
+    path = xva_archives.archive(tmp_path / "a.xva", b"<x/>", {"Ref:3": disk_of("xx"), "Ref:4": disk}, digest="xxhash")
+    packed = tmp_path / "a.xva.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes(), 1))
+    over = GzipSpec(over=RawSpec(path=str(packed)), size_max_bytes=1 << 30, name="a.xva.gz")
+    reader = open_reader(XvaSpec(over=over, folder="Ref:4", size_bytes=len(disk), name="a.xva.gz"))
+    check_extents(list(reader.extents()), disk)
+    assert read_all(reader) == disk
+    reader.close()
 
 
 def test_the_spec_opens_it(tmp_path: Path) -> None:
