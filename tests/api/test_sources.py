@@ -268,6 +268,27 @@ def test_a_deep_test_that_fails_leaves_no_snapshot(client: httpx.Client, platfor
     assert not client.post(f"/sources/{source['id']}/test", params={"deep": True, "vm_id": "vm-9"}).json()["ok"]
 
 
+@pytest.mark.parametrize("kind", ["wmi_api", "pve_api", "xen_api", "prism_api"])
+def test_a_platform_that_is_to_come_is_kept_and_says_so(client: httpx.Client, kind: str) -> None:
+    user = "root@pam" if kind == "pve_api" else "root"
+    source = add(client, VIM, kind=kind, credentials={"user": user, "password": SECRET})
+    for path in ("vms", "vms/vm-1"):
+        answer = client.get(f"/sources/{source['id']}/{path}")
+        assert (answer.status_code, answer.json()["code"]) == (500, "E_MIG_INTERNAL")
+        assert "to come" in answer.json()["detail"]
+
+
+def test_without_the_control_plane_a_vsphere_source_answers_internal(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYNVIRT_MIGRATOR_SKIP_GO_SHIM", "1")
+    source = add(client, VIM)
+    for path in ("vms", "vms/vm-1"):
+        answer = client.get(f"/sources/{source['id']}/{path}")
+        assert (answer.status_code, answer.json()["code"]) == (500, "E_MIG_INTERNAL")
+        assert "SYNVIRT_MIGRATOR_SKIP_GO_SHIM" in answer.json()["detail"]
+
+
 # ── discovered ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
-from synvirt.live import SourceAccess
+from synvirt.live import LiveAdapter, SourceAccess
 from synvirt.live.registry import BY_KIND, PLATFORMS
-from synvirt.model import LiveKind
+from synvirt.model import LiveKind, State
 from tests.contracts.live import LiveCase, LiveContract, PlannedContract
 from tests.fakes.live import TRACKED_BYTES, FakeAdapter, FakePlatform
+from tests.house import House, live_plan
 
 LOGIN = {"user": "root", "password": "s3cret"}
 
@@ -79,6 +81,23 @@ class TestFake(LiveContract):
             lose_tracking=lambda: platform.lose_change_ids("vm-1"),
             tracked_bytes=TRACKED_BYTES,
         )
+
+
+class PlannedHouse(House):
+    async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        return BY_KIND[kind].open(SourceAccess("https://host.example", LOGIN))
+
+
+@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+def test_a_job_on_a_platform_that_is_to_come_fails_with_its_reason(tmp_path: Path, mode: str) -> None:
+    house = PlannedHouse(tmp_path)
+    job = house.run(house.intake.submit(live_plan(mode, source={"Live": "xen_api"})).id)
+    assert job.state is State.FAILED
+    assert job.last_error is not None
+    assert job.last_error.code == "E_MIG_INTERNAL"
+    assert "to come" in job.last_error.message
+    assert house.leftovers() == []
+    house.close()
 
 
 def test_every_kind_is_registered_once() -> None:

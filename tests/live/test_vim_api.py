@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ from synvirt.live import SourceAccess
 from synvirt.live.registry import BY_KIND
 from synvirt.live.vim_api import PRIVILEGES, VimApi
 from synvirt.live.vim_changes import coarser
+from synvirt.live.vim_session import warn_if_missing
 from synvirt.model import LiveKind
 from tests.cases import cases
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
@@ -568,6 +570,14 @@ def test_every_entry_of_the_control_plane_answers_internal() -> None:
         with pytest.raises(Internal, match="control plane"):
             asyncio.run(asked(entry))
     asyncio.run(adapter.close())
+
+
+@pytest.mark.usefixtures("_left_out")
+def test_the_service_says_at_its_start_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synvirt.live.vim_session.find_spec", lambda _: None)
+    with structlog.testing.capture_logs() as said:
+        warn_if_missing()
+    assert [(line["log_level"], line["event"]) for line in said] == [("warning", "vSphere is not served")]
 
 
 def test_a_malformed_source_is_refused() -> None:
