@@ -319,8 +319,8 @@ class Wire:
     # Called after each piece from the server, with all that came so far.
     on_bytes: Callable[[int], None] = lambda _bytes_back: None
     refuse: bool = False
-    # How long each request is on its way.
-    latency_s: float = 0.0
+    # Requests wait for it.
+    open: threading.Event = field(default_factory=threading.Event)
 
     def carry(self, client: socket.socket, upstream: int, ended: threading.Event) -> None:
         self.connections += 1
@@ -337,7 +337,8 @@ class Wire:
                     if not content:
                         return
                     if ready is client:
-                        ended.wait(self.latency_s)
+                        while not self.open.wait(0.1) and not ended.is_set():
+                            pass
                         server.sendall(content)
                         continue
                     content = content if left is None else content[:left]
@@ -356,6 +357,7 @@ class Wire:
 def wire(upstream: int) -> Iterator[Wire]:
     listening = socket.create_server(("127.0.0.1", 0))
     made = Wire(listening.getsockname()[1])
+    made.open.set()
     ended = threading.Event()
     threads: list[threading.Thread] = []
 

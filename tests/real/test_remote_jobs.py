@@ -211,6 +211,23 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None
         house.close()
 
 
+def test_who_cancels_does_not_wait_for_a_slow_server(house: House, nginx: servers.Nginx) -> None:
+    with servers.wire(nginx.port) as wire:
+        job = house.intake.submit(plan(f"http://127.0.0.1:{wire.port}/open/{NAME}.ova"))
+        wire.open.clear()
+
+        def answer_when_it_is_cancelled() -> None:
+            if house.store.get(job.id).ended:
+                wire.open.set()
+
+        house.store.on_commit = answer_when_it_is_cancelled
+        cancelling = threading.Timer(0.5, house.intake.cancel, (job.id,))
+        cancelling.start()
+        assert house.run(job.id).state == State.CANCELLED
+        assert wire.open.is_set()
+        assert house.leftovers() == []
+
+
 def workers() -> list[int]:
     """The copy workers that this process began."""
     found = []

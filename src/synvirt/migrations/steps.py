@@ -23,6 +23,7 @@ from synvirt.migrations.retrying import look_at_volumes
 from synvirt.migrations.states import Facts
 from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, State, VmManifest, now
 from synvirt.offline import OfflineImporter, concerns
+from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
 from synvirt.offline.elsewhere import joined
 from synvirt.offline.several import choosing
 
@@ -73,11 +74,12 @@ async def _inspected(job: Job) -> tuple[VmManifest, bool]:
 
         return await job.with_adapter(ask)
     importer, path, root = await job.in_thread(_offline, job)
-    return await job.in_thread(_manifest, importer, path, root), False
+    # A server elsewhere may take its time: who cancels does not wait for it.
+    return await job.stop.or_stop(job.in_thread(_manifest, importer, path, root)), False
 
 
 def _manifest(importer: OfflineImporter, path: Path, root: Root) -> VmManifest:
-    with connected(root):
+    with connected(root, within_s=ELSEWHERE_WITHIN_S):
         return importer.inspect(path, root)
 
 
@@ -188,13 +190,13 @@ async def _offline_disks(job: Job) -> list[PassDisk]:
 
     def opened() -> list[PassDisk]:
         found = []
-        with connected(root):
+        with connected(root, within_s=ELSEWHERE_WITHIN_S):
             for disk, volume in copied_disks(job):
                 one = importer.open_disk(path, root, disk.key)
                 found.append(PassDisk(disk.key, one.reader, volume, disk.capacity_bytes, one.checksums))
         return found
 
-    return await job.in_thread(opened)
+    return await job.stop.or_stop(job.in_thread(opened))
 
 
 async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
