@@ -116,6 +116,9 @@ def test_who_logs_in() -> None:
     assert named["credentials"] == {"username": "me", "password": "<Password of me>"}
     whole = request("https://me:p%40ss@host/x?sig=a@b", environ={}, ask=ask)
     assert (whole["url"], whole["credentials"]) == ("https://host/x?sig=a@b", {"username": "me", "password": "p@ss"})
+    windows = request("smb://LAB;me@nas/share/x.vhdx", environ={}, ask=ask)
+    assert windows["url"] == "smb://nas/share/x.vhdx"
+    assert windows["credentials"] == {"domain": "LAB", "username": "me", "password": "<Password of me>"}
 
 
 def test_what_is_a_url() -> None:

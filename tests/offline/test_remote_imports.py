@@ -357,6 +357,11 @@ def test_credentials_of_another_protocol() -> None:
         place(RemoteFileRequest(url="https://h/x", credentials={"token": SecretStr("a\r\nHost: b")}), Rules())
 
 
+def test_a_domain_in_a_url() -> None:
+    _, remote = place(RemoteFileRequest(url="smb://LAB;me:p%40ss@nas/share/x.vhdx"), Rules())
+    assert remote.credentials == (("domain", "LAB"), ("password", "p@ss"), ("username", "me"))
+
+
 def test_garbage_in_a_url_is_our_error() -> None:
     numbers = random.Random(9)
     for _ in range(2000):

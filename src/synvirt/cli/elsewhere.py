@@ -62,7 +62,10 @@ def request(
     scheme = scheme.lower()
     credentials = _of_file(credentials_file) if credentials_file is not None else _of_environment(scheme, environ)
     user, password, url = _without_login(scheme, rest) if scheme != "s3" else ("", "", url)
-    if (user := login or user) and "token" not in credentials:
+    user = login or user
+    if scheme == "smb" and ";" in user:  # smb://DOMAIN;user@host, as other tools write it
+        credentials["domain"], _, user = user.partition(";")
+    if user and "token" not in credentials:
         credentials["username"] = user
         password = credentials.get("password") or password or environ.get("SYNVIRT_REMOTE_PASSWORD", "")
         credentials["password"] = password or (ask or _asked)(f"Password of {user}")

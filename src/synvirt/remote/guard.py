@@ -45,7 +45,7 @@ class Guard:
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         allowed = [address for address in addresses if self._allows(host, address)]
         if not allowed:
-            raise _refused(f"{host} ({', '.join(addresses[:4])})")
+            raise _refused(host if addresses == [host] else f"{host} ({', '.join(addresses[:4])})")
         return allowed
 
     def connect(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:

@@ -294,7 +294,7 @@ class HttpFile:
             raise self._was_changed(offset)
         answer.body(into)
 
-    def _require_partial(self, answer: Answer, offset: int = 0) -> None:
+    def _require_partial(self, answer: Answer, offset: int | None = None) -> None:
         """206, or the error that the status means."""
         status = answer.status
         if status == 206 and answer.headers.get("content-encoding", "identity") == "identity":
@@ -303,7 +303,8 @@ class HttpFile:
             answer.drop_unread()
             raise UnsupportedFormat(f"{self.shown}: the server compresses what it sends, so ranges mean nothing")
         said = self._place.reason(answer.refusal())
-        raise refused(status, f"{self.shown}, offset {offset}", said, answer.headers.get("retry-after"))
+        where = self.shown if offset is None else f"{self.shown}, offset {offset}"
+        raise refused(status, where, said, answer.headers.get("retry-after"))
 
     def _check_range(self, answer: Answer, offset: int, length: int, size: int) -> None:
         found = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
