@@ -285,6 +285,9 @@ class LibvirtLab:
         raw.unlink()
         return content
 
+    def size(self, domain: Any, key: str) -> int:
+        return int(domain.blockInfo(key)[0])
+
     def snapshots(self, domain: Any) -> list[str]:
         """What of ours the domain holds: checkpoints, and the backup job that runs."""
         found = {str(one.getName()) for one in domain.listAllCheckpoints(0)}

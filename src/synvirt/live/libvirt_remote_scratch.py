@@ -103,9 +103,9 @@ def _pool(connection: Any, folder: str) -> Iterator[Any]:
                 )
             except libvirt.libvirtError as error:
                 taken = _taken(connection)
-                if taken is None:
+                if taken is None and attempt:  # at once, it may just have been let go
                     raise Internal(f"the folder {folder} cannot be made: {error.get_error_message() or error}") from error
-                if attempt >= LEFT_AFTER_TRIES:
+                if taken is not None and attempt >= LEFT_AFTER_TRIES:
                     with contextlib.suppress(libvirt.libvirtError):
                         taken.destroy()
                 time.sleep(TAKEN_PAUSE_S)

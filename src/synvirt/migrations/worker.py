@@ -25,9 +25,10 @@ from synvirt.copying import Copied, copy
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.checksum import Checksums
 from synvirt.disks.cloning import clone
+from synvirt.disks.passing import PassingWriter
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.disks.sampling import ChangesMissed, blocks_to_check, differing
-from synvirt.disks.specs import ChecksumSpec, RbdWriterSpec, ReaderSpec, WriterSpec, written
+from synvirt.disks.specs import ChecksumSpec, FileWriterSpec, NbdSpec, RbdWriterSpec, ReaderSpec, WriterSpec, written
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
 from synvirt.model import GIB, Received
 
@@ -199,6 +200,9 @@ def _opened(disk: DiskOrder) -> Iterator[tuple[DiskReader, DiskWriter]]:
         stack.callback(reader.close)
         writer = open_writer(disk.writer)
         stack.callback(writer.close)
+        if disk.fresh and isinstance(disk.reader, NbdSpec) and isinstance(disk.writer, FileWriterSpec):
+            writer = PassingWriter(writer, disk.writer.path)
+            stack.callback(writer.close)
         if disk.compare:
             writer = ComparingWriter(writer, open_reader(written(disk.writer)))
             stack.callback(writer.close)
@@ -259,7 +263,8 @@ def main() -> int:
     try:
         order = CopyOrder.model_validate_json(_first_line(0))
     except ValidationError as error:
-        print(f"not a copy order: {error}", file=sys.stderr)  # noqa: T201 - the service keeps our stderr
+        # Without what was sent: an order may hold a password, and what is said here is logged.
+        print(f"not a copy order: {error.errors(include_url=False, include_input=False)[:3]}", file=sys.stderr)  # noqa: T201 - the service keeps our stderr
         return 2
     threading.Thread(target=_leave_with_the_service, args=(0,), daemon=True).start()
     try:
