@@ -38,6 +38,7 @@ from synvirt.live.vim_session import warn_if_missing
 from synvirt.model import LiveKind
 from tests.cases import cases
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
+from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.disks.vmdk_images import Cowd, SeSparse, write_image
 from tests.fakes.vcenter import DISK_BYTES, PASSWORD, USER, VCenter
 from tests.needs import need
@@ -248,6 +249,25 @@ def spec(platform: VCenter, disk: Path) -> DatastoreSpec:
     found, _ = ask(platform.access(), lambda adapter: opened(adapter, "synvirt-a-1"))
     assert isinstance(found, DatastoreSpec)
     return found
+
+
+class TestDatastoreReader(ReaderContract):
+    @pytest.fixture(params=["all of it", "what is allocated"])
+    def case(self, request: pytest.FixtureRequest, spec: DatastoreSpec) -> ReaderCase:
+        # Out of order and overlapping, as platforms may list them; each third MiB is zeros.
+        areas = ((3 << 20, 1 << 20), (0, 1 << 20), (1 << 19, 3 << 19)) if request.param == "what is allocated" else None
+        return ReaderCase(open=lambda: open_reader(replace(spec, areas=areas)), content=content())
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(200, "ranges"), (302, "302"), (403, "Datastore.Browse"), (416, "shorter than the disk")]
+)
+def test_an_answer_that_is_no_range_is_told_by_what_it_means(
+    platform: VCenter, spec: DatastoreSpec, status: int, told: str
+) -> None:
+    platform.fault("folder", f"status:{status}")
+    with pytest.raises(DiskReadFailed, match=told):
+        open_reader(spec)
 
 
 def all_of(spec: DatastoreSpec) -> bytes:
