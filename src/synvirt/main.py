@@ -271,7 +271,8 @@ def demo(
     from synvirt.cli.demo import demo as run_demo
     from synvirt.settings import load, prepare_data_dir
 
-    settings = load(flags={"data_dir": options.data_dir})
+    # What the guest has on its disk is asked of its agent.
+    settings = load(flags={"data_dir": options.data_dir, "boot_check": "agent"})
     prepare_data_dir(settings)
     # The story is told on the terminal: the service's own lines go beside it.
     log_to(settings.log_level, (settings.data_dir / "demo.log").open("a"))

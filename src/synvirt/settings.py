@@ -100,7 +100,7 @@ class Settings(Received):
     boot_timeout_s: Annotated[float, Field(gt=0)] = 600
     boot_check: Literal["any", "agent", "running"] = "any"
     # A guest without agent and console that has written to its disks again and again for so long has booted.
-    boot_activity_s: Annotated[float, Field(ge=5, le=3600)] = 30
+    boot_activity_s: Annotated[float, Field(ge=5, le=3600)] = 60
     upload_cap_bytes: Annotated[int, Field(gt=0)] = 20 * GIB
     # An upload that no job reads is removed after so long.
     upload_expires_days: Annotated[float, Field(gt=0, le=3650)] = 7

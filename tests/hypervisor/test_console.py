@@ -18,6 +18,7 @@ from synvirt.hypervisor import console
         ("UEFI Interactive Shell v2.2\nEDK II\nMapping table\n     BLK0: Alias(s):\nShell>", "no boot loader"),
         ("grub>", "waits at its prompt"),
         ("*** STOP: 0x0000007B (0xFFFFF880009A97E8,0xFFFFFFFFC0000034)", "0x7B"),
+        ("STOP: 0x7B", "0x7B"),
         ("Stop code: INACCESSIBLE BOOT DEVICE", "0x7B"),
         ("*** STOP: 0x0000007E (0xFFFFFFFFC0000005)", "blue screen"),
         ("BOOTMGR is missing\nPress Ctrl+Alt+Del to restart", "Windows boot loader"),
@@ -40,6 +41,7 @@ def test_known_ends_have_a_cause_and_a_hint(shown: str, cause: str) -> None:
 
 
 def test_an_ordinary_boot_has_no_cause() -> None:
+    assert console.cause_of("pci 0000:00:1f.2: reg 0x7b: [io 0x0000-0x007b]") is None
     assert console.cause_of("[    1.0] Linux version 6.1\nDebian GNU/Linux 12 web ttyS0\n\nweb login:") is None
 
 
@@ -91,9 +93,15 @@ def test_a_screen_in_text_mode_is_read() -> None:
 
 
 def test_what_an_earlier_boot_said_is_no_cause() -> None:
-    assert console.cause_of("Kernel panic - not syncing\n" + "a line\n" * console.TAIL_LINES) is None
+    shown = "Kernel panic - not syncing\n" + "a line\n" * console.TAIL_LINES
+    assert console.cause_of(console.last_lines(shown.rstrip())) is None
 
 
 @given(st.binary(max_size=console.SCREEN_BYTES))
 def test_whatever_is_on_the_screen_is_plain_text(cells: bytes) -> None:
     assert not set(console.screen(cells)) & set(map(chr, [*range(10), *range(11, 32), 127]))
+
+
+def test_a_picture_is_no_text() -> None:
+    assert console.screen(b"\xff" * console.SCREEN_BYTES) == ""
+    assert console.screen(bytes(range(256)) * (console.SCREEN_BYTES // 256)) == ""

@@ -42,9 +42,9 @@ PATTERNS = [f"*/{name}.ko*" for name in (*MODULES, *WANTED)]
 
 def debian_without_virtio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Sample:
     """Its initramfs gives up after some seconds with Debian's own words and prompt; its init shows a login prompt, no agent."""
-    kernel = _kernel(pieces.cache_dir())
+    found = kernel(pieces.cache_dir())
     monkeypatch.setattr(pieces, "MODULES", MODULES)
-    monkeypatch.setattr(pieces, "_kernel", lambda _: kernel)
+    monkeypatch.setattr(pieces, "_kernel", lambda _: found)
     gives_up = 'echo "ALERT! LABEL=root does not exist.  Dropping to a shell!"; echo; echo "(initramfs) "; exec sh'
     patient = disk.INITRAMFS_INIT
     monkeypatch.setattr(disk, "INITRAMFS_INIT", patient.replace("-lt 300", "-lt 30").replace(_first_end(patient), gives_up))
@@ -60,7 +60,7 @@ def _first_end(init: str) -> str:
     return line[line.index('echo "SYNVIRT') : line.rindex(";")]
 
 
-def _kernel(cache: Path) -> tuple[Path, Path]:
+def kernel(cache: Path) -> tuple[Path, Path]:
     """As a package of a few modules: whole, or not there."""
     kept = cache / f"{PACKAGE}-parts"
     if not kept.exists():
@@ -82,5 +82,5 @@ def _kernel(cache: Path) -> tuple[Path, Path]:
                 parts.rename(kept)
             except OSError:  # another test run was quicker
                 assert kept.exists()
-    (kernel,) = (kept / "boot").glob("vmlinuz-*")
-    return kernel, kept / "lib/modules" / kernel.name.removeprefix("vmlinuz-")
+    (image,) = (kept / "boot").glob("vmlinuz-*")
+    return image, kept / "lib/modules" / image.name.removeprefix("vmlinuz-")

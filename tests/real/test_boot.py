@@ -14,9 +14,12 @@ from synvirt.errors import GuestBootFailed
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.model import MIB, Disk, GuestOs, Migration, VmManifest
+from synvirt.sample import disk as sample_disk
+from synvirt.sample import pieces
 from synvirt.settings import Settings
 from tests.contracts.hypervisors import job, never
-from tests.real.guests import RESETS, WRITES, boot_sector, says
+from tests.needs import need
+from tests.real.guests import RESETS, WRITES, boot_sector, kernel, says
 
 # Emulated, on a busy machine. A test that needs all of it has failed.
 PATIENCE_S = 120.0
@@ -29,8 +32,10 @@ def host(data_dir: Path, host: LibvirtHost) -> Iterator[LibvirtHost]:
     quick.close()
 
 
-def started(host: LibvirtHost, image: Path, *, firmware: str = "bios", family: str = "other", tpm: bool = False) -> Migration:
-    memory = 256 if firmware == "uefi" else 64
+def started(
+    host: LibvirtHost, image: Path, *, firmware: str = "bios", family: str = "other", tpm: bool = False, memory_mib: int = 64
+) -> Migration:
+    memory = 256 if firmware == "uefi" else memory_mib
     manifest = VmManifest(
         vm_id="x",
         name=f"guest {image.parent.name} {image.stem}",
@@ -152,3 +157,26 @@ def gone(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("where", ["console", "screen"])
+def test_a_kernel_that_panics_is_read_wherever_it_says_so(
+    host: LibvirtHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Without its initramfs a kernel has no root file system. Most imported guests have no serial console: a screen is all."""
+    for program, package in (("syslinux", "syslinux"), ("mcopy", "mtools"), ("mke2fs", "e2fsprogs")):
+        need(program, package)
+    line = "console=ttyS0" if where == "console" else "console=tty0"
+    config = sample_disk.SYSLINUX_CONFIG.replace("SERIAL 0 115200\n", "").replace("  INITRD initrd.gz\n", "")
+    monkeypatch.setattr(sample_disk, "SYSLINUX_CONFIG", f"{config.split('  APPEND')[0]}  APPEND {line}\n")
+    whole = kernel(pieces.cache_dir())  # the cloud kernel has no text screen
+    monkeypatch.setattr(pieces, "_kernel", lambda _: whole)
+    image = tmp_path / "panics.raw"
+    (tmp_path / "work").mkdir()
+    sample_disk.make_disk(image, pieces.gather(pieces.cache_dir()), sample_id="none", payload_bytes=0, work=tmp_path / "work")
+    error = fails(host, started(host, image, family="linux", memory_mib=256))
+    assert "does not find its root file system" in error.summary
+    assert "Unable to mount root fs" in error.detail
+    assert error.other_bus_may_help

@@ -106,12 +106,13 @@ def test_a_guest_without_virtio_drivers_comes_up_on_sata_though_the_service_is_k
     with service(data_dir) as (_, client):
         last = ended(client, job)
         assert last.state == State.COMPLETED, last.last_error
-        assert last.boot_sign == "console"
+        # On a busy machine its writes may be seen before its prompt is.
+        assert last.boot_sign in ("console", "activity")
         assert [attempt.disk_bus for attempt in last.boot_attempts] == ["virtio", "scsi", "sata"]
         for attempt in last.boot_attempts[:-1]:
             assert "stopped in its initramfs" in str(attempt.trouble)
             assert attempt.ended_at is not None
-        assert last.boot_attempts[-1].sign == "console"
+        assert last.boot_attempts[-1].sign == last.boot_sign
         assert last.last_error is None
         assert last.domain is not None
         assert 'bus="sata"' in last.domain.xml

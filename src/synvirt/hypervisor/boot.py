@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from synvirt.hypervisor.console import LOGIN_PROMPT, Cause, cause_of
+from synvirt.hypervisor.console import LOGIN_PROMPT, Cause, cause_of, last_lines
 
 Check = Literal["any", "agent", "running"]
 # What counts, by the setting boot_check.
@@ -150,4 +150,4 @@ class Watch:
 
 
 def _cause(seen: Seen) -> Cause | None:
-    return cause_of(seen.console) or cause_of(seen.screen)
+    return cause_of(last_lines(seen.console)) or cause_of(seen.screen)

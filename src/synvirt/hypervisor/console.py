@@ -10,9 +10,10 @@ TAIL_BYTES = 8192
 TAIL_LINES, LINE_CHARS = 12, 160
 # QEMU appends what the guest writes for as long as the guest lives: past this much, all but the tail is dropped.
 LOG_LIMIT_BYTES = 1 << 20
-# A PC's text screen: where it lies in memory (IBM VGA), and its usual size.
-SCREEN_ADDRESS, SCREEN_COLUMNS, SCREEN_ROWS = 0xB8000, 80, 25
-SCREEN_BYTES = 2 * SCREEN_COLUMNS * SCREEN_ROWS
+# A PC's text screen (IBM VGA): the card has room for eight screens, and which of it is shown moves: Linux scrolls so.
+SCREEN_ADDRESS, SCREEN_COLUMNS, SCREEN_BYTES = 0xB8000, 80, 32 << 10
+# Of the characters on a screen of text, boot menus with their frames included.
+PLAIN_PART = 0.6
 
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9]|[A-Za-z=>])")
 _CONTROLS = re.compile(r"[^\n\x20-\x7e\xa0-\uffff]")
@@ -47,7 +48,7 @@ CAUSES = (
         other_bus=False,
     ),
     Cause(
-        re.compile(r"0x0*7b\b|INACCESSIBLE[_ ]BOOT[_ ]DEVICE", re.I),
+        re.compile(r"STOP: 0x0*7b\b|0x0000007b\b|INACCESSIBLE[_ ]BOOT[_ ]DEVICE", re.I),
         "Windows has no driver for its boot disk (stop error 0x7B, INACCESSIBLE_BOOT_DEVICE)",
         "its virtio drivers must be put into it; until then it boots from sata or ide: target.disk_bus",
     ),
@@ -123,15 +124,17 @@ def last_lines(shown: str) -> str:
 
 
 def screen(cells: bytes) -> str:
-    """The text on a screen in text mode: pairs of a character of code page 437 and its colours, 80 a line."""
+    """The text on a screen in text mode: pairs of a character of code page 437 and its colours, 80 a line. Empty for one in
+    another mode, whose memory holds no text."""
+    if sum(byte == 0 or 0x20 <= byte < 0x7F for byte in cells[::2]) < PLAIN_PART * len(cells) / 2:
+        return ""
     characters = cells[::2].decode("cp437")
     rows = (characters[at : at + SCREEN_COLUMNS] for at in range(0, len(characters), SCREEN_COLUMNS))
     return _plain("\n".join(row.replace("\0", " ") for row in rows))
 
 
 def cause_of(shown: str) -> Cause | None:
-    """What the end of a text means. What stands further up may be of a boot before this one."""
-    shown = last_lines(shown)
+    """What a text means. Of a console, pass the last lines: what stands further up may be of a boot before this one."""
     return next((known for known in CAUSES if known.seen.search(shown)), None)
 
 

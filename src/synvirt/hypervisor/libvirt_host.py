@@ -69,7 +69,7 @@ class LibvirtHost:
     """`data_dir`/libvirt keeps what the embedded driver needs, the guests' console logs, the screens of those that did not
     boot, and the accelerator found."""
 
-    def __init__(self, uri: str, data_dir: Path, *, boot_check: Check = "any", boot_activity_s: float = 30) -> None:
+    def __init__(self, uri: str, data_dir: Path, *, boot_check: Check = "any", boot_activity_s: float = 60) -> None:
         self._connection = Connection(uri, self._prepare)
         self._folder = data_dir / "libvirt"
         self._boot_check: Final = boot_check
