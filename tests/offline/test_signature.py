@@ -1,6 +1,7 @@
 """Signed appliances: certificate and signature as ovftool and openssl write them."""
 
 import contextlib
+import ssl
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -118,12 +119,27 @@ def test_what_cannot_be_checked_says_why(data: bytes, says: str) -> None:
 WHOLE = signed(MANIFEST)
 
 
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")  # of a damaged certificate
 @cases(200)
 @given(at=st.integers(0, len(WHOLE) - 1), bits=st.integers(1, 255), length=st.integers(0, len(WHOLE)))
 def test_no_damaged_signature_does_anything_else_than_not_fit(at: int, bits: int, length: int) -> None:
     damaged = (WHOLE[:at] + bytes([WHOLE[at] ^ bits]) + WHOLE[at + 1 :])[: max(length, 1)]
     with contextlib.suppress(MalformedArchive):
         signature.check(damaged, MANIFEST, "a.cert")
+
+
+DER = ssl.PEM_cert_to_DER_cert(certificate(RSA_KEY).decode())
+
+
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")  # of a damaged certificate
+@cases(200)
+@given(at=st.integers(0, len(DER) - 1), bits=st.integers(1, 255))
+def test_no_damaged_certificate_does_either(at: int, bits: int) -> None:
+    """Beneath its letters, where their code does not refuse it first."""
+    damaged = DER[:at] + bytes([DER[at] ^ bits]) + DER[at + 1 :]
+    data = WHOLE[: WHOLE.index(b"-----BEGIN")] + ssl.DER_cert_to_PEM_cert(damaged).encode()
+    with contextlib.suppress(MalformedArchive):
+        signature.check(data, MANIFEST, "a.cert")
 
 
 # ── in a package ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -31,6 +31,8 @@ _HASHES: dict[str, type[hashes.HashAlgorithm]] = {
     "sha384": hashes.SHA384,
     "sha512": hashes.SHA512,
 }
+# What `cryptography` raises at damaged certificates and keys of sorts that it does not know.
+_UNREADABLE = (ValueError, TypeError, IndexError, OverflowError, UnsupportedAlgorithm, x509.InvalidVersion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +58,17 @@ def check(data: bytes, manifest: bytes, name: str) -> Signature:
     algorithm = _HASHES.get(named)
     if algorithm is None or len(digits) % 2 or len(digits) > _DIGITS_MAX:
         raise MalformedArchive(f"{name}: {named} with {len(digits)} digits is no signature that is known")
-    certificate = _certificate(data, name)
-    return Signature(
-        fits=_fits(certificate, bytes.fromhex(digits), manifest, algorithm(), name),
-        signer=_called(certificate.subject),
-        issuer=_called(certificate.issuer),
-        fingerprint_sha256=certificate.fingerprint(hashes.SHA256()).hex(),
-        not_before=certificate.not_valid_before_utc.astimezone(UTC),
-        not_after=certificate.not_valid_after_utc.astimezone(UTC),
-    )
-
-
-def _certificate(data: bytes, name: str) -> x509.Certificate:
     try:
-        return x509.load_pem_x509_certificates(data[data.find(b"-----BEGIN CERTIFICATE") :])[0]
-    except (ValueError, UnsupportedAlgorithm, IndexError) as problem:
+        certificate = x509.load_pem_x509_certificates(data[data.find(b"-----BEGIN CERTIFICATE") :])[0]
+        return Signature(
+            fits=_fits(certificate, bytes.fromhex(digits), manifest, algorithm(), name),
+            signer=clean(certificate.subject.rfc4514_string()) or "nobody",
+            issuer=clean(certificate.issuer.rfc4514_string()) or "nobody",
+            fingerprint_sha256=certificate.fingerprint(hashes.SHA256()).hex(),
+            not_before=certificate.not_valid_before_utc.astimezone(UTC),
+            not_after=certificate.not_valid_after_utc.astimezone(UTC),
+        )
+    except _UNREADABLE as problem:  # a certificate's parts are read when they are asked for
         raise MalformedArchive(f"{name} has no certificate that can be read") from problem
 
 
@@ -85,13 +83,4 @@ def _fits(certificate: x509.Certificate, signature: bytes, manifest: bytes, algo
             raise MalformedArchive(f"{name}: a key of type {type(key).__name__} signs no appliance")
     except InvalidSignature:
         return False
-    except (ValueError, UnsupportedAlgorithm) as problem:
-        raise MalformedArchive(f"{name}: its certificate's key cannot be used") from problem
     return True
-
-
-def _called(name: x509.Name) -> str:
-    try:
-        return clean(name.rfc4514_string()) or "nobody"
-    except ValueError:
-        return "a name that cannot be read"
