@@ -491,7 +491,7 @@ NBDKIT = """#!/bin/sh
 set -e
 for word in "$@"; do
   case "$word" in
-    password=+*) test "$(stat -c %a "${{word#password=+}}")" = 600; test "$(cat "${{word#password=+}}")" = "{password}" ;;
+    password=-*) test "$(cat "/proc/self/fd/${{word#password=-}}")" = "{password}" ;;
   esac
 done
 echo "$@" > {said}

@@ -6,6 +6,7 @@ serves NBD, so that our side is an NBD export like any other. This nbdkit is our
 
 import contextlib
 import hashlib
+import os
 import shutil
 import ssl
 import tempfile
@@ -41,11 +42,16 @@ class VddkReader:
     def _served(self, spec: VddkSpec) -> NbdReader:
         folder = Path(tempfile.mkdtemp(prefix="synvirt-vddk-"))
         self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        secret, socket, ready, log = (folder / name for name in ("secret", "socket", "pid", "log"))
-        # Not on the command line, which every user of the host can read.
-        secret.touch(mode=0o600)
-        secret.write_text(spec.password)
-        child = start(_command(spec, secret, socket, ready), stderr=log, missing=UnsupportedFormat)
+        socket, ready, log = (folder / name for name in ("socket", "pid", "log"))
+        # Neither on the command line, which every user of the host can read, nor in a file, which a crash would leave behind.
+        secret = os.memfd_create("secret")
+        try:
+            os.write(secret, spec.password.encode())
+            os.lseek(secret, 0, os.SEEK_SET)
+            command = _command(spec, secret, socket, ready)
+            child = start(command, stderr=log, descriptors=[secret], missing=UnsupportedFormat)
+        finally:
+            os.close(secret)
         self._closing.callback(child.wait)
         self._closing.callback(end_group, child)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -59,7 +65,6 @@ class VddkReader:
             if time.monotonic() > deadline:
                 raise SourceUnreachable(f"VDDK does not open {spec.file} within {START_TIMEOUT_S:.0f} s")
             time.sleep(0.02)
-        secret.unlink()  # it was read when the plugin was configured
         reader = NbdReader(f"nbd+unix:///?socket={socket}", connections=CONNECTIONS, name=spec.file)
         self._closing.callback(reader.close)
         return reader
@@ -82,14 +87,14 @@ class VddkReader:
         self._closing.close()
 
 
-def _command(spec: VddkSpec, secret: Path, socket: Path, ready: Path) -> list[str]:
+def _command(spec: VddkSpec, secret: int, socket: Path, ready: Path) -> list[str]:
     return [
         "nbdkit", "--foreground", "--readonly", "--exit-with-parent", "--unix", str(socket), "--pidfile", str(ready), "vddk",
         f"libdir={spec.libdir}",
         f"server={spec.host}",
         f"port={spec.port}",
         f"user={spec.user}",
-        f"password=+{secret}",
+        f"password=-{secret}",
         f"thumbprint={_thumbprint(spec)}",
         f"vm=moref={spec.vm_id}",
         f"snapshot={spec.snapshot_id}",
