@@ -166,6 +166,24 @@ def test_saved_memory_is_critical_and_never_used_up(host: LibvirtLab, domain: An
     assert domain.hasManagedSaveImage()
 
 
+def test_drives_are_no_disks(host: LibvirtLab) -> None:
+    """A CD-ROM is raw, and neither copied nor a reason to copy cold."""
+    image = host.disk("1M", "raw")
+    drive = (
+        f"<disk type='file' device='cdrom'><driver name='qemu' type='raw'/><source file='{image}'/>"
+        "<target dev='sdz' bus='sata'/><readonly/></disk><disk type='file' device='cdrom'><target dev='sdy' bus='sata'/></disk>"
+    )
+    domain = host.domain(host.disk("8M"), extra=drive)
+    domain.create()
+    assert [disk.key for disk in inspected(host, domain).disks] == ["vda"]
+    job = OneJob(host, domain)
+    job.pass_(1, since=None)
+    host.write(domain, "vda", MIB, b"changed")
+    assert 0 < job.pass_(2, since=1) <= 65536
+    assert job.copy == host.content(domain, "vda")
+    job.clean()
+
+
 def test_a_snapshot_of_somebody_is_no_trap(host: LibvirtLab, domain: Any) -> None:
     """One that was there, and one that is made between two passes."""
     domain.snapshotCreateXML("<domainsnapshot><name>before-upgrade</name></domainsnapshot>", 0)

@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET  # only written here: what is read goes 
 
 from synvirt.errors import Internal, SnapshotFailed, SynvirtError
 from synvirt.live.libvirt_remote_host import library
-from synvirt.live.libvirt_remote_manifest import data_disks, parse
+from synvirt.live.libvirt_remote_manifest import backed_up_disks, parse
 
 PREFIX: Final = "synvirt-"
 # A job ends in milliseconds once it is told to; its scratch file is gone with it.
@@ -111,7 +111,7 @@ def begin(domain: Any, name: str, server: Server, *, track: bool) -> None:
 
 def _begin_at_free_port(domain: Any, name: str, server: Server, since: str | None, *, checkpoint: bool) -> None:
     libvirt = library()
-    disks = [key for key, _ in data_disks(parse(domain.XMLDesc(0)))]
+    disks = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0)))]
     if not disks:
         raise SnapshotFailed(f"{domain.name()} has no disk to read")
     checkpoint_xml = _checkpoint_xml(name, disks) if checkpoint else None
@@ -232,7 +232,7 @@ def delete(domain: Any, name: str) -> None:
 def can_hold_checkpoint(domain: Any, name: str) -> str | None:
     """None, or why not: found out by making one and deleting it."""
     libvirt = library()
-    disks = [key for key, _ in data_disks(parse(domain.XMLDesc(0)))]
+    disks = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0)))]
     try:
         domain.checkpointCreateXML(_checkpoint_xml(name, disks), 0)
     except libvirt.libvirtError as error:

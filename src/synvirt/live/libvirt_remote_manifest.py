@@ -51,7 +51,7 @@ def parse(xml: str) -> Element:
     if len(xml) > XML_BYTES_MAX:
         raise Internal(f"libvirt's XML has over {XML_BYTES_MAX} bytes")
     try:
-        root: Element = Safe.fromstring(xml)
+        root: Element = Safe.fromstring(xml, forbid_dtd=True)
     except (ParseError, DefusedXmlException, ValueError) as error:
         raise Internal(f"libvirt's XML cannot be read: {error}") from error
     return root
@@ -65,10 +65,15 @@ def data_disks(domain: Element) -> Iterator[tuple[str, Element]]:
             yield target.get("dev", ""), disk
 
 
+def backed_up_disks(domain: Element) -> Iterator[tuple[str, Element]]:
+    """Those that a backup job can hold still: not the host's own SCSI devices, which are passed through."""
+    return ((key, disk) for key, disk in data_disks(domain) if disk.get("device") != "lun")
+
+
 def untracked(domain: Element) -> list[str]:
     """Why changes cannot be tracked, a reason a disk: only qcow2 holds a persistent bitmap."""
     reasons = []
-    for key, disk in data_disks(domain):
+    for key, disk in backed_up_disks(domain):
         kind = disk_format(disk)
         if kind != "qcow2":
             reasons.append(f"disk {key} is {kind}, which cannot hold a bitmap of its changes (qcow2 can)")
@@ -225,7 +230,7 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
     for key, disk in data_disks(domain):
         if seen.sizes.get(key, DiskSize(0, 0)).capacity_bytes == 0:
             yield Concern(
-                id=f"unknown-size-{key}",
+                id=f"disk-unknown-size:{key}",
                 category="Critical",
                 label="Disk of unknown size",
                 assessment=f"libvirt does not say how large disk {key} is",
@@ -233,7 +238,7 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             )
         if disk.find("shareable") is not None:
             yield Concern(
-                id=f"shared-disk-{key}",
+                id=f"disk-shared:{key}",
                 category="Warning",
                 label="Shared disk",
                 assessment=f"disk {key} is shared with other VMs, which would go on writing to the old one",
@@ -241,7 +246,7 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             )
         if disk.get("device") == "lun":
             yield Concern(
-                id=f"passed-through-{key}",
+                id=f"disk-passed-through:{key}",
                 category="Critical",
                 label="SCSI device of the host",
                 assessment=f"disk {key} is a device of its host, which libvirt cannot back up",

@@ -1,0 +1,136 @@
+"""Domain XML as a VmManifest: what other hosts' domains look like, and what nobody's should."""
+
+import pytest
+
+from synvirt.errors import Internal
+from synvirt.live.libvirt_remote_manifest import DiskSize, Seen, backed_up_disks, manifest, parse, untracked
+from synvirt.model import GIB, MIB
+
+DOMAIN = """\
+<domain type='kvm' id='7'>
+  <name>web 01</name>
+  <uuid>6d6f7665-6d65-4d6f-8f76-656d656d6f76</uuid>
+  <metadata>
+    <libosinfo:libosinfo xmlns:libosinfo="http://libosinfo.org/xmlns/libvirt/domain/1.0">
+      <libosinfo:os id="{os}"/>
+    </libosinfo:libosinfo>
+  </metadata>
+  <memory unit='GiB'>4</memory>
+  <currentMemory unit='KiB'>2097152</currentMemory>
+  <vcpu placement='static' current='2'>4</vcpu>
+  <cpu><topology sockets='2' dies='1' cores='1' threads='2'/></cpu>
+  <os firmware='efi'>
+    <type arch='x86_64' machine='pc-q35-7.2'>hvm</type>
+    <loader readonly='yes' secure='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.ms.fd</loader>
+    <boot dev='hd'/>
+  </os>
+  <devices>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='qcow2'/><source file='/images/web.qcow2' index='1'/>
+      <target dev='vda' bus='virtio'/><address type='pci' bus='0x04'/>
+    </disk>
+    <disk type='network' device='disk'>
+      <driver name='qemu' type='raw'/><source protocol='rbd' name='pool/data'/><target dev='sda' bus='scsi'/>
+      <shareable/><boot order='2'/><address type='drive' controller='1' bus='0' target='0' unit='3'/>
+    </disk>
+    <disk type='block' device='lun'><source dev='/dev/sdz'/><target dev='sdb' bus='scsi'/></disk>
+    <disk type='file' device='cdrom'><source file='/images/debian.iso'/><target dev='sdc' bus='sata'/><readonly/></disk>
+    <disk type='file' device='disk'><driver name='qemu' type='raw'/><target dev='sdd' bus='sata'/></disk>
+    <interface type='bridge'>
+      <mac address='52:54:00:AA:bb:cc'/><source bridge='br0'/><model type='virtio'/><link state='down'/>
+    </interface>
+    <interface type='network'><source network='default'/></interface>
+    <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0' state='connected'/></channel>
+    <hostdev mode='subsystem' type='pci'/>
+    <tpm model='tpm-crb'/>
+  </devices>
+</domain>
+"""
+SIZES = {"vda": DiskSize(20 * GIB, GIB), "sda": DiskSize(MIB, MIB), "sdb": DiskSize(MIB, 0)}
+
+
+def seen(**fields: object) -> Seen:
+    return Seen(**{"sizes": SIZES, "power_state": "on", **fields})  # type: ignore[arg-type]
+
+
+def test_a_domain_is_described_as_it_is() -> None:
+    found = manifest(
+        parse(DOMAIN.format(os="http://debian.org/debian/12")), seen(addresses={"52:54:00:aa:bb:cc": ("192.0.2.7",)})
+    )
+    assert (found.vm_id, found.name, found.power_state) == ("6d6f7665-6d65-4d6f-8f76-656d656d6f76", "web 01", "on")
+    assert (found.firmware, found.secure_boot, found.tpm) == ("uefi", True, True)
+    assert (found.cpu_count, found.cores_per_socket, found.memory_bytes) == (4, 2, 2 * GIB)
+    assert (found.guest_os.family, found.guest_os.name) == ("linux", "debian/12")
+    assert [(disk.key, disk.bus, disk.format, disk.boot_order) for disk in found.disks] == [
+        ("vda", "virtio", "qcow2", 1),
+        ("sda", "scsi", "raw", 2),
+        ("sdb", "scsi", "raw", None),
+    ]
+    assert [disk.source_path for disk in found.disks] == ["/images/web.qcow2", "pool/data", "/dev/sdz"]
+    assert (found.disks[1].controller, found.disks[1].unit) == ("1", 3)
+    assert [(nic.network, nic.connected, nic.ip_addresses) for nic in found.nics] == [
+        ("br0", False, ("192.0.2.7",)),
+        ("default", True, ()),
+    ]
+    assert not found.cbt_available
+    assert "sda is raw" in str(found.cbt_reason)
+    assert {(one.id, one.category) for one in found.concerns} == {
+        ("disk-shared:sda", "Warning"),
+        ("disk-passed-through:sdb", "Critical"),
+        ("host-devices", "Warning"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("known", "told", "family"),
+    [
+        ("http://microsoft.com/win/2k22", {}, "windows"),
+        ("http://freebsd.org/freebsd/14", {}, "other"),
+        ("http://microsoft.com/win/2k22", {"id": "debian", "pretty-name": "Debian"}, "linux"),
+        ("http://debian.org/debian/12", {"id": "mswindows"}, "windows"),
+        ("", {}, "other"),
+    ],
+)
+def test_the_agent_knows_better_than_who_made_the_domain(known: str, told: dict[str, str], family: str) -> None:
+    assert manifest(parse(DOMAIN.format(os=known)), seen(guest=told)).guest_os.family == family
+
+
+def test_a_disk_of_unknown_size_is_critical_and_may_be_left_out() -> None:
+    found = manifest(parse(DOMAIN.format(os="")), seen(sizes={}))
+    assert "disk-unknown-size:vda" in {one.id for one in found.concerns}
+
+
+def test_the_hosts_own_devices_are_in_no_backup_and_hinder_none() -> None:
+    root = parse(DOMAIN.format(os=""))
+    assert [key for key, _ in backed_up_disks(root)] == ["vda", "sda"]
+    assert not any("sdb" in reason for reason in untracked(root))
+
+
+@pytest.mark.parametrize(
+    "xml",
+    [
+        "",
+        "<domain>",
+        "<!DOCTYPE d [<!ENTITY a 'aaaa'>]><domain><name>&a;</name></domain>",
+        "<!DOCTYPE d SYSTEM 'file:///etc/passwd'><domain/>",
+        "<domain>" + " " * (5 << 20) + "</domain>",
+    ],
+)
+def test_xml_that_libvirt_would_not_write_is_refused(xml: str) -> None:
+    with pytest.raises(Internal, match="libvirt's XML"):
+        parse(xml)
+
+
+@pytest.mark.parametrize(
+    "xml",
+    [
+        "<domain/>",
+        "<domain><devices><disk/><interface/><channel><target/></channel></devices></domain>",
+        "<domain><vcpu>-5</vcpu><memory unit='PiB'>99999999999999999999</memory></domain>",
+        "<domain><vcpu>1e9</vcpu><memory unit='furlong'>1</memory><cpu><topology cores='x'/></cpu></domain>",
+    ],
+)
+def test_a_domain_that_says_little_is_described_all_the_same(xml: str) -> None:
+    found = manifest(parse(xml), seen())
+    assert found.cpu_count >= 1
+    assert found.memory_bytes >= 0
