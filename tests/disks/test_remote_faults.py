@@ -144,6 +144,25 @@ def test_who_comes_back_after_a_failure_reads_on() -> None:
         reader.close()
 
 
+def test_what_could_not_be_fetched_ahead_is_fetched_when_it_is_needed() -> None:
+    down = threading.Event()
+
+    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        return (503, {"Content-Length": "0"}, b"") if down.is_set() and asked.start else honest(CONTENT, asked)
+
+    with servers.scripted(script) as url:
+        reader = RemoteReader(servers.remote(url), NAME)
+        read(reader, 0, 32768)
+        down.set()
+        read(reader, 32768, 32768)  # what came with opening it: from here on it is read in order, and fetched ahead
+        pieces = reader._pieces
+        while not any(piece.failed for piece in list(pieces._by_start.values())):
+            time.sleep(0.01)
+        down.clear()
+        assert read(reader, 65536, 1 << 20) == CONTENT[65536 : 65536 + (1 << 20)]
+        reader.close()
+
+
 def test_a_server_that_stops_answering_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synvirt.remote.http.READ_TIMEOUT_S", 0.2)
     answer = threading.Event()

@@ -73,6 +73,10 @@ class _Piece:
     def end(self) -> int:
         return self.start + self.length
 
+    @property
+    def failed(self) -> bool:
+        return self.future.done() and (self.future.cancelled() or self.future.exception() is not None)
+
 
 @dataclass(slots=True)
 class _Stream:
@@ -206,6 +210,10 @@ class _Pieces:
         while at < end:
             number = bisect_right(self._starts, at) - 1
             piece = self._by_start[self._starts[number]] if number >= 0 else None
+            if piece is not None and piece.failed:  # fetched ahead, while the server was away: it may be back
+                self._remove(piece)
+                self._kept.drop(piece)
+                continue
             if piece is None or piece.end <= at:
                 following = self._starts[number + 1] if number + 1 < len(self._starts) else self.file.size
                 length = min(max(end - at, at_least), PIECE_MAX_BYTES, following - at, self.file.size - at)
