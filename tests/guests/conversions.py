@@ -10,7 +10,7 @@ import pytest
 from synvirt.model import Disk, GuestOs, VmManifest
 from synvirt.programs import run
 from synvirt.sample.pieces import cache_dir, gather
-from tests.needs import need
+from tests.needs import need, need_root
 
 MIB = 1 << 20
 NAME = "7e57ab1e-0000-4000-8000-000000000001"
@@ -27,6 +27,9 @@ def need_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
     need("hivexregedit", "libwin-hivex-perl")
     need("genisoimage", "genisoimage")
     need("depmod", "kmod")
+    need_root("a file system by FUSE, and /lib/modules")
+    # supermin copies it, and fails where it is not there; a machine without a kernel of its own has none.
+    Path("/lib/modules").mkdir(exist_ok=True)
     for key, value in _environment(cache_dir() / "libguestfs").items():
         monkeypatch.setenv(key, value)
 
