@@ -265,7 +265,12 @@ WORDS: dict[type[Image], tuple[str, str | None]] = {
 def open_vmdk(image: Path, root: Path | None = None) -> VmdkReader:
     """As the importers open it: its name is its path beneath the root."""
     root = root or image.parent
-    return VmdkReader(RawReader(str(image)), root=str(root), name=str(image.relative_to(root)))
+    file = RawReader(str(image))
+    try:
+        return VmdkReader(file, root=str(root), name=str(image.relative_to(root)))
+    except BaseException:
+        file.close()
+        raise
 
 
 def write_image(

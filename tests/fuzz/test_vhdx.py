@@ -62,7 +62,12 @@ def mend(path: Path) -> None:
 
 
 def opened(path: Path) -> DiskReader:
-    return VhdxReader(RawReader(str(path)), root=str(path.parent), name=path.name)
+    file = RawReader(str(path))
+    try:
+        return VhdxReader(file, root=str(path.parent), name=path.name)
+    except BaseException:
+        file.close()
+        raise
 
 
 def write_pair(folder: Path, image: Vhdx) -> Written:
