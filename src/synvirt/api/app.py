@@ -12,7 +12,9 @@ from pydantic import BaseModel
 from synvirt import __version__
 from synvirt.api.document import described
 from synvirt.api.gate import KNOWN, Authenticate, Gate
+from synvirt.api.metrics import Metrics, Timed, metrics_router
 from synvirt.api.migrations import migrations_router
+from synvirt.api.origin import SameOrigin
 from synvirt.api.problems import install
 from synvirt.api.stream import Pace
 from synvirt.doctor import Finding, needs_met
@@ -43,11 +45,12 @@ def create_app(
     *,
     authenticate: Authenticate,
     routers: tuple[APIRouter, ...] = (),
+    pages: tuple[APIRouter, ...] = (),
     pace: Pace | None = None,
     checkup: Callable[[], tuple[datetime, list[Finding]] | None] = lambda: None,
 ) -> FastAPI:
-    """`routers` are mounted beside /migrations, behind the same door. `checkup`: what the doctor found last, at once.
-    `app.state.stopping` ends the streams once it is set."""
+    """`routers` are mounted beside /migrations, `pages` at {base_url}, behind the same door. `checkup`: what the doctor found
+    last, at once. `app.state.stopping` ends the streams once it is set."""
     base_url = "/" + settings.base_url.strip("/") if settings.base_url.strip("/") else ""
     api_prefix = f"{base_url}/api/v1"
     app = FastAPI(
@@ -68,6 +71,8 @@ def create_app(
     for router in routers:
         migrator.include_router(router)
     app.include_router(migrator)
+    for page in pages:
+        app.include_router(page, prefix=base_url, include_in_schema=False)
 
     @app.get("/healthz", tags=["service"], response_model_exclude_none=True)
     def health(request: Request) -> Health:
@@ -77,12 +82,16 @@ def create_app(
         detail = None if found is None else Checkup(checked_at=found[0], ok=needs_met(found[1]), checks=found[1])
         return Health(status="ok", version=__version__, detail=detail)
 
+    metrics = Metrics(intake.store, intake.board, host=settings.host_id, jobs_at_once=settings.jobs_at_once)
+    app.include_router(metrics_router(metrics))
     app.openapi = cache(lambda: described(app, api_prefix=api_prefix))  # type: ignore[method-assign]
 
     @app.get("/openapi.json", include_in_schema=False)
     def document() -> dict[str, Any]:
         return app.openapi()
 
+    app.add_middleware(SameOrigin)
     app.add_middleware(Gate, authenticate=authenticate)
+    app.add_middleware(Timed, metrics=metrics)
     install(app)
     return app

@@ -44,15 +44,35 @@ async def updates(
     stopping: Callable[[], bool],
     pace: Pace,
 ) -> AsyncIterator[bytes]:
-    """Server-sent events, for ever: until the client leaves, or `stopping()`.
+    """`changes` as server-sent events."""
+    yield format_sse_event(comment="synvirt")
+    async for change in changes(store, board, job_id=job_id, last_event_id=last_event_id, stopping=stopping, pace=pace):
+        match change:
+            case None:
+                yield format_sse_event(comment="still here")
+            case ProgressUpdate():
+                yield format_sse_event(event="progress", data_str=change.model_dump_json())
+            case _:
+                yield format_sse_event(event="migration", data_str=change.document, id=str(change.id))
+
+
+async def changes(
+    store: Store,
+    board: Board,
+    *,
+    job_id: UUID | None,
+    last_event_id: int | None,
+    stopping: Callable[[], bool],
+    pace: Pace,
+) -> AsyncIterator[Event | ProgressUpdate | None]:
+    """What happens, for ever: until the client leaves, or `stopping()`. None, now and then: nothing did, and we are still here.
 
     The newest events of a new client ascend, so whoever is cut off in the middle of them is told the rest by a replay.
     """
-    yield format_sse_event(comment="synvirt")
     newest = await run_in_threadpool(store.last_event_id)
     if last_event_id is None or last_event_id > newest:  # above: an id of a database that is no more
         for event in await run_in_threadpool(store.newest_events, job_id=job_id):
-            yield _migration(event)
+            yield event
             newest = max(newest, event.id)
         cursor = newest
     else:
@@ -67,19 +87,15 @@ async def updates(
             while more and not stopping():
                 page = await run_in_threadpool(store.events_after, cursor, job_id=job_id, limit=REPLAY_PAGE)
                 for event in page:
-                    yield _migration(event)
+                    yield event
                     cursor = event.id
                 more = len(page) == REPLAY_PAGE
         for update in figures.due():
-            yield format_sse_event(event="progress", data_str=update.model_dump_json())
+            yield update
         if time.monotonic() - beat_at >= pace.heartbeat_every_s:
-            yield format_sse_event(comment="still here")
+            yield None
             beat_at = time.monotonic()
         await asyncio.sleep(pace.tick_s)
-
-
-def _migration(event: Event) -> bytes:
-    return format_sse_event(event="migration", data_str=event.document, id=str(event.id))
 
 
 class _Figures:

@@ -1,0 +1,41 @@
+"""No other site may act through a browser that knows our password.
+
+A browser sends the password it was told to whatever page asks for our addresses, so a form on a stranger's page could cancel
+a job. Browsers say where a request comes from (Fetch Metadata, `Sec-Fetch-Site`; or `Origin`, RFC 6454, on every POST since
+2020), and no page can forge that: what may change something and comes from elsewhere is refused. Programs that are no browser
+send neither, and hold their password themselves.
+"""
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from synvirt.api.problems import problem
+from synvirt.errors import BadRequest
+
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class SameOrigin:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] not in READING and _is_foreign(Headers(scope=scope)):
+            refusal = BadRequest(
+                "another site's page asked for this, and was refused",
+                hint="do it on the service's own page, at the address that the browser shows for it",
+            )
+            await problem(refusal, status=403)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _is_foreign(headers: Headers) -> bool:
+    """A proxy in front of us may end TLS: the scheme is not compared, and `Host` is what the caller asked for."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
