@@ -10,7 +10,7 @@ from synvirt.cli import app
 from synvirt.doctor import CHECKS, Check, Finding, Missing, examine, needs_met
 from synvirt.errors import Internal
 from synvirt.keyring import migrator_key
-from synvirt.settings import Settings, ZfsSetting, prepare_data_dir
+from synvirt.settings import RbdSetting, Settings, ZfsSetting, prepare_data_dir
 from synvirt.store import Store
 
 # Specification part 1, "Host requirements on the installed appliance".
@@ -38,6 +38,23 @@ def finding(name: str, settings: Settings) -> Finding:
 def test_every_requirement_of_the_specification_has_a_row() -> None:
     assert {check.name for check in CHECKS} >= SPECIFIED
     assert len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+def test_a_ceph_pool_that_cannot_be_reached_is_missing(tmp_path: Path) -> None:
+    pytest.importorskip("rbd", reason="needs librbd for Debian's Python: apt-get install python3-rbd")
+    pool = RbdSetting(kind="rbd", pool="vms", conf=tmp_path / "ceph.conf")
+    settings = Settings(data_dir=tmp_path, destinations={"ceph": pool})
+    found = finding("ceph pool", settings)
+    assert (found.found, found.needed) == (False, True)
+    assert "cannot be reached" in found.detail
+    assert not finding("ceph pool", Settings(data_dir=tmp_path)).needed
+
+
+def test_what_installs_the_agent_of_a_windows_guest_is_looked_for(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, virt_tools_dir=tmp_path)
+    assert not finding("rhsrvany", settings).found
+    (tmp_path / "rhsrvany.exe").touch()
+    assert finding("rhsrvany", settings).detail == str(tmp_path / "rhsrvany.exe")
 
 
 def test_each_row_says_what_it_is_for_and_how_to_get_it(tmp_path: Path) -> None:

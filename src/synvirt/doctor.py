@@ -24,7 +24,7 @@ from synvirt.keyring import KEY_BYTES
 from synvirt.model import GIB, now
 from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.programs import ProgramFailed, find, run
-from synvirt.settings import Settings, ZfsSetting
+from synvirt.settings import RbdSetting, Settings, ZfsSetting
 
 # A tool that says its version takes no time; one that hangs is as good as missing.
 LOOK_TIMEOUT_S = 20
@@ -334,6 +334,48 @@ def _store(settings: Settings) -> str:
     return f"{url.get_backend_name()} {version}"
 
 
+def _rhsrvany(settings: Settings) -> str:
+    from synvirt.guests.virt_v2v import SERVICE_STARTERS
+
+    found = [name for name in SERVICE_STARTERS if (settings.virt_tools_dir / name).exists()]
+    if not found:
+        raise Missing(f"none of {', '.join(SERVICE_STARTERS)} in {settings.virt_tools_dir}")
+    return str(settings.virt_tools_dir / found[0])
+
+
+def _librbd(_: Settings) -> str:
+    try:
+        import rbd
+    except ImportError as error:
+        raise Missing("the Python module rbd is not installed") from error
+    return "librbd " + ".".join(map(str, rbd.RBD().version()))
+
+
+def _qemu_rbd(_: Settings) -> str:
+    found = next(Path("/usr/lib").glob("*/qemu/block-rbd.so"), None)
+    if found is None:
+        raise Missing("QEMU's module block-rbd is not installed")
+    return str(found)
+
+
+def _rbd_settings(settings: Settings) -> list[RbdSetting]:
+    return [one for one in settings.destinations.values() if one.kind == "rbd"]
+
+
+def _rbd_pools(settings: Settings) -> str:
+    from synvirt.destinations.rbd import RbdDestination
+    from synvirt.disks.specs import RbdPlace
+
+    _librbd(settings)
+    places = [RbdPlace(conf=str(one.conf), client=one.client, pool=one.pool) for one in _rbd_settings(settings)]
+    free = {place.pool: RbdDestination(place).free_bytes() for place in places}
+    return ", ".join(f"{pool}: {there / GIB:.0f} GiB free" for pool, there in free.items())
+
+
+def _rbd_is_set(settings: Settings) -> bool:
+    return bool(_rbd_settings(settings))
+
+
 def _always(_: Settings) -> bool:
     return True
 
@@ -383,6 +425,10 @@ CHECKS = (
     Check("blkdiscard", "zeros that take no room on zfs", "apt-get install util-linux", _program("blkdiscard"), _zfs_is_set),
     Check("virt-v2v-in-place", _WINDOWS, "apt-get install virt-v2v", _program("virt-v2v-in-place", "--version")),
     Check("virtio-win.iso", _WINDOWS, f"{_DRIVERS}, put where the setting virtio_win_iso says", _virtio_win),
+    Check("rhsrvany", f"{_WINDOWS}, with the agent of virtio-win.iso", "docs/windows.md; setting virt_tools_dir", _rhsrvany),
+    Check("python3-rbd", "volumes in a Ceph pool", "apt-get install python3-rbd", _librbd, _rbd_is_set),
+    Check("qemu rbd", "guests on volumes in a Ceph pool", "apt-get install qemu-block-extra", _qemu_rbd, _rbd_is_set),
+    Check("ceph pool", "volumes in a Ceph pool", "docs/ceph.md", _rbd_pools, _rbd_is_set),
     Check(
         "virt-v2v hyperv",
         "Hyper-V exports by an outside tool, where our own readers are not to read them",
