@@ -114,6 +114,6 @@ def test_a_base_url_is_before_every_path_of_the_api(tmp_path: Path, base_url: st
         assert client.get(f"http://x{prefix}/migrations").status_code == 200
         assert client.get("/migrations").status_code == 404
         paths = client.get("http://x/openapi.json").json()["paths"]
-        assert {path for path in paths if not path.startswith(prefix)} == {"/healthz"}
+        assert {path for path in paths if not path.startswith(prefix)} == {"/healthz", "/metrics"}
         assert client.get(f"http://x{prefix}/migrations/{uuid4()}").status_code == 404
     service.close()

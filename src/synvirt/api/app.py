@@ -92,6 +92,6 @@ def create_app(
 
     app.add_middleware(SameOrigin)
     app.add_middleware(Gate, authenticate=authenticate)
-    app.add_middleware(Timed, metrics=metrics)
+    app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", f"{api_prefix}/backup"))
     install(app)
     return app

@@ -116,6 +116,19 @@ class Store:
         with self._reading() as db:
             return [Migration.model_validate_json(row.document) for row in db.execute(query.order_by(migrations.c.number))]
 
+    def count_by_state(self, *, host: str) -> dict[State, int]:
+        query = select(migrations.c.state, func.count()).where(migrations.c.host == host).group_by(migrations.c.state)
+        with self._reading() as db:
+            return {State(state): count for state, count in db.execute(query)}
+
+    def oldest(self, state: State, *, host: str) -> Migration | None:
+        """The job that came first of those in `state`."""
+        chosen = (migrations.c.host == host, migrations.c.state == str(state))
+        query = select(migrations.c.document).where(*chosen).order_by(migrations.c.number).limit(1)
+        with self._reading() as db:
+            document = db.execute(query).scalar()
+        return None if document is None else Migration.model_validate_json(document)
+
     def change(self, job_id: UUID, expected: State, change: Callable[[Migration], Migration]) -> Migration:
         """Rewrite a job that is still in `expected`, else Conflict. A move, an error, a boot attempt is an event too."""
         with self._writing() as db:
@@ -160,10 +173,14 @@ class Store:
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def events_after(self, event_id: int, *, job_id: UUID | None = None, limit: int = 100) -> list[Event]:
+    def events_after(
+        self, event_id: int, *, job_id: UUID | None = None, host: str | None = None, limit: int = 100
+    ) -> list[Event]:
         query = select(events).where(events.c.id > event_id).order_by(events.c.id).limit(limit)
         if job_id is not None:
             query = query.where(events.c.migration_id == str(job_id))
+        if host is not None:
+            query = query.join(migrations, migrations.c.id == events.c.migration_id).where(migrations.c.host == host)
         with self._reading() as db:
             return [Event(row.id, UUID(row.migration_id), row.document) for row in db.execute(query)]
 

@@ -1,0 +1,191 @@
+"""/metrics: what is told of jobs, bytes and answers; who may read it; and that it stays small."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import event
+
+from synvirt.api.metrics import CODES, METHODS, Metrics
+from synvirt.migrations.board import Board
+from synvirt.model import OfflineKind, PlanSource, Problem, Progress, State, now
+from synvirt.store import Store
+from tests.fakes.service import PASSWORD, PLAN, USER, Service, failed
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def metrics(service: Service) -> Metrics:
+    return Metrics(service.store, service.board, host="local", jobs_at_once=4)
+
+
+def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    text, _ = metrics.text("")
+    return samples(text.decode()).get((name, frozenset(labels.items())))
+
+
+def copied(service: Service, job_id: object, count: int) -> None:
+    progress = Progress(bytes_done=count, bytes_total=count)
+    job = service.store.get(job_id)  # type: ignore[arg-type]
+    service.store.change(job.id, job.state, lambda job: job.model_copy(update={"progress": progress}))
+
+
+# ── over the wire ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_whoever_may_use_the_unix_socket_may_read_it(client: httpx.Client) -> None:
+    assert client.get("http://synvirt/metrics").status_code == 200
+
+
+def test_strangers_are_asked_who_they_are(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    with service.served() as server, httpx.Client(base_url=server.address, verify=False) as stranger:
+        assert stranger.get("/metrics").status_code == 401
+        answer = stranger.get("/metrics", auth=(USER, PASSWORD))
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        assert 'synvirt_jobs{state="Queued"} 0.0' in answer.text
+    service.close()
+
+
+def test_openmetrics_is_told_to_whoever_asks_for_it(client: httpx.Client) -> None:
+    answer = client.get("http://synvirt/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_answers_are_told_by_route_never_by_path(service: Service, client: httpx.Client) -> None:
+    for _ in range(3):
+        job = service.submit()
+        assert client.get(f"/migrations/{job.id}").status_code == 200
+    client.get("/no/such/path/4711")
+    client.request("BREW", "/migrations")
+    told = samples(client.get("http://synvirt/metrics").text)
+    counts = {dict(labels)["route"]: count for (name, labels), count in told.items() if name.endswith("answer_seconds_count")}
+    assert counts["/api/v1/migrator/migrations/{migration_id}"] == 3
+    assert counts["other"] >= 1
+    assert not any("4711" in str(key) or "BREW" in str(key) or str(job.id) in str(key) for key in told)
+    methods = {dict(labels).get("method") for _, labels in told}
+    assert methods - {None, "other"} <= METHODS
+
+
+# ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_jobs_are_counted_by_state_each_state_always(service: Service, metrics: Metrics) -> None:
+    assert [value(metrics, "synvirt_jobs", state=str(state)) for state in State] == [0] * len(State)
+    first, _ = service.submit(), service.submit()
+    service.move(first.id, State.COPYING_FULL)
+    assert value(metrics, "synvirt_jobs", state="Queued") == 1
+    assert value(metrics, "synvirt_jobs", state="CopyingFull") == 1
+    assert (value(metrics, "synvirt_queue_oldest_seconds") or 0) > 0
+    assert value(metrics, "synvirt_jobs_at_once") == 4
+
+
+def test_bytes_are_counted_once_whoever_tells_them(service: Service, metrics: Metrics) -> None:
+    """The board is ahead of the document; a pass that went back to its watermark does not count its bytes again."""
+    way = {"source": "ova_archive", "destination": "default"}
+    job = service.submit()
+    service.move(job.id, State.COPYING_FULL)
+    service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_done=10 * MIB, rate_bps=MIB))
+    assert value(metrics, "synvirt_copied_bytes_total", **way) == 10 * MIB
+    assert value(metrics, "synvirt_copy_rate_bytes_per_second", **way) == MIB
+    service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_done=8 * MIB, rate_bps=MIB))
+    assert value(metrics, "synvirt_copied_bytes_total", **way) == 10 * MIB
+    copied(service, job.id, 12 * MIB)
+    service.board.unpin(job.id)
+    service.move(job.id, State.COMPLETED)
+    assert value(metrics, "synvirt_copied_bytes_total", **way) == 12 * MIB
+    assert value(metrics, "synvirt_copy_rate_bytes_per_second", **way) == 0, "known, and idle"
+    assert value(metrics, "synvirt_jobs_ended_total", state="Completed", source="ova_archive") == 1
+
+
+def test_a_job_that_began_and_ended_between_two_looks_is_counted(service: Service, metrics: Metrics) -> None:
+    job = service.submit(PLAN.model_copy(update={"source": PlanSource(Offline=OfflineKind.QCOW2)}))
+    service.move(job.id, State.COPYING_FULL)
+    copied(service, job.id, 5 * MIB)
+    service.move(job.id, State.FAILED, error=failed())
+    for _ in range(2):
+        assert value(metrics, "synvirt_copied_bytes_total", source="qcow2", destination="default") == 5 * MIB
+        assert value(metrics, "synvirt_job_errors_total", code="E_MIG_DISK_WRITE_FAILED") == 1
+        assert value(metrics, "synvirt_jobs_ended_total", state="Failed", source="qcow2") == 1
+
+
+def test_what_was_before_the_service_began_is_not_counted_again(service: Service) -> None:
+    job = service.submit()
+    service.move(job.id, State.COPYING_FULL, error=failed())
+    copied(service, job.id, 7 * MIB)
+    metrics = Metrics(service.store, service.board, host="local", jobs_at_once=4)
+    service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_done=7 * MIB))
+    value(metrics, "synvirt_jobs", state="Queued")
+    service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_done=9 * MIB))
+    assert value(metrics, "synvirt_copied_bytes_total", source="ova_archive", destination="default") == 2 * MIB
+    assert value(metrics, "synvirt_job_errors_total", code="E_MIG_DISK_WRITE_FAILED") == 0
+
+
+def test_every_code_is_told_from_nought_on_and_a_strange_one_has_no_label_of_its_own(
+    service: Service, metrics: Metrics
+) -> None:
+    assert [value(metrics, "synvirt_job_errors_total", code=code) for code in CODES] == [0] * len(CODES)
+    job = service.submit()
+    service.move(job.id, State.FAILED, error=Problem(code="E_MIG_TOMORROW", message="m", at=now(), state=State.QUEUED))
+    assert value(metrics, "synvirt_job_errors_total", code="other") == 1
+    assert value(metrics, "synvirt_job_errors_total", code="E_MIG_TOMORROW") is None
+
+
+def test_the_downtime_of_completed_jobs_is_told(service: Service, metrics: Metrics) -> None:
+    job = service.submit()
+    service.store.change(job.id, State.QUEUED, lambda job: job.model_copy(update={"downtime_s": 42.0}))
+    service.move(job.id, State.COMPLETED)
+    assert value(metrics, "synvirt_downtime_seconds_bucket", le="60.0") == 1
+    assert value(metrics, "synvirt_downtime_seconds_bucket", le="30.0") == 0
+
+
+def test_another_hosts_jobs_are_anothers_to_tell(service: Service) -> None:
+    metrics = Metrics(service.store, service.board, host="elsewhere", jobs_at_once=4)
+    job = service.submit()
+    service.move(job.id, State.FAILED, error=failed())
+    assert value(metrics, "synvirt_jobs", state="Failed") == 0
+    assert value(metrics, "synvirt_job_errors_total", code="E_MIG_DISK_WRITE_FAILED") == 0
+
+
+# ── cheap ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Store]:
+    """5,000 ended jobs, written in one go."""
+    from sqlalchemy import insert
+
+    from synvirt.store.tables import migrations
+    from tests.store.test_store import a_job
+
+    store = Store(f"sqlite:///{tmp_path / 'store.db'}")
+    jobs = [a_job(state=State.COMPLETED) for _ in range(5000)]
+    rows = [{"id": str(job.id), "host": "local", "state": job.state, "document": job.model_dump_json()} for job in jobs]
+    with store._writing() as db:
+        db.execute(insert(migrations), rows)
+    yield store
+    store.close()
+
+
+def test_a_look_at_5000_jobs_reads_no_document_and_grows_by_no_line(full: Store) -> None:
+    metrics = Metrics(full, Board(), host="local", jobs_at_once=4)
+    asked: list[str] = []
+    event.listen(full._engine, "before_cursor_execute", lambda *seen: asked.append(seen[2]))
+    text, _ = metrics.text("")
+    assert 'synvirt_jobs{state="Completed"} 5000.0' in text.decode()
+    assert len(text.splitlines()) < 200
+    queries = [query for query in asked if query.startswith("SELECT")]
+    assert len(queries) == 3, queries
