@@ -190,6 +190,75 @@ class Internal(SynvirtError):
     """Something went wrong inside the service."""
 
 
+# ── backups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class BackupNotFound(NotFound):
+    """There is no such thing among the backups."""
+
+    code = "E_BAK_NOT_FOUND"
+
+
+class BackupConflict(Conflict):
+    """The request does not fit the present state of the backups."""
+
+    code = "E_BAK_CONFLICT"
+
+
+class BackupBadRequest(BadRequest):
+    """The backup cannot be made as it is asked for."""
+
+    code = "E_BAK_BAD_REQUEST"
+
+
+class SourceRunning(Conflict):
+    """The guest runs, and its disks cannot be frozen at one moment."""
+
+    code = "E_BAK_SOURCE_RUNNING"
+
+
+class SourceUnsupported(BadRequest):
+    """A disk of the guest is of no kind that can be backed up."""
+
+    code = "E_BAK_SOURCE_UNSUPPORTED"
+
+
+class RepositoryUnreachable(SynvirtError):
+    """The repository cannot be reached."""
+
+    code, status = "E_BAK_REPOSITORY_UNREACHABLE", 502
+
+
+class RepositoryFull(SynvirtError):
+    """The repository has no room left."""
+
+    code = "E_BAK_REPOSITORY_FULL"
+
+
+class RepositoryKeyWrong(SynvirtError):
+    """The key is not the repository's."""
+
+    code, status = "E_BAK_KEY_WRONG", 400
+
+
+class RepositoryDamaged(DiskReadFailed):
+    """Something in the repository is missing, or not what was written."""
+
+    code = "E_BAK_DAMAGED"
+
+
+class StoreWriteFailed(SynvirtError):
+    """The repository could not be written."""
+
+    code = "E_BAK_STORE_WRITE_FAILED"
+
+
+class Interrupted(SynvirtError):
+    """The service ended while the run was under way."""
+
+    code = "E_BAK_INTERRUPTED"
+
+
 def _with_subclasses(root: type[SynvirtError]) -> list[type[SynvirtError]]:
     return [root, *(leaf for child in root.__subclasses__() for leaf in _with_subclasses(child))]
 

@@ -1,0 +1,163 @@
+"""The two nouns of the data path over a repository: a disk on its way in, and the disk of a restore point.
+
+ChunkWriter   pieces of any size, from any thread ─▶ whole chunks ─▶ session.add ─▶ names ─▶ pages
+PointReader   pages ─▶ names ─▶ chunks, each checked against its name
+"""
+
+import threading
+from collections.abc import Iterator
+
+from synvirt.backups.keys import CHUNK_BYTES, NAME_BYTES
+from synvirt.backups.manifest import NONE, PAGE_BYTES, DiskMap, chunks_of
+from synvirt.backups.repository import Repository, Session
+from synvirt.blocks import Extent, coalesced
+from synvirt.disks.layers import Layer
+from synvirt.errors import DiskReadFailed, DiskWriteFailed, RepositoryDamaged
+
+CALLS_AT_ONCE = 64
+
+
+class ChunkWriter:
+    """Takes each byte of a disk exactly once, as a copy of a whole disk that is not `fresh` gives it.
+
+    Memory is one chunk for each that is begun and not full: some few a thread of copy(). `flush` promises nothing: all of a
+    restore point becomes durable, and visible, with its manifest.
+    """
+
+    max_writers = CALLS_AT_ONCE
+
+    def __init__(self, session: Session, size: int) -> None:
+        self.size = size
+        self._session = session
+        self._names = bytearray(chunks_of(size) * NAME_BYTES)
+        self._done = bytearray(chunks_of(size))
+        self._begun: dict[int, tuple[bytearray, int]] = {}
+        self._lock = threading.Lock()
+
+    def write(self, offset: int, buffer: memoryview) -> None:
+        self._check_range(offset, len(buffer))
+        for number, within, at, length in self._cut(offset, len(buffer)):
+            piece = buffer[at : at + length]
+            if length == self._length(number):
+                self._finish(number, piece)
+            else:
+                self._gather(number, within, length, piece)
+
+    def zero(self, offset: int, length: int) -> None:
+        self._check_range(offset, length)
+        for number, within, _, part in self._cut(offset, length):
+            if part == self._length(number):
+                self._mark(number)
+            else:
+                self._gather(number, within, part, None)
+
+    def _cut(self, offset: int, length: int) -> Iterator[tuple[int, int, int, int]]:
+        """(chunk's number, offset within it, offset within the range, length) of each chunk that the range touches."""
+        at = 0
+        while at < length:
+            number, within = divmod(offset + at, CHUNK_BYTES)
+            part = min(CHUNK_BYTES - within, length - at)
+            yield number, within, at, part
+            at += part
+
+    def _length(self, number: int) -> int:
+        return min(CHUNK_BYTES, self.size - number * CHUNK_BYTES)
+
+    def _gather(self, number: int, within: int, length: int, piece: memoryview | None) -> None:
+        with self._lock:
+            content, filled = self._begun.get(number) or (bytearray(self._length(number)), 0)
+            if piece is not None:
+                content[within : within + length] = piece
+            filled += length
+            if filled < len(content):
+                self._begun[number] = content, filled
+                return
+            self._begun.pop(number, None)
+        self._finish(number, content)
+
+    def _finish(self, number: int, content: bytearray | memoryview) -> None:
+        name = self._session.add(content)
+        self._names[number * NAME_BYTES : (number + 1) * NAME_BYTES] = name
+        self._mark(number)
+
+    def _mark(self, number: int) -> None:
+        if self._done[number]:
+            raise DiskWriteFailed(f"chunk {number} of the disk came twice: at offset {number * CHUNK_BYTES}")
+        self._done[number] = 1
+
+    def _check_range(self, offset: int, length: int) -> None:
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise DiskWriteFailed(f"{length} bytes at offset {offset} are outside the disk's {self.size}")
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._begun.clear()
+
+    def finish(self) -> DiskMap:
+        """The disk as a manifest has it. DiskWriteFailed, where a byte of it never came."""
+        missing = self._done.find(0)
+        if missing >= 0:
+            raise DiskWriteFailed(f"nothing came for the disk's bytes from offset {missing * CHUNK_BYTES} on")
+        names = bytes(self._names)
+        pages = [names[at : at + PAGE_BYTES].ljust(PAGE_BYTES, b"\0") for at in range(0, len(names), PAGE_BYTES)]
+        return DiskMap(size_bytes=self.size, pages=tuple(self._session.add_page(page).hex() for page in pages))
+
+
+class PointReader:
+    """A disk of a restore point. What is read is what was backed up, or RepositoryDamaged."""
+
+    max_readers = CALLS_AT_ONCE
+
+    def __init__(self, repository: Repository, disk: DiskMap) -> None:
+        self.size = disk.size_bytes
+        self._repository = repository
+        self._names = repository.chunk_names(disk)
+        # The last chunk that each thread has read: small reads in a row unpack it once.
+        self._last = threading.local()
+
+    def extents(self) -> Iterator[Extent]:
+        return coalesced(
+            Extent(number * CHUNK_BYTES, self._length(number), zero=self._name(number) == NONE)
+            for number in range(chunks_of(self.size))
+        )
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise DiskReadFailed(f"{len(buffer)} bytes at offset {offset} are outside the disk's {self.size}")
+        at = 0
+        while at < len(buffer):
+            number, within = divmod(offset + at, CHUNK_BYTES)
+            part = min(CHUNK_BYTES - within, len(buffer) - at)
+            content = self._chunk(number)
+            buffer[at : at + part] = bytes(part) if content is None else memoryview(content)[within : within + part]
+            at += part
+
+    def _chunk(self, number: int) -> bytes | None:
+        """None for zeros."""
+        name = self._name(number)
+        if name == NONE:
+            return None
+        known: tuple[bytes, bytes] = getattr(self._last, "chunk", (NONE, b""))
+        if known[0] != name:
+            try:
+                known = name, self._repository.read_chunk(name, self._length(number))
+            except RepositoryDamaged as error:
+                raise RepositoryDamaged(
+                    f"{error.detail}: the disk cannot be read at offset {number * CHUNK_BYTES}", hint=error.hint
+                ) from error
+            self._last.chunk = known
+        return known[1]
+
+    def _length(self, number: int) -> int:
+        return min(CHUNK_BYTES, self.size - number * CHUNK_BYTES)
+
+    def _name(self, number: int) -> bytes:
+        return self._names[number * NAME_BYTES : (number + 1) * NAME_BYTES]
+
+    def layer(self) -> Layer:
+        return Layer("restore point", "backup", self.size)
+
+    def close(self) -> None:
+        self._last = threading.local()

@@ -1,0 +1,161 @@
+"""What a repository needs of the place where it lies, call by call; and a folder of this host, local or an NFS mount.
+
+Few calls, so that tests can fail, tear and lose each of them. `put` makes one promise of several: a file is whole and durable
+under its name, or has no name. Names are relative, folders one deep. Errors name files, never paths of the host.
+"""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreachable, StoreWriteFailed
+
+# What is being written, and has no name that counts. What a crash leaves here is swept by the next collection of garbage.
+UNFINISHED = "tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`modified_at`: seconds since 1970, by the clock of whoever stores the file."""
+
+    name: str
+    size_bytes: int
+    modified_at: float
+
+
+class Folder(Protocol):
+    """- `write`: a new file, not durable yet; `sync` makes its bytes durable, `sync_folder` the names in a folder.
+    - `rename`: at once or not at all; it replaces.
+    - `read`: exactly what is asked for. RepositoryDamaged, where the file is missing or shorter.
+    - `entries`: of one folder, by name. `delete`: idempotent.
+    - Every failure is a SynvirtError of a backup.
+    """
+
+    def make_folders(self, names: Iterable[str]) -> None: ...
+    def write(self, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None: ...
+    def sync(self, name: str) -> None: ...
+    def rename(self, old: str, new: str) -> None: ...
+    def sync_folder(self, folder: str) -> None: ...
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes: ...
+    def entries(self, folder: str) -> list[Entry]: ...
+    def delete(self, name: str) -> None: ...
+
+
+def put(folder: Folder, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+    """The file is whole and durable under its name when this returns; when it raises or the host dies, it may have no name."""
+    unfinished = f"{UNFINISHED}/{secrets.token_hex(8)}"
+    folder.write(unfinished, pieces)
+    folder.sync(unfinished)
+    folder.rename(unfinished, name)
+    folder.sync_folder(name.rpartition("/")[0])
+
+
+class HostFolder:
+    """A folder of this host. `is_mount`: refused while nothing is mounted there, lest backups fill the host's own disk."""
+
+    def __init__(self, path: Path, *, is_mount: bool = False) -> None:
+        self._path, self._is_mount = path, is_mount
+        self.check()
+
+    def check(self) -> None:
+        """RepositoryUnreachable."""
+        if not self._path.is_dir():
+            raise RepositoryUnreachable(f"there is no folder {self._path}", hint="make it, or mount what it should hold")
+        if self._is_mount and not os.path.ismount(self._path):
+            raise RepositoryUnreachable(
+                f"nothing is mounted at {self._path}", hint=f"mount the NFS export there: mount {self._path}"
+            )
+
+    def room(self) -> tuple[int, int]:
+        """Bytes of the file system, and those that are used."""
+        with _told("the repository's free space"):
+            found = os.statvfs(self._path)
+        return found.f_frsize * found.f_blocks, found.f_frsize * (found.f_blocks - found.f_bavail)
+
+    def make_folders(self, names: Iterable[str]) -> None:
+        for name in names:
+            with _told(name):
+                (self._path / name).mkdir(mode=0o700, exist_ok=True)
+        self.sync_folder("")
+
+    def write(self, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+        with _told(name), (self._path / name).open("xb", buffering=0) as file:
+            for piece in pieces:
+                left = memoryview(piece)
+                while left:
+                    left = left[file.write(left) :]
+
+    def sync(self, name: str) -> None:
+        self._fsync(name, os.O_RDONLY)
+
+    def sync_folder(self, folder: str) -> None:
+        self._fsync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def _fsync(self, name: str, flags: int) -> None:
+        with _told(name or "the repository"):
+            descriptor = os.open(self._path / name, flags | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def rename(self, old: str, new: str) -> None:
+        with _told(new):
+            (self._path / old).rename(self._path / new)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        try:
+            descriptor = os.open(self._path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb", buffering=0) as file:
+                wanted = max(os.fstat(descriptor).st_size - offset, 0) if length is None else length
+                file.seek(offset)
+                found = bytearray()
+                while len(found) < wanted and (piece := file.read(wanted - len(found))):
+                    found += piece
+        except FileNotFoundError as error:
+            raise RepositoryDamaged(f"{name} is missing from the repository") from error
+        except OSError as error:
+            raise RepositoryDamaged(f"{name} cannot be read: {error.strerror}") from error
+        if len(found) < wanted:
+            raise RepositoryDamaged(
+                f"{name} ends at {offset + len(found)}, where bytes {offset} to {offset + wanted} are wanted"
+            )
+        return bytes(found)
+
+    def entries(self, folder: str) -> list[Entry]:
+        found = []
+        with _told(folder), os.scandir(self._path / folder) as listed:
+            for entry in listed:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # it went meanwhile
+                    continue
+                found.append(Entry(entry.name, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda entry: entry.name)
+
+    def delete(self, name: str) -> None:
+        with _told(name):
+            (self._path / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        _failed(name, error)
+
+
+def _failed(name: str, error: OSError) -> NoReturn:
+    why = os.strerror(error.errno or 0)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free space there, or let retention remove points and collect the garbage; then run the job again"
+        raise RepositoryFull(f"{name} cannot be written: {why}", hint=hint) from error
+    if error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN):
+        raise RepositoryUnreachable(f"{name} cannot be reached: {why}", hint="look at the mount") from error
+    raise StoreWriteFailed(f"{name}: {why}", hint="look at the disk's health, and at who owns the folder") from error

@@ -1,0 +1,192 @@
+"""Which points to remove, and what nothing needs any more: in two steps a day apart, so that no run loses what it relies on.
+
+    retention: keep_last, keep_daily … ─▶ points to remove
+    collect:   every manifest, every page, every footer ─▶ what is needed
+                 not needed, and old        ─▶ a list of condemned packs
+                 condemned a day ago, and still not needed ─▶ deleted
+                 half of a pack not needed  ─▶ what is, into a new pack; the old one is condemned
+
+Frames are moved as they are: collecting needs no key. If anything cannot be read, nothing is removed: what a damaged manifest
+needs is not known. Several may collect at once, and runs go on beside it: a run that relies on what is condemned before it has
+committed is refused, and what is condemned after that is looked at again before it is deleted.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID
+
+from blake3 import blake3
+
+from synvirt.backups import packs
+from synvirt.backups.folder import UNFINISHED, put
+from synvirt.backups.manifest import NONE
+from synvirt.backups.repository import CONDEMNED_FOLDER, Place, Repository, condemned_lists
+from synvirt.backups.verify import chunk_names
+from synvirt.errors import RepositoryDamaged
+from synvirt.model import Bytes, Model, Received
+
+GRACE_S = 24 * 3600
+# What a run that is under way has written is needed by nothing yet. Longer than any run takes.
+YOUNG_S = 7 * 24 * 3600
+
+
+class Retention(Received):
+    """How many points to keep: the newest ones, and the last of each day, week (ISO 8601), month and year that has one.
+
+    A point that any line keeps is kept. All None: all are kept. Times are UTC.
+    """
+
+    keep_last: int | None = None
+    keep_daily: int | None = None
+    keep_weekly: int | None = None
+    keep_monthly: int | None = None
+    keep_yearly: int | None = None
+
+
+# Of a time, the period that it lies in.
+_PERIODS = {
+    "keep_daily": "%Y-%m-%d",
+    "keep_weekly": "%G-%V",
+    "keep_monthly": "%Y-%m",
+    "keep_yearly": "%Y",
+}
+
+
+def kept(points: Iterable[tuple[UUID, datetime]], retention: Retention) -> dict[UUID, list[str]]:
+    """The points of one guest that stay, each with the lines that keep it."""
+    newest_first = sorted(points, key=lambda point: (point[1], point[0]), reverse=True)
+    reasons: dict[UUID, list[str]] = defaultdict(list)
+    wishes = retention.model_dump()
+    if all(count is None for count in wishes.values()):
+        return {point_id: ["all"] for point_id, _ in newest_first}
+    for point_id, _ in newest_first[: wishes["keep_last"] or 0]:
+        reasons[point_id].append("keep_last")
+    for line, form in _PERIODS.items():
+        seen: set[str] = set()
+        for point_id, at in newest_first:
+            period = at.astimezone(UTC).strftime(form)
+            if period not in seen and len(seen) < (wishes[line] or 0):
+                seen.add(period)
+                reasons[point_id].append(line)
+    if newest_first:
+        reasons[newest_first[0][0]] = reasons[newest_first[0][0]] or ["newest"]  # never all of them
+    return {point_id: lines for point_id, lines in reasons.items() if lines}
+
+
+class Collected(Model):
+    """What a collection did, or with a dry run would do."""
+
+    packs_deleted: int = 0
+    bytes_deleted: Bytes = 0
+    packs_condemned: int = 0
+    bytes_condemned: Bytes = 0
+    bytes_moved: Bytes = 0
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One look at all of the repository. `live`: of each pack that is needed, the entries for which it is."""
+
+    sizes: dict[str, int]
+    ages: dict[str, float]
+    live: dict[str, list[packs.Entry]]
+
+
+def collect(
+    repository: Repository, *, now: float, grace_s: float = GRACE_S, young_s: float = YOUNG_S, dry_run: bool = False
+) -> Collected:
+    """`now`: seconds since 1970. RepositoryDamaged, where anything cannot be read: nothing was removed then."""
+    repository.refresh()
+    lists = condemned_lists(repository.folder)
+    seen = _look(repository, now)
+    due = {name for one in lists if now - one.at >= grace_s for name in one.packs}
+    waiting = {name for one in lists if now - one.at < grace_s for name in one.packs}
+    dead = sorted(name for name in due if name in seen.sizes and name not in seen.live)
+    dead_bytes = sum(seen.sizes[name] for name in dead)
+    sparse = sorted(
+        name
+        for name, entries in seen.live.items()
+        if name not in waiting | due
+        and seen.ages[name] >= young_s
+        and sum(entry.length for entry in entries) < seen.sizes[name] // 2
+    )
+    unneeded = sorted(
+        name for name, age in seen.ages.items() if name not in seen.live and name not in waiting | due and age >= young_s
+    )
+    moved = sum(entry.length for name in sparse for entry in seen.live[name])
+    if not dry_run:
+        _move(repository, [Place(name, entry) for name in sparse for entry in seen.live[name]])
+        _condemn(repository, [*unneeded, *sparse])
+        for name in dead:
+            repository.folder.delete(f"{packs.FOLDER}/{name}")
+        for one in lists:
+            if now - one.at >= grace_s:
+                repository.folder.delete(one.name)
+        for entry in repository.folder.entries(UNFINISHED):
+            if now - entry.modified_at >= young_s:
+                repository.folder.delete(f"{UNFINISHED}/{entry.name}")
+        repository.refresh()
+    condemned = [*unneeded, *sparse]
+    return Collected(
+        packs_deleted=len(dead),
+        bytes_deleted=dead_bytes,
+        packs_condemned=len(condemned),
+        bytes_condemned=sum(seen.sizes[name] for name in condemned),
+        bytes_moved=moved,
+    )
+
+
+def _look(repository: Repository, now: float) -> _Seen:
+    if repository.unreadable:
+        name, why = next(iter(repository.unreadable.items()))
+        raise RepositoryDamaged(
+            f"nothing is removed while {len(repository.unreadable)} pack(s) cannot be read; {name[:16]}…: {why}",
+            hint="verify the repository; a pack that is beyond help may be moved away by hand",
+        )
+    sizes = repository.pack_sizes()
+    ages = {entry.name: now - entry.modified_at for entry in repository.folder.entries(packs.FOLDER) if entry.name in sizes}
+    live: dict[str, list[packs.Entry]] = defaultdict(list)
+    for needed in _needed(repository):
+        place = repository.place(needed)
+        if place is None:
+            raise RepositoryDamaged(
+                f"nothing is removed while chunk {needed.hex()[:16]} is in no pack", hint="verify the restore points"
+            )
+        live[place.pack].append(place.entry)
+    return _Seen(sizes, ages, dict(live))
+
+
+def _needed(repository: Repository) -> set[bytes]:
+    found: set[bytes] = set()
+    for point_id in repository.point_ids():
+        for disk in repository.shown(point_id).disks:
+            found.update(bytes.fromhex(page) for page in disk.pages)
+            found.update(chunk_names(repository, disk))
+    return found - {NONE}
+
+
+def _move(repository: Repository, places: list[Place]) -> None:
+    """Frames into new packs, durable when this returns."""
+    pack = packs.Pack()
+    for place in places:
+        if pack.entries and not pack.fits(place.entry.length):
+            _store(repository, pack)
+            pack = packs.Pack()
+        frame = packs.read_frame(repository.folder, place.pack, place.entry)
+        pack.add(place.entry.name, place.entry.kind, frame, place.entry.content_length)
+    if pack.entries:
+        _store(repository, pack)
+
+
+def _store(repository: Repository, pack: packs.Pack) -> None:
+    name, content = pack.closed()
+    put(repository.folder, f"{packs.FOLDER}/{name}", [content])
+    repository.take_in(name, len(content), pack.entries)
+
+
+def _condemn(repository: Repository, names: list[str]) -> None:
+    if names:
+        content = "".join(f"{name}\n" for name in names).encode()
+        put(repository.folder, f"{CONDEMNED_FOLDER}/{blake3(content).hexdigest()}", [content])

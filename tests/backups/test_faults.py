@@ -1,0 +1,157 @@
+"""A run dies at each call it makes to the storage: earlier points stay as they were, and the run can be made again."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from synvirt.backups import packs
+from synvirt.backups.repository import Repository
+from synvirt.backups.verify import verify_point, verify_store
+from synvirt.errors import RepositoryFull, SynvirtError
+from tests.backups.folders import Counted, Cut, Died, MemoryFolder, io_error
+from tests.backups.points import KEY, back_up, disk, opened, restored
+from tests.cases import TIMES
+from tests.fakes.disks import MemoryReader
+
+# Disks of a few KiB, each a chunk of its own: so that a run has many calls and little to do.
+EARLIER = ("AB-C", "DE-", "G")
+LATER = ("AB-C", "DEF", "H", "IJ", "K", "L-", "M", "-N", "O", "P", "Q", "R")
+
+
+def small(blocks: str) -> MemoryReader:
+    return MemoryReader(blocks, block_bytes=1500)
+
+
+def contents(all_blocks: tuple[str, ...]) -> list[bytes]:
+    return [small(blocks).content for blocks in all_blocks]
+
+
+@pytest.fixture(autouse=True)
+def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack a chunk, so that a run has many calls."""
+    monkeypatch.setattr(packs, "PACK_BYTES", 1)
+
+
+def _run(folder: Counted) -> None:
+    back_up(Repository(folder, KEY), *map(small, LATER), threads=0)
+
+
+def _calls(start: MemoryFolder) -> int:
+    counted = Counted(start.copied())
+    _run(counted)
+    return counted.calls
+
+
+def _is_whole(after: MemoryFolder, earlier: list[object]) -> None:
+    repository = Repository(after, KEY)
+    assert set(earlier) <= set(repository.point_ids())
+    for point in repository.point_ids():
+        assert restored(repository, point) == contents(EARLIER if point in earlier else LATER)
+        assert verify_point(repository, point) is None
+    again = back_up(repository, *map(small, LATER), threads=0)
+    assert restored(Repository(after, KEY), again) == contents(LATER)
+    assert verify_store(repository) == []
+
+
+@pytest.mark.parametrize("how", ["lost", "kept", "torn"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_the_power_fails_at_each_call(how: Cut, after: bool) -> None:
+    start = MemoryFolder()
+    earlier: list[object] = [back_up(opened(start, new=True), *map(small, EARLIER), threads=0)]
+    calls = _calls(start)
+    assert calls >= 70
+    for number in range(calls):
+        inner = start.copied()
+        with pytest.raises(Died):
+            _run(Counted(inner, stop_at=number, error=Died, after=after))
+        _is_whole(inner.cut(how, Random(number)), earlier)
+
+
+@pytest.mark.parametrize("error", [io_error, RepositoryFull], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "for good"])
+def test_each_call_fails(error: Callable[[], SynvirtError], again: bool) -> None:
+    start = MemoryFolder()
+    earlier: list[object] = [back_up(opened(start, new=True), *map(small, EARLIER), threads=0)]
+    for number in range(_calls(start)):
+        inner = start.copied()
+        with pytest.raises(SynvirtError):
+            _run(Counted(inner, stop_at=number, error=error, again=again))
+        _is_whole(inner, earlier)
+
+
+def _damaged(folder: MemoryFolder, random: Random) -> str:
+    """One file flipped, cut off, removed, or put in another's place; what was done."""
+    names = sorted(folder.files)
+    name = random.choice(names)
+    content = folder.files[name].content
+    match random.choice(["flip", "cut", "delete", "swap", "zero"]):
+        case "flip":
+            at = random.randrange(len(content))
+            folder.files[name].content = content[:at] + bytes([content[at] ^ (1 << random.randrange(8))]) + content[at + 1 :]
+            return f"bit of {name} at {at} flipped"
+        case "cut":
+            folder.files[name].content = content[: random.randrange(len(content))]
+            return f"{name} cut off"
+        case "delete":
+            folder.delete(name)
+            return f"{name} deleted"
+        case "swap":
+            other = random.choice([one for one in names if folder.files[one].content != content])
+            folder.files[name], folder.files[other] = folder.files[other], folder.files[name]
+            return f"{name} and {other} swapped"
+        case _:
+            at = random.randrange(len(content))
+            folder.files[name].content = content[:at] + bytes(min(512, len(content) - at)) + content[at + 512 :]
+            return f"512 bytes of {name} at {at} zeroed" if folder.files[name].content != content else ""
+
+
+@pytest.mark.timeout(120 * TIMES + 60)
+def test_no_damage_passes_in_silence() -> None:
+    """Verify reports it, or the restore of a point that is known; and what is restored in spite of it is what was backed up."""
+    start = MemoryFolder()
+    repository = opened(start, new=True)
+    known = {back_up(repository, *map(small, blocks), threads=0): blocks for blocks in (EARLIER, LATER)}
+    reported = 0
+    for seed in range(1000 * TIMES):
+        folder = start.copied()
+        what = _damaged(folder, Random(seed))
+        if not what:
+            continue
+        try:
+            found = Repository(folder, KEY)
+            wrong = bool(verify_store(found))
+        except SynvirtError:
+            reported += 1
+            continue
+        for point, blocks in known.items():
+            try:
+                assert restored(found, point, threads=0) == contents(blocks), what
+            except SynvirtError:
+                wrong = True
+        assert wrong, f"{what} (seed {seed}) was not noticed"
+        reported += 1
+    assert reported > 900 * TIMES
+
+
+def test_frames_that_change_places_are_noticed() -> None:
+    """By somebody who makes the hashes fit again, without the key."""
+    start = MemoryFolder()
+    repository = opened(start, new=True)
+    point = back_up(repository, disk("AAAABBBB"), threads=0)
+    one, two = (place for place in repository._places.values() if place.entry.kind == packs.CHUNK)
+    repository._places[one.entry.name], repository._places[two.entry.name] = two, one
+    with pytest.raises(SynvirtError, match="cannot be opened"):
+        restored(repository, point, threads=0)
+    assert verify_point(repository, point) is not None
+
+
+def test_a_damaged_chunk_says_where_on_the_disk_it_is() -> None:
+    start = MemoryFolder()
+    repository = opened(start, new=True)
+    point = back_up(repository, disk("AAAABBBBCCCC"), threads=0)
+    place = next(place for place in repository._places.values() if place.entry.kind == packs.CHUNK)
+    file = start.files[f"packs/{place.pack}"]
+    file.content = file.content[: place.entry.offset] + b"?" + file.content[place.entry.offset + 1 :]
+    with pytest.raises(SynvirtError, match=r"changed at bytes \d+ to \d+: the disk cannot be read at offset \d+$"):
+        restored(repository, point, threads=0)

@@ -1,0 +1,193 @@
+"""What nothing needs is removed, in two steps; what anything needs never is."""
+
+from datetime import UTC, datetime, timedelta
+from random import Random
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synvirt.backups.disk import ChunkWriter
+from synvirt.backups.garbage import GRACE_S, YOUNG_S, Retention, collect, kept
+from synvirt.backups.repository import Repository
+from synvirt.backups.verify import verify_store
+from synvirt.copying import copy
+from synvirt.errors import BackupConflict, RepositoryDamaged
+from tests.backups.folders import Counted, Died, MemoryFolder
+from tests.backups.points import KEY, back_up, disk, opened, restored
+from tests.cases import cases
+
+LATE = YOUNG_S + 1
+NEW_YEAR = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def _size(folder: MemoryFolder) -> int:
+    return sum(len(file.content) for name, file in folder.files.items() if name.startswith("packs/"))
+
+
+def test_the_bytes_of_a_removed_point_go_after_a_day() -> None:
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    for point in (back_up(repository, disk("AAAABBBB")), back_up(repository, disk("AAAACCCC"))):
+        repository.remove(point)
+    assert collect(repository, now=folder.now).packs_condemned == 0, "they are young: a run may be about to need them"
+    folder.now += LATE
+    alone = back_up(repository, disk("DDDD"))
+    first = collect(repository, now=folder.now)
+    assert (first.packs_deleted, first.packs_condemned) == (0, 2)
+    assert collect(repository, now=folder.now + GRACE_S - 1).packs_deleted == 0
+    before = _size(folder)
+    second = collect(repository, now=folder.now + GRACE_S)
+    assert second.packs_deleted == 2
+    assert before - _size(folder) == second.bytes_deleted > 0
+    assert restored(repository, alone) == [disk("DDDD").content]
+    assert verify_store(repository) == []
+
+
+def test_a_pack_of_which_little_is_needed_is_packed_anew() -> None:
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    noise = disk("AAAABBBBCCCCDDDD")
+    noise.content = Random(3).randbytes(len(noise.content))
+    part = disk("AAAA")
+    part.content = noise.content[: len(part.content)]
+    gone, stays = back_up(repository, noise), back_up(repository, part)
+    repository.remove(gone)
+    folder.now += LATE
+    assert collect(repository, now=folder.now, dry_run=True).bytes_moved > 0
+    assert len(repository.pack_sizes()) == 2
+    assert collect(repository, now=folder.now).bytes_moved > 0
+    assert restored(Repository(folder, KEY), stays) == [part.content]
+    assert collect(repository, now=folder.now + GRACE_S).packs_deleted == 1
+    assert restored(Repository(folder, KEY), stays) == [part.content]
+    assert _size(folder) < 3 << 20
+
+
+def test_a_condemned_pack_that_is_needed_again_stays() -> None:
+    """The point came between the condemning and the deleting: by a run that had looked before."""
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    repository.remove(back_up(repository, disk("AAAA")))
+    folder.now += LATE
+    manifest_free = repository.session()
+    collect(repository, now=folder.now)
+    folder.files = {name: file for name, file in folder.files.items() if not name.startswith("condemned/")}
+    point = back_up(repository, disk("AAAA"), session=manifest_free)
+    collect(repository, now=folder.now)
+    collect(repository, now=folder.now + GRACE_S)
+    assert restored(Repository(folder, KEY), point) == [disk("AAAA").content]
+
+
+def test_a_run_that_relied_on_what_is_condemned_is_refused_and_the_next_writes_it_again() -> None:
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    repository.remove(back_up(repository, disk("AAAA")))
+    folder.now += LATE
+    session = repository.session()
+    writer = ChunkWriter(session, disk("AAAA").size)
+    copy(disk("AAAA"), writer, fresh=False)
+    collect(Repository(folder, KEY), now=folder.now)
+    with pytest.raises(BackupConflict, match="garbage"):
+        back_up(repository, disk("AAAA"), session=session)
+    again = repository.session()
+    point = back_up(repository, disk("AAAA"), session=again)
+    assert again.new_bytes > 0
+    collect(repository, now=folder.now + GRACE_S)
+    assert restored(Repository(folder, KEY), point) == [disk("AAAA").content]
+
+
+@pytest.mark.parametrize("damage", ["pack", "manifest", "page", "condemned"])
+def test_nothing_is_removed_while_anything_cannot_be_read(damage: str) -> None:
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    repository.remove(back_up(repository, disk("AAAA")))
+    back_up(repository, disk("BBBB"))
+    folder.now += LATE
+    if damage == "condemned":
+        collect(repository, now=folder.now)
+    names = {"pack": "packs/", "manifest": "points/", "page": "packs/", "condemned": "condemned/"}
+    for name in [name for name in folder.files if name.startswith(names[damage])]:
+        content = folder.files[name].content
+        folder.files[name].content = (
+            content[:8] + bytes(len(content) - 120) + content[-112:] if damage == "page" else content[:-1]
+        )
+    before = sorted(folder.files)
+    with pytest.raises(RepositoryDamaged):
+        collect(Repository(folder, KEY), now=folder.now + GRACE_S + 1)
+    assert sorted(folder.files) == before
+
+
+def test_a_collection_that_dies_at_any_call_loses_nothing() -> None:
+    start = MemoryFolder()
+    repository = opened(start, new=True)
+    noise = disk("AAAABBBBCCCCDDDD")
+    noise.content = Random(3).randbytes(len(noise.content))
+    part = disk("AAAA")
+    part.content = noise.content[: len(part.content)]
+    gone, stays = back_up(repository, noise), back_up(repository, part)
+    repository.remove(gone)
+    start.now += LATE
+    for late in (0, GRACE_S):
+        counted = Counted(start.copied())
+        collect(Repository(counted, KEY), now=start.now + late)
+        for number in range(counted.calls):
+            folder = start.copied()
+            with pytest.raises(Died):
+                collect(Repository(Counted(folder, stop_at=number), KEY), now=start.now + late)
+            after = folder.cut("torn", Random(number))
+            assert restored(Repository(after, KEY), stays) == [part.content]
+            collect(Repository(after, KEY), now=start.now + late)
+            collect(Repository(after, KEY), now=start.now + late + 2 * GRACE_S)
+            assert restored(Repository(after, KEY), stays) == [part.content]
+        collect(repository, now=start.now)
+
+
+@cases(40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["back up", "remove", "collect"]), st.text("ABCDE-", min_size=1, max_size=9)), max_size=12
+    )
+)
+def test_whatever_order_things_happen_in_every_point_reads_as_it_was(steps: list[tuple[str, str]]) -> None:
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    points: dict[UUID, str] = {}
+    for what, blocks in steps:
+        folder.now += LATE / 2
+        if what == "back up":
+            points[back_up(repository, disk(blocks))] = blocks
+        elif what == "remove" and points:
+            chosen = sorted(points)[len(blocks) % len(points)]
+            repository.remove(chosen)
+            del points[chosen]
+        elif what == "collect":
+            collect(repository, now=folder.now)
+        for point, was in points.items():
+            assert restored(repository, point) == [disk(was).content]
+    assert set(Repository(folder, KEY).point_ids()) == set(points)
+    assert verify_store(Repository(folder, KEY)) == []
+
+
+def _daily(count: int) -> list[tuple[UUID, datetime]]:
+    return [(uuid4(), NEW_YEAR + timedelta(days=day)) for day in range(count)]
+
+
+def test_retention_keeps_the_last_of_each_period() -> None:
+    points = _daily(400)
+    found = kept(points, Retention(keep_last=2, keep_daily=3, keep_weekly=2, keep_monthly=2, keep_yearly=5))
+    days = sorted((at.date().isoformat(), found[id_]) for id_, at in points if id_ in found)
+    assert days == [
+        ("2026-12-31", ["keep_yearly"]),
+        ("2027-01-31", ["keep_weekly", "keep_monthly"]),
+        ("2027-02-02", ["keep_daily"]),
+        ("2027-02-03", ["keep_last", "keep_daily"]),
+        ("2027-02-04", ["keep_last", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly"]),
+    ]
+
+
+def test_retention_that_says_nothing_keeps_all_and_never_removes_the_newest() -> None:
+    points = _daily(5)
+    assert set(kept(points, Retention())) == {id_ for id_, _ in points}
+    assert kept(points, Retention(keep_last=0)) == {points[-1][0]: ["newest"]}
+    assert kept([], Retention(keep_last=1)) == {}

@@ -1,0 +1,194 @@
+"""What goes into a repository comes out of it, and nothing is stored twice."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synvirt.backups import manifest as manifests
+from synvirt.backups import packs
+from synvirt.backups.disk import ChunkWriter, PointReader
+from synvirt.backups.folder import HostFolder
+from synvirt.backups.keys import CHUNK_BYTES, from_recovery_text, new_key, recovery_text
+from synvirt.backups.repository import Repository, create
+from synvirt.backups.verify import verify_point, verify_store
+from synvirt.copying import copy
+from synvirt.disks.raw import RawReader
+from synvirt.errors import (
+    BackupConflict,
+    BackupNotFound,
+    DiskWriteFailed,
+    RepositoryDamaged,
+    RepositoryKeyWrong,
+    RepositoryUnreachable,
+)
+from tests.backups.folders import MemoryFolder
+from tests.backups.points import KEY, back_up, disk, opened, restored
+from tests.cases import cases
+from tests.contracts.readers import ReaderCase, ReaderContract
+from tests.fakes.disks import MemoryReader, MemoryWriter
+
+
+class TestPointReader(ReaderContract):
+    @pytest.fixture(params=["aligned", "odd", "empty"])
+    def case(self, request: pytest.FixtureRequest) -> ReaderCase:
+        repository = opened(MemoryFolder(), new=True)
+        block_bytes = {"aligned": CHUNK_BYTES // 4, "odd": 200_001, "empty": 64 << 10}[request.param]
+        source = MemoryReader({"empty": "----"}.get(request.param, "AB0-----CCDDE-"), block_bytes=block_bytes)
+        found = repository.manifest(back_up(repository, source)).shown.disks[0]
+        return ReaderCase(open=lambda: PointReader(repository, found), content=source.content)
+
+
+@cases(60)
+@given(
+    blocks=st.text("AB0-", min_size=1, max_size=24),
+    block_bytes=st.sampled_from([CHUNK_BYTES // 4, CHUNK_BYTES // 16, 100_003, 512]),
+    threads=st.sampled_from([1, 3]),
+)
+def test_what_is_restored_is_what_was_backed_up(blocks: str, block_bytes: int, threads: int) -> None:
+    repository = opened(MemoryFolder(), new=True)
+    source = MemoryReader(blocks, block_bytes=block_bytes)
+    point = back_up(repository, source, threads=threads)
+    again = Repository(repository.folder, KEY)
+    assert restored(again, point, threads=threads) == [source.content]
+    assert verify_store(again) == []
+    assert verify_point(again, point) is None
+
+
+def test_a_chunk_that_is_there_is_not_stored_again() -> None:
+    repository = opened(MemoryFolder(), new=True)
+    first = repository.session()
+    back_up(repository, disk("AAAABBBBCCCCDDDD"), session=first)
+    assert first.new_bytes == 4 * CHUNK_BYTES + manifests.PAGE_BYTES
+    second = repository.session()
+    point = back_up(repository, disk("AAAABBBBXCCCDDDDAAAA"), session=second)
+    assert second.new_bytes == CHUNK_BYTES + manifests.PAGE_BYTES
+    assert restored(repository, point) == [disk("AAAABBBBXCCCDDDDAAAA").content]
+    third = repository.session()
+    back_up(repository, disk("AAAABBBBXCCCDDDDAAAA"), session=third)
+    assert (third.new_bytes, third.stored_bytes) == (0, 0)
+
+
+def test_zeros_are_not_stored_whether_the_source_says_so_or_not() -> None:
+    repository = opened(MemoryFolder(), new=True)
+    session = repository.session()
+    point = back_up(repository, disk("----0000--00"), session=session)
+    assert (session.new_bytes, session.stored_bytes) == (0, 0)
+    assert [extent.zero for extent in PointReader(repository, repository.manifest(point).shown.disks[0]).extents()] == [True]
+
+
+def test_large_content_fills_several_packs_and_reads_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "PACK_BYTES", 3 * CHUNK_BYTES)
+    repository = opened(MemoryFolder(), new=True)
+    content = Random(7).randbytes(9 * CHUNK_BYTES + 12345)
+    source = MemoryReader("-", block_bytes=len(content))
+    source.content, source._extents = content, [type(source._extents[0])(0, len(content))]
+    point = back_up(repository, source, threads=4)
+    for _ in range(5):  # threads that wait for one another would do so by chance
+        back_up(opened(MemoryFolder(), new=True), source, threads=4)
+    assert len(repository.pack_sizes()) >= 4
+    assert all(size <= 3 * CHUNK_BYTES for size in repository.pack_sizes().values())
+    assert restored(Repository(repository.folder, KEY), point) == [content]
+
+
+def test_a_point_exists_only_once_its_manifest_does() -> None:
+    repository = opened(MemoryFolder(), new=True)
+    session = repository.session()
+    writer = ChunkWriter(session, CHUNK_BYTES)
+    copy(disk("AAAA"), writer, fresh=False)
+    writer.finish()
+    assert repository.point_ids() == []
+
+
+def test_a_disk_of_which_not_every_byte_came_is_no_disk() -> None:
+    repository = opened(MemoryFolder(), new=True)
+    writer = ChunkWriter(repository.session(), 2 * CHUNK_BYTES)
+    writer.write(0, memoryview(b"x" * CHUNK_BYTES))
+    with pytest.raises(DiskWriteFailed, match=str(CHUNK_BYTES)):
+        writer.finish()
+    with pytest.raises(DiskWriteFailed, match="twice"):
+        writer.write(0, memoryview(b"y" * CHUNK_BYTES))
+    with pytest.raises(DiskWriteFailed, match="outside"):
+        writer.write(2 * CHUNK_BYTES, memoryview(b"y"))
+
+
+def test_another_key_opens_nothing() -> None:
+    folder = MemoryFolder()
+    opened(folder, new=True)
+    with pytest.raises(RepositoryKeyWrong):
+        Repository(folder, new_key())
+
+
+def test_no_byte_of_a_guest_is_in_the_clear() -> None:
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    back_up(repository, disk("AAAA"))
+    stored = b"".join(file.content for file in folder.files.values())
+    for secret in (b"A" * 64, b"guest", b"<domain", b"disk0", KEY):
+        assert secret not in stored
+
+
+def test_a_point_that_is_kept_cannot_be_removed() -> None:
+    repository = opened(MemoryFolder(), new=True)
+    point = back_up(repository, disk("AAAA"))
+    repository.keep(point, kept=True)
+    with pytest.raises(BackupConflict):
+        repository.remove(point)
+    repository.keep(point, kept=False)
+    repository.remove(point)
+    assert repository.point_ids() == []
+    with pytest.raises(BackupNotFound):
+        repository.manifest(point)
+
+
+def test_a_repository_is_made_in_an_empty_folder_only(tmp_path: Path) -> None:
+    (tmp_path / "something").touch()
+    with pytest.raises(BackupConflict):
+        create(HostFolder(tmp_path), KEY)
+    with pytest.raises(RepositoryUnreachable):
+        HostFolder(tmp_path / "nowhere")
+    with pytest.raises(RepositoryUnreachable, match="mounted"):
+        HostFolder(tmp_path, is_mount=True)
+
+
+def test_a_folder_of_this_host_holds_a_sparse_disk(tmp_path: Path) -> None:
+    image, folder = tmp_path / "disk.raw", tmp_path / "repository"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(40 * CHUNK_BYTES)
+        file.seek(17 * CHUNK_BYTES + 5)
+        file.write(Random(1).randbytes(3 * CHUNK_BYTES))
+    create(HostFolder(folder), KEY)
+    repository = Repository(HostFolder(folder), KEY)
+    reader = RawReader(str(image))
+    point = back_up(repository, reader)
+    reader.close()
+    assert [restored(repository, point)[0] == image.read_bytes()] == [True]
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 5 * CHUNK_BYTES
+    assert list((folder / "tmp").iterdir()) == []
+    assert verify_store(Repository(HostFolder(folder), KEY)) == []
+
+
+def test_a_file_that_is_missing_from_a_folder_is_damage(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryDamaged, match="missing"):
+        HostFolder(tmp_path).read("packs/none")
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_a_recovery_key_is_the_key(master: bytes) -> None:
+    text = recovery_text(master)
+    assert from_recovery_text(text.lower().replace("-", " ")) == master
+    other = "A" if text[0] != "A" else "B"
+    for wrong in (other + text[1:], text[:-2], "", "ä"):
+        with pytest.raises(RepositoryKeyWrong):
+            from_recovery_text(wrong)
+
+
+def test_a_restore_writes_no_zeros() -> None:
+    repository = opened(MemoryFolder(), new=True)
+    point = back_up(repository, disk("AAAA----BBBB"))
+    writer = MemoryWriter(3 * CHUNK_BYTES)
+    copy(PointReader(repository, repository.manifest(point).shown.disks[0]), writer)
+    assert sum(length for _, length in writer.written) == 2 * CHUNK_BYTES
