@@ -12,7 +12,8 @@ from uuid import UUID
 
 from synvirt.cli.client import Client
 from synvirt.cli.watching import display, watch
-from synvirt.main import log_to, service
+from synvirt.logs import log_to
+from synvirt.main import service
 from synvirt.model import MigrationPlan, State
 from synvirt.sample import ID_PATH
 from synvirt.settings import load

@@ -30,6 +30,12 @@ SWEEP_PAUSES_S = (0.5, 2, 5)
 
 async def advance(rooms: Rooms, migration: Migration, state: State, stop: Stop) -> State:
     """The state the job is in afterwards. Only PersistFailed gets out: without a store there is nothing to be told."""
+    # Whatever is logged on the way, here, in a thread or by a library, says whose it is.
+    with structlog.contextvars.bound_contextvars(job=str(migration.id)):
+        return await _advance(rooms, migration, state, stop)
+
+
+async def _advance(rooms: Rooms, migration: Migration, state: State, stop: Stop) -> State:
     job = Job(migration, rooms, stop)
     if migration.state != state or migration.ended:
         return migration.state

@@ -1,0 +1,62 @@
+"""What must not be seen, taken out of what is shown: logs, and the bundle that people send to each other.
+
+The second line of defence. The first is that secrets are SecretStr and sealed, and are handed to nothing that prints. Here what
+looks like a secret is taken out all the same, by the name of its field or by its shape; rather too much than too little.
+"""
+
+import re
+from typing import Any
+
+GONE = "(redacted)"
+
+# Fields whose value is a secret whatever it looks like. A disk's `key` and a `fingerprint` are not.
+_SECRET_NAME = re.compile(
+    r"passw|passphrase|secret|token|credential|authori[sz]ation|cookie|private_?key|access_?key|api_?key|sealed|signature", re.I
+)
+_NAME = r"(?:passw|passphrase|secret|token|credential|private_?key|access_?key|api_?key)[\w.-]{0,40}"
+# Each: what is found, and what stays of it. Their order matters: whole blocks first. What comes before a literal is of bounded
+# length, so that a hostile line costs no more than its length.
+_SHAPES = (
+    (re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.S), GONE),
+    # RFC 3986: userinfo ends at the last @ before the path; a password may hold one.
+    (re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/?#\"'<>]{0,2000}@", re.I), rf"\1{GONE}@"),
+    # A signed URL's query is a key; of any other, nobody misses it. {data_dir}/libvirt's own is no secret.
+    (re.compile(r"(\b(?:https?|s3|smb|wss?)://[^\s?#\"'<>]{0,2000})\?[^\s#\"'<>]+", re.I), rf"\1?{GONE}"),
+    (re.compile(r"\b(Basic|Bearer|Digest)\s+[A-Za-z0-9+/=._~-]{6,}", re.I), rf"\1 {GONE}"),
+    # password=x, "token": "x", --secret x
+    (re.compile(rf"({_NAME}[\"']?\s*[:=]\s*)(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&\"'}}\]]+)", re.I), rf"\1{GONE}"),
+    (re.compile(rf"(--[a-z-]{{0,20}}?{_NAME}\s+)(?!-)\S+", re.I), rf"\1{GONE}"),
+)
+# What is longer is cut before it is searched: patterns must not be what a hostile message keeps busy.
+TEXT_CHARS_MAX = 1 << 20
+
+
+def redacted_text(text: str, *, known: tuple[str, ...] = ()) -> str:
+    """`known`: secrets that are at hand, taken out wherever they stand."""
+    text = text[:TEXT_CHARS_MAX]
+    for secret in known:
+        if secret:
+            text = text.replace(secret, GONE)
+    for shape, stays in _SHAPES:
+        text = shape.sub(stays, text)
+    return text
+
+
+def redacted(value: Any, *, known: tuple[str, ...] = ()) -> Any:
+    """JSON, or what a log line holds, without what is secret in it."""
+    match value:
+        case dict():
+            return {
+                redacted_text(str(name), known=known): (
+                    GONE
+                    if _SECRET_NAME.search(str(name)) and held not in (None, "", {}, [], True, False)
+                    else redacted(held, known=known)
+                )
+                for name, held in value.items()
+            }
+        case list() | tuple():
+            return [redacted(held, known=known) for held in value]
+        case str():
+            return redacted_text(value, known=known)
+        case _:
+            return value
