@@ -182,7 +182,7 @@ def disk_spec(file: FileRange, root: Root, *, declared: str = "", inner_root: Ro
 
 
 def _key_beside(file: FileRange, root: Root) -> str | None:
-    """The file with the passphrase of an encrypted image, if there is one: called like the image, or its archive, and `.key`."""
+    """The file with the passphrase of an encrypted image, if there is one: named like the image, or its archive, and `.key`."""
     if not isinstance(root, Path):
         return None
     try:
