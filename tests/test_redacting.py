@@ -28,6 +28,8 @@ SECRET = "Zq8vexed-otter"
         f"--source-password {SECRET}",
         f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
         f"-----BEGIN PRIVATE KEY-----\n{SECRET}",
+        json.dumps({"event": json.dumps({"password": SECRET, "x": 1})}),
+        json.dumps({"xml": f'<graphics passwd="{SECRET}"/>'}),
         f"https://user:p@ss:{SECRET}@nas.example/",
     ],
 )

@@ -14,6 +14,7 @@ _SECRET_NAME = re.compile(
     r"passw|passphrase|secret|token|credential|authori[sz]ation|cookie|private_?key|access_?key|api_?key|sealed|signature", re.I
 )
 _NAME = r"(?:passw|passphrase|secret|token|credential|private_?key|access_?key|api_?key)[\w.-]{0,40}"
+_VALUE = r"\\\"(?:[^\"\\]|\\(?!\"))*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&\"'}\]]+"
 # Each: what is found, and what stays of it. Their order matters: whole blocks first. What comes before a literal is of bounded
 # length, so that a hostile line costs no more than its length.
 _SHAPES = (
@@ -23,17 +24,15 @@ _SHAPES = (
     # A signed URL's query is a key; of any other, nobody misses it. {data_dir}/libvirt's own is no secret.
     (re.compile(r"(\b(?:https?|s3|smb|wss?)://[^\s?#\"'<>]{0,2000})\?[^\s#\"'<>]+", re.I), rf"\1?{GONE}"),
     (re.compile(r"\b(Basic|Bearer|Digest)\s+[A-Za-z0-9+/=._~-]{6,}", re.I), rf"\1 {GONE}"),
-    # password=x, "token": "x", --secret x
-    (re.compile(rf"({_NAME}[\"']?\s*[:=]\s*)(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&\"'}}\]]+)", re.I), rf"\1{GONE}"),
+    # password=x, "token": "x"; and the same within a JSON string
+    (re.compile(rf"({_NAME}\\?[\"']?\s*[:=]\s*)({_VALUE})", re.I), rf"\1{GONE}"),
+    # --secret x
     (re.compile(rf"(--[a-z-]{{0,20}}?{_NAME}\s+)(?!-)\S+", re.I), rf"\1{GONE}"),
 )
-# What is longer is cut before it is searched: patterns must not be what a hostile message keeps busy.
-TEXT_CHARS_MAX = 1 << 20
 
 
 def redacted_text(text: str, *, known: tuple[str, ...] = ()) -> str:
     """`known`: secrets that are at hand, taken out wherever they stand."""
-    text = text[:TEXT_CHARS_MAX]
     for secret in known:
         if secret:
             text = text.replace(secret, GONE)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from synvirt.cli import destinations, disk, doctor, importing, migrations, password, sources, uploads
+from synvirt.cli import destinations, disk, doctor, importing, migrations, password, sources, support_bundle, uploads
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import failed
 
@@ -57,6 +57,7 @@ app.add_typer(destinations.app, name="destinations")
 app.command("import")(importing.import_)
 app.command("inspect")(importing.inspect)
 app.command("password")(password.password)
+app.command("support-bundle")(support_bundle.support_bundle)
 
 
 @app.command("disk", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

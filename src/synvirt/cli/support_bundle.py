@@ -1,0 +1,202 @@
+"""synvirt support-bundle: one archive to send to whoever helps, without what is secret.
+
+    logs, doctor, settings, jobs, sources ─▶ redacted ─▶ NAME.tar.gz, mode 0600
+
+Works without the service too: that is when it is wanted. What cannot be had is said in the archive, and stops nothing else.
+"""
+
+import io
+import os
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import shown
+
+if TYPE_CHECKING:
+    from synvirt.settings import Settings
+
+# The newest of each: what fits into a mail, and holds the last days of a busy host.
+JOBS_MAX = 500
+LOG_BYTES_MAX = 8 << 20
+JOURNAL_TIMEOUT_S = 60
+# What the service keeps beside its jobs: `demo.log`, and what an operator redirected there.
+LOG_NAMES = "*.log"
+
+
+@with_options
+def support_bundle(
+    options: Options,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE.tar.gz]", help="Where to; default: here, by host and time")
+    ] = None,
+    log: Annotated[list[Path] | None, typer.Option(help="A log of the service that is elsewhere; may be given again")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file (TOML); also SYNVIRT_CONFIG")] = None,
+) -> None:
+    """Pack logs, doctor, settings and jobs for whoever helps. Passwords, keys and tokens are not in it; names are.
+
+    Example: synvirt support-bundle /tmp/help.tar.gz
+    Example: synvirt support-bundle --log /var/log/synvirt.log
+    """
+    import json
+    import socket
+
+    from synvirt.errors import Conflict
+    from synvirt.settings import load
+
+    settings = load(config=config, flags={"data_dir": options.data_dir})
+    name = f"synvirt-{socket.gethostname()}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    target = file or Path(f"{name}.tar.gz")
+    if target.exists():
+        raise Conflict(f"{target} is there already", hint="name another file")
+    packed = _pack(target, name, _parts(options, settings, tuple(log or ())))
+    if options.json:
+        print(json.dumps({"path": str(target), "files": packed}))
+    else:
+        print(f"{shown(str(target))}: {', '.join(packed)}")
+        print("Passwords, keys and tokens are taken out. Names of VMs, hosts and files are in it: look before you send it.")
+
+
+def _pack(target: Path, name: str, parts: Iterator[tuple[str, str]]) -> list[str]:
+    """All of it or nothing, and for nobody else to read."""
+    from synvirt.errors import DiskWriteFailed
+
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    packed = []
+    try:
+        with (
+            os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made,
+            tarfile.open(fileobj=made, mode="w:gz") as archive,
+        ):
+            for inner, text in parts:
+                content = text.encode("utf-8", "replace")
+                about = tarfile.TarInfo(f"{name}/{inner}")
+                about.size, about.mtime, about.mode = len(content), int(time.time()), 0o600
+                archive.addfile(about, io.BytesIO(content))
+                packed.append(inner)
+        part.rename(target)
+    except OSError as error:
+        raise DiskWriteFailed(f"{target} cannot be written: {error.strerror}", hint="name a file elsewhere") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return packed
+
+
+def _known(settings: "Settings") -> tuple[str, ...]:
+    """Secrets that this process can see, in whatever words they are quoted."""
+    from urllib.parse import unquote, urlsplit
+
+    named = ("PASSWORD", "TOKEN", "SECRET")
+    found = [value for variable, value in os.environ.items() if any(word in variable.upper() for word in named)]
+    if (password := urlsplit(settings.database_url).password) is not None:
+        found += [password, unquote(password)]
+    # Shorter is a word that stands everywhere.
+    return tuple(sorted({value for value in found if len(value) >= 4}, key=len, reverse=True))
+
+
+def _parts(options: Options, settings: "Settings", logs: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+    """Names in the archive, and what is there, redacted."""
+    from synvirt.redacting import redacted_text
+
+    known = _known(settings)
+    for name, ask in (
+        ("about", _about),
+        ("settings", lambda: settings.model_dump(mode="json")),
+        ("doctor", lambda: _doctor(settings)),
+        ("migrations", lambda: _jobs(options, settings)),
+        ("sources", lambda: _asked(options, "/sources")),
+        ("destinations", lambda: _asked(options, "/destinations")),
+    ):
+        yield f"{name}.json", _told(ask, known)
+    for path in (*logs, *sorted(settings.data_dir.glob(LOG_NAMES))):
+        yield f"logs/{path.name}", redacted_text(_end_of(path), known=known)
+    if (journal := _journal()) is not None:
+        yield "logs/journal", redacted_text(journal, known=known)
+
+
+def _told(ask: Callable[[], Any], known: tuple[str, ...]) -> str:
+    """JSON; or why there is none."""
+    import json
+
+    from synvirt.errors import SynvirtError
+    from synvirt.redacting import redacted
+
+    try:
+        found = ask()
+    except (SynvirtError, OSError, ValueError) as error:
+        found = {"missing": f"{type(error).__name__}: {error}"}
+    return json.dumps(redacted(found, known=known), indent=1, ensure_ascii=False, default=str) + "\n"
+
+
+def _about() -> dict[str, str]:
+    import platform
+
+    from synvirt import __version__
+    from synvirt.model import now
+
+    return {"synvirt": __version__, "python": platform.python_version(), "host": platform.platform(), "at": now().isoformat()}
+
+
+def _doctor(settings: "Settings") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from synvirt.doctor import examine, needs_met
+
+    findings = examine(settings)
+    return {"ok": needs_met(findings), "checks": [asdict(finding) for finding in findings]}
+
+
+def _asked(options: Options, path: str, **asked: Any) -> Any:
+    import json
+
+    with options.connect() as client:
+        return json.loads(client.ask("GET", path, params=asked))
+
+
+def _jobs(options: Options, settings: "Settings") -> Any:
+    """Of the service; where it is down, out of its SQLite file, which is only read."""
+    import json
+    import sqlite3
+    from urllib.parse import quote
+
+    from synvirt.cli.client import ServiceUnreachable
+
+    try:
+        return _asked(options, "/migrations", limit=JOBS_MAX)
+    except ServiceUnreachable as error:
+        if settings.database_url or options.address is not None:
+            raise
+        try:
+            with closing(sqlite3.connect(f"file:{quote(str(settings.data_dir / 'migrator.db'))}?mode=ro", uri=True)) as store:
+                rows = store.execute("SELECT document FROM migrations ORDER BY number DESC LIMIT ?", (JOBS_MAX,)).fetchall()
+        except sqlite3.Error as away:
+            raise OSError(f"{error.detail}; and the store cannot be read: {away}") from away
+        return {"service": error.detail, "items": [json.loads(document) for (document,) in rows]}
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
+            return file.read(LOG_BYTES_MAX).decode("utf-8", "replace")
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}\n"
+
+
+def _journal() -> str | None:
+    """What systemd kept of the unit `synvirt`; None where there is no systemd."""
+    from synvirt.programs import ProgramFailed, find, run
+
+    if find("journalctl") is None or not Path("/run/systemd/system").is_dir():
+        return None
+    try:
+        argv = ["journalctl", "--unit", "synvirt", "--lines", "50000", "--output", "short-iso", "--no-pager"]
+        return run(argv, timeout_s=JOURNAL_TIMEOUT_S).stdout[-LOG_BYTES_MAX:]
+    except ProgramFailed as error:
+        return f"the journal cannot be read: {error}\n"

@@ -1,0 +1,119 @@
+"""The bundle: what is in it, and that nothing secret is, wherever it was."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from synvirt.model import Domain, Problem, State, now
+from tests.cli.conftest import Run
+from tests.fakes.service import Service
+
+SECRET = "Zq8-vexed-otter"
+
+
+def contents(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        found = {}
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            assert file is not None
+            assert member.mode == 0o600
+            found[member.name.partition("/")[2]] = file.read().decode()
+        return found
+
+
+def plant(service: Service, tmp_path: Path) -> None:
+    """In jobs, sources, logs: in each shape that a secret has been seen in."""
+    job = service.submit()
+    xml = f"<domain><graphics type='vnc' passwd='{SECRET}'/></domain>"
+    domain = Domain(name="web", uuid=str(job.id), xml=xml)
+    error = Problem(
+        code="E_MIG_SOURCE_UNREACHABLE",
+        message=f"GET https://mover:{SECRET}@nas.example/a.ova?X-Amz-Signature={SECRET}: 403",
+        hint=f"curl --password {SECRET}",
+        at=now(),
+        state=State.QUEUED,
+    )
+    service.store.change(job.id, State.QUEUED, lambda job: job.model_copy(update={"domain": domain}))
+    service.move(job.id, State.FAILED, error=error)
+    lines = [
+        json.dumps({"event": "asked", "headers": {"Authorization": f"Basic {SECRET}"}}),
+        json.dumps({"event": json.dumps({"password": SECRET})}),
+        f"secret_access_key={SECRET} region=eu",
+        f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----",
+        f"connected to postgresql://synvirt:{SECRET}@db/synvirt",
+        "a line that stays",
+    ]
+    (tmp_path / "demo.log").write_text("\n".join(lines))
+
+
+def test_nothing_secret_is_in_it(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(service, tmp_path)
+    with service.local() as client:
+        source = {
+            "name": "lab",
+            "kind": "vim_api",
+            "endpoint": "https://vcenter.example",
+            "credentials": {"user": "mover@vsphere.local", "password": SECRET},
+        }
+        assert client.post("/sources", json=source).status_code == 201
+    monkeypatch.setenv("SYNVIRT_REMOTE_PASSWORD", f"{SECRET}-2")
+    (tmp_path / "other.txt").write_text(f"the password is {SECRET}-2\nno: p = {SECRET}-2")
+    config = tmp_path / "synvirt.toml"
+    config.write_text(f'database_url = "postgresql://synvirt:{SECRET}@db.example/synvirt"\n')
+    out = tmp_path / "help.tar.gz"
+    done = run("support-bundle", out, "--log", tmp_path / "other.txt", "--config", config)
+    assert done.exit_code == 0, done.stderr
+    assert SECRET not in done.stdout
+    found = contents(out)
+    assert {name for name, text in found.items() if SECRET in text} == set()
+    assert oct(out.stat().st_mode & 0o777) == "0o600"
+    assert set(found) >= {
+        "about.json", "settings.json", "doctor.json", "migrations.json", "sources.json", "logs/demo.log", "logs/other.txt"
+    }  # fmt: skip
+    # … and what helps is left.
+    assert json.loads(found["migrations.json"])["items"][0]["last_error"]["code"] == "E_MIG_SOURCE_UNREACHABLE"
+    assert "nas.example/a.ova" in found["migrations.json"]
+    assert json.loads(found["sources.json"])["items"][0]["endpoint"] == "https://vcenter.example"
+    assert {check["name"] for check in json.loads(found["doctor.json"])["checks"]}
+    assert "db.example/synvirt" in json.loads(found["settings.json"])["database_url"]
+    assert "a line that stays" in found["logs/demo.log"]
+    assert "keyring" not in " ".join(found)
+
+
+def test_it_is_made_without_the_service_too(tmp_path: Path, run: Run) -> None:
+    service = Service(tmp_path)
+    job = service.submit()
+    service.close()
+    done = run("support-bundle", tmp_path / "b.tar.gz", "--json")
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["path"] == str(tmp_path / "b.tar.gz")
+    found = contents(tmp_path / "b.tar.gz")
+    assert set(found) == set(told["files"])
+    jobs = json.loads(found["migrations.json"])
+    assert [one["id"] for one in jobs["items"]] == [str(job.id)]
+    assert "no service answers" in jobs["service"]
+    assert "no service answers" in json.loads(found["sources.json"])["missing"]
+
+
+def test_it_is_made_where_there_is_nothing_at_all(tmp_path: Path, run: Run) -> None:
+    done = run("support-bundle", tmp_path / "b.tar.gz")
+    assert done.exit_code == 0, done.stderr
+    assert "cannot be read" in json.loads(contents(tmp_path / "b.tar.gz")["migrations.json"])["missing"]
+
+
+def test_what_is_there_stays(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "b.tar.gz").write_text("mine")
+    done = run("support-bundle", tmp_path / "b.tar.gz")
+    assert (done.exit_code, (tmp_path / "b.tar.gz").read_text()) == (1, "mine")
+    assert "E_MIG_CONFLICT" in done.stderr
+
+
+def test_a_place_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path: Path, run: Run) -> None:
+    done = run("support-bundle", tmp_path / "nowhere" / "b.tar.gz")
+    assert done.exit_code == 1
+    assert f"{tmp_path}/nowhere/b.tar.gz cannot be written: No such file or directory" in done.stderr
+    assert not list(tmp_path.glob(".*.part"))
