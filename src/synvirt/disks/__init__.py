@@ -94,6 +94,10 @@ def _delta(over: DiskReader, spec: DeltaSpec) -> DiskReader:
 
 
 def _xva(over: DiskReader, spec: XvaSpec) -> DiskReader:
+    if spec.packing is not None:
+        from synvirt.disks.xva_stream import XvaStream
+
+        return XvaStream(over, spec.packing, spec.folder, spec.size_bytes, spec.name)
     from synvirt.disks.xva import XvaReader
 
     return XvaReader(over, spec.folder, spec.size_bytes, spec.name)

@@ -21,6 +21,7 @@ NESTING_MAX = 8
 ImageFormat = Literal["vmdk", "qcow2", "vhdx", "vhd", "vdi"]
 QemuDriver = Literal["qcow2", "luks", "qcow", "qed", "bochs", "cloop", "dmg", "parallels", "vdi", "vhdx", "vpc"]
 ChecksumAlgorithm = Literal["sha1", "sha256", "sha512"]
+Packing = Literal["gzip", "zstd"]
 
 # Where files named inside an image are looked for: beneath a folder of this host, or one elsewhere.
 ImageRoot = str | Remote
@@ -155,13 +156,15 @@ class ChangedSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XvaSpec(Spec):
-    """A disk in an XVA archive: the folder of its pieces, and the size that the archive's ova.xml gives."""
+    """A disk in an XVA archive: the folder of its pieces, and the size that the archive's ova.xml gives. `packing`: the file
+    is the archive compressed as a whole."""
 
     format: Literal["xva"] = "xva"
     over: "ReaderSpec"
     folder: str
     size_bytes: int
     name: str = ""
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
