@@ -15,9 +15,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Annotated
 from uuid import UUID
 
 from blake3 import blake3
+from pydantic import Field
 
 from synvirt.backups import packs
 from synvirt.backups.folder import UNFINISHED, put
@@ -32,17 +34,20 @@ GRACE_S = 24 * 3600
 YOUNG_S = 7 * 24 * 3600
 
 
+Count = Annotated[int, Field(ge=0, le=100_000)]
+
+
 class Retention(Received):
     """How many points to keep: the newest ones, and the last of each day, week (ISO 8601), month and year that has one.
 
     A point that any line keeps is kept. All None: all are kept. Times are UTC.
     """
 
-    keep_last: int | None = None
-    keep_daily: int | None = None
-    keep_weekly: int | None = None
-    keep_monthly: int | None = None
-    keep_yearly: int | None = None
+    keep_last: Count | None = None
+    keep_daily: Count | None = None
+    keep_weekly: Count | None = None
+    keep_monthly: Count | None = None
+    keep_yearly: Count | None = None
 
 
 # Of a time, the period that it lies in.

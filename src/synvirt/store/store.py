@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from synvirt.errors import Conflict, NotFound, PersistFailed
 from synvirt.model import ENDS, Migration, State
+from synvirt.store.backups import BackupRows
 from synvirt.store.sources import SourceRows
 from synvirt.store.tables import events, ledger, migrations, notes, secrets, watermarks
 from synvirt.store.uploads import UploadRows
@@ -62,6 +63,7 @@ class Store:
         self._engine = _open(url)
         self.on_commit = on_commit
         self.uploads = UploadRows(reading=self._reading, writing=self._writing)
+        self.backups = BackupRows(reading=self._reading, writing=self._writing)
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
         try:
             with self._engine.begin() as connection:

@@ -7,6 +7,7 @@ migrations ──< events        a row a move, with the job as it was then: what
            ──< notes         what a job must remember beyond what it shows (snapshots, change ids)
 uploads                      the archives that were uploaded whole; their bytes are files of their host
 sources                      the registered platforms, each with its credentials, sealed by its host's key
+backups                      repositories, jobs, runs and restore points; what counts of a point lies in its repository
 """
 
 from sqlalchemy import (
@@ -134,5 +135,19 @@ sources = Table(
     Column("document", Text, nullable=False),
     Column("sealed", LargeBinary, nullable=False),
     UniqueConstraint("host", "name"),
+    sqlite_autoincrement=True,
+)
+
+# `document` is the thing as the API answers it; `kind` is repository, job, run or point, `state` what queries ask by.
+backups = Table(
+    "backups",
+    METADATA,
+    Column("number", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", _ID, nullable=False, unique=True),
+    Column("host", String(255), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("document", Text, nullable=False),
+    Index("ix_backups_host_kind", "host", "kind"),
     sqlite_autoincrement=True,
 )

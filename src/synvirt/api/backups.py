@@ -1,0 +1,200 @@
+"""{base_url}/api/v1/backup: repositories, jobs, runs, restore points. All of it blocks, and runs in threads."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from synvirt.api.document import problem_described
+from synvirt.api.received import documented, json_body
+from synvirt.api.sources import CURSOR_LIMIT, PAGE_LIMIT, Cursor
+from synvirt.backups.model import (
+    BackupJob,
+    BackupJobRequest,
+    BackupRepository,
+    BackupRepositoryRequest,
+    BackupRun,
+    RecoveryKey,
+    RestorePoint,
+    RestoreRequest,
+)
+from synvirt.backups.service import Backups
+from synvirt.errors import BackupBadRequest
+from synvirt.model import Model
+
+
+class BackupRepositoryPage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[BackupRepository, ...]
+    next_cursor: str | None
+
+
+class BackupJobPage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[BackupJob, ...]
+    next_cursor: str | None
+
+
+class BackupRunPage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[BackupRun, ...]
+    next_cursor: str | None
+
+
+class RestorePointPage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[RestorePoint, ...]
+    next_cursor: str | None
+
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: problem_described("E_MIG_BAD_REQUEST, E_BAK_BAD_REQUEST, E_BAK_KEY_WRONG: what was sent cannot be used"),
+    404: problem_described("E_MIG_NOT_FOUND, E_BAK_NOT_FOUND: there is no such thing"),
+    409: problem_described("E_MIG_CONFLICT, E_BAK_CONFLICT: the request does not fit the present state"),
+    502: problem_described("E_MIG_INTERNAL, E_BAK_REPOSITORY_UNREACHABLE: the repository cannot be reached"),
+}
+
+Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT)]
+
+
+def backups_router(backups: Backups) -> APIRouter:
+    router = APIRouter(prefix="/backup", tags=["backup"], responses=_PROBLEMS)
+    _repositories(router, backups)
+    _jobs(router, backups)
+    _runs(router, backups)
+    _points(router, backups)
+    return router
+
+
+def _repositories(router: APIRouter, backups: Backups) -> None:
+    @router.post(
+        "/repositories", status_code=201, response_model=BackupRepository, openapi_extra=documented(BackupRepositoryRequest)
+    )
+    def add_repository(
+        asked: Annotated[BackupRepositoryRequest, Depends(json_body(BackupRepositoryRequest))],
+        request: Request,
+        response: Response,
+    ) -> BackupRepository:
+        """Make a repository in an empty folder, or use one again with its recovery key. Write the new one's key down."""
+        made = backups.add_repository(asked)
+        response.headers["Location"] = f"{request.url.path}/{made.id}"
+        return made
+
+    @router.get("/repositories", response_model=BackupRepositoryPage)
+    def list_repositories(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupRepositoryPage:
+        """List the repositories, newest first, each with what is found there now."""
+        items, following = backups.repositories.page(limit=limit, cursor=_number(cursor))
+        return BackupRepositoryPage(items=tuple(items), next_cursor=_text(following))
+
+    @router.get("/repositories/{repository_id}", response_model=BackupRepository)
+    def load_repository(repository_id: UUID) -> BackupRepository:
+        """Load one repository."""
+        return backups.repositories.shown(backups.repositories.get(repository_id))
+
+    @router.delete("/repositories/{repository_id}", status_code=204)
+    def forget_repository(repository_id: UUID) -> None:
+        """Forget a repository. What lies in it stays, and so does its key. 409 while jobs write to it."""
+        backups.forget_repository(repository_id)
+
+    @router.get("/repositories/{repository_id}/recovery-key", response_model=RecoveryKey)
+    def recovery_key(repository_id: UUID) -> RecoveryKey:
+        """The key that opens the repository where this host is no more. Keep it elsewhere."""
+        return RecoveryKey(recovery_key=backups.repositories.recovery_key(repository_id))
+
+
+def _jobs(router: APIRouter, backups: Backups) -> None:
+    @router.post("/jobs", status_code=201, response_model=BackupJob, openapi_extra=documented(BackupJobRequest))
+    def add_backup_job(
+        asked: Annotated[BackupJobRequest, Depends(json_body(BackupJobRequest))], request: Request, response: Response
+    ) -> BackupJob:
+        """Make a backup job. Nothing runs until it is asked for."""
+        made = backups.add_job(asked)
+        response.headers["Location"] = f"{request.url.path}/{made.id}"
+        return made
+
+    @router.get("/jobs", response_model=BackupJobPage)
+    def list_backup_jobs(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupJobPage:
+        """List the backup jobs, newest first."""
+        items, following = backups.jobs(limit=limit, cursor=_number(cursor))
+        return BackupJobPage(items=tuple(items), next_cursor=_text(following))
+
+    @router.get("/jobs/{job_id}", response_model=BackupJob)
+    def load_backup_job(job_id: UUID) -> BackupJob:
+        """Load one backup job."""
+        return backups.job(job_id)
+
+    @router.delete("/jobs/{job_id}", status_code=204)
+    def remove_backup_job(job_id: UUID) -> None:
+        """Remove a backup job; its restore points stay. 409 while it runs."""
+        backups.remove_job(job_id)
+
+    @router.post("/jobs/{job_id}/run", status_code=202, response_model=BackupRun)
+    def run_backup_job(job_id: UUID) -> BackupRun:
+        """Start a run of a backup job; no body. 409 while it runs."""
+        return backups.run_job(job_id)
+
+
+def _runs(router: APIRouter, backups: Backups) -> None:
+    @router.get("/runs", response_model=BackupRunPage)
+    def list_runs(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupRunPage:
+        """List the runs, newest first: backups, restores and verifications."""
+        items, following = backups.runs(limit=limit, cursor=_number(cursor))
+        return BackupRunPage(items=tuple(items), next_cursor=_text(following))
+
+    @router.get("/runs/{run_id}", response_model=BackupRun)
+    def load_run(run_id: UUID) -> BackupRun:
+        """Load one run, with its progress."""
+        return backups.run(run_id)
+
+    @router.post("/runs/{run_id}/cancel", status_code=202, response_model=BackupRun)
+    def cancel_run(run_id: UUID) -> BackupRun:
+        """Ask a run to stop. 409 where it has ended."""
+        return backups.cancel(run_id)
+
+
+def _points(router: APIRouter, backups: Backups) -> None:
+    @router.get("/restore-points", response_model=RestorePointPage)
+    def list_restore_points(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> RestorePointPage:
+        """List the restore points, newest first."""
+        items, following = backups.points(limit=limit, cursor=_number(cursor))
+        return RestorePointPage(items=tuple(items), next_cursor=_text(following))
+
+    @router.get("/restore-points/{point_id}", response_model=RestorePoint)
+    def load_restore_point(point_id: UUID) -> RestorePoint:
+        """Load one restore point."""
+        return backups.point(point_id)
+
+    @router.delete("/restore-points/{point_id}", status_code=204)
+    def remove_restore_point(point_id: UUID) -> None:
+        """Remove a restore point. What only it needs is collected by a later run."""
+        backups.remove_point(point_id)
+
+    @router.post("/restore-points/{point_id}/verify", status_code=202, response_model=BackupRun)
+    def verify_restore_point(point_id: UUID) -> BackupRun:
+        """Read all of a restore point, and hold it to what was backed up. The run's end says whether it is."""
+        return backups.verify(point_id)
+
+    @router.post(
+        "/restore-points/{point_id}/restore",
+        status_code=202,
+        response_model=BackupRun,
+        openapi_extra=documented(RestoreRequest),
+    )
+    def restore_point(point_id: UUID, asked: Annotated[RestoreRequest, Depends(json_body(RestoreRequest))]) -> BackupRun:
+        """Write the disks of a restore point, and its domain's XML, into a new folder of {data_dir}/exports."""
+        return backups.restore(point_id, asked)
+
+
+def _number(cursor: str | None) -> int | None:
+    number = int(cursor) if cursor is not None else None
+    if number is not None and number > CURSOR_LIMIT:
+        raise BackupBadRequest(f"cursor: {cursor} was never given out")
+    return number
+
+
+def _text(cursor: int | None) -> str | None:
+    return None if cursor is None else str(cursor)

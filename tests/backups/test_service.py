@@ -1,0 +1,267 @@
+"""Jobs, runs and restore points as data: what is completed can be restored, what is not leaves nothing behind."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.backups.garbage import Retention
+from synvirt.backups.keys import CHUNK_BYTES
+from synvirt.backups.model import ENDS, BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
+from synvirt.backups.repositories import Repositories
+from synvirt.backups.service import Backups
+from synvirt.backups.source import Guest, SourceDisk
+from synvirt.disks.specs import RawSpec
+from synvirt.errors import BackupConflict, BackupNotFound, RepositoryUnreachable, SourceRunning, SynvirtError
+from synvirt.store import Store
+
+
+class House:
+    """A host with guests of one raw disk each, named by its file; `gate` holds a run where its guest is opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("keyring", "images", "repository"):
+            (folder / name).mkdir(exist_ok=True)
+        self.store = Store(f"sqlite:///{folder / 'test.db'}")
+        self.changed = False
+        self.gate: Callable[[], object] = lambda: None
+        repositories = Repositories(self.store.backups, host="local", keyring=folder / "keyring")
+        self.backups = Backups(
+            self.store.backups, repositories, host="local", open_guest=self._open, exports=folder / "exports"
+        )
+        self.backups.start()
+
+    def image(self, name: str, content: bytes) -> None:
+        (self.folder / "images" / name).write_bytes(content)
+
+    @contextlib.contextmanager
+    def _open(self, vm_id: str) -> Iterator[Guest]:
+        self.gate()
+        path = self.folder / "images" / vm_id
+        if not path.exists():
+            raise BackupNotFound(f"this host has no domain {vm_id}")
+
+        def check() -> None:
+            if self.changed:
+                raise SourceRunning(f"{vm_id} was started")
+
+        disk = SourceDisk("vda", str(path), RawSpec(path=str(path)))
+        yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", False, (disk,), check)
+
+    def repository(self, *, recovery_key: str | None = None) -> UUID:
+        path = str(self.folder / "repository")
+        asked = BackupRepositoryRequest(name="here", kind="local", path=path, recovery_key=recovery_key)
+        return self.backups.add_repository(asked).id
+
+    def job(self, *vm_ids: str, repository: UUID | None = None, retention: Retention | None = None) -> BackupJob:
+        return self.backups.add_job(
+            BackupJobRequest(
+                name="nightly",
+                vm_ids=vm_ids,
+                repository_id=repository or self.repository(),
+                retention=retention or Retention(),
+            )
+        )
+
+    def ended(self, run: BackupRun) -> BackupRun:
+        until = time.monotonic() + 30
+        while (now := self.backups.run(run.id)).status not in ENDS:
+            assert time.monotonic() < until, now
+            time.sleep(0.01)
+        return now
+
+    def run(self, job: BackupJob) -> BackupRun:
+        return self.ended(self.backups.run_job(job.id))
+
+    def close(self) -> None:
+        self.backups.close()
+        self.store.close()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    yield made
+    made.close()
+
+
+CONTENT = Random(1).randbytes(2 * CHUNK_BYTES + 7) + bytes(3 * CHUNK_BYTES)
+
+
+def test_a_run_ends_completed_with_points_that_restore_to_the_same_bytes(house: House) -> None:
+    house.image("web", CONTENT)
+    house.image("db", CONTENT[:5000])
+    job = house.job("web", "db")
+    run = house.run(job)
+    assert (run.status, run.error, run.warnings) == ("completed", None, ())
+    assert len(run.restore_point_ids) == 2
+    assert run.progress.bytes_done == run.progress.bytes_total > 0
+    assert house.backups.job(job.id).last_run_id == run.id
+    for point_id, content in zip(run.restore_point_ids, (CONTENT, CONTENT[:5000]), strict=True):
+        point = house.backups.point(point_id)
+        assert (point.consistency, point.quiesced, point.state) == ("offline", False, "unverified")
+        assert point.size_bytes == len(content)
+        restored = house.ended(house.backups.restore(point_id, RestoreRequest(target="export")))
+        assert restored.status == "completed", restored.error
+        assert restored.path is not None
+        folder = house.folder / restored.path
+        assert [(folder / "0-vda.raw").read_bytes() == content] == [True]
+        assert point.vm_name in (folder / "domain.xml").read_text()
+        assert house.ended(house.backups.verify(point_id)).status == "completed"
+        assert house.backups.point(point_id).state == "ok"
+
+
+def test_a_second_run_stores_only_what_changed(house: House) -> None:
+    house.image("web", CONTENT)
+    job = house.job("web")
+    first = house.run(job)
+    house.image("web", CONTENT[:-CHUNK_BYTES] + b"new" + bytes(CHUNK_BYTES - 3))
+    second = house.run(job)
+    stored = [house.backups.point(run.restore_point_ids[0]).stored_bytes for run in (first, second)]
+    assert stored[0] > 2 * CHUNK_BYTES
+    assert stored[1] < CHUNK_BYTES // 8
+
+
+def test_a_guest_that_was_started_meanwhile_gives_no_point(house: House) -> None:
+    house.image("web", CONTENT)
+    house.changed = True
+    run = house.run(house.job("web"))
+    assert run.status == "failed"
+    assert run.error is not None
+    assert run.error.code == "E_BAK_SOURCE_RUNNING"
+    assert house.backups.points(limit=10, cursor=None) == ([], None)
+    assert house.backups.repositories.page(limit=1, cursor=None)[0][0].points_count == 0
+
+
+def test_a_guest_that_is_not_there_fails_the_run_and_keeps_the_points_before_it(house: House) -> None:
+    house.image("web", CONTENT)
+    run = house.run(house.job("web", "gone"))
+    assert run.status == "failed"
+    assert run.error is not None
+    assert "gone" in run.error.message
+    assert len(run.restore_point_ids) == 1
+
+
+def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
+    house.image("web", CONTENT)
+    opened, go = threading.Event(), threading.Event()
+
+    def held() -> None:
+        opened.set()
+        go.wait(20)
+
+    house.gate = held
+    job = house.job("web")
+    run = house.backups.run_job(job.id)
+    assert opened.wait(20)
+    with pytest.raises(BackupConflict, match=str(run.id)):
+        house.backups.run_job(job.id)
+    with pytest.raises(BackupConflict):
+        house.backups.remove_job(job.id)
+    house.backups.cancel(run.id)
+    go.set()
+    assert house.ended(run).status == "cancelled"
+    with pytest.raises(BackupConflict):
+        house.backups.cancel(run.id)
+    house.gate = lambda: None
+    assert house.run(job).status == "completed"
+
+
+def test_a_run_that_the_services_end_cut_off_has_failed_and_can_be_made_again(house: House) -> None:
+    house.image("web", CONTENT)
+    opened, go = threading.Event(), threading.Event()
+
+    def held() -> None:
+        opened.set()
+        go.wait(20)
+
+    house.gate = held
+    job = house.job("web")
+    run = house.backups.run_job(job.id)
+    assert opened.wait(20)
+    threading.Timer(0.05, go.set).start()
+    house.close()
+    again = House(house.folder)
+    found = again.backups.run(run.id)
+    assert found.status == "failed"
+    assert found.error is not None
+    assert found.error.code == "E_BAK_INTERRUPTED"
+    assert again.run(job).status == "completed"
+    again.close()
+
+
+def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None:
+    job = house.job("web", retention=Retention(keep_last=2))
+    points: list[UUID] = []
+    for number in range(4):
+        house.image("web", bytes([number + 1]) * CHUNK_BYTES)
+        points += house.run(job).restore_point_ids
+    assert [point.id for point in house.backups.points(limit=9, cursor=None)[0]] == [points[3], points[2]]
+    assert house.ended(house.backups.verify(points[2])).status == "completed"
+
+
+def test_damage_is_told_by_verify_and_by_restore_and_leaves_no_half_an_export(house: House) -> None:
+    house.image("web", CONTENT)
+    (point,) = house.run(house.job("web")).restore_point_ids
+    (pack,) = (house.folder / "repository/packs").iterdir()
+    content = bytearray(pack.read_bytes())
+    content[100] ^= 1
+    pack.write_bytes(content)
+    verified = house.ended(house.backups.verify(point))
+    assert verified.status == "failed"
+    assert house.backups.point(point).state == "damaged"
+    restored = house.ended(house.backups.restore(point, RestoreRequest(target="export", name="out")))
+    assert restored.error is not None
+    assert restored.error.code == "E_BAK_DAMAGED"
+    assert not (house.folder / "exports/out").exists()
+
+
+def test_another_host_finds_the_points_with_the_recovery_key(house: House, tmp_path: Path) -> None:
+    house.image("web", CONTENT)
+    (point,) = house.run(house.job("web")).restore_point_ids
+    (known,), _ = house.backups.repositories.page(limit=9, cursor=None)
+    key = house.backups.repositories.recovery_key(known.id)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "repository").rename(tmp_path / "other/repository")
+    other = House(tmp_path / "other")
+    with pytest.raises(SynvirtError):
+        other.repository()
+    other.repository(recovery_key=key)
+    assert other.backups.point(point).vm_name == "web"
+    restored = other.ended(other.backups.restore(point, RestoreRequest(target="export", name="out")))
+    assert restored.status == "completed"
+    assert [(tmp_path / "other/exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
+    other.close()
+
+
+def test_a_repository_that_is_away_fails_the_run_and_is_said_to_be(house: House) -> None:
+    house.image("web", CONTENT)
+    job = house.job("web")
+    (house.folder / "repository").rename(house.folder / "away")
+    run = house.run(job)
+    assert run.error is not None
+    assert run.error.code == RepositoryUnreachable.code
+    assert house.backups.repositories.page(limit=9, cursor=None)[0][0].state == "unreachable"
+    (house.folder / "away").rename(house.folder / "repository")
+    assert house.run(job).status == "completed"
+
+
+def test_what_is_not_there_is_not_found(house: House) -> None:
+    for ask in (house.backups.job, house.backups.run, house.backups.point, house.backups.run_job, house.backups.verify):
+        with pytest.raises(BackupNotFound):
+            ask(uuid4())
+
+
+def test_a_repository_that_jobs_write_to_is_not_forgotten(house: House) -> None:
+    job = house.job("web")
+    with pytest.raises(BackupConflict):
+        house.backups.forget_repository(job.repository_id)
+    house.backups.remove_job(job.id)
+    house.backups.forget_repository(job.repository_id)
+    assert (house.folder / "repository/repository").exists()

@@ -1,0 +1,132 @@
+"""A backup of a real domain: libvirt's embedded driver says what its disks are, and when it is started."""
+
+import subprocess
+import time
+from pathlib import Path
+from random import Random
+from uuid import uuid4
+
+import pytest
+
+from synvirt.backups.keys import CHUNK_BYTES
+from synvirt.backups.model import ENDS, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
+from synvirt.backups.repositories import Repositories
+from synvirt.backups.service import Backups
+from synvirt.backups.source import shut_off
+from synvirt.errors import BackupNotFound, SourceRunning, SourceUnsupported
+from synvirt.hypervisor.connection import Connection
+from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.settings import Settings
+from synvirt.store import Store
+from tests.needs import need
+
+XML = """<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>
+<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{folder}/raw.img'/><target dev='vda'/></disk>
+<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='{folder}/disk.qcow2'/><target dev='vdb'/></disk>
+<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>
+{more}</devices></domain>"""
+CONTENT = Random(2).randbytes(CHUNK_BYTES) + bytes(3 * CHUNK_BYTES)
+
+
+@pytest.fixture
+def connection(host: LibvirtHost, data_dir: Path) -> Connection:
+    return Connection(Settings(data_dir=data_dir).hypervisor_uri, lambda: None)
+
+
+@pytest.fixture
+def name(connection: Connection, tmp_path: Path) -> str:
+    return _defined(connection, tmp_path)
+
+
+def _defined(connection: Connection, folder: Path, more: str = "") -> str:
+    (folder / "raw.img").write_bytes(CONTENT)
+    convert = [
+        need("qemu-img", "qemu-utils"),
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        f"{folder}/raw.img",
+        f"{folder}/disk.qcow2",
+    ]
+    subprocess.run(convert, check=True)
+    name = f"backup-{uuid4().hex[:8]}"
+    connection.use().defineXML(XML.format(name=name, folder=folder, more=more))
+    return name
+
+
+def _ended(backups: Backups, run: BackupRun) -> BackupRun:
+    until = time.monotonic() + 60
+    while (now := backups.run(run.id)).status not in ENDS:
+        assert time.monotonic() < until, now
+        time.sleep(0.02)
+    return now
+
+
+def test_a_domain_that_is_shut_off_is_backed_up_and_restored(connection: Connection, name: str, tmp_path: Path) -> None:
+    for folder in ("keyring", "repository"):
+        (tmp_path / folder).mkdir()
+    store = Store(f"sqlite:///{tmp_path / 'test.db'}")
+    repositories = Repositories(store.backups, host="local", keyring=tmp_path / "keyring")
+    backups = Backups(
+        store.backups,
+        repositories,
+        host="local",
+        open_guest=lambda vm_id: shut_off(connection, vm_id),
+        exports=tmp_path / "exports",
+    )
+    backups.start()
+    known = backups.add_repository(BackupRepositoryRequest(name="here", kind="local", path=str(tmp_path / "repository")))
+    uuid = connection.use().lookupByName(name).UUIDString()
+    job = backups.add_job(BackupJobRequest(name="nightly", vm_ids=(name,), repository_id=known.id))
+    run = _ended(backups, backups.run_job(job.id))
+    assert (run.status, run.error) == ("completed", None)
+    point = backups.point(run.restore_point_ids[0])
+    assert (point.vm_id, point.vm_name, [disk.target for disk in point.disks]) == (uuid, name, ["vda", "vdb"])
+    restored = _ended(backups, backups.restore(point.id, RestoreRequest(target="export", name="out")))
+    assert restored.status == "completed", restored.error
+    for file in ("0-vda.raw", "1-vdb.raw"):
+        assert [(tmp_path / "exports/out" / file).read_bytes() == CONTENT] == [True]
+    backups.close()
+    store.close()
+
+
+def test_a_guest_that_runs_is_refused_and_one_that_is_started_is_noticed(connection: Connection, name: str) -> None:
+    domain = connection.use().lookupByName(name)
+    with shut_off(connection, domain.UUIDString()) as guest:
+        guest.check_unchanged()
+        domain.create()
+        with pytest.raises(SourceRunning, match="started"):
+            guest.check_unchanged()
+        domain.destroy()
+        until = time.monotonic() + 30
+        while time.monotonic() < until:  # the event comes from libvirt's own thread
+            try:
+                guest.check_unchanged()
+            except SourceRunning:
+                break
+        with pytest.raises(SourceRunning):
+            guest.check_unchanged()
+    domain.create()
+    with pytest.raises(SourceRunning, match="runs"), shut_off(connection, name):
+        pass
+
+
+def test_a_disk_that_changes_is_noticed(connection: Connection, name: str, tmp_path: Path) -> None:
+    with shut_off(connection, name) as guest:
+        with (tmp_path / "raw.img").open("r+b") as file:
+            file.write(b"changed")
+        with pytest.raises(SourceRunning, match="changed"):
+            guest.check_unchanged()
+
+
+def test_what_cannot_be_backed_up_is_named(connection: Connection, tmp_path: Path) -> None:
+    more = """<disk type='network' device='disk'><driver name='qemu' type='raw'/>
+<source protocol='nbd' name='x'><host name='nbd.invalid' port='10809'/></source><target dev='vdc'/></disk>"""
+    name = _defined(connection, tmp_path, more)
+    with pytest.raises(SourceUnsupported, match="vdc"), shut_off(connection, name):
+        pass
+    with pytest.raises(BackupNotFound, match="nobody"), shut_off(connection, "nobody"):
+        pass
