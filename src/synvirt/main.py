@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn
 from uuid import UUID
 
 import typer
@@ -19,9 +19,12 @@ from synvirt.cli import app
 from synvirt.cli.options import Options, with_options
 
 if TYPE_CHECKING:
+    from fastapi import APIRouter, FastAPI
+
     from synvirt.api.server import Server
     from synvirt.destinations import Destination
     from synvirt.migrations.board import Board
+    from synvirt.migrations.intake import Intake
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources import Sources
@@ -130,13 +133,41 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             settings,
             authenticate=authenticator(settings, announce=announce),
             routers=routers,
+            pages=_pages(intake, settings, rooms),
             checkup=checkup.latest,
         )
-        server = Server(app, settings)
+        server = Server(_with_backups(app, stack, settings, store), settings)
         stack.enter_context(swept(uploads))
         engine.start()
         stack.callback(engine.close)
         yield Service(server, rooms)
+
+
+def _pages(intake: "Intake", settings: "Settings", rooms: "Rooms") -> "Callable[[Callable[[], bool]], tuple[APIRouter, ...]]":
+    from synvirt.web import web_routers
+
+    return lambda stopping: web_routers(intake, settings, screenshot=rooms.hypervisor.screenshot, stopping=stopping)
+
+
+def _with_backups(app: "FastAPI", stack: ExitStack, settings: "Settings", store: "Store") -> "FastAPI":
+    from synvirt.api.backups import mount
+    from synvirt.backups.repositories import Repositories
+    from synvirt.backups.service import Backups, running
+    from synvirt.backups.source import shut_off
+    from synvirt.hypervisor.connection import Connection
+
+    # A connection of its own, opened by the first run: the embedded driver is opened once a process, and shared.
+    connection = Connection(settings.hypervisor_uri, lambda: None)
+    stack.callback(connection.close)
+    backups = Backups(
+        store.backups,
+        Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir),
+        host=settings.host_id,
+        open_guest=partial(shut_off, connection),
+        exports=settings.data_dir / "exports",
+    )
+    mount(app, stack.enter_context(running(backups)), settings)
+    return app
 
 
 def _rooms(
@@ -214,28 +245,6 @@ def _destination(chosen: "DestinationSetting") -> "Destination":
             return RbdDestination(place)
 
 
-def log_to(level: str, file: TextIO) -> None:
-    """Lines for people in a terminal, JSON for collectors elsewhere; never the values of variables: some are secret."""
-    import logging
-
-    import structlog
-
-    people = file.isatty()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([] if people else [structlog.processors.format_exc_info]),
-            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-            if people
-            else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(file),
-    )
-
-
 @app.command()
 @with_options
 def serve(
@@ -249,6 +258,7 @@ def serve(
 
     Example: synvirt serve --data-dir /var/lib/synvirt --listen 0.0.0.0:8441
     """
+    from synvirt.logs import log_to
     from synvirt.settings import load
 
     settings = load(config=config, flags={"data_dir": options.data_dir, "listen": listen})
@@ -269,6 +279,7 @@ def demo(
     In a terminal the service is left running until Ctrl-C; elsewhere it ends by itself. Example: synvirt demo --payload-mib 512
     """
     from synvirt.cli.demo import demo as run_demo
+    from synvirt.logs import log_to
     from synvirt.settings import load, prepare_data_dir
 
     # What the guest has on its disk is asked of its agent.

@@ -45,6 +45,7 @@ from synvirt.model import (
 from synvirt.offline.elsewhere import Rules
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
+from synvirt.web import web_routers
 
 PREFIX = "/api/v1/migrator"
 USER, PASSWORD = "admin", "correct horse"
@@ -111,6 +112,9 @@ class Service:
             self.settings,
             authenticate=Remembering(check_password),
             routers=routers,
+            pages=lambda stopping: web_routers(
+                self.intake, self.settings, screenshot=self.screenshots.get, stopping=stopping, pace=pace
+            ),
             pace=pace,
             checkup=lambda: self.checkup,
         )

@@ -45,12 +45,12 @@ def create_app(
     *,
     authenticate: Authenticate,
     routers: tuple[APIRouter, ...] = (),
-    pages: tuple[APIRouter, ...] = (),
+    pages: Callable[[Callable[[], bool]], tuple[APIRouter, ...]] = lambda stopping: (),
     pace: Pace | None = None,
     checkup: Callable[[], tuple[datetime, list[Finding]] | None] = lambda: None,
 ) -> FastAPI:
-    """`routers` are mounted beside /migrations, `pages` at {base_url}, behind the same door. `checkup`: what the doctor found
-    last, at once. `app.state.stopping` ends the streams once it is set."""
+    """`routers` are mounted beside /migrations, behind the same door; so is what `pages` makes, at {base_url}: it is given what
+    says that its streams are to end. `checkup`: what the doctor found last, at once. `app.state.stopping` ends the streams."""
     base_url = "/" + settings.base_url.strip("/") if settings.base_url.strip("/") else ""
     api_prefix = f"{base_url}/api/v1"
     app = FastAPI(
@@ -71,7 +71,7 @@ def create_app(
     for router in routers:
         migrator.include_router(router)
     app.include_router(migrator)
-    for page in pages:
+    for page in pages(stopping.is_set):
         app.include_router(page, prefix=base_url, include_in_schema=False)
 
     @app.get("/healthz", tags=["service"], response_model_exclude_none=True)

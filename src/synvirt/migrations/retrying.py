@@ -64,6 +64,15 @@ def _refuse(job: Migration) -> None:
         )
 
 
+def has_whole_copy(job: Migration) -> bool:
+    """Whether it may be taken up, as far as its record says."""
+    try:
+        _refuse(job)
+    except Conflict:
+        return False
+    return True
+
+
 def kept_on_failure(job: Migration) -> frozenset[str]:
     """What of the ledger stays when the job fails. One that took up a whole copy keeps it wherever it fails."""
     return frozenset({"volume"}) if job.retry_of else KEPT_ON_FAILURE.get(_failed_in(job), frozenset())

@@ -1,0 +1,181 @@
+"""{base_url}/migrations/ID: one job, whole and live, and what can be asked of it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.responses import RedirectResponse, Response
+
+from synvirt.api.stream import Pace
+from synvirt.errors import Conflict
+from synvirt.migrations.intake import Intake
+from synvirt.migrations.retrying import has_whole_copy
+from synvirt.model import Migration, Mode, State
+from synvirt.web.jobs import STREAM_HEADERS, with_figure
+from synvirt.web.pages import Pages
+from synvirt.web.stations import stations
+
+# The parts of the page, in its order; each is a template, and an element of this id.
+PARTS = ("banner", "way", "figures", "actions", "disks", "passes", "boot", "conversion", "differences", "facts")
+
+Asked = Literal["cancel", "cutover", "retry", "again"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """`button` asks; `question` and `meaning` are on the page that wants it confirmed."""
+
+    name: Asked
+    button: str
+    question: str
+    meaning: str
+    danger: bool = False
+
+
+ACTIONS = {
+    action.name: action
+    for action in (
+        Action(
+            "cutover",
+            "Cut over",
+            "Cut over now?",
+            "The guest is shut down at its source, what has changed since the last pass is copied, and it is started here. "
+            "It is away from the first to the last of these.",
+        ),
+        Action(
+            "cancel",
+            "Cancel",
+            "Cancel this migration?",
+            "The copying stops, and what was made here for it is removed. The source stays as it was found.",
+            danger=True,
+        ),
+        Action(
+            "retry",
+            "Go on with its copy",
+            "Go on where this job failed?",
+            "Its copy is whole and was kept: a new job takes it up, and copies nothing again.",
+        ),
+        Action(
+            "again",
+            "Run again",
+            "Run this plan again?",
+            "A new job with the same plan begins anew.",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What a job's page is made of. Blocking, but for `parts`."""
+
+    pages: Pages
+    intake: Intake
+    screenshot: Callable[[UUID], bytes | None]
+
+    def current(self, job_id: UUID) -> Migration:
+        return with_figure(self.intake.store.get(job_id), self.intake.board.latest().get(job_id))
+
+    def values(self, job_id: UUID) -> dict[str, Any]:
+        job, store = self.current(job_id), self.intake.store
+        cancelling = not job.ended and store.cancel_requested(job.id)
+        cutting = not job.ended and store.cutover_requested(job.id)
+        return {
+            "job": job,
+            "stations": stations(job),
+            "actions": [ACTIONS[name] for name in possible(job, cancelling=cancelling, cutting=cutting)],
+            "has_screen": job.state == State.FAILED and bool(job.boot_attempts) and self.screenshot(job.id) is not None,
+            "cancelling": cancelling,
+            "cutting": cutting,
+        }
+
+    def rendered(self, job_id: UUID) -> dict[str, str]:
+        values = self.values(job_id)
+        return {name: self.pages.part(f"job/{name}.html", oob=True, **values) for name in PARTS}
+
+    async def parts(self, job_id: UUID, pace: Pace, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """A disk's or a pass's figures are no event of the store: so the job is asked for, when anything was written."""
+        board = self.intake.board
+        sent: dict[str, str] = {}
+        seen: object = None
+        asked_at, beat_at = 0.0, time.monotonic()
+        yield format_sse_event(comment="synvirt")
+        while not stopping():
+            news = (board.commits, board.latest().get(job_id))
+            if news != seen or time.monotonic() - asked_at >= pace.ask_every_s:
+                seen, asked_at = news, time.monotonic()
+                fresh = await run_in_threadpool(self.rendered, job_id)
+                if changed := [html for name, html in fresh.items() if sent.get(name) != html]:
+                    yield format_sse_event(event="part", data_str="\n".join(changed))
+                sent = fresh
+            if time.monotonic() - beat_at >= pace.heartbeat_every_s:
+                yield format_sse_event(comment="still here")
+                beat_at = time.monotonic()
+            await asyncio.sleep(pace.progress_every_s)
+
+    def act(self, job_id: UUID, asked: Asked) -> Migration:
+        """The job to look at then: a new one, where one was begun."""
+        match asked:
+            case "cancel":
+                return self.intake.cancel(job_id)
+            case "cutover":
+                return self.intake.cutover(job_id)
+            case "retry":
+                return self.intake.retry(job_id, {})
+            case "again":
+                before = self.intake.store.get(job_id)
+                if not may_run_again(before):
+                    raise Conflict(f"job {job_id} is {before.state}, and is not run again")
+                return self.intake.submit(before.plan)
+
+
+def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
+    pages = view.pages
+    router = pages.router()
+
+    @router.get("/migrations/{job_id}")
+    def job_page(job_id: UUID) -> Response:
+        return pages.page("job.html", parts=PARTS, oob=False, **view.values(job_id))
+
+    @router.get("/migrations/{job_id}/events")
+    async def events(job_id: UUID) -> Response:
+        """Parts of the page as they change; a new listener gets each once."""
+        await run_in_threadpool(view.current, job_id)  # NotFound now, and not a silent stream
+        return EventSourceResponse(view.parts(job_id, pace, stopping), headers=STREAM_HEADERS)
+
+    @router.get("/migrations/{job_id}/{asked}")
+    def confirm(job_id: UUID, asked: Asked) -> Response:
+        return pages.page("confirm.html", job=view.current(job_id), action=ACTIONS[asked])
+
+    @router.post("/migrations/{job_id}/{asked}")
+    def act(job_id: UUID, asked: Asked) -> Response:
+        return RedirectResponse(f"{pages.root}/migrations/{view.act(job_id, asked).id}", status_code=303)
+
+    return router
+
+
+def possible(job: Migration, *, cancelling: bool, cutting: bool) -> list[Asked]:
+    """What the page offers. What is asked all the same is judged again where it is done."""
+    names: list[Asked] = []
+    by_hand = job.plan.source.Live is not None and job.plan.warm.cutover == "manual" and job.mode_effective == Mode.WARM
+    if by_hand and not cutting and not cancelling and job.state in (State.COPYING_FULL, State.DELTA_SYNCING):
+        names.append("cutover")
+    if not job.ended and not cancelling:
+        names.append("cancel")
+    if job.retried_by is None and has_whole_copy(job):
+        names.append("retry")
+    elif may_run_again(job):
+        names.append("again")
+    return names
+
+
+def may_run_again(job: Migration) -> bool:
+    """A file elsewhere may need a password, which was the old job's."""
+    ended_badly = job.state in (State.FAILED, State.CANCELLED)
+    return ended_badly and job.retried_by is None and job.plan.source_ref.kind != "remote_url"

@@ -1,0 +1,106 @@
+"""What every page has: the look, the headers, an error that reads as a page, and the few files it is made of.
+
+No page runs or styles anything that is not a file of ours (`POLICY`), so that a name from a hostile archive stays a name
+even if the templates' escaping had a hole.
+"""
+
+import hashlib
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.responses import HTMLResponse, Response
+
+from synvirt import __version__
+from synvirt.api.problems import incident, refused
+from synvirt.errors import NotFound, SynvirtError
+from synvirt.programs import ProgramFailed
+from synvirt.web import words
+
+# Content Security Policy level 3: files of our own address, nothing written in the page, in no other site's frame.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+STATIC = Path(__file__).parent / "static"
+TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+
+
+class Pages:
+    """`root`: {base_url}, "" at the top. Files are read once: what is asked for by name is looked up, and opens nothing."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.files = {path.name: path.read_bytes() for path in sorted(STATIC.rglob("*")) if path.suffix in TYPES}
+        self._environment = Environment(
+            loader=PackageLoader("synvirt.web"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        names = ("state_words", "tone", "problem_tone", "size", "rate", "duration", "percent", "moment", "clock")
+        self._environment.filters |= {name: getattr(words, name) for name in names}
+        self._environment.globals |= {"root": root, "file": self._address, "version": __version__}
+
+    def part(self, template: str, /, **values: object) -> str:
+        return self._environment.get_template(template).render(values)
+
+    def page(self, template: str, /, *, status: int = 200, **values: object) -> Response:
+        return HTMLResponse(self.part(template, **values), status_code=status, headers=HEADERS)
+
+    def failure(self, error: SynvirtError) -> Response:
+        return self.page("failure.html", status=error.status, error=error)
+
+    def _address(self, name: str) -> str:
+        """With a hash of the content: a browser keeps it for good, and asks anew after an upgrade."""
+        return f"{self.root}/static/{name}?{hashlib.sha256(self.files[name]).hexdigest()[:12]}"
+
+    def router(self) -> APIRouter:
+        """A router whose errors are pages."""
+        return APIRouter(route_class=_failing_with(self.failure), default_response_class=HTMLResponse)
+
+
+def _failing_with(failure: Callable[[SynvirtError], Response]) -> type[APIRoute]:
+    class Page(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            answer = super().get_route_handler()
+
+            async def answered(request: Request) -> Response:
+                try:
+                    return await answer(request)
+                except ProgramFailed as error:
+                    return failure(incident(error))
+                except SynvirtError as error:
+                    return failure(error)
+                except RequestValidationError as error:
+                    if any(mistake["loc"][0] == "path" for mistake in error.errors()):
+                        return failure(NotFound("there is no such page"))
+                    return failure(refused(error.errors()))
+
+            return answered
+
+    return Page
+
+
+def static_router(pages: Pages) -> APIRouter:
+    router = pages.router()
+
+    @router.get("/static/{name}")
+    def static(name: str) -> Response:
+        if name not in pages.files:
+            raise NotFound("there is no such file")
+        headers: Mapping[str, str] = HEADERS | {"Cache-Control": "private, max-age=31536000, immutable"}
+        return Response(pages.files[name], media_type=TYPES[Path(name).suffix], headers=dict(headers))
+
+    return router

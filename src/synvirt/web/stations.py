@@ -1,0 +1,46 @@
+"""A job's way as a line of stations: those it passed, the one it is at, and those that are still to come."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from synvirt.migrations.states import Facts, next_state
+from synvirt.model import ENDS, Migration, Mode, State
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """`seconds`: how long the job was there; None while it is, and for those to come. `at`: when it came."""
+
+    state: State
+    place: Literal["passed", "here", "ahead", "end"]
+    at: datetime | None = None
+    seconds: float | None = None
+
+
+def stations(job: Migration) -> list[Station]:
+    """Ahead is what the table of states says for this job. One that failed or was cancelled has nothing ahead."""
+    visits = [visit for before, visit in zip((None, *job.history), job.history, strict=False) if _moved(before, visit)]
+    line: list[Station] = []
+    for visit, following in zip(visits, [*visits[1:], None], strict=True):
+        if following is not None:
+            line.append(Station(visit.state, "passed", visit.at, (following.at - visit.at).total_seconds()))
+        else:
+            line.append(Station(visit.state, "end" if visit.state in ENDS else "here", visit.at))
+    state = job.state
+    while state not in ENDS:
+        state = next_state(state, _expected(job))
+        line.append(Station(state, "ahead"))
+    return line
+
+
+def _moved(before: object, visit: object) -> bool:
+    """A state that is entered again from itself (the next delta) is one station."""
+    return getattr(before, "state", None) != getattr(visit, "state", None)
+
+
+def _expected(job: Migration) -> Facts:
+    family = job.manifest.guest_os.family if job.manifest is not None else "other"
+    prepare = {"always": True, "auto": family == "windows", "never": False}[job.plan.conversion]
+    warm = job.plan.source.Live is not None and job.mode_effective == Mode.WARM
+    return Facts(warm=warm, prepare=prepare, converged=True)

@@ -1,0 +1,78 @@
+"""Figures, times and states in words for people, in one place: every page says the same thing alike."""
+
+from datetime import UTC, datetime
+
+from synvirt.model import Problem, State
+from synvirt.sizes import KIB
+
+STATES: dict[State, str] = {
+    State.QUEUED: "Queued",
+    State.COPYING_FULL: "Copying",
+    State.DELTA_SYNCING: "Syncing changes",
+    State.CUTTING_OVER: "Cutting over",
+    State.V2V_PROCESSING: "Preparing guest",
+    State.STARTING: "Starting",
+    State.COMPLETED: "Completed",
+    State.FAILED: "Failed",
+    State.CANCELLED: "Cancelled",
+}
+
+
+def state_words(state: State) -> str:
+    return STATES[state]
+
+
+def tone(state: State) -> str:
+    """Which colour a state has: a class of the style sheet."""
+    tones = {State.COMPLETED: "good", State.FAILED: "bad", State.CANCELLED: "quiet", State.QUEUED: "quiet"}
+    return tones.get(state, "busy")
+
+
+def problem_tone(problem: Problem) -> str:
+    """What ended a job, what the operator wanted, and what the job goes on with, are three colours."""
+    if not problem.fatal:
+        return "note"
+    return "quiet" if problem.code == "E_MIG_CANCELLED" else "bad"
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return "–"
+    amount, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < KIB or unit == "TiB":
+            break
+        amount /= KIB
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def rate(bps: float) -> str:
+    return f"{size(bps)}/s"
+
+
+def duration(seconds: float | None) -> str:
+    """The two units that matter: `1 h 20 min`, `3 min 5 s`, `0.4 s`."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{seconds:.1f} s" if seconds % 1 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    for large, small, length, part in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
+        if whole >= length:
+            rest = whole % length // part
+            return f"{whole // length} {large}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"
+
+
+def percent(done: int, total: int) -> int:
+    """Rounded down: 100 is said only when all is done."""
+    return min(100, done * 100 // total) if total else 0
+
+
+def moment(at: datetime | None) -> str:
+    """UTC, and said: the page does not know where its reader is."""
+    return "–" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def clock(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%H:%M:%S")

@@ -1,0 +1,109 @@
+"""A browser that people use, a service with real sockets and TLS, and jobs in every state."""
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.fakes.service import PASSWORD, USER, Service
+from tests.needs import need
+
+# Kept by CI: what the pages looked like.
+PICTURES = Path(__file__).parent.parent.parent / "build" / "screenshots"
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+# Nothing of the browser's own goes out.
+QUIET = [
+    *("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One a module: its start takes longer than most tests."""
+    program = need("chromium", "chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", *QUIET], timeout=60_000)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def serving(service: Service) -> Iterator[str]:
+    """The service's address. The event loop of a server that stops leaves a connection unclosed that a browser has just begun:
+    it is collected here, where nothing refers to the server any more, and not in the middle of another test."""
+    with ExitStack() as stack:
+        address = stack.enter_context(service.served()).address
+        try:
+            yield address
+        finally:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                stack.close()
+                gc.collect()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, str]]:
+    """A service and its address. One a module: each test has jobs of its own."""
+    made = Service(tmp_path_factory.mktemp("web"))
+    with serving(made) as address:
+        yield made, address
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def service(served: tuple[Service, str]) -> Service:
+    return served[0]
+
+
+@pytest.fixture
+def context(browser: Browser, served: tuple[Service, str]) -> Iterator[BrowserContext]:
+    context = opened(browser, served[1])
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """A page of the service. Whatever it or its policy complains about fails the test."""
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text) if "Content Security Policy" in said.text else None)
+    yield page
+    assert complaints == []
+
+
+def opened(browser: Browser, address: str, **options: Any) -> BrowserContext:
+    # The certificate is the service's own.
+    context = browser.new_context(
+        base_url=address,
+        http_credentials={"username": USER, "password": PASSWORD},
+        ignore_https_errors=True,
+        reduced_motion="reduce",
+        **options,
+    )
+    context.set_default_timeout(20_000)
+    return context
+
+
+def serious(page: Page) -> list[str]:
+    """What axe finds that keeps people from using the page. Read into the page by the driver: our policy stays as it is."""
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{finding['id']}: {[node['target'] for node in finding['nodes']][:3]}"
+        for finding in found["violations"]
+        if finding["impact"] in ("serious", "critical")
+    ]
+
+
+def picture(page: Page, name: str) -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / f"{name}.png", full_page=True)

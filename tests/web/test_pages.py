@@ -1,0 +1,228 @@
+"""The list and a job's page, in a real browser: what they show, live; by keyboard alone, on a phone, in the dark, and for
+people who do not see them."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from synvirt.model import Progress, State
+from tests.fakes.service import PLAN, Service
+from tests.web import jobs
+from tests.web.conftest import opened, picture, serious
+
+GIB = 1 << 30
+
+
+def test_a_job_that_begins_copies_and_ends_is_seen_without_a_reload(page: Page, service: Service) -> None:
+    page.goto("/")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Migrations")
+    page.wait_for_load_state("load")
+    job = service.submit(PLAN.model_copy(update={"name": "born-live"}))
+    mine = page.locator(f"#job-{job.id}")
+    expect(mine).to_have_count(1)
+    expect(mine.locator(".pill")).to_have_text("Queued")
+    service.move(job.id, State.COPYING_FULL)
+    expect(mine.locator(".pill")).to_have_text("Copying")
+    figure = Progress(bytes_total=4 * GIB, bytes_done=GIB, rate_bps=512 << 20, eta_s=6)
+    service.board.pin(job.id, State.COPYING_FULL, figure)
+    expect(mine.locator(".figures")).to_contain_text("25 %")
+    expect(mine.locator(".figures")).to_contain_text("512 MiB/s")
+    expect(mine.locator(".figures")).to_contain_text("6 s left")
+    service.board.unpin(job.id)
+    service.move(job.id, State.COMPLETED)
+    expect(mine.locator(".pill")).to_have_text("Completed")
+
+
+def test_a_downgrade_has_a_colour_of_its_own_and_an_error_another(page: Page, service: Service) -> None:
+    grounds = {}
+    for name, job_id in (("note", jobs.downgraded(service)), ("bad", jobs.unbooted(service))):
+        page.goto(f"/migrations/{job_id}")
+        banner = page.locator(f"#banner .banner.{name}")
+        expect(banner).to_have_count(1)
+        grounds[name] = banner.evaluate("element => getComputedStyle(element).backgroundColor")
+    assert len(set(grounds.values())) == 2
+    expect(page.locator("#banner")).to_contain_text("E_MIG_GUEST_BOOT_FAILED")
+    expect(page.locator("#banner")).to_contain_text("look at its screen below")
+    expect(page.locator("#boot")).to_contain_text("the firmware found nothing to boot")
+    expect(page.locator("#conversion")).to_contain_text("no virtio-scsi driver")
+
+
+def test_the_screen_of_a_guest_that_did_not_boot_is_shown_where_there_is_one(page: Page, service: Service) -> None:
+    job_id = jobs.unbooted(service)
+    page.goto(f"/migrations/{job_id}")
+    expect(page.locator("#boot img")).to_have_count(0)
+    service.screenshots[job_id] = page.screenshot()
+    page.reload()
+    expect(page.locator("#boot img")).to_have_js_property("naturalWidth", 1280)
+
+
+def test_a_jobs_page_follows_it(page: Page, service: Service) -> None:
+    job_id = jobs.added(service, "followed", (State.QUEUED, 5), (State.COPYING_FULL, 4), manifest=jobs.LINUX)
+    page.goto(f"/migrations/{job_id}")
+    stations = page.locator(".stations b")
+    expect(stations).to_have_text(["Queued", "Copying", "Starting", "Completed"])
+    expect(page.locator(".stations .here b")).to_have_text("Copying")
+    service.board.pin(job_id, State.COPYING_FULL, Progress(bytes_total=8 * GIB, bytes_done=4 * GIB, rate_bps=1 << 30, eta_s=4))
+    expect(page.locator("#figures")).to_contain_text("50 %")
+    expect(page.locator("#figures")).to_contain_text("1.0 GiB/s")
+    service.board.unpin(job_id)
+    service.move(job_id, State.STARTING)
+    expect(page.locator(".stations .here b")).to_have_text("Starting")
+    service.move(job_id, State.FAILED, error=jobs.NO_BOOT)
+    expect(page.locator(".stations .end b")).to_have_text("Failed")
+    expect(stations).to_have_text(["Queued", "Copying", "Starting", "Failed"])
+    expect(page.locator("#banner")).to_contain_text("no sign of life in 600 s")
+
+
+def test_cancelling_is_confirmed_and_works_by_keyboard_alone(page: Page, service: Service) -> None:
+    job_id = jobs.added(service, "by-keyboard", (State.QUEUED, 5), (State.COPYING_FULL, 4))
+    page.goto("/")
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    press_until(page, f"#job-{job_id} a")
+    page.keyboard.press("Enter")
+    expect(page).to_have_title("by-keyboard · SynVirt")
+    press_until(page, "#ask-cancel")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Cancel this migration?")
+    assert not service.store.cancel_requested(job_id)
+    press_until(page, "button.danger")
+    page.keyboard.press("Enter")
+    expect(page.locator("#banner")).to_contain_text("It is being cancelled")
+    expect(page.locator("#ask-cancel")).to_have_count(0)
+    assert service.store.cancel_requested(job_id)
+    assert service.woken[-1] == job_id
+
+
+def press_until(page: Page, selector: str) -> None:
+    """Tab, until it has the focus: whoever cannot get there with the keyboard cannot get there."""
+    for _ in range(200):
+        if page.locator(f"{selector}:focus").count():
+            return
+        page.keyboard.press("Tab")
+    pytest.fail(f"{selector} cannot be reached with the Tab key")
+
+
+def test_a_warm_job_is_cut_over_from_its_page(page: Page, service: Service) -> None:
+    job_id = jobs.warm(service, "cut-me-over")
+    page.goto(f"/migrations/{job_id}")
+    expect(page.locator(".stations .ahead b")).to_have_text(["Cutting over", "Preparing guest", "Starting", "Completed"])
+    expect(page.locator("#passes tbody tr")).to_have_count(3)
+    expect(page.locator("#figures")).to_contain_text("Expected downtime")
+    page.click("#ask-cutover")
+    page.click("button[type=submit]")
+    expect(page.locator("#banner")).to_contain_text("It cuts over after its present pass")
+    assert service.store.cutover_requested(job_id)
+
+
+def test_a_failed_job_goes_on_with_its_copy_or_runs_again(page: Page, service: Service) -> None:
+    page.goto(f"/migrations/{jobs.unbooted(service)}")
+    page.click("#ask-retry")
+    page.click("button[type=submit]")
+    expect(page.locator("#banner")).to_contain_text("Goes on with the copy of")
+    expect(page.locator(".stations .here b")).to_have_text("Queued")
+    half = jobs.added(service, "half", (State.QUEUED, 5), (State.CANCELLED, 4))
+    page.goto(f"/migrations/{half}")
+    expect(page.locator("#ask-retry")).to_have_count(0)
+    page.click("#ask-again")
+    page.click("button[type=submit]")
+    expect(page.locator(".stations .here b")).to_have_text("Queued")
+    assert str(half) not in page.url
+
+
+def test_what_cannot_be_done_says_why_as_a_page(page: Page, service: Service) -> None:
+    ended = jobs.completed(service, "long-ended")
+    page.goto(f"/migrations/{ended}/cancel")
+    page.click("button[type=submit]")
+    expect(page.locator(".banner.bad")).to_contain_text("E_MIG_CONFLICT")
+    answer = page.goto("/migrations/00000000-0000-0000-0000-000000000000")
+    assert answer is not None
+    assert answer.status == 404
+    expect(page.locator(".banner.bad")).to_contain_text("there is no migration")
+
+
+def test_a_name_from_a_hostile_archive_stays_a_name(page: Page, service: Service) -> None:
+    name = "<img src=x onerror=alert(1)><script>document.title='owned'</script>"
+    job_id = jobs.added(service, name, (State.QUEUED, 5), (State.COPYING_FULL, 4))
+    page.goto("/")
+    expect(page.locator(f"#job-{job_id} a")).to_have_text(name)
+    page.goto(f"/migrations/{job_id}")
+    expect(page.get_by_role("heading", level=1)).to_have_text(name)
+    assert page.title() == f"{name} · SynVirt"
+
+
+def test_another_sites_form_does_nothing(page: Page, service: Service) -> None:
+    """The browser knows the password by then: only where the request comes from tells it apart."""
+    job_id = jobs.added(service, "coveted", (State.QUEUED, 5), (State.COPYING_FULL, 4))
+    page.goto(f"/migrations/{job_id}")
+    origin = page.url.split("/migrations")[0]
+    for path in (f"/migrations/{job_id}/cancel", f"/api/v1/migrator/migrations/{job_id}/cancel"):
+        with stranger(f"<form method=post action='{origin}{path}'><button>Win a prize</button></form>") as address:
+            page.goto(address)
+            with page.expect_response(origin + path) as answer:
+                page.click("button")
+            assert answer.value.status == 403
+    assert not service.store.cancel_requested(job_id)
+
+
+@contextmanager
+def stranger(html: str) -> Iterator[str]:
+    """Another site, with this one page."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(html.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://localhost:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture
+def shown(service: Service) -> dict[str, str]:
+    """A job of each look."""
+    looks = {"warm": jobs.warm(service), "downgraded": jobs.downgraded(service), "unbooted": jobs.unbooted(service)}
+    return {"list": "/"} | {
+        name: f"/migrations/{id_}" for name, id_ in (looks | {"completed": jobs.completed(service)}).items()
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("device", "width"), [("desk", 1200), ("phone", 390)])
+@pytest.mark.timeout(180)
+def test_it_can_be_read_by_everybody(
+    browser: Browser, served: tuple[Service, str], shown: dict[str, str], scheme: str, device: str, width: int
+) -> None:
+    size = {"width": width, "height": 844}
+    with opened(browser, served[1], color_scheme=scheme, viewport=size) as context:
+        page = context.new_page()
+        for name, path in (shown | {"confirm": f"{shown['warm']}/cancel"}).items():
+            page.goto(path)
+            picture(page, f"{name}-{device}-{scheme}")
+            assert serious(page) == [], name
+            too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert too_wide <= 0, f"{name} is wider than a {device}"
+
+
+def test_it_is_read_without_javascript(browser: Browser, served: tuple[Service, str]) -> None:
+    job_id = jobs.warm(served[0], "no-script")
+    with opened(browser, served[1], java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto("/")
+        page.click(f"#job-{job_id} a")
+        expect(page.locator("#figures")).to_contain_text("63 %")
+        page.click("#ask-cancel")
+        page.click("button.danger")
+        expect(page.locator("#banner")).to_contain_text("It is being cancelled")
+    assert served[0].store.cancel_requested(job_id)
