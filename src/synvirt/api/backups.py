@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 
 from synvirt.api.document import problem_described
 from synvirt.api.received import documented, json_body
@@ -21,6 +21,7 @@ from synvirt.backups.model import (
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupBadRequest
 from synvirt.model import Model
+from synvirt.settings import Settings
 
 
 class BackupRepositoryPage(Model):
@@ -59,6 +60,12 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT)]
+
+
+def mount(app: FastAPI, backups: Backups, settings: Settings) -> None:
+    """At {base_url}/api/v1/backup: behind the same door as the rest, and in the same document."""
+    base_url = settings.base_url.strip("/")
+    app.include_router(backups_router(backups), prefix=f"{'/' if base_url else ''}{base_url}/api/v1")
 
 
 def backups_router(backups: Backups) -> APIRouter:

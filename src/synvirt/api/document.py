@@ -7,6 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from synvirt.api.problems import MEDIA_TYPE
+from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
 from synvirt.model import (
     HostFileRequest,
     Migration,
@@ -26,6 +27,9 @@ _MODELS = (
     RemoteFileRequest,
     SourceRequest,
     SourceChange,
+    BackupRepositoryRequest,
+    BackupJobRequest,
+    RestoreRequest,
     ProblemDetails,
     ProgressUpdate,
     Migration,

@@ -5,7 +5,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from synvirt.cli import destinations, disk, doctor, importing, migrations, password, sources, support_bundle, uploads
+from synvirt.cli import (
+    backups,
+    completion,
+    destinations,
+    disk,
+    doctor,
+    importing,
+    migrations,
+    password,
+    sources,
+    support_bundle,
+    uploads,
+)
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import failed
 
@@ -54,9 +66,11 @@ app.add_typer(sources.app, name="sources")
 app.add_typer(sources.keyring, name="keyring")
 app.add_typer(uploads.app, name="uploads")
 app.add_typer(destinations.app, name="destinations")
+app.add_typer(backups.app, name="backup")
 app.command("import")(importing.import_)
 app.command("inspect")(importing.inspect)
 app.command("password")(password.password)
+app.command("completion")(completion.completion)
 app.command("support-bundle")(support_bundle.support_bundle)
 
 

@@ -1,0 +1,134 @@
+"""/api/v1/backup and `synvirt backup`, on a real server; the guests are files."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from uuid import uuid4
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from synvirt.api.backups import mount
+from synvirt.cli import app
+from tests.backups.test_service import House
+from tests.fakes.service import PASSWORD, USER, Service
+
+CONTENT = Random(1).randbytes(3_000_001)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    (tmp_path / "house").mkdir()
+    made = House(tmp_path / "house")
+    made.image("web", CONTENT)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def service(tmp_path: Path, house: House) -> Iterator[Service]:
+    made = Service(tmp_path / "service")
+    mount(made.app, house.backups, made.settings)
+    with made.served():
+        yield made
+    made.close()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[httpx.Client]:
+    transport = httpx.HTTPTransport(uds=str(service.settings.socket_path))
+    with httpx.Client(transport=transport, base_url="http://synvirt/api/v1/backup", timeout=20) as made:
+        yield made
+
+
+def test_a_run_is_accepted_without_a_body_and_ends_completed(client: httpx.Client, house: House) -> None:
+    body = {"name": "here", "kind": "local", "path": str(house.folder / "repository")}
+    made = client.post("/repositories", json=body)
+    assert made.status_code == 201
+    repository = made.json()
+    assert made.headers["location"] == f"/api/v1/backup/repositories/{repository['id']}"
+    assert (repository["encrypted"], repository["state"], repository["points_count"]) == (True, "ready", 0)
+    job = client.post("/jobs", json={"name": "nightly", "vm_ids": ["web"], "repository_id": repository["id"]}).json()
+    accepted = client.post(f"/jobs/{job['id']}/run")
+    assert accepted.status_code == 202
+    house.ended(house.backups.run(accepted.json()["id"]))
+    run = client.get(f"/runs/{accepted.json()['id']}").json()
+    assert run["status"] == "completed"
+    (point,) = client.get("/restore-points").json()["items"]
+    assert [point["id"]] == run["restore_point_ids"]
+    assert (point["quiesced"], point["consistency"], point["repository_kind"]) == (False, "offline", "local")
+    assert point["disks"] == [{"target": "vda", "size_bytes": len(CONTENT)}]
+    assert client.get(f"/jobs/{job['id']}").json()["last_run_id"] == run["id"]
+    for path in ("/repositories", "/jobs", "/runs"):
+        page = client.get(path, params={"limit": 1}).json()
+        assert (len(page["items"]), page["next_cursor"]) == (1, None)
+
+
+def test_what_is_wrong_is_a_problem(client: httpx.Client, house: House) -> None:
+    for method, path in [("GET", f"/jobs/{uuid4()}"), ("POST", f"/jobs/{uuid4()}/run"), ("GET", f"/restore-points/{uuid4()}")]:
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.json()["code"]) == (404, "E_BAK_NOT_FOUND")
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert client.get("/jobs/none").status_code == 404
+    answer = client.post("/repositories", json={"name": "x", "kind": "peer", "path": "/x"})
+    assert answer.status_code == 400
+    answer = client.post("/repositories", json={"name": "x", "kind": "local", "path": str(house.folder / "nowhere")})
+    assert (answer.status_code, answer.json()["code"]) == (502, "E_BAK_REPOSITORY_UNREACHABLE")
+    answer = client.post("/repositories", json={"name": "x", "kind": "local", "path": str(house.folder / "images")})
+    assert (answer.status_code, answer.json()["code"]) == (409, "E_BAK_CONFLICT")
+
+
+def test_it_lies_behind_the_same_door(tmp_path: Path, house: House) -> None:
+    service = Service(tmp_path / "service", tls=False)
+    mount(service.app, house.backups, service.settings)
+    with service.served() as server, httpx.Client(base_url=server.address) as client:
+        assert client.get("/api/v1/backup/restore-points").status_code == 401
+        assert client.get("/api/v1/backup/restore-points", auth=(USER, PASSWORD)).json()["items"] == []
+    service.close()
+
+
+def test_it_is_in_the_document(client: httpx.Client) -> None:
+    document = client.get("http://synvirt/openapi.json").json()
+    operation = document["paths"]["/api/v1/backup/jobs/{job_id}/run"]["post"]
+    assert operation["security"] == [{"basic": []}]
+    assert "requestBody" not in operation
+    assert "E_BAK_CONFLICT" in operation["responses"]["409"]["description"]
+    assert "BackupJobRequest" in document["components"]["schemas"]
+
+
+def test_the_command_line_backs_up_verifies_and_restores(
+    service: Service, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def synvirt(*argv: str) -> Result:
+        return CliRunner().invoke(app, ["backup", *argv, "--data-dir", str(service.settings.data_dir)])
+
+    def asked(*argv: str) -> dict[str, str]:
+        done = synvirt(*argv, "--json")
+        assert done.exit_code == 0, done.output
+        answer: dict[str, str] = json.loads(done.output)
+        return answer
+
+    repository = asked("add-repository", str(house.folder / "repository"), "--name", "here")
+    key = synvirt("recovery-key", repository["id"]).output.strip()
+    job = asked("add-job", "web", "--name", "nightly", "--repository", repository["id"], "--keep-last", "3")
+    ran = synvirt("run", job["id"])
+    assert ran.exit_code == 0, ran.output
+    point = ran.output.split("restore point ")[1].split()[0]
+    assert synvirt("verify", point).exit_code == 0
+    assert synvirt("restore", point, "--name", "out").exit_code == 0
+    assert [(house.folder / "exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
+    for listing in ("repositories", "jobs", "runs", "points"):
+        assert synvirt(listing).exit_code == 0
+    assert "web" in synvirt("points").output
+    (house.folder / "images/web").unlink()
+    failed = synvirt("run", job["id"])
+    assert failed.exit_code == 1
+    assert "E_BAK_NOT_FOUND" in failed.output
+    monkeypatch.setitem(os.environ, "SYNVIRT_RECOVERY_KEY", key)
+    again = synvirt("add-repository", str(house.folder / "repository"), "--name", "again", "--existing")
+    assert (again.exit_code, "E_BAK_CONFLICT" in again.output) == (1, True)
+    assert synvirt("remove-point", point).exit_code == 0
+    assert "There are no restore points" in synvirt("points").output
