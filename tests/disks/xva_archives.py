@@ -3,11 +3,14 @@ empty member now and then, a digest behind each piece."""
 
 import hashlib
 import io
+import subprocess
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import xxhash
+
+from tests.needs import need
 
 MIB = 1 << 20
 
@@ -40,6 +43,15 @@ def archive(path: Path, ova_xml: bytes, disks: Mapping[str, bytes], **options: o
             for name, data in pieces(folder, disk, **options):  # type: ignore[arg-type]
                 _add(tar, name, data)
     return path
+
+
+def packed(path: Path, packing: str, *options: str) -> Path:
+    """The archive as the gzip or zstd program packs it, beside it and under its own name and one suffix more."""
+    program, suffix = {"gzip": (need("gzip", "gzip"), ".gz"), "zstd": (need("zstd", "zstd"), ".zst")}[packing]
+    target = path.with_name(path.name + suffix)
+    with path.open("rb") as source, target.open("wb") as into:
+        subprocess.run([program, "-c", *options], stdin=source, stdout=into, check=True, timeout=60)
+    return target
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

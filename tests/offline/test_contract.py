@@ -75,6 +75,18 @@ class TestXvaArchive(ImporterContract):
         return ImporterCase(XvaArchive(), path, tmp_path, disks, damage=path)
 
 
+class TestXvaArchivePacked(ImporterContract):
+    """As XenServer's compress=true and XCP-ng's compress=zstd leave it: the name is the same."""
+
+    @pytest.fixture(params=["gzip", "zstd"])
+    def case(self, request: pytest.FixtureRequest, tmp_path: Path) -> ImporterCase:
+        disks = {"Ref:4": appliances.raw_disk(), "Ref:5": appliances.raw_disk(3 << 20, seed=2)}
+        text = ova_xml_text.whole({folder: len(disk) for folder, disk in disks.items()})
+        plain = xva_archives.archive(tmp_path / "web.xva", text, disks, keepalives={3})
+        path = xva_archives.packed(plain, request.param).rename(plain)
+        return ImporterCase(XvaArchive(), path, tmp_path, disks, damage=path)
+
+
 class TestXvaVersion1(ImporterContract):
     @pytest.fixture
     def case(self, tmp_path: Path) -> ImporterCase:
