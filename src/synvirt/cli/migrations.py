@@ -49,10 +49,24 @@ def show(options: Options, job: JobId) -> None:
 
 @app.command()
 @with_options
-def watch(options: Options, job: JobId) -> None:
-    """Watch a job to its end. Ctrl-C stops the watching, not the job."""
+def watch(
+    options: Options,
+    jobs: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Jobs; none: all that have not ended")] = None,
+) -> None:
+    """Watch a job, or several in one table, to their ends. Ctrl-C stops the watching, not the jobs.
+
+    Exit 1: one of them failed.
+
+    Example: synvirt migrations watch
+
+    Example: synvirt migrations watch 1f3a 77c0
+    """
     with options.connect() as client:
-        follow(options, client, full_id(client, "migration", job), print_events=options.json)
+        ids = [full_id(client, "migration", job) for job in jobs or ()]
+        if len(ids) == 1:
+            follow(options, client, ids[0], print_events=options.json)
+        else:
+            _follow_several(options, client, ids)
 
 
 @app.command()
@@ -103,6 +117,22 @@ def follow(options: Options, client: Any, job_id: str, *, print_events: bool = F
     if options.json and not print_events:
         print(client.ask("GET", f"/migrations/{job_id}"))
     if not verdict(job):
+        raise typer.Exit(FAILED)
+
+
+def _follow_several(options: Options, client: Any, ids: list[str]) -> None:
+    from synvirt.cli.watching import verdict
+    from synvirt.cli.watching_several import watch_several
+
+    try:
+        ended = watch_several(client, ids, as_json=options.json)
+    except KeyboardInterrupt:
+        print(f"The jobs go on. Watch them again: synvirt migrations watch {' '.join(ids)}".rstrip(), flush=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if not ended and not options.json:
+        print("No migration runs")
+    told = [verdict(job) for job in ended]  # each failure, not only the first
+    if not all(told):
         raise typer.Exit(FAILED)
 
 

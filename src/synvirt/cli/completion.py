@@ -1,0 +1,32 @@
+"""synvirt completion: what a shell needs to complete our commands. The shell then asks `synvirt` itself."""
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+# Where the program looks for a shell's question: click's own name for it.
+VARIABLE = "_SYNVIRT_COMPLETE"
+
+if VARIABLE in os.environ:  # a shell asks: typer's answers for shells, which it else installs with options of its own
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    completion_init()
+
+
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell that is to complete")]) -> None:
+    """Print the script that makes a shell complete our commands and options.
+
+    Example: synvirt completion bash > /etc/bash_completion.d/synvirt
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    print(get_completion_script(prog_name="synvirt", complete_var=VARIABLE, shell=shell))

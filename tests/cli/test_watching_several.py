@@ -1,0 +1,96 @@
+"""Several jobs watched at once."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from synvirt.cli import watching_several
+from synvirt.cli.client import Client
+from synvirt.model import Migration, Progress, State, now
+from tests.cli.conftest import Run
+from tests.fakes.service import PLAN, Service, failed
+
+
+def test_nothing_runs(service: Service, run: Run) -> None:
+    job = service.submit()
+    service.move(job.id, State.FAILED, error=failed())
+    end(service, job)
+    done = run("migrations", "watch")
+    assert (done.exit_code, done.stdout) == (0, "No migration runs\n")
+
+
+def end(service: Service, job: Migration) -> None:
+    state = service.store.get(job.id).state
+    service.store.change(job.id, state, lambda job: job.model_copy(update={"finished_at": now()}))
+
+
+def stepping(service: Service, jobs: list[Migration], states: list[State]) -> Callable[[float], None]:
+    """Instead of a pause: the next thing happens."""
+    moves = iter([(job, state) for state in states for job in jobs])
+
+    def pause(_: float) -> None:
+        job, state = next(moves)
+        service.move(job.id, state, error=failed() if state == State.FAILED else None)
+        if state in (State.FAILED, State.COMPLETED):
+            end(service, job)
+
+    return pause
+
+
+def test_all_that_run_are_followed_to_their_ends(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [service.submit(PLAN.model_copy(update={"name": name})) for name in ("web", "database")]
+    with Client.local(service.settings.socket_path) as client:
+        pause = stepping(service, jobs, [State.COPYING_FULL, State.COMPLETED])
+        ended = watching_several.watch_several(client, [], as_json=False, pause=pause)
+    assert [(job.name, job.state) for job in ended] == [("web", State.COMPLETED), ("database", State.COMPLETED)]
+    said = [line.split()[1:] for line in capsys.readouterr().out.splitlines()]
+    assert [str(jobs[1].id)[:8], "CopyingFull", "database"] in said
+    assert len(said) == 6
+
+
+def test_one_that_failed_is_the_exit_code_of_all(service: Service, run: Run) -> None:
+    good, bad = service.submit(), service.submit()
+    for job, state in ((good, State.COMPLETED), (bad, State.FAILED)):
+        service.move(job.id, state, error=failed() if state == State.FAILED else None)
+    done = run("migrations", "watch", good.id, str(bad.id)[:12])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("E_MIG_DISK_WRITE_FAILED: the disk is full\nhint: make room")
+    told = [json.loads(line) for line in run("--json", "migrations", "watch", good.id, bad.id).stdout.splitlines()]
+    assert {one["state"] for one in told} == {"Completed", "Failed"}
+
+
+def test_ctrl_c_leaves_them_running_and_says_how_to_go_on(service: Service, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    service.submit()
+    monkeypatch.setattr(watching_several, "watch_several", interrupted)
+    done = run("migrations", "watch")
+    assert (done.exit_code, done.stdout) == (130, "The jobs go on. Watch them again: synvirt migrations watch\n")
+
+
+def test_the_table_fits_80_columns_and_shows_those_that_run_first(service: Service) -> None:
+    progress = Progress(bytes_total=1 << 40, bytes_done=1 << 39, rate_bps=123456789.0, eta_s=123456)
+    jobs = [service.submit(PLAN.model_copy(update={"name": f"a guest of a very long name indeed {n}"})) for n in range(30)]
+    running = jobs[-1].model_copy(update={"state": State.V2V_PROCESSING, "started_at": now(), "progress": progress})
+    console = Console(width=80, record=True, color_system=None)
+    console.print(watching_several.table([*jobs[:-1], running]))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith(str(running.id)[:8])
+    assert "V2vProcessing" in lines[1]
+    assert "1 run, 29 wait, 0 ended" in lines[-1]
+    assert len(lines) == watching_several.ROWS_MAX + 2
+
+
+def test_the_live_table_is_drawn(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(watching_several, "table", lambda jobs: str(drawn.append(len(jobs))))  # type: ignore[func-returns-value]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    jobs = [service.submit()]
+    with Client.local(service.settings.socket_path) as client:
+        watching_several.watch_several(client, [], as_json=False, pause=stepping(service, jobs, [State.COMPLETED]))
+    assert drawn == [1, 1]
