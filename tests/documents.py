@@ -1,0 +1,140 @@
+# ruff: noqa: E501 - the lines are those of the documents
+"""The documents that are made from the code: python -m tests.documents writes them, test_documents.py holds them to it."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from synvirt.errors import BY_CODE, SynvirtError, Unauthorized
+from tests.fakes.service import Service
+
+DOCS = Path(__file__).parent.parent / "docs"
+MADE = "Made by `python -m tests.documents` from `{source}`: change it there."
+
+# Where to look first, by code. Each job's own `hint` knows more.
+FIRST: dict[str, str] = {
+    "E_MIG_BAD_REQUEST": "The detail names the field or the option. `/openapi.json` and [settings.md](settings.md) say what each takes.",
+    "E_MIG_INVALID_PLAN": "`synvirt inspect` shows the VM's concerns. A Critical one is mended at the source, or waived by its id: "
+    "[importing-files.md](importing-files.md).",
+    "E_MIG_UNSUPPORTED_FORMAT": "`synvirt inspect PATH` says what the file is. [importing-files.md](importing-files.md) lists what can be imported.",
+    "E_MIG_MALFORMED_ARCHIVE": "Compare its checksum with the original's: most are cut short on their way. Else export it again.",
+    "E_MIG_HOST_PATH_REJECTED": "Put the file into the import root, `{data_dir}/imports`, or send it: `synvirt import FILE --upload`.",
+    "E_MIG_AUTH_FAILED": "As 401: your own user or password for the service. As 502, or in a job: the source's; `synvirt sources test NAME`, then "
+    "`synvirt sources change NAME`.",
+    "E_MIG_NOT_FOUND": "`synvirt migrations list`, `synvirt sources list` and the others show what there is.",
+    "E_MIG_VM_NOT_FOUND": "`synvirt sources vms NAME` lists what the source shows to our user: a missing privilege hides VMs.",
+    "E_MIG_UPLOAD_NOT_FOUND": "It expired (`upload_expires_days`), or was removed: send it again.",
+    "E_MIG_CONFLICT": "Another job has the name, UUID or MAC address; or the job has ended; or another service has the data folder. The detail says which.",
+    "E_MIG_UPLOAD_REJECTED": "Too large: `upload_cap_bytes`, or put the file into the import root. Wrong SHA-256: it was changed on its way.",
+    "E_MIG_SOURCE_UNREACHABLE": "`synvirt sources test NAME` says how far it comes: name, port, certificate, log-in. A job that copies waits for about two "
+    "minutes before it fails.",
+    "E_MIG_CBT_UNSUPPORTED": "Nothing is wrong: the job runs cold, and the guest is off while it is copied. `cbt_reason` of the manifest says why.",
+    "E_MIG_CBT_RESET": "The whole disk is compared once, by itself. If it comes again and again, something else takes snapshots of the VM.",
+    "E_MIG_SNAPSHOT_FAILED": "Room on the source's datastore, and how many snapshots the VM has. `synvirt sources test NAME --deep` tries one.",
+    "E_MIG_DISK_READ_FAILED": "A damaged image, or a parent of it that is missing: `synvirt disk info IMAGE`.",
+    "E_MIG_DISK_WRITE_FAILED": "Mostly no room: `synvirt destinations`. Then `synvirt migrations retry ID`, if the copy was whole.",
+    "E_MIG_V2V_FAILED": "[windows.md](windows.md) has the causes; `synvirt migrations retry ID` goes on with the copy.",
+    "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's words are in the detail: a network or a machine type that this host lacks. `synvirt doctor`.",
+    "E_MIG_GUEST_BOOT_FAILED": "[guests.md](guests.md): what its screen showed, and other buses: `synvirt migrations retry ID --disk-bus sata`.",
+    "E_MIG_DELTA_TOO_LARGE": "Cut over at a quiet hour (`--cutover manual`), allow a larger last delta, or move it cold: "
+    "[moving-from-vsphere.md](moving-from-vsphere.md).",
+    "E_MIG_CANCELLED": "Somebody asked for it. What the job had made is gone, and the source is as it was.",
+    "E_MIG_PERSIST_FAILED": "Room in {data_dir}, or the PostgreSQL server. Running jobs wait until it is back.",
+    "E_MIG_INTERNAL": "Ours to mend: `synvirt support-bundle`, with the incident's number.",
+}
+
+
+def troubleshooting() -> str:
+    lines = [
+        "# Troubleshooting",
+        "",
+        MADE.format(source="src/synvirt/errors.py"),
+        "",
+        "Every error has a code, what happened (with names and numbers) and mostly a hint. A job's is its `last_error`: `synvirt migrations",
+        "show ID`. Where the hint does not help, look here; then `synvirt doctor`; then `synvirt support-bundle` packs what a helper needs.",
+        "",
+        "HTTP: the status where the API answers with it. Jobs that run have most of these in `last_error`, whatever the number says.",
+        "",
+    ]
+    for code in sorted(BY_CODE, key=lambda code: (not code.startswith("E_MIG_"), code)):
+        kinds = [kind for kind in _kinds(SynvirtError) if kind.code == code and _is_the_services(kind)]
+        statuses = sorted({kind.status for kind in kinds})
+        lines += [f"## {code}", "", f"HTTP {', '.join(map(str, statuses))}"]
+        # The root has the code of Internal, and its words.
+        lines += [f"- {title}" for title in dict.fromkeys(kind.title() for kind in kinds)]
+        lines += ["", FIRST[code]] if code in FIRST else []
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _kinds(root: type[SynvirtError]) -> list[type[SynvirtError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _kinds(child))]
+
+
+def _is_the_services(kind: type[SynvirtError]) -> bool:
+    """Those of errors.py: what a module makes of them for itself has their codes."""
+    return kind.__module__ == Unauthorized.__module__
+
+
+def api(document: dict[str, Any]) -> str:
+    lines = [
+        "# API reference",
+        "",
+        MADE.format(source="/openapi.json"),
+        "",
+        "HTTP Basic over HTTPS, or the Unix socket `{data_dir}/synvirt.sock` without a password. `/openapi.json` has every field; lists answer",
+        '`{"items": [], "next_cursor": null}` and take `limit` and `cursor`; errors are RFC 9457 problems with an E_ code',
+        "([troubleshooting.md](troubleshooting.md)).",
+        "",
+    ]
+    for path, operations in document["paths"].items():
+        lines += [f"## `{path}`", ""]
+        for method, operation in operations.items():
+            if method not in ("get", "post", "put", "patch", "delete"):
+                continue
+            lines.append(f"**{method.upper()}** {_first(operation)}")
+            lines.append("")
+            rows = [_parameter(one) for one in operation.get("parameters", []) if one["in"] != "path"]
+            rows += [f"- body: {_body(operation['requestBody'])}"] if "requestBody" in operation else []
+            rows.append(
+                "- answers " + ", ".join(_answer(status, said) for status, said in sorted(operation["responses"].items()))
+            )
+            lines += [*rows, ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _first(operation: dict[str, Any]) -> str:
+    return " ".join((operation.get("description") or operation.get("summary") or "").split("\n\n")[0].split())
+
+
+def _parameter(one: dict[str, Any]) -> str:
+    said = " ".join(one.get("description", "").split())
+    return f"- `{one['name']}` ({one['in']}{', required' if one.get('required') else ''}){': ' + said if said else ''}"
+
+
+def _body(body: dict[str, Any]) -> str:
+    return "; ".join(f"`{media}` {_named(said.get('schema', {}))}".strip() for media, said in body["content"].items())
+
+
+def _answer(status: str, said: dict[str, Any]) -> str:
+    names = [_named(one.get("schema", {})) for one in said.get("content", {}).values()]
+    named = ", ".join(dict.fromkeys(name for name in names if name and name != "ProblemDetails"))
+    return f"{status} {named}".strip()
+
+
+def _named(schema: dict[str, Any]) -> str:
+    return str(schema.get("$ref", "")).rpartition("/")[2]
+
+
+def openapi() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        service = Service(Path(folder))
+        document: dict[str, Any] = json.loads(json.dumps(service.app.openapi()))
+        service.close()
+    return document
+
+
+if __name__ == "__main__":
+    (DOCS / "troubleshooting.md").write_text(troubleshooting())
+    (DOCS / "api.md").write_text(api(openapi()))

@@ -1,0 +1,76 @@
+"""What a host is installed with: the unit, the sample settings."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+from synvirt.settings import Settings, load
+from tests.needs import need
+
+FOLDER = Path(__file__).parent.parent / "packaging"
+UNIT = FOLDER / "systemd/synvirt.service"
+SAMPLE = FOLDER / "synvirt.toml"
+
+
+def test_the_sample_is_taken_and_says_what_it_means() -> None:
+    settings = load(config=SAMPLE, environ={})
+    assert (settings.auth, settings.libvirt_uri, settings.boot_timeout_s) == ("pam", "qemu:///system", 900)
+    assert str(settings.data_dir) == "/var/lib/synvirt"
+
+
+def test_what_is_commented_out_in_the_sample_is_taken_too(tmp_path: Path) -> None:
+    """Whoever takes a `# ` away gets a setting that there is, and not a mistake."""
+    text = re.sub(r"^# (?=\[|\w+ = )", "", SAMPLE.read_text(), flags=re.MULTILINE)
+    (tmp_path / "synvirt.toml").write_text(text)
+    settings = load(config=tmp_path / "synvirt.toml", environ={})
+    assert settings.destinations_by_name.keys() == {"archive", "directory", "zfs"}
+    assert settings.remote_allowed_hosts == ("*.storage.example", "10.0.0.0/8")
+    assert settings.tls_key == Path("/etc/ssl/private/synvirt.key")
+    shown = {
+        f"{name}_{inner}" if isinstance(value, dict) and name != "destinations" else name
+        for name, value in tomllib.loads(text).items()
+        for inner in (value if isinstance(value, dict) else [""])
+    }
+    assert shown <= set(Settings.model_fields)
+
+
+def _unit() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE):
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def test_the_unit_may_write_the_sample_s_data_folder() -> None:
+    assert str(load(config=SAMPLE, environ={}).data_dir) in _unit()["ReadWritePaths"]
+    assert _unit()["ProtectSystem"] == ["strict"]
+    assert _unit()["PrivateTmp"] == ["true"]
+
+
+def test_every_capability_of_the_unit_has_its_reason_and_no_other_is_named() -> None:
+    reasons = re.findall(r"^#   ((?:CAP_\w+(?:, )?)+) +\S", UNIT.read_text(), re.MULTILINE)
+    explained = {name for line in reasons for name in line.split(", ")}
+    assert explained == set(_unit()["CapabilityBoundingSet"][0].split())
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    tool = need("systemd-analyze", "systemd")
+    program = tmp_path / "synvirt"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    text = re.sub(r"^ExecStart=\S+", f"ExecStart={program}", UNIT.read_text(), flags=re.MULTILINE)
+    unit = tmp_path / UNIT.name
+    unit.write_text(text)
+    done = subprocess.run([tool, "verify", "--man=false", unit], capture_output=True, text=True, timeout=60)
+    assert unit.name not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_unit_is_as_closed_as_it_is_said_to_be() -> None:
+    """A line that goes, or that systemd does not know, shows here. Without any, it would be 9.6."""
+    tool = need("systemd-analyze", "systemd")
+    done = subprocess.run(
+        [tool, "security", "--offline=true", "--threshold=70", UNIT], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout[-300:]

@@ -1,0 +1,93 @@
+"""What users read is so: documents made from the code are the code's, and the commands that they show work."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from synvirt.errors import BY_CODE
+from synvirt.main import app
+from tests import documents
+from tests.needs import need
+
+ROOT = documents.DOCS.parent
+AGAIN = "run: .venv/bin/python -m tests.documents"
+
+
+def test_troubleshooting_is_what_errors_py_says() -> None:
+    assert (documents.DOCS / "troubleshooting.md").read_text() == documents.troubleshooting(), AGAIN
+    assert {code for code in BY_CODE if code.startswith("E_MIG_")} == documents.FIRST.keys()
+
+
+def test_the_api_reference_is_what_the_service_serves() -> None:
+    document = documents.openapi()
+    written = (documents.DOCS / "api.md").read_text()
+    assert written == documents.api(document), AGAIN
+    assert [path for path in document["paths"] if f"## `{path}`" not in written] == []
+
+
+def _blocks() -> list[tuple[str, str]]:
+    return [
+        (page.name, block)
+        for page in sorted([*documents.DOCS.glob("*.md"), ROOT / "README.md"])
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+
+
+def _shown() -> list[str]:
+    """Commands of ours, in the guides' blocks and in what is indented elsewhere; without what a shell does with them."""
+    found = set()
+    for page in sorted([*documents.DOCS.glob("**/*.md"), ROOT / "README.md"]):
+        for line in re.findall(r"^(?:    )?(?:\.venv/bin/)?(synvirt .*)$", page.read_text(), re.MULTILINE):
+            found.add(re.split(r"\s+#|\s+\|\||\s+>|\s+&&|\s+\|", line)[0].strip())
+    return sorted(found - {"synvirt --version"})
+
+
+@pytest.mark.parametrize("line", _shown())
+def test_every_command_that_is_shown_is_one(line: str) -> None:
+    """Its commands, options and values are taken by the program, which is not run."""
+    words = shlex.split(line)[1:]
+    if "disk" in words[:2]:
+        pytest.skip("the disk commands have a parser of their own; the guides' blocks run them")
+    command: Any = typer.main.get_command(app)
+    name = "synvirt"
+    parent = None
+    while True:
+        parent = command.make_context(name, list(words), parent=parent)
+        rest = [*parent._protected_args, *parent.args] if hasattr(parent, "_protected_args") else parent.args
+        if not hasattr(command, "commands") or not rest:
+            break
+        name, *words = rest
+        command = command.get_command(parent, name)
+        assert command is not None, f"there is no command {name}"
+
+
+RUN = [(page, block) for page, block in _blocks() if block.startswith("# test: runs\n")]
+
+
+@pytest.mark.parametrize(("page", "block"), RUN, ids=[f"{page}-{number}" for number, (page, _) in enumerate(RUN)])
+def test_the_commands_of_marked_blocks_run(page: str, block: str, tmp_path: Path) -> None:
+    """As a user would paste them, with a data folder of the test's own and no service."""
+    need("qemu-img", "qemu-utils")
+    ours = tmp_path / "bin"
+    ours.mkdir()
+    (ours / "synvirt").write_text(f'#!/bin/sh\nexec {sys.executable} -m synvirt "$@"\n')
+    (ours / "synvirt").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{ours}:{os.environ['PATH']}", "SYNVIRT_DATA_DIR": str(tmp_path / "data")}
+    # What this machine lacks, the doctor says with 1: that is no mistake of the document's.
+    block = re.sub(r"^synvirt doctor\b.*$", "synvirt doctor || [ $? = 1 ]", block, flags=re.MULTILINE)
+    done = subprocess.run(
+        ["/bin/sh", "-eu", "-c", block], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout or len(list(tmp_path.iterdir())) > 2
+
+
+def test_the_guides_have_blocks_that_run() -> None:
+    assert {page for page, _ in RUN} >= {"quick-start.md", "operating.md"}
