@@ -261,6 +261,13 @@ def test_a_tar_that_is_compressed_has_no_ranges(elsewhere: Elsewhere, tmp_path: 
         detect(there, remote)
 
 
+@pytest.mark.parametrize("packing", ["gzip", "zstd"])
+def test_an_xva_that_is_compressed_is_read_forwards(elsewhere: Elsewhere, tmp_path: Path, packing: str) -> None:
+    path = xva_archives.packed(xva(tmp_path), packing).rename(tmp_path / "packed.xva")
+    elsewhere.put(path)
+    assert_same(elsewhere, path.name, path, tmp_path, "xva_archive")
+
+
 def test_not_there(elsewhere: Elsewhere) -> None:
     there, remote = place(elsewhere.asked("gone.ova"), RULES)
     with pytest.raises(NotFound):
