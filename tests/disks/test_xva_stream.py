@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from synvirt.blocks import DiskReader
 from synvirt.copying import Copied, copy
 from synvirt.disks import open_reader
+from synvirt.disks.layers import layer_of
 from synvirt.disks.raw import RawReader, open_file_writer
 from synvirt.disks.spec_json import READER_SPEC
 from synvirt.disks.specs import Packing, RawSpec, XvaSpec
@@ -172,6 +173,39 @@ def test_several_in_a_row_are_one(packing: Packing, tmp_path: Path) -> None:
     path.write_bytes(b"".join(skippable + pack(part, packing, tmp_path) for part in parts))
     reader = opened(path, len(disk))
     assert read_all(reader) == disk
+    reader.close()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    parts=st.lists(st.tuples(st.integers(0, 300_000), st.booleans()), max_size=4),
+    lengths=st.lists(st.sampled_from([1, 512, 65_536, 100_003, 262_144, 1 << 20]), min_size=1, max_size=4),
+    packing=st.sampled_from(PACKINGS),
+)
+def test_the_content_comes_in_parts_of_any_length(
+    parts: list[tuple[int, bool]], lengths: list[int], packing: Packing, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("parts")
+    contents = [random.Random(size).randbytes(size) if noisy else bytes(size) for size, noisy in parts]
+    path = folder / "packed"
+    path.write_bytes(b"".join(pack(content, packing, folder) for content in [*contents, b"end"]))
+    source = RawReader(str(path))
+    unpacked = Unpacked(source, packing, "packed")
+    whole, found = b"".join(contents) + b"end", bytearray()
+    while part := unpacked.read(lengths[len(found) % len(lengths)] if len(found) < 2000 else max(lengths[0], 4096)):
+        found += part
+    assert found == whole
+    assert unpacked.read(1) == b""
+    source.close()
+
+
+@both
+def test_it_says_how_it_is_packed(packing: Packing, tmp_path: Path) -> None:
+    path = xva_archives.packed(xva_archives.archive(tmp_path / "a.xva", b"<x/>", {"Ref:4": disk_of("A")}), packing)
+    reader = opened(path, MIB)
+    layer = layer_of(reader)
+    assert layer is not None
+    assert (layer.format, layer.facts) == ("xva", {"compression": packing})
     reader.close()
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from synvirt.blocks import DiskReader, Extent
 from synvirt.disks import tar
+from synvirt.disks.layers import Layer
 from synvirt.disks.specs import Packing
 from synvirt.disks.unpacking import Passing
 from synvirt.disks.xva_pieces import PIECE_MAX_BYTES, Piece, pieces, read_piece, zero
@@ -56,6 +57,9 @@ class XvaStream:
             except SynvirtError as failure:  # a walk that failed cannot go on: whoever asks again is told the same
                 self._failure = failure
                 raise
+
+    def layer(self) -> Layer:
+        return Layer(self._name, "xva", self.size, {"compression": self._packing})
 
     def close(self) -> None:
         self._over.close()
