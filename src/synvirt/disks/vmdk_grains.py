@@ -31,7 +31,7 @@ _WINDOWS_KEPT: Final = 64
 # A compressed grain's record: (first sector of the grain: u64, length of the data: u32), the data.
 RECORD = struct.Struct("<QI")
 # A marker that is no grain's: (sectors that follow: u64, 0: u32, type: u32).
-_MARKER = struct.Struct("<QII")
+MARKER = struct.Struct("<QII")
 # Walking a stream keeps 8 bytes a grain: 1 TiB of disk in 128 MiB.
 _WALKED_GRAINS_MAX: Final = 16 << 20
 _WALK_READ_BYTES: Final = 4 * MIB
@@ -295,7 +295,7 @@ def _walk(over: DiskReader, sparse: Sparse, name: str) -> Iterator[tuple[int, in
         if not start <= at <= start + held - SECTOR:
             start, held = at, min(len(buffer), over.size - at)
             over.read_into(start, memoryview(buffer)[:held])
-        value, size, kind = _MARKER.unpack_from(buffer, at - start)
+        value, size, kind = MARKER.unpack_from(buffer, at - start)
         if size:
             yield _grain_number(value, sparse, at, name), at // SECTOR
             at += -(-(RECORD.size + size) // SECTOR) * SECTOR

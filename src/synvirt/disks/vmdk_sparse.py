@@ -95,6 +95,18 @@ def read_sparse(over: DiskReader, name: str) -> Sparse:
             raise MalformedArchive(f"{name}: its first bytes are those of no sparse VMDK extent")
 
 
+def stream_header(head: memoryview, name: str) -> Sparse:
+    """Of a stream that comes from front to back: `head` is its first sector, and its length is not known.
+
+    MalformedArchive, UnsupportedFormat where that is the header of no such stream."""
+    if bytes(head[:4]) != b"KDMV":
+        raise MalformedArchive(f"{name}: its first bytes are those of no stream-optimized VMDK")
+    sparse = replace(_hosted(bytearray(head), _LENGTH_UNKNOWN, name), directory_at=None)
+    if not sparse.compressed:
+        raise UnsupportedFormat(f"{name} is a sparse VMDK that is not compressed, so no stream")
+    return _checked(sparse, _LENGTH_UNKNOWN, name)
+
+
 def read_at(over: DiskReader, offset: int, length: int, name: str, what: str) -> bytearray:
     """`length` bytes of the file. MalformedArchive where it has no such bytes."""
     if offset < 0 or offset + length > over.size:
@@ -141,6 +153,8 @@ _HOSTED = struct.Struct("<4sII4QI3QB4sH")
 _DIRECTORY_AT_END: Final = 0xFFFF_FFFF_FFFF_FFFF
 _HAS_REDUNDANT_TABLES, _HAS_ZEROED_GRAINS, _HAS_MARKERS = 1 << 1, 1 << 2, 1 << 17
 _DEFLATE: Final = 1
+# Longer than any file: of a stream that is still coming.
+_LENGTH_UNKNOWN: Final = 1 << 62
 # "\n", " ", "\r\n": in every header, so that a transfer as text can be told. Some writers leave them out.
 _LINE_ENDS: Final = (b"\n \r\n", bytes(4))
 # How many zeros after the end of a stream are taken for padding.
