@@ -22,6 +22,8 @@ from tests.needs import need, need_folder
 
 GO_FILES = Path(__file__).parent / "vcsim"
 SIMULATOR = Path("/usr/share/gocode/src/github.com/vmware/govmomi/simulator")
+# Into the simulator's own package.
+ADDED = ("tracking.go", "leases.go")
 BUILD_TIMEOUT_S = 500
 USER, PASSWORD = "administrator@vsphere.local", "s3cret"
 DISK_BYTES = 4 << 20
@@ -43,9 +45,8 @@ def program() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
             overlay = cache / "overlay.json"
-            overlay.write_text(
-                json.dumps({"Replace": {str(SIMULATOR / "zz_tracking.go"): str((GO_FILES / "tracking.go").resolve())}})
-            )
+            laid = {str(SIMULATOR / f"zz_{name}"): str((GO_FILES / name).resolve()) for name in ADDED}
+            overlay.write_text(json.dumps({"Replace": laid}))
             new = built.with_suffix(".new")
             environment = {
                 "PATH": os.environ["PATH"],
@@ -102,6 +103,14 @@ class VCenter:
 
     def sessions(self) -> int:
         return int(self.control("state")["sessions"])
+
+    def leases(self) -> int:
+        """Those of exports that are not over."""
+        return int(self.control("state")["leases"])
+
+    def next_leases(self, *, timeout_ms: int = 300_000, stuck: int = 0) -> None:
+        """Those made from now on die when nobody says their progress for so long; the first `stuck` are never ready."""
+        self.control("leases", timeout_ms=timeout_ms, stuck=stuck)
 
 
 @contextmanager

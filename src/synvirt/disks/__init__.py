@@ -23,6 +23,7 @@ from synvirt.disks.specs import (
     ImageFormat,
     ImageSpec,
     JoinedSpec,
+    LeaseSpec,
     NbdSpec,
     QemuSpec,
     RawSpec,
@@ -135,7 +136,7 @@ def _gzipped(over: DiskReader, spec: GzipSpec) -> DiskReader:
     return GzippedReader(over, spec.size_max_bytes, spec.name)
 
 
-def _served(spec: NbdSpec | DatastoreSpec | VddkSpec | RbdSpec) -> DiskReader:
+def _served(spec: NbdSpec | DatastoreSpec | VddkSpec | LeaseSpec | RbdSpec) -> DiskReader:
     if isinstance(spec, RbdSpec):
         from synvirt.disks.rbd import RbdReader
 
@@ -148,6 +149,10 @@ def _served(spec: NbdSpec | DatastoreSpec | VddkSpec | RbdSpec) -> DiskReader:
         from synvirt.disks.vddk import VddkReader
 
         return VddkReader(spec)
+    if isinstance(spec, LeaseSpec):
+        from synvirt.disks.exported import ExportedReader
+
+        return ExportedReader(spec)
     from synvirt.disks.nbd import NbdReader
 
     return NbdReader(spec.uri, bitmap=spec.bitmap, connections=spec.connections)
@@ -199,7 +204,7 @@ def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
     match spec:
         case RawSpec():
             return _raw(spec)
-        case NbdSpec() | DatastoreSpec() | VddkSpec() | RbdSpec():
+        case NbdSpec() | DatastoreSpec() | VddkSpec() | LeaseSpec() | RbdSpec():
             return _served(spec)
         case QemuSpec():
             return _qemu(spec)

@@ -49,7 +49,7 @@ _LOGOUT: Final = (
 
 _REFUSALS: Final = {
     200: "its server does not know ranges",
-    403: "our user may not read it (privilege Datastore.Browse), or a running VM holds it",
+    403: "our user may not read it (privilege Datastore.Browse), or a running VM holds it; try options.transport lease",
     404: "it is no more; was its snapshot removed, or the VM moved?",
     416: "it is shorter than the disk",
 }

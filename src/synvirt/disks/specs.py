@@ -130,6 +130,25 @@ class VddkSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSpec(Spec):
+    """A disk in a snapshot of a vSphere VM, as a host sends it under an export lease, which its maker keeps alive.
+
+    `target`: of the URL its path, which opens the disk to whoever knows it. `thumbprint`: of the host's certificate, in hex;
+    a pin goes before it. `cookie` is empty where the host is not the platform itself."""
+
+    format: Literal["lease"] = "lease"
+    host: str
+    port: int = 443
+    target: str = field(repr=False)
+    cookie: str = field(default="", repr=False)
+    verify_tls: bool = True
+    fingerprint_sha256: str | None = None
+    thumbprint: str | None = None
+    size_bytes: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QemuSpec(Spec):
     """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed.
 
@@ -218,6 +237,7 @@ ReaderSpec = (
     | NbdSpec
     | DatastoreSpec
     | VddkSpec
+    | LeaseSpec
     | QemuSpec
     | ChangedSpec
     | DeltaSpec

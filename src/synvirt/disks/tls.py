@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from synvirt.errors import SourceUnreachable
 
 CONNECT_TIMEOUT_S = 10.0
+# Of 20 bytes in hex, with colons.
+SHA1_CHARS = 59
+# An operator's pin is SHA-256. vSphere names its hosts' certificates by SHA-1: to make another one of the same SHA-1 is still
+# beyond anybody's means.
+_DIGESTS = {"SHA-256": hashlib.sha256, "SHA-1": hashlib.sha1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +27,9 @@ class Shown:
     refused: str | None
 
 
-def fingerprint(der: bytes) -> str:
-    """SHA-256 as browsers and `openssl x509 -fingerprint` show it."""
-    return hashlib.sha256(der).digest().hex(":").upper()
+def fingerprint(der: bytes, digest: str = "SHA-256") -> str:
+    """SHA-256 as browsers and `openssl x509 -fingerprint` show it; or another."""
+    return _DIGESTS[digest](der).digest().hex(":").upper()
 
 
 def context(where: str, *, verify: bool, fingerprint_sha256: str | None) -> ssl.SSLContext:
@@ -36,25 +41,34 @@ def context(where: str, *, verify: bool, fingerprint_sha256: str | None) -> ssl.
     made.check_hostname = False
     made.verify_mode = ssl.CERT_NONE
     if fingerprint_sha256 is not None:
-        made.sslsocket_class = _pinned_to(fingerprint_sha256, where)
+        made.sslsocket_class = _pinned_to(fingerprint_sha256, where, "SHA-256")
     return made
 
 
-def _pinned_to(pinned: str, where: str) -> type[ssl.SSLSocket]:
+def context_by_thumbprint(where: str, thumbprint: str) -> ssl.SSLContext:
+    """For connections to a host whose certificate another, who was checked, names by its SHA-1 or SHA-256 in hex."""
+    pinned = thumbprint.replace(":", "").upper()
+    pinned = ":".join(pinned[at : at + 2] for at in range(0, len(pinned), 2))
+    made = context(where, verify=False, fingerprint_sha256=None)
+    made.sslsocket_class = _pinned_to(pinned, where, "SHA-256" if len(pinned) > SHA1_CHARS else "SHA-1")
+    return made
+
+
+def _pinned_to(pinned: str, where: str, digest: str) -> type[ssl.SSLSocket]:
     class PinnedSocket(ssl.SSLSocket):
         def do_handshake(self, block: bool = False) -> None:
             super().do_handshake(block)
-            shown = fingerprint(self.getpeercert(binary_form=True) or b"")
+            shown = fingerprint(self.getpeercert(binary_form=True) or b"", digest)
             if shown != pinned:
                 self.close()
-                raise certificate_changed(where, shown, pinned)
+                raise certificate_changed(where, shown, pinned, digest)
 
     return PinnedSocket
 
 
-def certificate_changed(where: str, shown: str, pinned: str) -> SourceUnreachable:
+def certificate_changed(where: str, shown: str, pinned: str, digest: str = "SHA-256") -> SourceUnreachable:
     return SourceUnreachable(
-        f"the certificate of {where} is not the pinned one: it has SHA-256 {shown}, pinned is {pinned}",
+        f"the certificate of {where} is not the pinned one: it has {digest} {shown}, pinned is {pinned}",
         hint="somebody may be in between; if the platform was given a new certificate, pin that one",
     )
 

@@ -3,7 +3,9 @@
     vim_session    login, keep-alive, properties, tasks, faults            pyvmomi, blocking
     vim_machines   VMs as manifests                                        no I/O
     vim_changes    snapshots, change tracking                              blocking
-    this file      the adapter: asyncio outside, threads inside; bytes by disks/datastore
+    vim_ways       by which way disks are read                             no I/O
+    vim_lease      the export lease, the third way                         blocking
+    this file      the adapter: asyncio outside, threads inside; bytes by disks/{vddk,datastore,exported}
 
 Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that would speak to the platform raises Internal.
 """
@@ -11,29 +13,26 @@ Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that woul
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, SecretStr, StringConstraints, model_validator
 
 from synvirt.disks.specs import ChangedSpec, DatastoreSpec, DeltaSpec, ReaderSpec, VddkSpec
-from synvirt.errors import Internal, SnapshotFailed, SynvirtError, UnsupportedFormat, VmNotFound
+from synvirt.errors import CbtUnsupported, Internal, SnapshotFailed, SynvirtError, UnsupportedFormat, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes, vim_machines
 from synvirt.live.form import Form
+from synvirt.live.vim_lease import ExportLease
 from synvirt.live.vim_machines import INSPECTED, LISTED, manifest, row
 from synvirt.live.vim_session import KEEP_ALIVE_S, Login, VimSession, library
+from synvirt.live.vim_ways import Way, way
 from synvirt.model import Disk, LiveKind, Name, Received, SourceCheck, SourceOptions, VmManifest
 
 OFF_POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0
 # Folders may lie in one another; a loop in what a platform says must have an end.
 FOLDERS_DEEP_MAX: Final = 64
-# The ways to the bytes, as the operator reads them.
-READ_BY: Final = {
-    "vddk": "VDDK, VMware's own transport",
-    "datastore": "the datastore's files over HTTPS (/folder)",
-}
 
 # What our user must be allowed, and what for. Held on the root folder, or on the VMs and datastores themselves.
 PRIVILEGES: Final[tuple[tuple[str, str], ...]] = (
@@ -48,6 +47,9 @@ PRIVILEGES: Final[tuple[tuple[str, str], ...]] = (
     ("Datastore.Browse", "read its disks"),
     ("Datastore.FileManagement", "read its disks"),
 )
+# And what for a way besides: without it there is no such way.
+FILES: Final = "Datastore.Browse"
+EXPORT: Final = ("VApp.Export", "read its disks by an export lease")
 
 
 class VimCredentials(Received):
@@ -58,11 +60,11 @@ class VimCredentials(Received):
 
 
 class VimOptions(SourceOptions):
-    """`transport`: auto is VDDK where `vddk_libdir` says that it is installed, else the datastore's files. `vddk_transports`:
-    VDDK's own list (`san:hotadd:nbdssl`). `shutdown_timeout_s`: how long a guest may take to shut itself down, before it is
-    powered off."""
+    """`transport`: auto is VDDK where `vddk_libdir` says that it is there, else the datastore's files where they may and can
+    be read, else an export lease. `vddk_transports`: VDDK's own list (`san:hotadd:nbdssl`). `shutdown_timeout_s`: how long a
+    guest may take to shut itself down, before it is powered off."""
 
-    transport: Literal["auto", "vddk", "datastore"] = "auto"
+    transport: Literal["auto", "vddk", "datastore", "lease"] = "auto"
     vddk_libdir: Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=4096)] | None = None
     vddk_transports: Annotated[str, StringConstraints(pattern=r"^[a-z:]*$", max_length=100)] = ""
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 300
@@ -72,10 +74,6 @@ class VimOptions(SourceOptions):
         if self.transport == "vddk" and self.vddk_libdir is None:
             raise ValueError("transport vddk needs vddk_libdir: the folder of VMware's VDDK on this host")
         return self
-
-    @property
-    def way(self) -> Literal["vddk", "datastore"]:
-        return "vddk" if self.vddk_libdir is not None and self.transport != "datastore" else "datastore"
 
 
 FORM = Form(LiveKind.VIM_API, {"https": 443}, VimCredentials, VimOptions)
@@ -89,6 +87,10 @@ class VimApi:
         login = Login(credentials.user, credentials.password.get_secret_value())
         self._session = VimSession(place, login, self._options)
         self._keeping: asyncio.Task[None] | None = None
+        # Of the snapshot that was opened last.
+        self._way: tuple[str, Way] | None = None
+        self._lease: ExportLease | None = None
+        self._renewing: asyncio.Task[None] | None = None
 
     # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -103,6 +105,7 @@ class VimApi:
                 await asyncio.to_thread(self._session.keep_alive)
 
     async def close(self) -> None:
+        await self._end_lease()
         if self._keeping is not None:
             self._keeping.cancel()
             self._keeping = None
@@ -122,6 +125,7 @@ class VimApi:
     def _privileges(self) -> list[SourceCheck]:
         """A privilege may be given on a part of the inventory alone: then a VM or a datastore of that part has it."""
         vim = library().vim
+        needed = self._needed_privileges()
         samples = [one.id for one in self._session.all_of([vim.VirtualMachine], ("name",), what="look for VMs")[:1]]
         stores = [one.id for one in self._session.all_of([vim.Datastore], ("name",), what="look for datastores")[:1]]
 
@@ -132,7 +136,7 @@ class VimApi:
                 *(self._session.managed(vim.Datastore, one) for one in stores),
             ]
             key = content.sessionManager.currentSession.key
-            wanted = [privilege for privilege, _ in PRIVILEGES]
+            wanted = [privilege for privilege, _ in needed]
             return content.authorizationManager.HasPrivilegeOnEntities(entities, key, wanted)
 
         try:
@@ -150,8 +154,13 @@ class VimApi:
                 detail=f"{user} lacks it; it is needed to {what_for}",
                 hint="give the user a role with it, on the root folder or on the VMs that are to move",
             )
-            for privilege, what_for in PRIVILEGES
+            for privilege, what_for in needed
         ]
+
+    def _needed_privileges(self) -> list[tuple[str, str]]:
+        if self._options.transport != "lease":
+            return list(PRIVILEGES)
+        return [*(one for one in PRIVILEGES if not one[0].startswith("Datastore.")), EXPORT]
 
     async def supports_warm(self) -> bool:
         library()
@@ -181,12 +190,42 @@ class VimApi:
 
     def _inspect(self, vm_id: str) -> VmManifest:
         found = self._vm(vm_id, INSPECTED)
-        stores = [
-            self._session.properties(store, ("summary.name", "summary.type"), what="look at a datastore")
-            for store in found.get("datastore") or ()
+        stores = found.get("datastore") or ()
+        types = self._store_types(stores)
+        chosen = self._chosen_way(found.get("config.hardware.device") or (), stores, types)
+        return manifest(
+            vm_id,
+            found,
+            types,
+            whole_chains=chosen.name != "datastore",
+            read_by=chosen.told,
+            no_deltas=chosen.no_deltas,
+        )
+
+    def _store_types(self, stores: Sequence[Any]) -> Mapping[str, str]:
+        found = [
+            self._session.properties(store, ("summary.name", "summary.type"), what="look at a datastore") for store in stores
         ]
-        types = {str(store.get("summary.name")): str(store.get("summary.type")) for store in stores}
-        return manifest(vm_id, found, types, whole_chains=self._options.way == "vddk", read_by=READ_BY[self._options.way])
+        return {str(store.get("summary.name")): str(store.get("summary.type")) for store in found}
+
+    def _chosen_way(self, devices: Sequence[Any], stores: Sequence[Any], types: Mapping[str, str]) -> Way:
+        has_vddk = self._options.vddk_libdir is not None
+        asked = self._options.transport == "auto" and not has_vddk
+        missing = FILES if asked and stores and not self._may_read_files(stores) else None
+        return way(self._options.transport, has_vddk=has_vddk, devices=devices, store_types=types, missing_privilege=missing)
+
+    def _may_read_files(self, stores: Sequence[Any]) -> bool:
+        """Of all these datastores; where the platform does not say, it is tried."""
+
+        def ask(content: Any) -> Any:
+            key = content.sessionManager.currentSession.key
+            return content.authorizationManager.HasPrivilegeOnEntities(list(stores), key, [FILES])
+
+        try:
+            answer = self._session.call("say what we may do", ask)
+        except Internal:
+            return True
+        return all(one.isGranted for entity in answer for one in entity.privAvailability)
 
     def _vm(self, vm_id: str, paths: tuple[str, ...]) -> Mapping[str, Any]:
         found = self._session.properties(self._session.machine(vm_id), paths, what=f"inspect {vm_id}")
@@ -203,22 +242,66 @@ class VimApi:
         return await asyncio.to_thread(vim_changes.take, self._session, vm_id, name)
 
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
-        return await asyncio.to_thread(self._open_disk, vm_id, snapshot.id, disk, since)
+        spec = await asyncio.to_thread(self._open_disk, vm_id, snapshot.id, disk, since)
+        if self._lease is not None and self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew(self._lease))
+        return spec
 
     def _open_disk(self, vm_id: str, snapshot_id: str, disk: Disk, since: str | None) -> ReaderSpec:
-        device = vim_changes.disks_of(self._session, snapshot_id).get(disk.key)
+        devices = vim_changes.devices_of(self._session, snapshot_id)
+        device = next((one for one in vim_machines.virtual_disks(devices) if str(one.key) == disk.key), None)
         if device is None:
             raise SnapshotFailed(f"snapshot {snapshot_id} of {vm_id} has no disk {disk.key}")
-        if since is not None:
+        areas: tuple[tuple[int, int], ...] | None = None
+        if since is not None and self._options.transport != "lease":
+            # Before all else: the longer ago the snapshot, the likelier its tracking was reset meanwhile.
             areas = vim_changes.changed(self._session, vm_id, snapshot_id, device, since)
-            return ChangedSpec(over=self._whole(vm_id, snapshot_id, device), areas=areas)
-        if self._options.way == "vddk":
-            return self._whole(vm_id, snapshot_id, device)  # VDDK knows by itself what is allocated
+        chosen = self._way_to(vm_id, snapshot_id, devices)
+        if chosen.name == "lease":
+            if since is not None:
+                raise CbtUnsupported(f"disk {disk.key} of {vm_id}: {chosen.no_deltas}", hint="move the VM cold")
+            return self._leased(snapshot_id).disk(device, devices)
+        if areas is not None:
+            return ChangedSpec(over=self._whole(vm_id, snapshot_id, device, chosen), areas=areas)
+        if chosen.name == "vddk":
+            return self._whole(vm_id, snapshot_id, device, chosen)  # VDDK knows by itself what is allocated
         return self._files(vm_id, device, vim_changes.allocated(self._session, vm_id, snapshot_id, device))
 
-    def _whole(self, vm_id: str, snapshot_id: str, device: Any) -> ReaderSpec:
+    def _way_to(self, vm_id: str, snapshot_id: str, devices: Sequence[Any]) -> Way:
+        """As it was shown when the job was planned, unless privileges or datastores have changed since."""
+        if self._way is None or self._way[0] != snapshot_id:
+            stores = self._vm(vm_id, ("name", "datastore")).get("datastore") or ()
+            self._way = (snapshot_id, self._chosen_way(devices, stores, self._store_types(stores)))
+        return self._way[1]
+
+    def _leased(self, snapshot_id: str) -> ExportLease:
+        """One lease for all disks of a snapshot: a second one would be refused."""
+        if self._lease is not None and self._lease.snapshot_id != snapshot_id:
+            self._lease.end()
+            self._lease = None
+        if self._lease is None:
+            # Known before it is ready, so that it is ended whatever comes.
+            self._lease = ExportLease(self._session, snapshot_id)
+            self._lease.open()
+        return self._lease
+
+    async def _renew(self, lease: ExportLease) -> None:
+        while True:
+            await asyncio.sleep(lease.renewed_every_s)
+            if not await asyncio.to_thread(lease.renew):
+                return
+
+    async def _end_lease(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            await asyncio.to_thread(lease.end)
+
+    def _whole(self, vm_id: str, snapshot_id: str, device: Any, chosen: Way) -> ReaderSpec:
         session, options = self._session, self._options
-        if options.way == "datastore" or options.vddk_libdir is None:
+        if chosen.name == "datastore" or options.vddk_libdir is None:
             return self._files(vm_id, device, None)
         return VddkSpec(
             host=session.host,
@@ -293,6 +376,7 @@ class VimApi:
         await self.cleanup(vm_id, name)
 
     async def cleanup(self, vm_id: str, name: str) -> None:
+        await self._end_lease()
         await asyncio.to_thread(vim_changes.remove, self._session, vm_id, (name, vim_changes.STUN))
 
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────

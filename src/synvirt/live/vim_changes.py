@@ -158,15 +158,20 @@ def _named(session: VimSession, vm_id: str, names: Sequence[str]) -> list[str]:
 # ── what changed ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def disks_of(session: VimSession, snapshot_id: str) -> dict[str, Any]:
-    """The snapshot's disks by their keys. SnapshotFailed when it is no more."""
+def devices_of(session: VimSession, snapshot_id: str) -> Sequence[Any]:
+    """The VM's devices as the snapshot has them. SnapshotFailed when it is no more."""
     try:
         found: Mapping[str, Any] = session.properties(
             session.snapshot(snapshot_id), ("config.hardware.device",), what="look at a snapshot"
         )
     except VmNotFound as error:
         raise SnapshotFailed(f"snapshot {snapshot_id} is no more", hint="somebody removed it: it is taken anew") from error
-    return {str(disk.key): disk for disk in virtual_disks(found.get("config.hardware.device") or ())}
+    return found.get("config.hardware.device") or ()
+
+
+def disks_of(session: VimSession, snapshot_id: str) -> dict[str, Any]:
+    """The snapshot's disks by their keys. SnapshotFailed when it is no more."""
+    return {str(disk.key): disk for disk in virtual_disks(devices_of(session, snapshot_id))}
 
 
 def change_ids(disks: Mapping[str, Any]) -> dict[str, str]:

@@ -89,14 +89,20 @@ def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
 
 
 def manifest(
-    vm_id: str, found: Mapping[str, Any], store_types: Mapping[str, str], *, whole_chains: bool, read_by: str
+    vm_id: str,
+    found: Mapping[str, Any],
+    store_types: Mapping[str, str],
+    *,
+    whole_chains: bool,
+    read_by: str,
+    no_deltas: str | None = None,
 ) -> VmManifest:
     """`store_types`: of each datastore's name, its type. `read_by`: the way by which the disks will be read, in words;
-    `whole_chains`: it reads disks that lie over others, and those that are objects."""
+    `whole_chains`: it reads disks that lie over others, and those that are objects; `no_deltas`: why it reads no changes."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
     boot = found.get("config.bootOptions")
     disks = _disks(found, devices, boot)
-    reason = cbt_reason(found)
+    reason = cbt_reason(found) or no_deltas
     return VmManifest(
         vm_id=vm_id,
         name=str(found.get("name") or vm_id),
@@ -122,6 +128,21 @@ def virtual_disks(devices: Sequence[Any]) -> list[Any]:
     return [device for device in devices if _type(device) == "VirtualDisk"]
 
 
+def label(device: Any) -> str:
+    return str(getattr(device.deviceInfo, "label", None) or f"device {device.key}")
+
+
+def store_of(disk: Any) -> str:
+    """The name of the datastore that its newest file lies in."""
+    return str(getattr(disk.backing, "fileName", "")).partition("]")[0].removeprefix("[")
+
+
+def place_name(device: Any, devices: Sequence[Any]) -> str:
+    """Where it is plugged in, as exports name it: ParaVirtualSCSIController0:1."""
+    controller = next((one for one in devices if one.key == device.controllerKey), None)
+    return f"{_type(controller)}{getattr(controller, 'busNumber', 0)}:{device.unitNumber}"
+
+
 def chain(backing: Any) -> list[Any] | None:
     """The disk's files from the newest snapshot's down to the flat one; None where they are not what /folder gives bytes of."""
     found: list[Any] = []
@@ -144,7 +165,7 @@ def cbt_reason(found: Mapping[str, Any]) -> str | None:
         return "its host cannot track changes"
     for disk in virtual_disks(found.get("config.hardware.device") or ()):
         if why := _untracked(disk):
-            return f"{_label(disk)} {why}"
+            return f"{label(disk)} {why}"
     if not found.get("config.changeTrackingEnabled") and found.get("snapshot.rootSnapshotList"):
         return "it has snapshots, and tracking can only be switched on without: remove them first"
     return None
@@ -173,10 +194,6 @@ def _type(thing: Any) -> str:
     return name
 
 
-def _label(device: Any) -> str:
-    return str(getattr(device.deviceInfo, "label", None) or f"device {device.key}")
-
-
 def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any) -> tuple[Disk, ...]:
     controllers = {device.key: device for device in devices}
     order = [one.deviceKey for one in getattr(boot, "bootOrder", None) or () if hasattr(one, "deviceKey")]
@@ -188,7 +205,7 @@ def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any) -> tuple
         path = str(getattr(device.backing, "fileName", "") or "")
         return Disk(
             key=str(device.key),
-            label=_label(device),
+            label=label(device),
             capacity_bytes=int(device.capacityInBytes or device.capacityInKB * 1024),
             used_bytes=sizes.get(path.removesuffix(".vmdk") + "-flat.vmdk"),
             format="vmdk",
@@ -268,26 +285,26 @@ def _concerns(
     if found.get("config.template"):
         critical("vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it.")
     for disk in virtual_disks(devices):
-        store = str(getattr(disk.backing, "fileName", "")).partition("]")[0].removeprefix("[")
+        store = store_of(disk)
         if not whole_chains and store_types.get(store) in OBJECT_STORES:
             critical(
                 "vim.object_store",
                 "Datastore of objects",
-                f"{_label(disk)} lies in {store}, of type {store_types[store]}: its bytes cannot be read as a file.",
-                "Move the disk to a VMFS or NFS datastore, export the VM, or install VDDK (options.vddk_libdir).",
+                f"{label(disk)} lies in {store}, of type {store_types[store]}: its bytes cannot be read as a file.",
+                "Read it by an export lease (options.transport lease), move it to VMFS or NFS, or install VDDK.",
             )
         elif not whole_chains and chain(disk.backing) is None:
             critical(
                 "vim.backing",
                 "Disk that is not kept in files",
-                f"{_label(disk)} is a {_type(disk.backing).removesuffix('BackingInfo')}: no file that we read has its bytes.",
-                "Leave it out by skip_disks, move it to another datastore as a thick or thin disk, or install VDDK.",
+                f"{label(disk)} is a {_type(disk.backing).removesuffix('BackingInfo')}: no file that we read has its bytes.",
+                "Leave it out by skip_disks, read it by an export lease (options.transport lease), or install VDDK.",
             )
         elif why := _untracked(disk):
             critical(
                 "vim.disk",
                 "Disk that no snapshot holds",
-                f"{_label(disk)} {why}: what is read from it changes meanwhile.",
+                f"{label(disk)} {why}: what is read from it changes meanwhile.",
                 "Change its mode, leave it out by skip_disks, or shut the VM down and waive this.",
             )
     return concerns

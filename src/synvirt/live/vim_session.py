@@ -104,6 +104,11 @@ class VimSession:
     def session_manager(self) -> str:
         return str(self._content.sessionManager._moId)  # noqa: SLF001 - pyvmomi's own name of an object's id
 
+    @property
+    def cookie(self) -> str:
+        """What names the session in a request: a secret."""
+        return str(self._stub.cookie or "").partition(";")[0]
+
     # ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self) -> None:

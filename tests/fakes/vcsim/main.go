@@ -1,8 +1,8 @@
 // vCenter as govmomi simulates it, behind a door of our own that keeps what the real one keeps and can be told to fail.
 //
-//   https  -l          /sdk and /folder as vCenter serves them; /folder wants a session's cookie, and so does every SOAP call
+//   https  -l          /sdk, /folder and /nfc as vCenter serves them; /folder wants a session's cookie, and so does every SOAP call
 //                      but the few that come before a login
-//   http   (printed)   the tests' own: /disk /another /lay /write /reset /tools /sessions /fault /state /certificate
+//   http   (printed)   the tests' own: /disk /another /lay /write /reset /tools /sessions /fault /state /certificate /leases /store
 //
 // It prints one line of JSON once both listen: {"url": …, "control": …, "fingerprint": …}. It ends with its standard input.
 
@@ -13,6 +13,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha1"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -21,6 +22,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/ioutil"
 	"log"
 	"math/big"
 	"net"
@@ -56,6 +58,7 @@ type door struct {
 	calls       map[string]int
 	certificate tls.Certificate
 	fingerprint string
+	thumbprint  string
 }
 
 var before = map[string]bool{"RetrieveServiceContent": true, "Login": true, "Logout": true}
@@ -84,6 +87,10 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	good := simulator.SessionIsGood(key)
 	if strings.HasPrefix(r.URL.Path, "/folder") {
 		d.folder(w, r, good)
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, "/nfc/") {
+		d.export(w, r)
 		return
 	}
 	body, _ := io.ReadAll(r.Body)
@@ -140,6 +147,46 @@ func (d *door) folder(w http.ResponseWriter, r *http.Request, good bool) {
 	}
 }
 
+// An exported disk, as a host sends it: in chunks of unknown number, whatever range was asked for, while its lease lives.
+func (d *door) export(w http.ResponseWriter, r *http.Request) {
+	parts := strings.Split(r.URL.Path, "/")
+	secret := parts[2]
+	kind := d.strike("nfc", r.URL.Path)
+	content, err := ioutil.ReadFile(simulator.Exports.File(secret, parts[len(parts)-1]))
+	switch {
+	case kind == "refuse":
+		hangUp(w)
+		return
+	case strings.HasPrefix(kind, "status:"):
+		code, _ := strconv.Atoi(kind[7:])
+		w.WriteHeader(code)
+		return
+	case err != nil:
+		w.WriteHeader(404)
+		return
+	}
+	w.Header().Set("Content-Type", "application/x-vnd.vmware-streamVmdk")
+	half := len(content) / 2
+	_, _ = w.Write(content[:half])
+	w.(http.Flusher).Flush()
+	if kind == "cut" {
+		hangUp(w)
+		return
+	}
+	// "hold": until it was renewed three times; "starve": until it is dead.
+	for kind != "" && simulator.Exports.Renewals(secret) >= 0 {
+		if kind == "hold" && simulator.Exports.Renewals(secret) >= 3 {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if simulator.Exports.Renewals(secret) < 0 {
+		hangUp(w)
+		return
+	}
+	_, _ = w.Write(content[half:])
+}
+
 func hangUp(w http.ResponseWriter) {
 	connection, _, err := w.(http.Hijacker).Hijack()
 	if err == nil {
@@ -193,6 +240,8 @@ func (d *door) newCertificate() {
 	}
 	d.Lock()
 	defer d.Unlock()
+	d.thumbprint = fmt.Sprintf("% X", sha1.Sum(der))
+	d.thumbprint = strings.ReplaceAll(d.thumbprint, " ", ":")
 	d.certificate = tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 	d.fingerprint = fmt.Sprintf("%X", sha256.Sum256(der))
 }
@@ -221,6 +270,13 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 		simulator.RunTools(q.Get("vm"))
 	case "/sessions":
 		simulator.EndSessions()
+	case "/leases":
+		simulator.Exports.Lock()
+		simulator.Exports.Timeout = time.Duration(number("timeout_ms")) * time.Millisecond
+		simulator.Exports.Stuck = int(number("stuck"))
+		simulator.Exports.Unlock()
+	case "/store":
+		err = simulator.SetStoreType(q.Get("type"))
 	case "/certificate":
 		d.newCertificate()
 		out = d.fingerprint
@@ -239,7 +295,7 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 			calls[name] = count
 		}
 		d.Unlock()
-		out = map[string]interface{}{"snapshots": simulator.SnapshotNames(), "sessions": simulator.SessionCount(), "calls": calls}
+		out = map[string]interface{}{"snapshots": simulator.SnapshotNames(), "sessions": simulator.SessionCount(), "leases": simulator.Exports.Count(), "calls": calls}
 	default:
 		err = fmt.Errorf("nothing is served at %s", r.URL.Path)
 	}
@@ -271,6 +327,11 @@ func main() {
 
 	d := &door{mux: model.Service.ServeMux, calls: map[string]int{}}
 	d.newCertificate()
+	simulator.Exports.Thumbprint = func() string {
+		d.Lock()
+		defer d.Unlock()
+		return d.thumbprint
+	}
 	plain, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		panic(err)

@@ -159,6 +159,14 @@ func describe(path string, size int64) {
 	_ = os.WriteFile(path+".vmdk", []byte(text), 0o600)
 }
 
+// SetStoreType of all datastores: VMFS, NFS, vsan, VVOL.
+func SetStoreType(kind string) error {
+	for _, o := range Map.All("Datastore") {
+		o.(*Datastore).Summary.Type = kind
+	}
+	return nil
+}
+
 // RunTools: from now on the VM's guest runs VMware Tools.
 func RunTools(vmID string) {
 	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
