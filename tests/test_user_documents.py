@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from synvirt.errors import BY_CODE
-from synvirt.main import app
+from synvirt.main import app  # type: ignore[attr-defined]
 from tests import documents
 from tests.needs import need
 

@@ -76,7 +76,10 @@ app.command("support-bundle")(support_bundle.support_bundle)
 
 @app.command("disk", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def _disk(context: typer.Context) -> None:
-    """Look at disk images, compare them, convert them to raw. No service is needed."""
+    """Look at disk images, compare them, convert them to raw. No service is needed.
+
+    Example: synvirt disk info web01.qcow2
+    """
     before = context.find_root().obj
     raise typer.Exit(disk.main(context.args, json=isinstance(before, Options) and before.json))
 

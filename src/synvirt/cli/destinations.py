@@ -6,7 +6,10 @@ from synvirt.cli.listing import print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown, sized
 
-app = typer.Typer(invoke_without_command=True, help="List where volumes can go: `synvirt import --destination NAME`.")
+app = typer.Typer(
+    invoke_without_command=True,
+    help="List where volumes can go: `synvirt import --destination NAME`.\n\nExample: synvirt destinations",
+)
 
 
 @app.callback()

@@ -6,7 +6,8 @@ from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
 
 app = typer.Typer(
-    invoke_without_command=True, help="Say what this host has, what it lacks, and how to get it. No service is needed."
+    invoke_without_command=True,
+    help="Say what this host has, what it lacks, and how to get it. No service is needed.\n\nExample: synvirt doctor --json",
 )
 
 

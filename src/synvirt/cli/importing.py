@@ -167,6 +167,8 @@ def inspect(
     """Say what a file or folder is and which VM is in it. Nothing is copied, and no service is needed.
 
     With --server it is a path there, or a URL that the service there reads.
+
+    Example: synvirt inspect web01.ova
     """
     asked: dict[str, Any] = {"path": path}
     if is_url(path):

@@ -3,6 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+# Below this many columns a UUID leaves no room for the rest of a row.
+NARROW = 110
+ID_CHARS = 8
+
 
 def full_id(client: Any, noun: str, beginning: str, *, named: bool = False) -> str:
     """The id, of those at /`noun`s, that begins so, or whose thing is `named` so. An id in full is not looked up; none or
@@ -50,19 +54,24 @@ def print_page(answer: str, *, none: str, show: Callable[[list[Any]], None], as_
 
 
 def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Only the column NAME may wrap. What is printed is `shown` already."""
+    """Only the column NAME may wrap; of an ID a narrow terminal shows the beginning, which every command takes. What is printed
+    is `shown` already."""
     from rich.console import Console
     from rich.table import Table
 
+    # Not a terminal: no line is cut at 80 columns, a script may read it.
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    titles = tuple(titles)
+    if console.width < NARROW and "ID" in titles:
+        at_id = titles.index("ID")
+        rows = [tuple(cell[:ID_CHARS] if at == at_id else cell for at, cell in enumerate(row)) for row in rows]
     table = Table(box=None, pad_edge=False)
     for title in titles:
         table.add_column(title, no_wrap=title != "NAME")
     for row in rows:
         table.add_row(*row)
-    # Not a terminal: no line is cut at 80 columns, a script may read it.
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 200
     console.print(table)
 
 

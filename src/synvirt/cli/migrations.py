@@ -20,7 +20,10 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, max=5000, help="At most this many")] = 5000,
     cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
 ) -> None:
-    """List the jobs, newest first."""
+    """List the jobs, newest first.
+
+    Example: synvirt migrations list --limit 20
+    """
     import json
 
     with options.connect() as client:
@@ -38,7 +41,10 @@ def list_(
 @app.command()
 @with_options
 def show(options: Options, job: JobId) -> None:
-    """Show one job: where it stands, what it made, how it came there."""
+    """Show one job: where it stands, what it made, how it came there.
+
+    Example: synvirt migrations show 1f3a
+    """
     with options.connect() as client:
         answer = client.ask("GET", f"/migrations/{full_id(client, 'migration', job)}")
     if options.json:
@@ -72,14 +78,20 @@ def watch(
 @app.command()
 @with_options
 def cancel(options: Options, job: JobId) -> None:
-    """Ask a job to stop and to sweep what it made."""
+    """Ask a job to stop and to sweep what it made.
+
+    Example: synvirt migrations cancel 1f3a
+    """
     _ask(options, job, "cancel", "is asked to stop")
 
 
 @app.command()
 @with_options
 def cutover(options: Options, job: JobId) -> None:
-    """Let a job that waits for it (warm.cutover manual) cut over now."""
+    """Let a job that waits for it (warm.cutover manual) cut over now.
+
+    Example: synvirt migrations cutover 1f3a
+    """
     _ask(options, job, "cutover", "is asked to cut over")
 
 
@@ -91,7 +103,10 @@ def retry(
     conversion: Annotated[str | None, typer.Option(help="auto, always or never, in place of the plan's")] = None,
     disk_bus: Annotated[str | None, typer.Option(help="virtio, scsi, sata …, in place of the plan's")] = None,
 ) -> None:
-    """Take up a failed job whose copy is whole: a new job goes on with its volumes, and copies nothing."""
+    """Take up a failed job whose copy is whole: a new job goes on with its volumes, and copies nothing.
+
+    Example: synvirt migrations retry 1f3a --disk-bus sata
+    """
     changes = {key: value for key, value in (("conversion", conversion), ("disk_bus", disk_bus)) if value}
     with options.connect() as client:
         answer = client.ask("POST", f"/migrations/{full_id(client, 'migration', job)}/retry", params=changes)

@@ -15,6 +15,8 @@ def password(
     """Set a user's password: asked for on a terminal, else the first line of the standard input.
 
     It is written into the service's users file (auth = "file"), so it is run on the service's host, by the service's user.
+
+    Example: synvirt password admin
     """
     from synvirt.accounts import set_password
     from synvirt.errors import BadRequest

@@ -81,7 +81,10 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
     cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
 ) -> None:
-    """List the sources, newest first."""
+    """List the sources, newest first.
+
+    Example: synvirt sources list
+    """
     with options.connect() as client:
         answer = client.ask("GET", "/sources", params={"limit": limit} | ({"cursor": cursor} if cursor else {}))
     print_page(answer, none="There are no sources", show=_source_table, as_json=options.json)
@@ -90,7 +93,10 @@ def list_(
 @app.command()
 @with_options
 def show(options: Options, source: SourceId) -> None:
-    """Show one source. Its credentials are shown to nobody."""
+    """Show one source. Its credentials are shown to nobody.
+
+    Example: synvirt sources show lab
+    """
     import json
 
     with options.connect() as client:
@@ -121,7 +127,10 @@ def change(
     fingerprint: Fingerprint = None,
     any_certificate: AnyCertificate = False,
 ) -> None:
-    """Change a source: rename it, pin its certificate, give it new credentials. Options replace all those it had."""
+    """Change a source: rename it, pin its certificate, give it new credentials. Options replace all those it had.
+
+    Example: synvirt sources change lab --name dc1
+    """
     body: dict[str, Any] = {key: value for key, value in (("name", name), ("endpoint", endpoint)) if value is not None}
     if credentials := _credentials(source_user, secret or [], credential or []):
         body["credentials"] = credentials
@@ -141,7 +150,10 @@ def test(
     deep: Annotated[bool, typer.Option("--deep", help="Also take a snapshot, read 1 MiB of it, and remove it")] = False,
     vm: Annotated[str | None, typer.Option(help="The id of the VM to do that on; else any that runs")] = None,
 ) -> None:
-    """Try a source: address, port, certificate, login, privileges. Exits 1 when something is wrong."""
+    """Try a source: address, port, certificate, login, privileges. Exits 1 when something is wrong.
+
+    Example: synvirt sources test lab --deep
+    """
     import json
 
     asked: dict[str, Any] = {"deep": deep} | ({"vm_id": vm} if vm else {})
@@ -170,7 +182,10 @@ def vms(
     limit: Annotated[int, typer.Option(min=1, max=5000, help="At most this many")] = 5000,
     cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
 ) -> None:
-    """List the VMs on a source, by name."""
+    """List the VMs on a source, by name.
+
+    Example: synvirt sources vms lab
+    """
     asked: dict[str, Any] = {"limit": limit, "search": search} | ({"cursor": cursor} if cursor else {})
     with options.connect() as client:
         answer = client.ask("GET", f"/sources/{source_id(client, source)}/vms", params=asked)
@@ -180,7 +195,10 @@ def vms(
 @app.command()
 @with_options
 def inspect(options: Options, source: SourceId, vm: Annotated[str, typer.Argument(metavar="VM", help="Its id")]) -> None:
-    """Say who a VM on a source is, whether it can be moved warm, and what may go wrong."""
+    """Say who a VM on a source is, whether it can be moved warm, and what may go wrong.
+
+    Example: synvirt sources inspect lab web01
+    """
     from synvirt.cli.describing import describe
     from synvirt.model import VmManifest
 
@@ -198,7 +216,10 @@ def inspect(options: Options, source: SourceId, vm: Annotated[str, typer.Argumen
 @app.command()
 @with_options
 def remove(options: Options, source: SourceId) -> None:
-    """Remove a source and its credentials. Refused while a job reads from it."""
+    """Remove a source and its credentials. Refused while a job reads from it.
+
+    Example: synvirt sources remove lab
+    """
     with options.connect() as client:
         id_ = source_id(client, source)
         client.ask("DELETE", f"/sources/{id_}")
@@ -209,7 +230,10 @@ def remove(options: Options, source: SourceId) -> None:
 @keyring.command()
 @with_options
 def rotate(options: Options) -> None:
-    """Make a new key, and seal the credentials of all sources with it."""
+    """Make a new key, and seal the credentials of all sources with it.
+
+    Example: synvirt keyring rotate
+    """
     import json
 
     with options.connect() as client:

@@ -25,7 +25,10 @@ def add(
     *,
     sha256: Annotated[str | None, typer.Option(metavar="HEX", help="What the file's SHA-256 must be")] = None,
 ) -> None:
-    """Send a file to the service. Its SHA-256 is taken on the way, and checked by the service."""
+    """Send a file to the service. Its SHA-256 is taken on the way, and checked by the service.
+
+    Example: synvirt uploads add web.ova
+    """
     import json
 
     if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
@@ -46,7 +49,10 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
     cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
 ) -> None:
-    """List the uploads, newest first."""
+    """List the uploads, newest first.
+
+    Example: synvirt uploads list
+    """
     import json
 
     from synvirt.cli.program import sized
@@ -70,7 +76,10 @@ def list_(
 @app.command()
 @with_options
 def show(options: Options, upload: UploadId) -> None:
-    """Show one upload: its size, its digest, where it lies, until when."""
+    """Show one upload: its size, its digest, where it lies, until when.
+
+    Example: synvirt uploads show 77c0
+    """
     import json
 
     with options.connect() as client:
@@ -86,7 +95,10 @@ def show(options: Options, upload: UploadId) -> None:
 @app.command()
 @with_options
 def remove(options: Options, upload: UploadId) -> None:
-    """Remove an upload. Refused while a job reads it."""
+    """Remove an upload. Refused while a job reads it.
+
+    Example: synvirt uploads remove 77c0
+    """
     with options.connect() as client:
         id_ = full_id(client, "upload", upload)
         client.ask("DELETE", f"/uploads/{id_}")
@@ -97,7 +109,10 @@ def remove(options: Options, upload: UploadId) -> None:
 @app.command()
 @with_options
 def inspect(options: Options, upload: UploadId) -> None:
-    """Say what an upload is and which VM is in it."""
+    """Say what an upload is and which VM is in it.
+
+    Example: synvirt uploads inspect 77c0
+    """
     with options.connect() as client:
         answer = client.ask("POST", f"/uploads/{full_id(client, 'upload', upload)}/inspect")
     print_inspection(answer, as_json=options.json)

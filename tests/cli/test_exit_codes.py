@@ -1,0 +1,100 @@
+"""0 done, 1 failed or refused, 2 wrong usage: across the commands."""
+
+import re
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import typer
+from rich.console import Console
+
+from synvirt.cli import listing
+from tests.cli.conftest import Run
+from tests.fakes.service import Service
+
+NOBODY = str(uuid4())
+DONE = [
+    "migrations list",
+    "sources list",
+    "uploads list",
+    "destinations",
+    "--json migrations list",
+    "--version",
+    "migrations watch",
+]
+REFUSED = [
+    f"migrations show {NOBODY}",
+    f"migrations watch {NOBODY}",
+    f"migrations cancel {NOBODY}",
+    f"migrations cutover {NOBODY}",
+    f"migrations retry {NOBODY}",
+    f"sources show {NOBODY}",
+    "sources test nobody",
+    "sources vms nobody",
+    f"uploads show {NOBODY}",
+    f"uploads remove {NOBODY}",
+]
+WRONG = [
+    "migrations",
+    "migrations show",
+    "migrations nonsense",
+    "migrations list --limit nine",
+    "sources add",
+    "sources test",
+    "uploads show",
+    "inspect",
+    "import",
+    "completion",
+    "completion tcsh",
+    "support-bundle a b",
+    "doctor --nonsense",
+    "disk info /nonexistent.qcow2",
+    "--nonsense",
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"), [*((line, 0) for line in DONE), *((line, 1) for line in REFUSED), *((line, 2) for line in WRONG)]
+)
+def test_exit_code(service: Service, run: Run, line: str, code: int) -> None:
+    done = run(*line.split())
+    assert done.exit_code == code, done.output
+    if code == 1:
+        assert done.stderr.startswith("E_"), done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_a_table_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The beginning of an id is enough for every command, so that is what a narrow terminal shows."""
+    id_ = str(uuid4())
+    row = (
+        id_,
+        "a guest of a long name indeed, of a department",
+        "CopyingFull",
+        "123.4 GiB of 567.8 GiB",
+        "2026-01-02 03:04:05",
+    )
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    listing.print_table(("ID", "NAME", "STATE", "DONE", "CREATED"), [row])
+    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith(f"{id_[:8]} ")
+    assert "123.4 GiB of 567.8 GiB" in lines[1]
+    assert "2026-01-02 03:04:05" in lines[1]
+    monkeypatch.setenv("COLUMNS", "200")
+    listing.print_table(("ID", "NAME", "STATE", "DONE", "CREATED"), [row])
+    assert id_ in capsys.readouterr().out, "there is room for all of it"
+
+
+def test_every_command_shows_an_example_of_itself() -> None:
+    from synvirt.main import app  # type: ignore[attr-defined]
+
+    def lacking(command: Any, names: list[str]) -> list[str]:
+        if getattr(command, "commands", None):
+            return [name for inner, held in command.commands.items() for name in lacking(held, [*names, inner])]
+        return [] if re.search("Examples?: synvirt ", command.help or "") else [" ".join(names)]
+
+    # Those of `backup` are younger than this rule.
+    assert [name for name in lacking(typer.main.get_command(app), []) if not name.startswith("backup ")] == []
