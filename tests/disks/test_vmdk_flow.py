@@ -70,8 +70,9 @@ def test_a_damaged_stream_is_refused_or_read(seed: int, flips: int) -> None:
         content[generator.randrange(len(content))] = generator.randrange(256)
     try:
         opened = flow(bytes(content))
-        read(opened, [] if opened.size <= 1 << 24 else [opened.size])
-    except (SynvirtError, MemoryError):
+        if opened.size <= 1 << 24:  # a damaged header may tell of terabytes
+            read(opened, [])
+    except SynvirtError:
         pass
 
 
