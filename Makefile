@@ -31,7 +31,7 @@ run: setup
 	$(BIN)/synvirt demo
 
 test: setup-test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 lab:
 	packaging/install-packages.sh packaging/packages-lab.txt
