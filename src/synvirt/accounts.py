@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from synvirt.durable import put_private_file
 from synvirt.errors import BadRequest, Internal, Unauthorized
 
 # RFC 7914 section 2; 16 MiB and some 50 ms a check: OWASP's advice for an interactive login.
@@ -110,12 +111,7 @@ def set_password(path: Path, user: str, password: str) -> None:
         raise BadRequest(f"{user[:64]!r} cannot be a user's name", hint="1 to 64 characters, without colon or space")
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     kept = [line if line.endswith("\n") else line + "\n" for line in lines if line.split(":")[0] != user]
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.writelines([*kept, Account.of(password).line(user)])
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    put_private_file(path, "".join([*kept, Account.of(password).line(user)]).encode())
 
 
 def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:

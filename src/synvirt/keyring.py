@@ -15,6 +15,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from synvirt.durable import sync_folder
 from synvirt.errors import Internal, SynvirtError
 
 KEY_BYTES = 32
@@ -118,7 +119,7 @@ class Keyring:
         with self._changing:
             self.settle(sample())
             key = migrator_key(self._next)
-            _sync_folder(self._next.parent)
+            sync_folder(self._next.parent)
 
             def anew(sealed: bytes, belongs_to: bytes) -> bytes:
                 return seal(key, unseal(self._key, sealed, belongs_to=belongs_to), belongs_to=belongs_to)
@@ -133,16 +134,8 @@ class Keyring:
 
     def _take_next(self, key: bytes) -> None:
         self._next.replace(self._path)
-        _sync_folder(self._path.parent)
+        sync_folder(self._path.parent)
         self._key = key
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _opens(key: bytes, sealed: bytes, belongs_to: bytes) -> bool:

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from synvirt.durable import put_private_file
 from synvirt.errors import BadRequest
 from synvirt.settings import Settings
 
@@ -88,14 +89,5 @@ def _make(path: Path, key_path: Path) -> None:
         .sign(key, hashes.SHA256())
     )
     pem_key = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    _put(key_path, pem_key)
-    _put(path, built.public_bytes(serialization.Encoding.PEM))
-
-
-def _put(path: Path, content: bytes) -> None:
-    new = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    put_private_file(key_path, pem_key)
+    put_private_file(path, built.public_bytes(serialization.Encoding.PEM))

@@ -11,6 +11,7 @@ from synvirt.backups.folder import HostFolder
 from synvirt.backups.keys import from_recovery_text, new_key, recovery_text
 from synvirt.backups.model import BackupRepository, BackupRepositoryRequest
 from synvirt.backups.repository import Repository
+from synvirt.durable import sync_folder
 from synvirt.errors import BackupConflict, Internal, SynvirtError
 from synvirt.keyring import KEY_MODE, migrator_key
 from synvirt.model import now
@@ -90,11 +91,7 @@ class Repositories:
                 file.write(master)
                 file.flush()
                 os.fsync(file.fileno())
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(path.parent)
         except OSError as error:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from uuid import UUID
 from synvirt.destinations.naming import sanitized_label
 from synvirt.disks.raw import HINTS
 from synvirt.disks.specs import FileWriterSpec, WriterSpec
+from synvirt.durable import sync_folder
 from synvirt.errors import DiskWriteFailed
 
 # What volume_name gives: no path leaves the folder.
@@ -49,8 +50,8 @@ class DirectoryDestination:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            _sync_folder(path.parent)
-            _sync_folder(self.folder)
+            sync_folder(path.parent)
+            sync_folder(self.folder)
 
     def open(self, name: str, size_bytes: int) -> WriterSpec:
         return FileWriterSpec(path=str(self._path(name)), size_bytes=size_bytes)
@@ -77,14 +78,6 @@ class DirectoryDestination:
         if not NAME.fullmatch(name):
             raise DiskWriteFailed(f"{name!r} is no name of a volume in a folder")
         return self.folder / name
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

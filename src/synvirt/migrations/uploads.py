@@ -20,6 +20,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
+from synvirt.durable import sync_folder
 from synvirt.errors import Conflict, PersistFailed, SynvirtError, UploadRejected, UploadTooLarge
 from synvirt.model import MIB, Upload, now
 from synvirt.settings import Settings
@@ -69,7 +70,7 @@ class Uploads:
     def publish(self, upload: Upload) -> None:
         """`Incoming.finish` calls it, once the bytes are durable."""
         try:
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
             with self._moving:
                 self._rows.add(upload, host=self._host)
                 self.hidden(upload.id).rename(self._whole(upload.id))
@@ -195,7 +196,7 @@ class Incoming:
         try:
             os.fsync(self._file.fileno())
             self._file.close()
-            _sync_folder(self._uploads.hidden(self._id))
+            sync_folder(self._uploads.hidden(self._id))
         except OSError as error:
             raise _not_written(error) from error
         self._uploads.publish(upload)
@@ -258,14 +259,6 @@ def _not_written(error: OSError) -> SynvirtError:
     if error.errno in _FULL:
         return UploadTooLarge(f"the upload does not fit: {error.strerror}", hint=_MAKE_ROOM)
     return PersistFailed(f"the upload could not be written: {error.strerror}", hint="check the file system of data_dir")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _hidden_id(name: str) -> UUID | None:
