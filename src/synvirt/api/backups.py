@@ -6,8 +6,9 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 
 from synvirt.api.document import problem_described
+from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.received import documented, json_body
-from synvirt.api.sources import CURSOR_LIMIT, PAGE_LIMIT, Cursor
+from synvirt.api.sources import PAGE_LIMIT
 from synvirt.backups.model import (
     BackupJob,
     BackupJobRequest,
@@ -94,8 +95,8 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
     @router.get("/repositories", response_model=BackupRepositoryPage)
     def list_repositories(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupRepositoryPage:
         """List the repositories, newest first, each with what is found there now."""
-        items, following = backups.repositories.page(limit=limit, cursor=_number(cursor))
-        return BackupRepositoryPage(items=tuple(items), next_cursor=_text(following))
+        items, following = backups.repositories.page(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        return BackupRepositoryPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/repositories/{repository_id}", response_model=BackupRepository)
     def load_repository(repository_id: UUID) -> BackupRepository:
@@ -126,8 +127,8 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
     @router.get("/jobs", response_model=BackupJobPage)
     def list_backup_jobs(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupJobPage:
         """List the backup jobs, newest first."""
-        items, following = backups.jobs(limit=limit, cursor=_number(cursor))
-        return BackupJobPage(items=tuple(items), next_cursor=_text(following))
+        items, following = backups.jobs(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        return BackupJobPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/jobs/{job_id}", response_model=BackupJob)
     def load_backup_job(job_id: UUID) -> BackupJob:
@@ -149,8 +150,8 @@ def _runs(router: APIRouter, backups: Backups) -> None:
     @router.get("/runs", response_model=BackupRunPage)
     def list_runs(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupRunPage:
         """List the runs, newest first: backups, restores and verifications."""
-        items, following = backups.runs(limit=limit, cursor=_number(cursor))
-        return BackupRunPage(items=tuple(items), next_cursor=_text(following))
+        items, following = backups.runs(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        return BackupRunPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/runs/{run_id}", response_model=BackupRun)
     def load_run(run_id: UUID) -> BackupRun:
@@ -167,8 +168,8 @@ def _points(router: APIRouter, backups: Backups) -> None:
     @router.get("/restore-points", response_model=RestorePointPage)
     def list_restore_points(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> RestorePointPage:
         """List the restore points, newest first."""
-        items, following = backups.points(limit=limit, cursor=_number(cursor))
-        return RestorePointPage(items=tuple(items), next_cursor=_text(following))
+        items, following = backups.points(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        return RestorePointPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/restore-points/{point_id}", response_model=RestorePoint)
     def load_restore_point(point_id: UUID) -> RestorePoint:
@@ -194,14 +195,3 @@ def _points(router: APIRouter, backups: Backups) -> None:
     def restore_point(point_id: UUID, asked: Annotated[RestoreRequest, Depends(json_body(RestoreRequest))]) -> BackupRun:
         """Write the disks of a restore point, and its domain's XML, into a new folder of {data_dir}/exports."""
         return backups.restore(point_id, asked)
-
-
-def _number(cursor: str | None) -> int | None:
-    number = int(cursor) if cursor is not None else None
-    if number is not None and number > CURSOR_LIMIT:
-        raise BackupBadRequest(f"cursor: {cursor} was never given out")
-    return number
-
-
-def _text(cursor: int | None) -> str | None:
-    return None if cursor is None else str(cursor)

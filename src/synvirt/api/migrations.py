@@ -12,9 +12,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse
 from starlette.responses import StreamingResponse
 
+from synvirt.api.paging import Cursor, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.api.stream import Pace, updates
-from synvirt.errors import BadRequest
 from synvirt.migrations.board import Board
 from synvirt.migrations.intake import Intake
 from synvirt.model import DiskBus, Migration, Model, PlanEnvelope
@@ -23,8 +23,6 @@ from synvirt.model import DiskBus, Migration, Model, PlanEnvelope
 PAGE_LIMIT = 5000
 # Some hundreds of kilobytes: memory that is used again for the next piece.
 JOBS_A_PIECE = 64
-# What SQL's BIGINT holds.
-CURSOR_LIMIT = 2**63 - 1
 # `{"id":"` and then the UUID's 36 characters: a Migration's document begins with its id.
 _ID_IN_DOCUMENT = slice(7, 7 + 36)
 
@@ -70,13 +68,10 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     @router.get("", response_model=MigrationPage)
     def list_migrations(
         limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
-        cursor: Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,18}$", description="`next_cursor` of a page")] = None,
+        cursor: Cursor = None,
     ) -> Response:
         """List all migrations, newest first."""
-        before = int(cursor) if cursor is not None else None
-        if before is not None and before > CURSOR_LIMIT:
-            raise BadRequest(f"cursor: {cursor} was never given out")
-        documents, following = store.documents(limit=limit, cursor=before)
+        documents, following = store.documents(limit=limit, cursor=number_of(cursor))
         return StreamingResponse(page(documents, following, board), media_type="application/json")
 
     @router.get("/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)

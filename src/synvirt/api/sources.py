@@ -9,8 +9,8 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from synvirt.api.document import problem_described
+from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.received import documented, json_body
-from synvirt.errors import BadRequest
 from synvirt.live import VmRow
 from synvirt.migrations.sources import Sources
 from synvirt.model import Model, Source, SourceChange, SourceRequest, SourceTest, VmManifest
@@ -18,8 +18,6 @@ from synvirt.model import Model, Source, SourceChange, SourceRequest, SourceTest
 PAGE_LIMIT = 1000
 # A row is some 200 bytes: what a large vCenter has fits into one answer.
 VMS_LIMIT = 5000
-# What SQL's BIGINT holds.
-CURSOR_LIMIT = 2**63 - 1
 
 VmId = Annotated[str, Path(min_length=1, max_length=1024)]
 
@@ -48,8 +46,6 @@ _SPOKEN_TO: dict[int | str, dict[str, Any]] = {
     502: problem_described("E_MIG_SOURCE_UNREACHABLE, E_MIG_AUTH_FAILED: the platform does not answer, or refuses our login")
 }
 
-Cursor = Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,18}$", description="`next_cursor` of a page")]
-
 
 def sources_router(sources: Sources) -> APIRouter:
     router = APIRouter(tags=["sources"])
@@ -66,8 +62,8 @@ def sources_router(sources: Sources) -> APIRouter:
     @router.get("/sources", response_model=SourcePage)
     def list_sources(limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT, cursor: Cursor = None) -> SourcePage:
         """List the registered sources, newest first."""
-        items, following = sources.page(limit=limit, cursor=_number(cursor))
-        return SourcePage(items=tuple(items), next_cursor=None if following is None else str(following))
+        items, following = sources.page(limit=limit, cursor=number_of(cursor))
+        return SourcePage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/sources/{source_id}", response_model=Source)
     def load_source(source_id: UUID) -> Source:
@@ -101,8 +97,8 @@ def sources_router(sources: Sources) -> APIRouter:
         search: Annotated[str, Query(max_length=255, description="Part of a name or an id")] = "",
     ) -> SourceVmPage:
         """Discover the VMs on the source. The first page asks the platform; those after it are of the same moment."""
-        items, following = await sources.list_vms(source_id, limit=limit, cursor=_number(cursor) or 0, search=search)
-        return SourceVmPage(items=tuple(items), next_cursor=None if following is None else str(following))
+        items, following = await sources.list_vms(source_id, limit=limit, cursor=number_of(cursor) or 0, search=search)
+        return SourceVmPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/sources/{source_id}/vms/{vm_id}", response_model=VmManifest, responses=_SPOKEN_TO)
     async def inspect_vm(source_id: UUID, vm_id: VmId) -> VmManifest:
@@ -115,10 +111,3 @@ def sources_router(sources: Sources) -> APIRouter:
         return KeyRotation(resealed=sources.rotate_key())
 
     return router
-
-
-def _number(cursor: str | None) -> int | None:
-    number = int(cursor) if cursor is not None else None
-    if number is not None and number > CURSOR_LIMIT:
-        raise BadRequest(f"cursor: {cursor} was never given out")
-    return number

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from synvirt.api.document import problem_described
 from synvirt.api.multipart import UploadForm, refuse_length
+from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.problems import problem
 from synvirt.errors import BadRequest, SynvirtError, UploadRejected, UploadTooLarge
 from synvirt.migrations.uploads import Uploads
@@ -20,8 +21,6 @@ from synvirt.model import MIB, Inspection, Model, Upload
 from synvirt.offline import browsing
 
 PAGE_LIMIT = 1000
-# What SQL's BIGINT holds.
-CURSOR_LIMIT = 2**63 - 1
 # A thread is asked once for so much: the event loop only gathers.
 PIECE_BYTES = MIB
 # A caller whose network is gone says nothing at all; what it began must not stay for ever.
@@ -81,14 +80,11 @@ def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Call
     @router.get("", response_model=UploadPage)
     def list_uploads(
         limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
-        cursor: Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,18}$", description="`next_cursor` of a page")] = None,
+        cursor: Cursor = None,
     ) -> UploadPage:
         """List the uploads, newest first."""
-        before = int(cursor) if cursor is not None else None
-        if before is not None and before > CURSOR_LIMIT:
-            raise BadRequest(f"cursor: {cursor} was never given out")
-        items, following = uploads.page(limit=limit, cursor=before)
-        return UploadPage(items=tuple(items), next_cursor=None if following is None else str(following))
+        items, following = uploads.page(limit=limit, cursor=number_of(cursor))
+        return UploadPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/{upload_id}", response_model=Upload)
     def load_upload(upload_id: UUID) -> Upload:
