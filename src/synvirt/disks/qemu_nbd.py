@@ -9,10 +9,7 @@ worker which is killed leaves no server behind.
 import contextlib
 import json
 import os
-import shutil
 import struct
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,9 @@ from synvirt.blocks import DiskReader, Extent
 from synvirt.disks.nbd import NbdReader
 from synvirt.disks.qcow2_header import ENCRYPTIONS, read_header
 from synvirt.disks.raw import RawReader
+from synvirt.disks.served import place_for, reader_of
 from synvirt.errors import HostPathRejected, MalformedArchive, SourceUnreachable, UnsupportedFormat
-from synvirt.programs import end_group, start
+from synvirt.programs import start
 
 START_TIMEOUT_S = 20.0
 _CONNECTIONS = 8
@@ -58,16 +56,14 @@ class QemuNbdReader:
             raise
 
     def _served(self, path: str, options: dict[str, Any], part: tuple[int, int], passphrase: str | None) -> NbdReader:
-        folder = Path(tempfile.mkdtemp(prefix="synvirt-qemu-nbd-"))
-        self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        # The socket is there before the image is open, the pid file after.
-        socket, ready, log = folder / "socket", folder / "pid", folder / "log"
-        argv = ["qemu-nbd", "-r", "-k", str(socket), "-e", str(_CONNECTIONS), "--pid-file", str(ready)]
+        place = place_for("qemu-nbd", self._closing)
+        argv = ["qemu-nbd", "-r", "-k", str(place.socket), "-e", str(_CONNECTIONS), "--pid-file", str(place.ready)]
         if passphrase is not None:
             # Not on the command line, which every user of the host can read.
-            (folder / "secret").touch(mode=0o600)
-            (folder / "secret").write_text(passphrase)
-            argv += ["--object", f"secret,id=secret,file={folder / 'secret'}"]
+            secret = place.folder / "secret"
+            secret.touch(mode=0o600)
+            secret.write_text(passphrase)
+            argv += ["--object", f"secret,id=secret,file={secret}"]
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             offset, length = part
@@ -76,22 +72,19 @@ class QemuNbdReader:
             whole = offset == 0 and length == os.fstat(descriptor).st_size
             options["file"] = file if whole else {"driver": "raw", "offset": offset, "size": length, "file": file}
             argv.append("json:" + json.dumps(options))
-            child = start(argv, stderr=log, descriptors=[descriptor], missing=UnsupportedFormat)
+            child = start(argv, stderr=place.log, descriptors=[descriptor], missing=UnsupportedFormat)
         finally:
             os.close(descriptor)
-        self._closing.callback(child.wait)
-        self._closing.callback(end_group, child)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not ready.exists():
-            if child.poll() is not None:
-                said = log.read_text(errors="replace").strip()[-_SAID_CHARS:]
-                raise MalformedArchive(f"QEMU cannot open {self._name}: {said or 'it does not say why'}")
-            if time.monotonic() > deadline:
-                raise SourceUnreachable(f"qemu-nbd does not begin to serve {self._name}")
-            time.sleep(0.01)
-        reader = NbdReader(f"nbd+unix:///?socket={socket}", connections=_CONNECTIONS, name=self._name)
-        self._closing.callback(reader.close)
-        return reader
+        return reader_of(
+            child,
+            place,
+            self._closing,
+            name=self._name,
+            connections=_CONNECTIONS,
+            timeout_s=START_TIMEOUT_S,
+            ended=lambda said: MalformedArchive(f"QEMU cannot open {self._name}: {said[-_SAID_CHARS:]}"),
+            late=SourceUnreachable(f"qemu-nbd does not begin to serve {self._name}"),
+        )
 
     @property
     def size(self) -> int:

@@ -7,10 +7,7 @@ serves NBD, so that our side is an NBD export like any other. This nbdkit is our
 import contextlib
 import hashlib
 import os
-import shutil
 import ssl
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,14 +15,14 @@ from typing import Final
 from synvirt.blocks import Extent
 from synvirt.disks import tls
 from synvirt.disks.nbd import NbdReader
+from synvirt.disks.served import place_for, reader_of
 from synvirt.disks.specs import VddkSpec
 from synvirt.errors import DiskReadFailed, SourceUnreachable, UnsupportedFormat
-from synvirt.programs import end_group, start
+from synvirt.programs import start
 
 # VDDK logs in and opens the disk before it serves: seconds on a quiet vCenter.
 START_TIMEOUT_S: Final = 120.0
 CONNECTIONS: Final = 4
-_SAID_CHARS: Final = 500
 
 
 class VddkReader:
@@ -40,34 +37,28 @@ class VddkReader:
             raise
 
     def _served(self, spec: VddkSpec) -> NbdReader:
-        folder = Path(tempfile.mkdtemp(prefix="synvirt-vddk-"))
-        self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        socket, ready, log = (folder / name for name in ("socket", "pid", "log"))
+        place = place_for("vddk", self._closing)
         # Neither on the command line, which every user of the host can read, nor in a file, which a crash would leave behind.
         secret = os.memfd_create("secret")
         try:
             os.write(secret, spec.password.encode())
             os.lseek(secret, 0, os.SEEK_SET)
-            command = _command(spec, secret, socket, ready)
-            child = start(command, stderr=log, descriptors=[secret], missing=UnsupportedFormat)
+            command = _command(spec, secret, place.socket, place.ready)
+            child = start(command, stderr=place.log, descriptors=[secret], missing=UnsupportedFormat)
         finally:
             os.close(secret)
-        self._closing.callback(child.wait)
-        self._closing.callback(end_group, child)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not ready.exists():
-            if child.poll() is not None:
-                said = log.read_text(errors="replace").strip()[-_SAID_CHARS:]
-                raise DiskReadFailed(
-                    f"VDDK cannot open {spec.file}: {said or 'it does not say why'}",
-                    hint="options.transport datastore reads without VDDK",
-                )
-            if time.monotonic() > deadline:
-                raise SourceUnreachable(f"VDDK does not open {spec.file} within {START_TIMEOUT_S:.0f} s")
-            time.sleep(0.02)
-        reader = NbdReader(f"nbd+unix:///?socket={socket}", connections=CONNECTIONS, name=spec.file)
-        self._closing.callback(reader.close)
-        return reader
+        return reader_of(
+            child,
+            place,
+            self._closing,
+            name=spec.file,
+            connections=CONNECTIONS,
+            timeout_s=START_TIMEOUT_S,
+            ended=lambda said: DiskReadFailed(
+                f"VDDK cannot open {spec.file}: {said}", hint="options.transport datastore reads without VDDK"
+            ),
+            late=SourceUnreachable(f"VDDK does not open {spec.file} within {START_TIMEOUT_S:.0f} s"),
+        )
 
     @property
     def size(self) -> int:
