@@ -103,6 +103,17 @@ ENDS = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
 
 DiskBus = Literal["virtio", "scsi", "sata", "ide", "nvme"]
 
+
+def letters(number: int) -> str:
+    """0 is a, 25 is z, 26 is aa: as Linux names disks."""
+    found = ""
+    number += 1
+    while number:
+        number, letter = divmod(number - 1, 26)
+        found = chr(ord("a") + letter) + found
+    return found
+
+
 # ── the VM as its source describes it ────────────────────────────────────────────────────────────────────────────────
 
 

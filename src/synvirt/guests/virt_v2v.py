@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 from synvirt.errors import V2vFailed
 from synvirt.guests import Tell, overlays
 from synvirt.guests.driver_image import top_names
-from synvirt.model import MessageKind, VmManifest
+from synvirt.model import MessageKind, VmManifest, letters
 from synvirt.programs import ProgramFailed, end_users, find, run
 
 PROGRAM = "virt-v2v-in-place"
@@ -181,15 +181,5 @@ def _domain(manifest: VmManifest, disks: list[Path]) -> bytes:
         disk = ET.SubElement(devices, "disk", type="file", device="disk")
         ET.SubElement(disk, "driver", name="qemu", type="qcow2")
         ET.SubElement(disk, "source", file=str(path))
-        ET.SubElement(disk, "target", dev=_device_name(number), bus="sata")
+        ET.SubElement(disk, "target", dev=f"sd{letters(number)}", bus="sata")
     return ET.tostring(domain)
-
-
-def _device_name(number: int) -> str:
-    """sda … sdz, sdaa, sdab …, as Linux counts."""
-    letters = ""
-    number += 1
-    while number:
-        number, letter = divmod(number - 1, 26)
-        letters = chr(ord("a") + letter) + letters
-    return f"sd{letters}"

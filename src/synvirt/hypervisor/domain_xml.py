@@ -27,7 +27,7 @@ from synvirt.hypervisor.hardware import (
     uuid_of,
 )
 from synvirt.hypervisor.identity import JOB_NAMESPACE
-from synvirt.model import DiskBus, Domain, Migration, Nic, VmManifest
+from synvirt.model import DiskBus, Domain, Migration, Nic, VmManifest, letters
 
 ET.register_namespace("synvirt", JOB_NAMESPACE)
 
@@ -172,7 +172,7 @@ def _disks(devices: ET.Element, job: Migration, manifest: VmManifest, volumes: l
         ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "discard": "unmap", **direct})
         _disk_source(element, volume)
         its_bus = bus_of(number, bus)
-        ET.SubElement(element, "target", dev=BUSES[its_bus].prefix + _letters(number), bus=its_bus)
+        ET.SubElement(element, "target", dev=BUSES[its_bus].prefix + letters(number), bus=its_bus)
         _text(element, "serial", digest_of(job.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
         ET.SubElement(element, "boot", order=str(boot.index(disk) + 1))
     if model := BUSES[bus].controller:
@@ -201,16 +201,6 @@ def _rbd_words(device: str) -> tuple[str, str, str]:
     image, *options = re.split(r"(?<!\\):", device.removeprefix("rbd:"))
     said = dict(option.split("=", 1) for option in options)
     return image, said["id"], said["conf"].replace("\\:", ":")
-
-
-def _letters(number: int) -> str:
-    """0 is a, 25 is z, 26 is aa: as Linux names disks."""
-    letters = ""
-    number += 1
-    while number:
-        number, letter = divmod(number - 1, 26)
-        letters = chr(ord("a") + letter) + letters
-    return letters
 
 
 def _network(job: Migration, nic: Nic, host: Host) -> tuple[str, str]:
