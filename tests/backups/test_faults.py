@@ -152,6 +152,8 @@ def test_a_damaged_chunk_says_where_on_the_disk_it_is() -> None:
     point = back_up(repository, disk("AAAABBBBCCCC"), threads=0)
     place = next(place for place in repository._places.values() if place.entry.kind == packs.CHUNK)
     file = start.files[f"packs/{place.pack}"]
-    file.content = file.content[: place.entry.offset] + b"?" + file.content[place.entry.offset + 1 :]
+    damaged = bytearray(file.content)
+    damaged[place.entry.offset] ^= 0xFF  # another byte for certain: a fixed one is there already, one time in 256
+    file.content = bytes(damaged)
     with pytest.raises(SynvirtError, match=r"changed at bytes \d+ to \d+: the disk cannot be read at offset \d+$"):
         restored(repository, point, threads=0)
