@@ -1,6 +1,8 @@
 """What runs on this machine, read from /proc."""
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -31,3 +33,11 @@ def command_line(pid: int) -> str:
 def workers(parent: int | None = None) -> list[int]:
     """The copy workers among the descendants."""
     return [pid for pid, command in children(parent).items() if "synvirt.migrations.worker" in command]
+
+
+def until(happened: Callable[[], object], timeout_s: float = 60) -> None:
+    """Wait for what happens elsewhere: in another process, or in a thread."""
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)

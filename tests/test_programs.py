@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from synvirt.errors import Cancelled, Internal
 from synvirt.programs import ProgramFailed, run
+from tests.processes import until
 
 
 def test_what_a_program_says_is_returned() -> None:
@@ -71,7 +70,7 @@ def test_a_guarded_program_and_its_children_die_with_whoever_runs_it(tmp_path: P
         [sys.executable, "-c", f"from synvirt.programs import run; run(['sh', '-c', {script!r}], timeout_s=600, guarded=True)"]
     )
     try:
-        wait_for((tmp_path / "child").exists)
+        until((tmp_path / "child").exists, 30)
     finally:
         runner.send_signal(sign)
         runner.wait()
@@ -89,7 +88,7 @@ def test_a_daemon_left_behind_does_not_hold_up_whoever_ran_it(tmp_path: Path) ->
 
 
 def assert_ends(pid: int) -> None:
-    wait_for(lambda: not _lives(pid))
+    until(lambda: not _lives(pid), 30)
 
 
 def _lives(pid: int) -> bool:
@@ -98,10 +97,3 @@ def _lives(pid: int) -> bool:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_for(happened: Callable[[], bool], timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)

@@ -15,7 +15,7 @@ import pytest
 
 from synvirt.model import KIB, MIB, Migration, State
 from tests.house import VM, House, live_plan, offline_plan
-from tests.processes import children, workers
+from tests.processes import children, until, workers
 
 CONTENT = random.Random(4).randbytes(4 * MIB) + bytes(MIB) + b"end"
 
@@ -39,13 +39,6 @@ def service(folder: Path, url: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
-
-
-def until(happened: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def ended(house: House, job_id: UUID) -> Migration:

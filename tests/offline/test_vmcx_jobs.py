@@ -19,10 +19,9 @@ from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.settings import Settings
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.house import Crash, House, crash_at, offline_plan, states
-from tests.migrations.test_engine import until
 from tests.offline import appliances, hyperv_exports
 from tests.offline.vmcx_service import Way, by_tool
-from tests.processes import children, command_line
+from tests.processes import children, command_line, until
 
 DISKS = {"ide0:0": appliances.raw_disk(3 * MIB, seed=1), "scsi0:0": appliances.raw_disk(3 * MIB, seed=2)}
 # More commits than a job here makes.

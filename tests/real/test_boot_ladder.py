@@ -15,9 +15,9 @@ from synvirt.errors import Conflict
 from synvirt.model import MIB, Migration, MigrationPlan, State
 from synvirt.sample import Sample
 from tests.needs import need
-from tests.processes import command_line
+from tests.processes import command_line, until
 from tests.real.guests import debian_without_virtio
-from tests.real.test_service import service, until
+from tests.real.test_service import service
 
 LADDER_PATIENCE_S = 280
 

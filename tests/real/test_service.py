@@ -5,11 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,7 @@ from synvirt.cli.client import Client
 from synvirt.errors import Conflict
 from synvirt.model import Migration, MigrationPlan, State
 from synvirt.sample import Sample, build
-from tests.processes import children, command_line, workers
+from tests.processes import children, command_line, until, workers
 
 SYNVIRT = [sys.executable, "-m", "synvirt"]
 
@@ -42,13 +40,6 @@ def service(data_dir: Path) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
     finally:
         process.terminate()
         process.wait(15)
-
-
-def until(happened: Callable[[], Any], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def ended(client: Client, job: Migration) -> Migration:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from synvirt.programs import run
 from tests.guests import phony_windows
 from tests.guests.conversions import KVM, NAME, manifest, need_conversions
 from tests.house import House, offline_plan
-from tests.processes import children
+from tests.processes import children, until
 
 # An appliance starts three times in a conversion, each some 15 s without KVM, and longer beside other tests.
 pytestmark = pytest.mark.timeout(900)
@@ -125,7 +124,7 @@ def test_a_cancelled_conversion_ends_its_appliance_and_leaves_the_volume(lab: La
     before = lab.digest()
     with pytest.raises(Cancelled):
         lab.convert(lab.preparer(), stop=lambda: any("Inspecting" in text for _, text in lab.said))
-    wait_until(lambda: not appliances(lab))
+    until(lambda: not appliances(lab))
     assert lab.digest() == before
 
 
@@ -147,7 +146,7 @@ def test_a_killed_service_takes_the_conversion_with_it_and_the_next_one_starts_o
             if "Inspecting" in line:
                 break
         child.send_signal(signal.SIGKILL)
-    wait_until(lambda: not appliances(lab))
+    until(lambda: not appliances(lab))
     assert lab.digest() == before
     lab.convert(preparer)
     assert lab.digest() == before
@@ -160,10 +159,3 @@ def test_a_killed_service_takes_the_conversion_with_it_and_the_next_one_starts_o
 def appliances(lab: Lab) -> list[str]:
     """Programs anywhere on the machine that have this test's folder in their arguments."""
     return [command for pid, command in children(1).items() if str(lab.folder) in command and pid != os.getpid()]
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
