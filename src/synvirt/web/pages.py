@@ -32,6 +32,16 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+# The words and the address of each entry, in the order of the page's head. One whose page is not served is not shown. The
+# template of a page says where it belongs: {% set here = "/sources" %}.
+NAVIGATION = (
+    ("Migrations", "/"),
+    ("New migration", "/new"),
+    ("Sources", "/sources"),
+    ("Uploads", "/uploads"),
+    ("Backups", "/backups"),
+    ("Doctor", "/doctor"),
+)
 STATIC = Path(__file__).parent / "static"
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
@@ -51,7 +61,13 @@ class Pages:
         )
         names = ("state_words", "tone", "problem_tone", "size", "rate", "duration", "percent", "moment", "clock")
         self._environment.filters |= {name: getattr(words, name) for name in names}
-        self._environment.globals |= {"root": root, "file": self._address, "version": __version__}
+        self._environment.globals |= {
+            "root": root,
+            "file": self._address,
+            "version": __version__,
+            "navigation": self._navigation,
+        }
+        self._routers: list[APIRouter] = []
 
     def part(self, template: str, /, **values: object) -> str:
         return self._environment.get_template(template).render(values)
@@ -68,7 +84,13 @@ class Pages:
 
     def router(self) -> APIRouter:
         """A router whose errors are pages."""
-        return APIRouter(route_class=_failing_with(self.failure), default_response_class=HTMLResponse)
+        router = APIRouter(route_class=_failing_with(self.failure), default_response_class=HTMLResponse)
+        self._routers.append(router)
+        return router
+
+    def _navigation(self) -> list[tuple[str, str]]:
+        served = {route.path for router in self._routers for route in router.routes if isinstance(route, APIRoute)}
+        return [(words, path) for words, path in NAVIGATION if path in served]
 
 
 def _failing_with(failure: Callable[[SynvirtError], Response]) -> type[APIRoute]:
