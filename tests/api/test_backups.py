@@ -54,7 +54,7 @@ def test_a_run_is_accepted_without_a_body_and_ends_completed(client: httpx.Clien
     job = client.post("/jobs", json={"name": "nightly", "vm_ids": ["web"], "repository_id": repository["id"]}).json()
     accepted = client.post(f"/jobs/{job['id']}/run")
     assert accepted.status_code == 202
-    house.ended(house.backups.run(accepted.json()["id"]))
+    house.ended(house.backups.runs.get(accepted.json()["id"]))
     run = client.get(f"/runs/{accepted.json()['id']}").json()
     assert run["status"] == "completed"
     (point,) = client.get("/restore-points").json()["items"]

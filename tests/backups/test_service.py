@@ -71,7 +71,7 @@ class House:
 
     def ended(self, run: BackupRun) -> BackupRun:
         until = time.monotonic() + 30
-        while (now := self.backups.run(run.id)).status not in ENDS:
+        while (now := self.backups.runs.get(run.id)).status not in ENDS:
             assert time.monotonic() < until, now
             time.sleep(0.01)
         return now
@@ -104,7 +104,7 @@ def test_a_run_ends_completed_with_points_that_restore_to_the_same_bytes(house: 
     assert run.progress.bytes_done == run.progress.bytes_total > 0
     assert house.backups.job(job.id).last_run_id == run.id
     for point_id, content in zip(run.restore_point_ids, (CONTENT, CONTENT[:5000]), strict=True):
-        point = house.backups.point(point_id)
+        point = house.backups.points.get(point_id)
         assert (point.consistency, point.quiesced, point.state) == ("offline", False, "unverified")
         assert point.size_bytes == len(content)
         restored = house.ended(house.backups.restore(point_id, RestoreRequest(target="export")))
@@ -114,7 +114,7 @@ def test_a_run_ends_completed_with_points_that_restore_to_the_same_bytes(house: 
         assert [(folder / "0-vda.raw").read_bytes() == content] == [True]
         assert point.vm_name in (folder / "domain.xml").read_text()
         assert house.ended(house.backups.verify(point_id)).status == "completed"
-        assert house.backups.point(point_id).state == "ok"
+        assert house.backups.points.get(point_id).state == "ok"
 
 
 def test_a_second_run_stores_only_what_changed(house: House) -> None:
@@ -123,7 +123,7 @@ def test_a_second_run_stores_only_what_changed(house: House) -> None:
     first = house.run(job)
     house.image("web", CONTENT[:-CHUNK_BYTES] + b"new" + bytes(CHUNK_BYTES - 3))
     second = house.run(job)
-    stored = [house.backups.point(run.restore_point_ids[0]).stored_bytes for run in (first, second)]
+    stored = [house.backups.points.get(run.restore_point_ids[0]).stored_bytes for run in (first, second)]
     assert stored[0] > 2 * CHUNK_BYTES
     assert stored[1] < CHUNK_BYTES // 8
 
@@ -135,7 +135,7 @@ def test_a_guest_that_was_started_meanwhile_gives_no_point(house: House) -> None
     assert run.status == "failed"
     assert run.error is not None
     assert run.error.code == "E_BAK_SOURCE_RUNNING"
-    assert house.backups.points(limit=10, cursor=None) == ([], None)
+    assert house.backups.points.page(limit=10, cursor=None) == ([], None)
     assert house.backups.repositories.page(limit=1, cursor=None)[0][0].points_count == 0
 
 
@@ -164,11 +164,11 @@ def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
         house.backups.run_job(job.id)
     with pytest.raises(BackupConflict):
         house.backups.remove_job(job.id)
-    house.backups.cancel(run.id)
+    house.backups.runs.cancel(run.id)
     go.set()
     assert house.ended(run).status == "cancelled"
     with pytest.raises(BackupConflict):
-        house.backups.cancel(run.id)
+        house.backups.runs.cancel(run.id)
     house.gate = lambda: None
     assert house.run(job).status == "completed"
 
@@ -188,7 +188,7 @@ def test_a_run_that_the_services_end_cut_off_has_failed_and_can_be_made_again(ho
     threading.Timer(0.05, go.set).start()
     house.close()
     again = House(house.folder)
-    found = again.backups.run(run.id)
+    found = again.backups.runs.get(run.id)
     assert found.status == "failed"
     assert found.error is not None
     assert found.error.code == "E_BAK_INTERRUPTED"
@@ -202,7 +202,7 @@ def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None
     for number in range(4):
         house.image("web", bytes([number + 1]) * CHUNK_BYTES)
         points += house.run(job).restore_point_ids
-    assert [point.id for point in house.backups.points(limit=9, cursor=None)[0]] == [points[3], points[2]]
+    assert [point.id for point in house.backups.points.page(limit=9, cursor=None)[0]] == [points[3], points[2]]
     assert house.ended(house.backups.verify(points[2])).status == "completed"
 
 
@@ -215,7 +215,7 @@ def test_damage_is_told_by_verify_and_by_restore_and_leaves_no_half_an_export(ho
     pack.write_bytes(content)
     verified = house.ended(house.backups.verify(point))
     assert verified.status == "failed"
-    assert house.backups.point(point).state == "damaged"
+    assert house.backups.points.get(point).state == "damaged"
     restored = house.ended(house.backups.restore(point, RestoreRequest(target="export", name="out")))
     assert restored.error is not None
     assert restored.error.code == "E_BAK_DAMAGED"
@@ -233,7 +233,7 @@ def test_another_host_finds_the_points_with_the_recovery_key(house: House, tmp_p
     with pytest.raises(SynvirtError):
         other.repository()
     other.repository(recovery_key=key)
-    assert other.backups.point(point).vm_name == "web"
+    assert other.backups.points.get(point).vm_name == "web"
     restored = other.ended(other.backups.restore(point, RestoreRequest(target="export", name="out")))
     assert restored.status == "completed"
     assert [(tmp_path / "other/exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
@@ -253,7 +253,13 @@ def test_a_repository_that_is_away_fails_the_run_and_is_said_to_be(house: House)
 
 
 def test_what_is_not_there_is_not_found(house: House) -> None:
-    for ask in (house.backups.job, house.backups.run, house.backups.point, house.backups.run_job, house.backups.verify):
+    for ask in (
+        house.backups.job,
+        house.backups.runs.get,
+        house.backups.points.get,
+        house.backups.run_job,
+        house.backups.verify,
+    ):
         with pytest.raises(BackupNotFound):
             ask(uuid4())
 

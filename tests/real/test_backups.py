@@ -59,7 +59,7 @@ def _defined(connection: Connection, folder: Path, more: str = "") -> str:
 
 def _ended(backups: Backups, run: BackupRun) -> BackupRun:
     until = time.monotonic() + 60
-    while (now := backups.run(run.id)).status not in ENDS:
+    while (now := backups.runs.get(run.id)).status not in ENDS:
         assert time.monotonic() < until, now
         time.sleep(0.02)
     return now
@@ -83,7 +83,7 @@ def test_a_domain_that_is_shut_off_is_backed_up_and_restored(connection: Connect
     job = backups.add_job(BackupJobRequest(name="nightly", vm_ids=(name,), repository_id=known.id))
     run = _ended(backups, backups.run_job(job.id))
     assert (run.status, run.error) == ("completed", None)
-    point = backups.point(run.restore_point_ids[0])
+    point = backups.points.get(run.restore_point_ids[0])
     assert (point.vm_id, point.vm_name, [disk.target for disk in point.disks]) == (uuid, name, ["vda", "vdb"])
     restored = _ended(backups, backups.restore(point.id, RestoreRequest(target="export", name="out")))
     assert restored.status == "completed", restored.error

@@ -150,31 +150,31 @@ def _runs(router: APIRouter, backups: Backups) -> None:
     @router.get("/runs", response_model=BackupRunPage)
     def list_runs(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupRunPage:
         """List the runs, newest first: backups, restores and verifications."""
-        items, following = backups.runs(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        items, following = backups.runs.page(limit=limit, cursor=number_of(cursor, BackupBadRequest))
         return BackupRunPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/runs/{run_id}", response_model=BackupRun)
     def load_run(run_id: UUID) -> BackupRun:
         """Load one run, with its progress."""
-        return backups.run(run_id)
+        return backups.runs.get(run_id)
 
     @router.post("/runs/{run_id}/cancel", status_code=202, response_model=BackupRun)
     def cancel_run(run_id: UUID) -> BackupRun:
         """Ask a run to stop. 409 where it has ended."""
-        return backups.cancel(run_id)
+        return backups.runs.cancel(run_id)
 
 
 def _points(router: APIRouter, backups: Backups) -> None:
     @router.get("/restore-points", response_model=RestorePointPage)
     def list_restore_points(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> RestorePointPage:
         """List the restore points, newest first."""
-        items, following = backups.points(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        items, following = backups.points.page(limit=limit, cursor=number_of(cursor, BackupBadRequest))
         return RestorePointPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/restore-points/{point_id}", response_model=RestorePoint)
     def load_restore_point(point_id: UUID) -> RestorePoint:
         """Load one restore point."""
-        return backups.point(point_id)
+        return backups.points.get(point_id)
 
     @router.delete("/restore-points/{point_id}", status_code=204)
     def remove_restore_point(point_id: UUID) -> None:

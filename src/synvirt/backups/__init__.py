@@ -4,5 +4,5 @@
     volume     ◀─ copy() ◀─ PointReader ◀─ Repository
 
 Reading order: folder.py (what a storage must promise), keys.py and packs.py (the format, as docs/backup-format.md has it),
-manifest.py, repository.py, disk.py; then source.py, runs.py and service.py: jobs, runs and restore points as data.
+manifest.py, repository.py, disk.py; then source.py, runs.py, backing_up.py, restoring.py and service.py.
 """

@@ -1,0 +1,46 @@
+"""The restore points that this host knows, as data. What they say lies in their repositories too: those are the truth."""
+
+from uuid import UUID
+
+from synvirt.backups.manifest import Manifest
+from synvirt.backups.model import BackupRepository, PointDisk, RestorePoint
+from synvirt.store.backups import BackupRows
+
+
+class Points:
+    def __init__(self, rows: BackupRows, *, host: str) -> None:
+        self._rows, self._host = rows, host
+
+    def get(self, point_id: UUID) -> RestorePoint:
+        """BackupNotFound."""
+        return RestorePoint.model_validate_json(self._rows.get("point", point_id, host=self._host))
+
+    def page(self, *, limit: int, cursor: int | None) -> tuple[list[RestorePoint], int | None]:
+        texts, following = self._rows.page("point", host=self._host, limit=limit, cursor=cursor)
+        return [RestorePoint.model_validate_json(text) for text in texts], following
+
+    def all(self) -> list[RestorePoint]:
+        return [RestorePoint.model_validate_json(text) for text in self._rows.all("point", host=self._host)]
+
+    def put(self, point: RestorePoint) -> None:
+        self._rows.put("point", point.id, point.model_dump_json(), host=self._host)
+
+    def forget(self, point_id: UUID) -> None:
+        """Idempotent. What lies in its repository stays."""
+        self._rows.remove("point", point_id, host=self._host)
+
+
+def point_of(manifest: Manifest, known: BackupRepository, *, stored_bytes: int) -> RestorePoint:
+    shown, inside = manifest.shown, manifest.sealed
+    return RestorePoint.model_validate(
+        {
+            **{name: getattr(inside, name) for name in ("vm_id", "vm_name", "job_id", "run_id", "quiesced", "consistency")},
+            "id": shown.id,
+            "created_at": shown.created_at,
+            "repository_id": known.id,
+            "repository_kind": known.kind,
+            "disks": tuple(PointDisk(target=disk.target, size_bytes=disk.size_bytes) for disk in inside.disks),
+            "size_bytes": sum(disk.size_bytes for disk in inside.disks),
+            "stored_bytes": stored_bytes,
+        }
+    )
