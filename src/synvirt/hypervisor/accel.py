@@ -6,10 +6,10 @@ instruction of a guest in long mode. So the probe is a guest that enters long mo
 """
 
 import json
+import os
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 from synvirt.errors import SynvirtError
@@ -55,14 +55,14 @@ class Accelerator:
 
 def boots_under(kind: Literal["kvm", "tcg"]) -> str | None:
     """None where the probe guest ran to its end in time, else what went wrong."""
-    with TemporaryDirectory(prefix="synvirt-probe-") as folder:
-        image = Path(folder, "probe.img")
-        image.write_bytes(PROBE_SECTOR)
+    # In memory: a service that is killed meanwhile leaves no file behind.
+    with os.fdopen(os.memfd_create("synvirt-probe"), "wb", buffering=0) as image:
+        image.write(PROBE_SECTOR)
         devices = [
             *("-machine", "pc", "-accel", kind, "-m", "32", "-display", "none", "-no-reboot"),
             *("-nodefaults", "-no-user-config"),
             *("-device", f"isa-debug-exit,iobase={PROBE_PORT:#x},iosize=4"),
-            *("-drive", f"file={image},format=raw,if=ide"),
+            *("-drive", f"file=/proc/{os.getpid()}/fd/{image.fileno()},format=raw,if=ide"),
         ]
         # A service that is killed meanwhile cannot end its probe, which would burn a core for ever where KVM stands still.
         bounded = ["timeout", "--signal=KILL", f"{PROBE_LIMIT_S + 1:g}"]
