@@ -5,7 +5,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench clean setup-test lab
+.PHONY: help setup run test test-again check bench clean setup-test lab
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -32,6 +32,9 @@ run: setup
 
 test: setup-test
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+test-again: setup-test
+	$(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none --maxfail 1
 
 lab:
 	packaging/install-packages.sh packaging/packages-lab.txt
