@@ -93,6 +93,12 @@ class HypervisorContract:
         assert domain.uuid != case.hypervisor.domain_xml(job(), [volume]).uuid
         assert "a volume &amp; more.raw" in domain.xml
 
+    def test_a_card_can_be_plugged_into_what_it_names_first(self, case: HypervisorCase) -> None:
+        names = case.hypervisor.networks()
+        assert all(name == "user" or name.startswith(("network:", "bridge:")) for name in names)
+        drawn = case.hypervisor.domain_xml(job(_with_identity("carded", None, "52:54:00:00:00:01")), []).xml
+        assert f'<interface type="{names[0].partition(":")[0]}">' in drawn
+
     def test_define_start_undefine_each_twice(self, case: HypervisorCase) -> None:
         migration = job()
         domain = define(case, migration)

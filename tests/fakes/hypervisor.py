@@ -43,6 +43,9 @@ class FakeHypervisor:
         self.domains: dict[UUID, FakeDomain] = {}
         self._lock = threading.Lock()
 
+    def networks(self) -> list[str]:
+        return ["user", "network:default", "bridge:br0"]
+
     def add_foreign(self, name: str, uuid: UUID) -> None:
         """A domain that somebody else made: no mark of ours."""
         self.domains[uuid] = FakeDomain(

@@ -34,10 +34,14 @@ def destinations_router(destinations: Mapping[str, Destination]) -> APIRouter:
     @router.get("", response_model=DestinationPage)
     def list_destinations(limit: Annotated[int, Query(ge=1, le=1000)] = 1000) -> DestinationPage:
         """The destinations that a plan may name as `target.destination`."""
-        shown = [_shown(name, one, default=not number) for number, (name, one) in enumerate(destinations.items())]
-        return DestinationPage(items=tuple(shown[:limit]))
+        return DestinationPage(items=tuple(shown(destinations)[:limit]))
 
     return router
+
+
+def shown(destinations: Mapping[str, Destination]) -> list[DestinationShown]:
+    """Each is asked how much is free: blocking."""
+    return [_shown(name, one, default=not number) for number, (name, one) in enumerate(destinations.items())]
 
 
 def _shown(name: str, destination: Destination, *, default: bool) -> DestinationShown:

@@ -25,7 +25,7 @@ def json_body(model: type[Body]) -> Callable[[Request], Awaitable[Body]]:
 
     async def read(request: Request) -> Body:
         _check_type(request.headers.get("content-type", ""))
-        body = await _bounded(request)
+        body = await bounded(request)
         try:
             return model.model_validate_json(body, strict=True)
         except ValidationError as error:
@@ -50,7 +50,8 @@ def _check_type(content_type: str) -> None:
         raise BadRequest(f"the body's Content-Type is {said}; it must be application/json")
 
 
-async def _bounded(request: Request) -> bytes:
+async def bounded(request: Request) -> bytes:
+    """The body. BadRequest, where it is longer than any that a person or a client of ours sends."""
     declared = request.headers.get("content-length", "")
     body = bytearray()
     if not (declared.isdecimal() and len(declared) < 20 and int(declared) > BODY_LIMIT_BYTES):

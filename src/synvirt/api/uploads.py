@@ -71,9 +71,9 @@ def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Call
     async def upload(request: Request, response: Response) -> Upload | Response:
         """Upload one archive. It is listed once it is whole, checked and durable; a broken upload leaves nothing."""
         try:
-            made = await _received(request, uploads, idle_s)
+            made = await received(request, uploads, idle_s)
         except SynvirtError as error:
-            return _Parting(problem(error))
+            return Parting(problem(error))
         response.headers["Location"] = f"{request.url.path}/{made.id}"
         return made
 
@@ -107,7 +107,8 @@ def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Call
     return router
 
 
-async def _received(request: Request, uploads: Uploads, idle_s: float) -> Upload:
+async def received(request: Request, uploads: Uploads, idle_s: float) -> Upload:
+    """The one file of a multipart body, whole and listed; of a body that is refused or breaks off, nothing is left."""
     length = refuse_length(request.headers.get("content-length"), uploads.cap_bytes)
     await run_in_threadpool(uploads.check_room, length)
     form = UploadForm(request.headers.get("content-type", ""), cap_bytes=uploads.cap_bytes, begin=uploads.begin)
@@ -140,7 +141,7 @@ async def _pieces(stream: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[
         yield bytes(gathered)
 
 
-class _Parting(Response):
+class Parting(Response):
     """A refusal that does not wait for the rest of twenty gigabytes, yet is heard by callers who read it only after sending.
 
     The answer goes at once and whole; what still comes is dropped for a moment, and then the connection is closed.

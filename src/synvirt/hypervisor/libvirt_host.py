@@ -75,6 +75,8 @@ class LibvirtHost:
         self._boot_check: Final = boot_check
         self._boot_activity_s: Final = boot_activity_s
         self._system = uri.startswith("qemu:///system")
+        # What a card is plugged into that a plan maps nowhere.
+        self._network = "network:default" if self._system else "user"
         # The host's libvirtd has virtlogd, which writes where it may and bounds what it writes; for the embedded driver we do.
         self._serial_logs = Path("/var/log/libvirt/qemu") if self._system else self._folder / "serial"
         self._screens = self._folder / "screens"
@@ -89,7 +91,7 @@ class LibvirtHost:
         host = Host(
             accelerator=found,
             serial_log=str(self._serial_logs / "synvirt-{uuid}.log"),
-            network="network:default" if self._system else "user",
+            network=self._network,
             plain_network="network" if self._system else "bridge",
             uefi=self._uefi(job.id, _UEFI),
             uefi_secure=self._uefi(job.id, _UEFI_SECURE),
@@ -97,6 +99,14 @@ class LibvirtHost:
             tpm=find("swtpm") is not None and find("swtpm_setup") is not None,
         )
         return build(job, volumes, host)
+
+    def networks(self) -> list[str]:
+        libvirt, found = load(), [self._network]
+        # The embedded driver knows of no networks.
+        with contextlib.suppress(libvirt.libvirtError, DomainDefineFailed):
+            found += sorted(f"network:{network.name()}" for network in self._connection.use().listAllNetworks())
+        found += sorted(f"bridge:{folder.parent.name}" for folder in Path("/sys/class/net").glob("*/bridge"))
+        return list(dict.fromkeys(found))
 
     def keep_variables(self, job_id: UUID, content: bytes) -> bool:
         """Whole on disk, or not there. The domain's XML names it as the template that libvirt copies at the first start."""
