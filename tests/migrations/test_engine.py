@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from synvirt.migrations.course import NOTE, Course, noted
 from synvirt.model import KIB, MIB, Migration, State
 from tests.house import VM, House, live_plan, offline_plan
 from tests.processes import children, until, workers
@@ -62,6 +63,8 @@ def house(tmp_path: Path, database_url: str) -> Iterator[House]:
 
 def test_a_killed_service_goes_on_from_its_watermark(house: House, tmp_path: Path, database_url: str) -> None:
     job = slow_offline_job(house)
+    before = Course().with_sample(time.time() - 60, 0)
+    house.store.note(job.id, NOTE, before.as_note())
     marks = []
     for kill in range(2):
         with service(tmp_path, database_url) as process:
@@ -73,8 +76,10 @@ def test_a_killed_service_goes_on_from_its_watermark(house: House, tmp_path: Pat
             marks.append(house.store.watermarks(job.id, 1)["disk-0"].offset_bytes)
     with service(tmp_path, database_url):
         last = ended(house, job.id)
+        until(lambda: noted(house.store.noted(job.id, NOTE)).samples[-1].bytes_done == last.progress.bytes_done)
     assert last.state == State.COMPLETED
     assert house.volume(last).read_bytes() == CONTENT
+    assert noted(house.store.noted(job.id, NOTE)).samples[0] == before.samples[0]
     assert 0 < marks[0] < marks[1]
     assert [visit.state for visit in last.history].count(State.COPYING_FULL) == 1
 

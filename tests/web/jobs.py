@@ -1,8 +1,10 @@
 """Jobs as an engine leaves them, for pages to show."""
 
+import math
 from datetime import timedelta
 from uuid import UUID, uuid4
 
+from synvirt.migrations.course import NOTE, Course
 from synvirt.model import (
     GIB,
     MIB,
@@ -71,6 +73,17 @@ def added(service: Service, name: str, *visits: tuple[State, int], plan: Migrati
     return job.id
 
 
+def with_course(service: Service, job_id: UUID, *, seconds: int, ago: int) -> UUID:
+    """As one copies that is slowed by others now and then, and waits a third of the time."""
+    began, done, course = now().timestamp() - ago, 0.0, Course()
+    for second in range(seconds):
+        if second % 300 < 200:
+            done += (220 + 40 * math.sin(second / 17) + 30 * math.sin(second / 5)) * MIB
+        course = course.with_sample(began + second, int(done))
+    service.store.note(job_id, NOTE, course.as_note())
+    return job_id
+
+
 def problem(code: str, message: str, hint: str, *, fatal: bool, state: State) -> Problem:
     return Problem(code=code, message=message, hint=hint, fatal=fatal, at=now(), state=state)
 
@@ -92,7 +105,7 @@ NO_BOOT = problem(
 
 
 def warm(service: Service, name: str = "erp-db-01") -> UUID:
-    return added(
+    job_id = added(
         service,
         name,
         (State.QUEUED, 1500),
@@ -135,6 +148,7 @@ def warm(service: Service, name: str = "erp-db-01") -> UUID:
         progress=Progress(bytes_total=412 * MIB, bytes_done=260 * MIB, bytes_zero=8 * MIB, rate_bps=171e6, eta_s=0.9),
         destination="zfs",
     )
+    return with_course(service, job_id, seconds=1490, ago=1496)
 
 
 def downgraded(service: Service) -> UUID:

@@ -1,12 +1,14 @@
-"""The board: the newest progress of each running job, in memory, for whoever looks.
+"""The board: the newest progress of each running job and the course it took, in memory, for whoever looks.
 
 Writers never wait for readers: a job pins its newest figure, and a reader looks as often as it likes. So a slow client can
 never slow a job, and nothing is stored per chunk.
 """
 
 import threading
+import time
 from uuid import UUID
 
+from synvirt.migrations.course import Course
 from synvirt.model import Progress, State
 
 
@@ -14,6 +16,7 @@ class Board:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._latest: dict[UUID, tuple[State, Progress]] = {}
+        self._courses: dict[UUID, Course] = {}
         self._commits = 0
 
     @property
@@ -27,11 +30,22 @@ class Board:
     def pin(self, job_id: UUID, state: State, progress: Progress) -> None:
         with self._lock:
             self._latest[job_id] = (state, progress)
+            self._courses[job_id] = self._courses.get(job_id, Course()).with_sample(time.time(), progress.bytes_done)
 
     def unpin(self, job_id: UUID) -> None:
         with self._lock:
             self._latest.pop(job_id, None)
+            self._courses.pop(job_id, None)
 
     def latest(self) -> dict[UUID, tuple[State, Progress]]:
         with self._lock:
             return dict(self._latest)
+
+    def take_up(self, job_id: UUID, course: Course) -> None:
+        """What the job's course was before a restart; the board's own, where it has one, stays."""
+        with self._lock:
+            self._courses.setdefault(job_id, course)
+
+    def courses(self) -> dict[UUID, Course]:
+        with self._lock:
+            return dict(self._courses)

@@ -9,6 +9,7 @@ DBOS runs the workflows in an event loop of its own thread. Nothing here blocks 
 
 import asyncio
 import threading
+import time
 from uuid import UUID
 
 import structlog
@@ -17,6 +18,7 @@ from sqlalchemy import make_url
 
 from synvirt.errors import PersistFailed
 from synvirt.migrations.advance import advance
+from synvirt.migrations.course import KEPT_EVERY_S, NOTE, Course, noted
 from synvirt.migrations.job import Stop
 from synvirt.migrations.rooms import Rooms
 from synvirt.model import ENDS, State
@@ -47,6 +49,7 @@ class Engine:
         self._jobs_at_once = jobs_at_once
         self._stops: dict[UUID, Stop] = {}
         self._closing = threading.Event()
+        self._kept: dict[UUID, Course] = {}
 
     def start(self) -> None:
         global _engine  # noqa: PLW0603 - DBOS finds workflows by name in the module, so the module knows the engine
@@ -98,12 +101,32 @@ class Engine:
         return self._stops.setdefault(job_id, Stop())
 
     def _look_for_wishes(self) -> None:
+        kept_at = time.monotonic()
         while not self._closing.wait(WISHES_POLL_S):
+            if time.monotonic() - kept_at >= KEPT_EVERY_S:
+                kept_at = time.monotonic()
+                for job_id in list(self._stops):
+                    self._keep_course(job_id)
             for job_id in list(self._stops):
                 try:
                     self.wake(job_id)
                 except PersistFailed as error:
                     log.warning("cannot see what operators ask", cause=error.detail)
+
+    def _take_up_course(self, job_id: UUID) -> None:
+        if job_id not in self.rooms.board.courses():
+            self.rooms.board.take_up(job_id, noted(self.rooms.store.noted(job_id, NOTE)))
+
+    def _keep_course(self, job_id: UUID) -> None:
+        """No job waits for it, and none fails without it."""
+        course = self.rooms.board.courses().get(job_id, Course())
+        if course == self._kept.get(job_id, Course()):
+            return
+        try:
+            self.rooms.store.note(job_id, NOTE, course.as_note())
+            self._kept[job_id] = course
+        except PersistFailed as error:
+            log.warning("how fast a job copies cannot be kept", job=str(job_id), cause=error.detail)
 
     async def advance(self, job_id: UUID, state: State) -> State:
         """One move; waits for a store that is away, since without it a job can neither go on nor fail."""
@@ -111,6 +134,7 @@ class Engine:
         while True:
             try:
                 migration = await asyncio.to_thread(self.rooms.store.get, job_id)
+                await asyncio.to_thread(self._take_up_course, job_id)
                 if await asyncio.to_thread(self.rooms.store.cancel_requested, job_id):
                     stop.set()
                 moved_to = await advance(self.rooms, migration, state, stop)
@@ -120,6 +144,8 @@ class Engine:
                 continue
             if moved_to in ENDS:
                 self._stops.pop(job_id, None)
+                await asyncio.to_thread(self._keep_course, job_id)
+                self._kept.pop(job_id, None)
                 self.rooms.board.unpin(job_id)
             return moved_to
 

@@ -14,15 +14,17 @@ from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.stream import Pace
 from synvirt.errors import Conflict
+from synvirt.migrations import course
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.retrying import has_whole_copy
 from synvirt.model import Migration, Mode, State
+from synvirt.web.chart import chart
 from synvirt.web.jobs import STREAM_HEADERS, with_figure
 from synvirt.web.pages import Pages
 from synvirt.web.stations import stations
 
 # The parts of the page, in its order; each is a template, and an element of this id.
-PARTS = ("banner", "way", "figures", "actions", "disks", "passes", "boot", "conversion", "differences", "facts")
+PARTS = ("banner", "way", "figures", "actions", "chart", "disks", "passes", "boot", "conversion", "differences", "facts")
 
 Asked = Literal["cancel", "cutover", "retry", "again"]
 
@@ -90,6 +92,7 @@ class JobView:
             "job": job,
             "stations": stations(job),
             "actions": [ACTIONS[name] for name in possible(job, cancelling=cancelling, cutting=cutting)],
+            "chart": chart(self.intake.board.courses().get(job.id) or course.noted(store.noted(job.id, course.NOTE))),
             "has_screen": job.state == State.FAILED and bool(job.boot_attempts) and self.screenshot(job.id) is not None,
             "cancelling": cancelling,
             "cutting": cutting,
