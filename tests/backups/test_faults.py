@@ -7,7 +7,7 @@ import pytest
 
 from synvirt.backups import packs
 from synvirt.backups.repository import Repository
-from synvirt.backups.verify import verify_point, verify_store
+from synvirt.backups.verify import verify_point, verify_repository
 from synvirt.errors import RepositoryFull, SynvirtError
 from tests.backups.folders import Counted, Cut, Died, MemoryFolder, io_error
 from tests.backups.points import KEY, back_up, disk, opened, restored
@@ -51,7 +51,7 @@ def _is_whole(after: MemoryFolder, earlier: list[object]) -> None:
         assert verify_point(repository, point) is None
     again = back_up(repository, *map(small, LATER), threads=0)
     assert restored(Repository(after, KEY), again) == contents(LATER)
-    assert verify_store(repository) == []
+    assert verify_repository(repository).wrongs == ()
 
 
 @pytest.mark.parametrize("how", ["lost", "kept", "torn"])
@@ -120,7 +120,7 @@ def test_no_damage_passes_in_silence() -> None:
             continue
         try:
             found = Repository(folder, KEY)
-            wrong = bool(verify_store(found))
+            wrong = bool(verify_repository(found).wrongs)
         except SynvirtError:
             reported += 1
             continue

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from synvirt.backups.disk import ChunkWriter
 from synvirt.backups.garbage import GRACE_S, YOUNG_S, Retention, collect, kept
 from synvirt.backups.repository import Repository
-from synvirt.backups.verify import verify_store
+from synvirt.backups.verify import verify_repository
 from synvirt.copying import copy
 from synvirt.errors import BackupConflict, RepositoryDamaged
 from tests.backups.folders import Counted, Died, MemoryFolder
@@ -42,7 +42,7 @@ def test_the_bytes_of_a_removed_point_go_after_a_day() -> None:
     assert second.packs_deleted == 2
     assert before - _size(folder) == second.bytes_deleted > 0
     assert restored(repository, alone) == [disk("DDDD").content]
-    assert verify_store(repository) == []
+    assert verify_repository(repository).wrongs == ()
 
 
 def test_a_pack_of_which_little_is_needed_is_packed_anew() -> None:
@@ -166,7 +166,7 @@ def test_whatever_order_things_happen_in_every_point_reads_as_it_was(steps: list
         for point, was in points.items():
             assert restored(repository, point) == [disk(was).content]
     assert set(Repository(folder, KEY).point_ids()) == set(points)
-    assert verify_store(Repository(folder, KEY)) == []
+    assert verify_repository(Repository(folder, KEY)).wrongs == ()
 
 
 def _daily(count: int) -> list[tuple[UUID, datetime]]:

@@ -13,7 +13,7 @@ from synvirt.backups.disk import ChunkWriter, PointReader
 from synvirt.backups.folder import HostFolder
 from synvirt.backups.keys import CHUNK_BYTES, from_recovery_text, new_key, recovery_text
 from synvirt.backups.repository import Repository, create
-from synvirt.backups.verify import verify_point, verify_store
+from synvirt.backups.verify import verify_point, verify_repository
 from synvirt.copying import copy
 from synvirt.disks.raw import RawReader
 from synvirt.errors import (
@@ -53,7 +53,7 @@ def test_what_is_restored_is_what_was_backed_up(blocks: str, block_bytes: int, t
     point = back_up(repository, source, threads=threads)
     again = Repository(repository.folder, KEY)
     assert restored(again, point, threads=threads) == [source.content]
-    assert verify_store(again) == []
+    assert verify_repository(again).wrongs == ()
     assert verify_point(again, point) is None
 
 
@@ -168,7 +168,7 @@ def test_a_folder_of_this_host_holds_a_sparse_disk(tmp_path: Path) -> None:
     assert [restored(repository, point)[0] == image.read_bytes()] == [True]
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 5 * CHUNK_BYTES
     assert list((folder / "tmp").iterdir()) == []
-    assert verify_store(Repository(HostFolder(folder), KEY)) == []
+    assert verify_repository(Repository(HostFolder(folder), KEY)).wrongs == ()
 
 
 def test_a_file_that_is_missing_from_a_folder_is_damage(tmp_path: Path) -> None:

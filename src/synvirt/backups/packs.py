@@ -7,6 +7,7 @@ found out. Integers are little-endian. docs/backup-format.md.
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -94,12 +95,13 @@ def read_frame(folder: Folder, name: str, entry: Entry) -> bytes:
     return frame
 
 
-def check_whole(folder: Folder, name: str, size_bytes: int) -> None:
+def check_whole(folder: Folder, name: str, size_bytes: int, *, on_read: Callable[[int], None] = lambda count: None) -> None:
     """The pack's bytes are those that its name was made of. RepositoryDamaged."""
     digest, at = blake3(), 0
     while at < size_bytes:
         piece = folder.read(f"{FOLDER}/{name}", at, min(4 * MIB, size_bytes - at))
         digest.update(piece)
         at += len(piece)
+        on_read(len(piece))
     if f"{digest.hexdigest()}{SUFFIX}" != name:
         raise RepositoryDamaged(f"pack {name} has changed: its bytes are not those that its name was made of")
