@@ -1,6 +1,7 @@
 """What many tests share."""
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,11 +9,24 @@ from pathlib import Path
 import psycopg
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from tests import postgres
 
 # A service in the test's own process must not log into what a command prints: structlog's default is standard output.
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
+
+# The same cases in each run, and no judgement by the clock: a test that fails one time in a thousand fails for everybody or for
+# nobody. Whoever looks for new cases sets CASES_TIMES.
+settings.register_profile(
+    "suite",
+    derandomize="CASES_TIMES" not in os.environ,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

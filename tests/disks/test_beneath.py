@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synvirt.disks import beneath
@@ -187,7 +187,7 @@ def test_a_rename_in_the_middle_never_leads_out(swapping: Path, walk: str) -> No
 PARTS = st.sampled_from(["..", ".", "", "vm", "snapshots", "disk.vmdk", "top.vmdk", "out", "up", "secret", "imports", "a:b"])
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(parts=st.lists(PARTS, min_size=1, max_size=8))
 def test_both_walks_agree_on_any_path(tree: Path, parts: list[str]) -> None:
     """The kernel's verdict is the oracle for ours."""

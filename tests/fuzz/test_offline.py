@@ -22,7 +22,7 @@ DESCRIPTIONS = sorted(path.stem for path in appliances.DESCRIPTIONS.glob("*.ovf"
 # A document at its size limit may take this much; measured: 40 MiB for 200,000 elements.
 MEMORY_MAX_BYTES = 128 << 20
 
-FUZZED = settings(max_examples=300, deadline=2000)
+FUZZED = settings(max_examples=300)
 
 _NUMBERS = [
     b"",
@@ -85,7 +85,7 @@ def test_any_bytes_as_a_description(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", DESCRIPTIONS)
-@settings(max_examples=60, deadline=2000)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_damaged_description(name: str, data: st.DataObject) -> None:
     text = appliances.description(name)

@@ -19,7 +19,7 @@ from tests.offline.hyperv_exports import PAGE, configuration, crc, drive, storag
 
 # What is kept of a hostile file is 32 MiB at the most, and some 300 bytes a key; measured: 70 MiB.
 MEMORY_MAX_BYTES = 128 << 20
-FUZZED = settings(max_examples=400, deadline=2000)
+FUZZED = settings(max_examples=400)
 MACHINE = configuration(
     {"ide0:0": "C:\\a.vhdx", "scsi0:0": "D:\\b.vhdx"},
     generation=1,
@@ -120,7 +120,7 @@ def test_a_damaged_storage(edits: list[tuple[int, bytes]]) -> None:
     allowed(lambda: storage_of(bytes(edited(edits))))
 
 
-@settings(max_examples=800, deadline=2000)
+@settings(max_examples=800)
 @given(EDITS)
 def test_a_damaged_storage_with_its_checksums_put_right(edits: list[tuple[int, bytes]]) -> None:
     """Otherwise a checksum would refuse every change, and nothing behind it would ever be tried."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synvirt.hypervisor import console
@@ -52,7 +52,7 @@ def test_a_login_prompt_is_the_last_thing_shown() -> None:
 
 
 @given(st.binary(max_size=3 * console.TAIL_BYTES))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(max_examples=50)
 def test_a_tail_is_short_plain_text(tmp_path: Path, written: bytes) -> None:
     log = tmp_path / "console.log"
     log.write_bytes(written)

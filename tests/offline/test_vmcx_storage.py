@@ -50,7 +50,7 @@ LEAVES = (
 TREES = st.dictionaries(NAMES, st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=8), max_leaves=60))
 
 
-@settings(max_examples=150, deadline=2000)
+@settings(max_examples=150)
 @given(tree=TREES, objects_at_once=st.sampled_from([2, 5, 227]), sequences=st.sampled_from([(25, 24), (24, 25), (0xFFFF, 0)]))
 def test_what_is_written_is_read(folder: Path, tree: dict[str, Any], objects_at_once: int, sequences: tuple[int, int]) -> None:
     assert read(storage(tree, objects_at_once=objects_at_once, sequences=sequences), folder) == tree
