@@ -46,6 +46,11 @@ class UnsupportedFormat(SynvirtError):
 
     code, status = "E_MIG_UNSUPPORTED_FORMAT", 400
 
+    def __init__(self, detail: str = "", *, hint: str | None = None, holds: tuple[str, ...] = ()) -> None:
+        """`holds`: the names of the machines in a file with several, of which the caller must name one."""
+        super().__init__(detail, hint=hint)
+        self.holds = holds
+
 
 class MalformedArchive(SynvirtError):
     """The archive or one of its parts is damaged or not what it says."""

@@ -3,7 +3,6 @@
 The service says of which kind a file is. One that is not where the service can see it is sent there first (`--upload`).
 """
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -39,7 +38,6 @@ KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vm
 FOLDER_KINDS = ("ovf_folder", "vmx_folder", "vbox_folder", "vmcx_export")
 ChosenVm = Annotated[str | None, typer.Option("--vm", metavar="NAME", help="Of a file with several VMs, the one that is meant")]
 BUSES = ("virtio", "scsi", "sata", "ide", "nvme")
-_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*([KMGT]i?B)", re.IGNORECASE)
 
 
 @with_options
@@ -310,12 +308,12 @@ def _here(options: Options, path: Path) -> Path:
 def _memory(size: str | None) -> int | None:
     if size is None:
         return None
-    from synvirt.offline.units import quantity_bytes
+    from synvirt.offline.units import size_bytes
 
-    match = _SIZE.fullmatch(size.strip())
-    if match is None:
-        raise typer.BadParameter(f"{size} is no size: 4GiB and 512MiB are", param_hint="--memory")
-    return quantity_bytes(match[1], match[2], "--memory")
+    try:
+        return size_bytes(size)
+    except ValueError:
+        raise typer.BadParameter(f"{size} is no size: 4GiB and 512MiB are", param_hint="--memory") from None
 
 
 def _field(answer: str, name: str) -> str:

@@ -14,7 +14,7 @@ _OF_A_DISK = "disk-"
 
 def refuse_critical(plan: MigrationPlan, manifest: VmManifest) -> None:
     """InvalidPlan names every critical concern that the plan neither waives nor skips."""
-    critical = list(_open(plan, manifest))
+    critical = list(still_open(plan, manifest))
     if critical:
         ids = ", ".join(one.id for one in critical[:20])
         raise InvalidPlan(
@@ -23,7 +23,8 @@ def refuse_critical(plan: MigrationPlan, manifest: VmManifest) -> None:
         )
 
 
-def _open(plan: MigrationPlan, manifest: VmManifest) -> Iterator[Concern]:
+def still_open(plan: MigrationPlan, manifest: VmManifest) -> Iterator[Concern]:
+    """The critical concerns that the plan neither waives nor skips."""
     for one in manifest.concerns:
         of_disk = one.id.partition(":")[2] if one.id.startswith(_OF_A_DISK) else None
         if one.category == "Critical" and one.id not in plan.waive_concerns and of_disk not in plan.skip_disks:

@@ -151,12 +151,13 @@ class Sources:
         return result
 
     async def list_vms(
-        self, source_id: UUID, *, limit: int, cursor: int = 0, search: str = ""
+        self, source_id: UUID, *, limit: int, cursor: int = 0, search: str = "", kept: bool = False
     ) -> tuple[list[VmRow], int | None]:
-        """A page from row `cursor` on, by name; the first page asks the platform. `search`: part of a name or an id."""
+        """A page from row `cursor` on, by name; the first page asks the platform, unless what it said a moment ago will do
+        (`kept`: a search while somebody types). `search`: part of a name or an id."""
         await asyncio.to_thread(self.get, source_id)
         until, rows = self._listings.get(source_id, (0.0, []))
-        if cursor == 0 or time.monotonic() >= until:
+        if (cursor == 0 and not kept) or time.monotonic() >= until:
             rows = await self._asked(source_id, lambda adapter: adapter.list_vms())
             rows = sorted(rows, key=lambda row: (row.name.casefold(), row.vm_id))
             self._listings[source_id] = (time.monotonic() + LISTING_KEPT_S, rows)

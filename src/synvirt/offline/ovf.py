@@ -107,6 +107,7 @@ def _the_system(systems: list[Element], name: str, vm: str | None) -> Element:
         raise UnsupportedFormat(
             f"{name} holds {len(systems)} virtual machines: {names}",
             hint="One import makes one VM: say which one (source_ref.vm; --vm NAME).",
+            holds=tuple(_system_name(system) for system in systems[:20]),
         )
     return systems[0]
 

@@ -21,6 +21,7 @@ _NAMES = {
 }
 _POWER = re.compile(r"(\d{1,4})\s*\^\s*(\d{1,2})", re.ASCII)
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,3})?)\s*([KMGT](?:i?B)?|B)", re.ASCII | re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,20}(\.\d{1,9})?", re.ASCII)
 
 
@@ -41,6 +42,14 @@ def unit_bytes(units: str) -> int:
         if not 0 < factor <= QUANTITY_MAX_BYTES:
             raise ValueError(units)
     return factor
+
+
+def size_bytes(text: str) -> int:
+    """What a person writes: 4 GiB, 512M, 1.5TB (of 1024s, as everybody means them). ValueError for what is no size."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    return int(Decimal(match[1]) * unit_bytes(match[2]))
 
 
 def quantity_bytes(quantity: str, units: str, what: str) -> int:

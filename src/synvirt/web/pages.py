@@ -59,7 +59,7 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        names = ("state_words", "tone", "problem_tone", "size", "rate", "duration", "percent", "moment", "clock")
+        names = ("kind_words", "state_words", "tone", "problem_tone", "size", "rate", "duration", "percent", "moment", "clock")
         self._environment.filters |= {name: getattr(words, name) for name in names}
         self._environment.globals |= {
             "root": root,

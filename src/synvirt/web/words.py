@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from synvirt.model import Problem, State
+from synvirt.model import LiveKind, OfflineKind, Problem, State
 from synvirt.sizes import KIB
 
 STATES: dict[State, str] = {
@@ -16,6 +16,29 @@ STATES: dict[State, str] = {
     State.FAILED: "Failed",
     State.CANCELLED: "Cancelled",
 }
+
+
+KINDS: dict[LiveKind | OfflineKind, str] = {
+    LiveKind.VIM_API: "VMware vSphere",
+    LiveKind.WMI_API: "Hyper-V",
+    LiveKind.PVE_API: "Proxmox VE",
+    LiveKind.LIBVIRT_REMOTE: "libvirt / KVM",
+    LiveKind.XEN_API: "XenServer / XCP-ng",
+    LiveKind.PRISM_API: "Nutanix AHV",
+    OfflineKind.OVA_ARCHIVE: "OVA archive",
+    OfflineKind.OVF_FOLDER: "OVF folder",
+    OfflineKind.VMX_FOLDER: "VMware folder",
+    OfflineKind.VHDX: "VHDX disk",
+    OfflineKind.QCOW2: "QCOW2 disk",
+    OfflineKind.VMDK: "VMDK disk",
+    OfflineKind.VMCX_EXPORT: "Hyper-V export",
+    OfflineKind.VBOX_FOLDER: "VirtualBox machine",
+    OfflineKind.XVA_ARCHIVE: "XVA archive",
+}
+
+
+def kind_words(kind: LiveKind | OfflineKind) -> str:
+    return KINDS[kind]
 
 
 def state_words(state: State) -> str:

@@ -1,0 +1,162 @@
+"""What a person fills in, as a plan, and a plan as what is filled in. Nothing is reached; `FIELDS` is the whole mapping.
+
+Form ── filled ─▶ MigrationPlan, or a mistake at each field
+MigrationPlan ── written ─▶ Form
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from synvirt.migrations.critical import still_open
+from synvirt.model import GIB, KIB, MIB, TIB, Concern, MigrationPlan, PlanSource, SourceRef, VmManifest
+from synvirt.offline.units import size_bytes
+from synvirt.web.forms import Form
+
+# The form's names, and where in a plan each belongs.
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "name": ("target", "name"),
+    "cpu_count": ("target", "cpu_count"),
+    "memory": ("target", "memory_bytes"),
+    "disk_bus": ("target", "disk_bus"),
+    "destination": ("target", "destination"),
+    "identity": ("target", "identity"),
+    "mode": ("mode",),
+    "conversion": ("conversion",),
+    "cutover": ("warm", "cutover"),
+    "max_passes": ("warm", "max_passes"),
+    "delta_threshold": ("warm", "delta_threshold_bytes"),
+    "interval": ("warm", "interval_s"),
+    "bandwidth": ("limits", "bandwidth_bps"),
+}
+_SIZES = frozenset({"memory", "delta_threshold", "bandwidth"})
+_AT = {path: name for name, path in FIELDS.items()}
+# Pydantic's words are for programmers; its own `ctx` has the figures.
+_WORDS = {
+    "int_parsing": "is not a whole number",
+    "float_parsing": "is not a number",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than_equal": "must be {le} or less",
+    "string_too_long": "is longer than {max_length} characters",
+    "string_pattern_mismatch": "has a character that it cannot have",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """`plan` is None where there are mistakes: by the form's name of the field, what is wrong with it. "" is the whole form."""
+
+    plan: MigrationPlan | None
+    mistakes: Mapping[str, str] = field(default_factory=dict)
+
+
+def filled(form: Form, *, ref: SourceRef, source: PlanSource, manifest: VmManifest) -> Filled:
+    document: dict[str, Any] = {
+        "source": source.model_dump(),
+        "source_ref": ref.model_dump(),
+        "mode": "Cold",
+        "name": form.text("name") or _job_name(manifest),
+        "target": {"start": form.text("start") == "on", "network_map": list(_mapped(form))},
+        "skip_disks": [disk.key for disk in manifest.disks if disk.key not in form.many("disk")],
+        "waive_concerns": list(form.many("waive")),
+    }
+    mistakes: dict[str, str] = {}
+    for name, path in FIELDS.items():
+        if value := form.text(name):
+            try:
+                _put(document, path, size_bytes(value) if name in _SIZES else value)
+            except ValueError:
+                mistakes[name] = "is no size: 4 GiB and 512 MiB are"
+    try:
+        plan = MigrationPlan.model_validate(document)
+    except ValidationError as error:
+        return Filled(None, _told(error.errors(include_url=False)) | mistakes)
+    mistakes |= _of_the_machine(plan, manifest)
+    return Filled(None if mistakes else plan, mistakes)
+
+
+def critical(plan: MigrationPlan, manifest: VmManifest) -> list[Concern]:
+    """What the plan must waive, or leave out, to be taken."""
+    return list(still_open(plan, manifest))
+
+
+def _of_the_machine(plan: MigrationPlan, manifest: VmManifest) -> dict[str, str]:
+    """What only the machine itself makes a mistake."""
+    mistakes = {}
+    if manifest.disks and len(plan.skip_disks) == len(manifest.disks):
+        mistakes["disk"] = "Choose at least one disk to copy."
+    if critical(plan, manifest):
+        mistakes["waive"] = "Confirm each critical concern, or leave out what it is about."
+    return mistakes
+
+
+def written(plan: MigrationPlan, manifest: VmManifest) -> Form:
+    """The form that gives this plan; what stands as it is by default is left empty."""
+    document = plan.model_dump(mode="json")
+    usual = MigrationPlan(source=plan.source, source_ref=plan.source_ref, mode=plan.mode).model_dump(mode="json")
+    fields: dict[str, tuple[str, ...]] = {
+        "start": ("on",) if plan.target.start else (),
+        "disk": tuple(disk.key for disk in manifest.disks if disk.key not in plan.skip_disks),
+        "waive": plan.waive_concerns,
+        "network_source": tuple(entry.source for entry in plan.target.network_map),
+        "network_target": tuple(entry.target for entry in plan.target.network_map),
+    }
+    for name, path in FIELDS.items():
+        value = _at(document, path)
+        if name == "mode" or value != _at(usual, path):
+            fields[name] = (exact_size(value) if name in _SIZES else str(value),)
+    return Form(fields)
+
+
+def networks_of(manifest: VmManifest) -> dict[str, int]:
+    """The networks at the source, each with how many of the machine's cards are on it."""
+    found: dict[str, int] = {}
+    for nic in manifest.nics:
+        found[nic.network] = found.get(nic.network, 0) + 1
+    return found
+
+
+def exact_size(count: int) -> str:
+    """As `size_bytes` reads it: no byte is lost."""
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count and count % factor == 0:
+            return f"{count // factor} {unit}"
+    return f"{count} B"
+
+
+def _job_name(manifest: VmManifest) -> str | None:
+    """A name from a foreign file is anything; a job's has a form."""
+    return "".join(character for character in manifest.name if character.isprintable())[:255] or None
+
+
+def _mapped(form: Form) -> Iterator[dict[str, str]]:
+    for source, target in zip(form.many("network_source"), form.many("network_target"), strict=False):
+        if target.strip():
+            yield {"source": source, "target": target.strip()}
+
+
+def _told(errors: list[ErrorDetails]) -> dict[str, str]:
+    told: dict[str, str] = {}
+    for error in errors:
+        path = tuple(str(part) for part in error["loc"])
+        name, words = _AT.get(path, ""), _WORDS.get(error["type"])
+        bounds = {key: exact_size(int(value)) if name in _SIZES else value for key, value in error.get("ctx", {}).items()}
+        told.setdefault(name, words.format_map(bounds) if words else error["msg"].removeprefix("Value error, "))
+    return told
+
+
+def _put(document: dict[str, Any], path: tuple[str, ...], value: object) -> None:
+    for name in path[:-1]:
+        document = document.setdefault(name, {})
+    document[path[-1]] = value
+
+
+def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    for name in path:
+        document = document[name]
+    return document
