@@ -5,6 +5,7 @@ PointReader   pages ─▶ names ─▶ chunks, each checked against its name
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from synvirt.backups.keys import CHUNK_BYTES, NAME_BYTES
@@ -15,6 +16,8 @@ from synvirt.disks.layers import Layer
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, RepositoryDamaged
 
 CALLS_AT_ONCE = 64
+# 16 MiB: what a file system goes back to while it is read.
+CHUNKS_KEPT = 16
 
 
 class ChunkWriter:
@@ -114,13 +117,19 @@ class PointReader:
         self.size = disk.size_bytes
         self._repository = repository
         self._names = repository.chunk_names(disk)
-        # The last chunk that each thread has read: small reads in a row unpack it once.
-        self._last = threading.local()
+        # The chunks that were read last, the newest at the end: small reads, in whatever order, unpack each once.
+        self._recent: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = threading.Lock()
 
     def extents(self) -> Iterator[Extent]:
+        return self.extents_between(0, self.size)
+
+    def extents_between(self, start: int, end: int) -> Iterator[Extent]:
+        """Those of a range alone, cut at its ends: a server is asked for them piece by piece."""
+        numbers = range(start // CHUNK_BYTES, chunks_of(end))
         return coalesced(
-            Extent(number * CHUNK_BYTES, self._length(number), zero=self._name(number) == NONE)
-            for number in range(chunks_of(self.size))
+            Extent(at, min((number + 1) * CHUNK_BYTES, end) - at, zero=self._name(number) == NONE)
+            for number, at in ((number, max(number * CHUNK_BYTES, start)) for number in numbers)
         )
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -139,16 +148,22 @@ class PointReader:
         name = self._name(number)
         if name == NONE:
             return None
-        known: tuple[bytes, bytes] = getattr(self._last, "chunk", (NONE, b""))
-        if known[0] != name:
-            try:
-                known = name, self._repository.read_chunk(name, self._length(number))
-            except RepositoryDamaged as error:
-                raise RepositoryDamaged(
-                    f"{error.detail}: the disk cannot be read at offset {number * CHUNK_BYTES}", hint=error.hint
-                ) from error
-            self._last.chunk = known
-        return known[1]
+        with self._lock:
+            content = self._recent.get(name)
+            if content is not None:
+                self._recent.move_to_end(name)
+                return content
+        try:
+            content = self._repository.read_chunk(name, self._length(number))
+        except RepositoryDamaged as error:
+            raise RepositoryDamaged(
+                f"{error.detail}: the disk cannot be read at offset {number * CHUNK_BYTES}", hint=error.hint
+            ) from error
+        with self._lock:
+            self._recent[name] = content
+            if len(self._recent) > CHUNKS_KEPT:
+                self._recent.popitem(last=False)
+        return content
 
     def _length(self, number: int) -> int:
         return min(CHUNK_BYTES, self.size - number * CHUNK_BYTES)
@@ -160,4 +175,5 @@ class PointReader:
         return Layer("restore point", "backup", self.size)
 
     def close(self) -> None:
-        self._last = threading.local()
+        with self._lock:
+            self._recent.clear()
