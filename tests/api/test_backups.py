@@ -5,33 +5,25 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from synvirt.api.backups import mount
 from synvirt.cli import app
-from tests.backups.test_service import House
+from tests.fakes.backups import ended
 from tests.fakes.service import PASSWORD, USER, Service
 
 CONTENT = Random(1).randbytes(3_000_001)
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    (tmp_path / "house").mkdir()
-    made = House(tmp_path / "house")
-    made.image("web", CONTENT)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def service(tmp_path: Path, house: House) -> Iterator[Service]:
+def service(tmp_path: Path) -> Iterator[Service]:
     made = Service(tmp_path / "service")
-    mount(made.app, house.backups, made.settings)
+    made.guests.image("web", CONTENT)
+    (tmp_path / "repository").mkdir()
     with made.served():
         yield made
     made.close()
@@ -44,8 +36,8 @@ def client(service: Service) -> Iterator[httpx.Client]:
         yield made
 
 
-def test_a_run_is_accepted_without_a_body_and_ends_completed(client: httpx.Client, house: House) -> None:
-    body = {"name": "here", "kind": "local", "path": str(house.folder / "repository")}
+def test_a_run_is_accepted_without_a_body_and_ends_completed(service: Service, client: httpx.Client, tmp_path: Path) -> None:
+    body = {"name": "here", "kind": "local", "path": str(tmp_path / "repository")}
     made = client.post("/repositories", json=body)
     assert made.status_code == 201
     repository = made.json()
@@ -54,7 +46,7 @@ def test_a_run_is_accepted_without_a_body_and_ends_completed(client: httpx.Clien
     job = client.post("/jobs", json={"name": "nightly", "vm_ids": ["web"], "repository_id": repository["id"]}).json()
     accepted = client.post(f"/jobs/{job['id']}/run")
     assert accepted.status_code == 202
-    house.ended(house.backups.runs.get(accepted.json()["id"]))
+    ended(service.backups, accepted.json()["id"])
     run = client.get(f"/runs/{accepted.json()['id']}").json()
     assert run["status"] == "completed"
     (point,) = client.get("/restore-points").json()["items"]
@@ -67,23 +59,44 @@ def test_a_run_is_accepted_without_a_body_and_ends_completed(client: httpx.Clien
         assert (len(page["items"]), page["next_cursor"]) == (1, None)
 
 
-def test_what_is_wrong_is_a_problem(client: httpx.Client, house: House) -> None:
+def test_what_is_wrong_is_a_problem(client: httpx.Client, tmp_path: Path) -> None:
     for method, path in [("GET", f"/jobs/{uuid4()}"), ("POST", f"/jobs/{uuid4()}/run"), ("GET", f"/restore-points/{uuid4()}")]:
         answer = client.request(method, path)
         assert (answer.status_code, answer.json()["code"]) == (404, "E_BAK_NOT_FOUND")
         assert answer.headers["content-type"] == "application/problem+json"
-    assert client.get("/jobs/none").status_code == 404
     answer = client.post("/repositories", json={"name": "x", "kind": "peer", "path": "/x"})
     assert answer.status_code == 400
-    answer = client.post("/repositories", json={"name": "x", "kind": "local", "path": str(house.folder / "nowhere")})
+    answer = client.post("/repositories", json={"name": "x", "kind": "local", "path": str(tmp_path / "nowhere")})
     assert (answer.status_code, answer.json()["code"]) == (502, "E_BAK_REPOSITORY_UNREACHABLE")
-    answer = client.post("/repositories", json={"name": "x", "kind": "local", "path": str(house.folder / "images")})
+    answer = client.post("/repositories", json={"name": "x", "kind": "local", "path": str(tmp_path / "service")})
     assert (answer.status_code, answer.json()["code"]) == (409, "E_BAK_CONFLICT")
 
 
-def test_it_lies_behind_the_same_door(tmp_path: Path, house: House) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "status", "code"),
+    [
+        ("POST", "/jobs", {"json": {}}, 400, "E_BAK_BAD_REQUEST"),
+        ("POST", "/jobs", {"json": {"plan": 1}}, 400, "E_BAK_BAD_REQUEST"),
+        ("POST", "/jobs", {"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "E_BAK_BAD_REQUEST"),
+        ("POST", "/jobs", {"content": b"{}"}, 400, "E_BAK_BAD_REQUEST"),
+        ("GET", "/jobs?limit=0", {}, 400, "E_BAK_BAD_REQUEST"),
+        ("GET", "/runs?cursor=x", {}, 400, "E_BAK_BAD_REQUEST"),
+        ("GET", "/jobs/none", {}, 404, "E_BAK_NOT_FOUND"),
+        ("GET", "/nothing", {}, 404, "E_BAK_NOT_FOUND"),
+        ("GET", "", {}, 404, "E_BAK_NOT_FOUND"),
+        ("PUT", "/jobs", {}, 405, "E_BAK_BAD_REQUEST"),
+    ],
+)
+def test_what_is_malformed_has_a_code_of_this_side(
+    client: httpx.Client, method: str, path: str, sent: dict[str, Any], status: int, code: str
+) -> None:
+    answer = client.request(method, path, **sent)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_it_lies_behind_the_same_door(tmp_path: Path) -> None:
     service = Service(tmp_path / "service", tls=False)
-    mount(service.app, house.backups, service.settings)
     with service.served() as server, httpx.Client(base_url=server.address) as client:
         assert client.get("/api/v1/backup/restore-points").status_code == 401
         assert client.get("/api/v1/backup/restore-points", auth=(USER, PASSWORD)).json()["items"] == []
@@ -100,7 +113,7 @@ def test_it_is_in_the_document(client: httpx.Client) -> None:
 
 
 def test_the_command_line_backs_up_verifies_and_restores(
-    service: Service, house: House, monkeypatch: pytest.MonkeyPatch
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def synvirt(*argv: str) -> Result:
         return CliRunner().invoke(app, ["backup", *argv, "--data-dir", str(service.settings.data_dir)])
@@ -111,7 +124,7 @@ def test_the_command_line_backs_up_verifies_and_restores(
         answer: dict[str, str] = json.loads(done.output)
         return answer
 
-    repository = asked("add-repository", str(house.folder / "repository"), "--name", "here")
+    repository = asked("add-repository", str(tmp_path / "repository"), "--name", "here")
     key = synvirt("recovery-key", repository["id"]).output.strip()
     job = asked("add-job", "web", "--name", "nightly", "--repository", repository["id"], "--keep-last", "3")
     ran = synvirt("run", job["id"])
@@ -119,16 +132,16 @@ def test_the_command_line_backs_up_verifies_and_restores(
     point = ran.output.split("restore point ")[1].split()[0]
     assert synvirt("verify", point).exit_code == 0
     assert synvirt("restore", point, "--name", "out").exit_code == 0
-    assert [(house.folder / "exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
+    assert [(tmp_path / "service/exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
     for listing in ("repositories", "jobs", "runs", "points"):
         assert synvirt(listing).exit_code == 0
     assert "web" in synvirt("points").output
-    (house.folder / "images/web").unlink()
+    service.guests.remove("web")
     failed = synvirt("run", job["id"])
     assert failed.exit_code == 1
     assert "E_BAK_NOT_FOUND" in failed.output
     monkeypatch.setitem(os.environ, "SYNVIRT_RECOVERY_KEY", key)
-    again = synvirt("add-repository", str(house.folder / "repository"), "--name", "again", "--existing")
+    again = synvirt("add-repository", str(tmp_path / "repository"), "--name", "again", "--existing")
     assert (again.exit_code, "E_BAK_CONFLICT" in again.output) == (1, True)
     assert synvirt("remove-point", point).exit_code == 0
     assert "There are no restore points" in synvirt("points").output

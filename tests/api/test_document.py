@@ -29,12 +29,16 @@ def document(running: str) -> dict[str, Any]:
 
 
 # A schema cannot say which path lies in the import root, which cursor was given out, which digest a file has, which URL names a
-# host, or what each kind of source takes: 400, 413 and 422 are right answers. And `--auth` puts back the header that a case
-# took away.
+# host, or what each kind of source takes: 400, 413 and 422 are right answers, and so is
+# 502 for a repository in a folder that is not there. And `--auth` puts back the header that a case took away.
 REFUSED_BY_CONTENT = """
 [[operations]]
-include-path-regex = "/(uploads|host-files|remote-files|sources)|/migrations$"
+include-path-regex = "/(uploads|host-files|remote-files|sources)|/migrations$|/backup/"
 checks.positive_data_acceptance.enabled = false
+
+[[operations]]
+include-path-regex = "/backup/repositories$"
+checks.not_a_server_error.enabled = false
 
 [[operations]]
 include-path-regex = "/sources$"
@@ -75,7 +79,7 @@ def test_every_operation_behind_the_door_says_so_and_tells_its_problems(document
             assert ("404" in problems) or not names_a_thing
             for answer in problems.values():
                 assert list(answer["content"]) == ["application/problem+json"]
-                assert answer["description"].startswith("E_MIG_")
+                assert answer["description"].startswith(("E_MIG_", "E_BAK_"))
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
@@ -109,11 +113,12 @@ def test_operations_have_names_for_generated_clients(document: dict[str, Any]) -
 @pytest.mark.parametrize("base_url", ["/synvirt", "synvirt/", "/a/b"])
 def test_a_base_url_is_before_every_path_of_the_api(tmp_path: Path, base_url: str) -> None:
     service = Service(tmp_path, base_url=base_url)
-    prefix = f"/{base_url.strip('/')}{PREFIX}"
+    before = f"/{base_url.strip('/')}/api/v1/"
+    prefix = f"{before}migrator"
     with service.served(), service.local() as client:
         assert client.get(f"http://x{prefix}/migrations").status_code == 200
         assert client.get("/migrations").status_code == 404
         paths = client.get("http://x/openapi.json").json()["paths"]
-        assert {path for path in paths if not path.startswith(prefix)} == {"/healthz", "/metrics"}
+        assert {path for path in paths if not path.startswith(before)} == {"/healthz", "/metrics"}
         assert client.get(f"http://x{prefix}/migrations/{uuid4()}").status_code == 404
     service.close()

@@ -1,9 +1,7 @@
 """Jobs, runs and restore points as data: what is completed can be restored, what is not leaves nothing behind."""
 
-import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from uuid import UUID, uuid4
@@ -12,47 +10,25 @@ import pytest
 
 from synvirt.backups.garbage import Retention
 from synvirt.backups.keys import CHUNK_BYTES
-from synvirt.backups.model import ENDS, BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
-from synvirt.backups.repositories import Repositories
-from synvirt.backups.service import Backups
-from synvirt.backups.source import Guest, SourceDisk
-from synvirt.disks.specs import RawSpec
-from synvirt.errors import BackupConflict, BackupNotFound, RepositoryUnreachable, SourceRunning, SynvirtError
+from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
+from synvirt.errors import BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
 from synvirt.store import Store
+from tests.fakes.backups import FakeGuests, backups_of, ended
 
 
 class House:
-    """A host with guests of one raw disk each, named by its file; `gate` holds a run where its guest is opened."""
+    """A host with guests of one raw disk each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("keyring", "images", "repository"):
-            (folder / name).mkdir(exist_ok=True)
+        (folder / "repository").mkdir(exist_ok=True)
         self.store = Store(f"sqlite:///{folder / 'test.db'}")
-        self.changed = False
-        self.gate: Callable[[], object] = lambda: None
-        repositories = Repositories(self.store.backups, host="local", keyring=folder / "keyring")
-        self.backups = Backups(
-            self.store.backups, repositories, host="local", open_guest=self._open, exports=folder / "exports"
-        )
+        self.guests = FakeGuests(folder / "images")
+        self.backups = backups_of(self.store, self.guests, folder)
         self.backups.start()
 
     def image(self, name: str, content: bytes) -> None:
-        (self.folder / "images" / name).write_bytes(content)
-
-    @contextlib.contextmanager
-    def _open(self, vm_id: str) -> Iterator[Guest]:
-        self.gate()
-        path = self.folder / "images" / vm_id
-        if not path.exists():
-            raise BackupNotFound(f"this host has no domain {vm_id}")
-
-        def check() -> None:
-            if self.changed:
-                raise SourceRunning(f"{vm_id} was started")
-
-        disk = SourceDisk("vda", str(path), RawSpec(path=str(path)))
-        yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", False, (disk,), check)
+        self.guests.image(name, content)
 
     def repository(self, *, recovery_key: str | None = None) -> UUID:
         path = str(self.folder / "repository")
@@ -70,11 +46,7 @@ class House:
         )
 
     def ended(self, run: BackupRun) -> BackupRun:
-        until = time.monotonic() + 30
-        while (now := self.backups.runs.get(run.id)).status not in ENDS:
-            assert time.monotonic() < until, now
-            time.sleep(0.01)
-        return now
+        return ended(self.backups, run.id)
 
     def run(self, job: BackupJob) -> BackupRun:
         return self.ended(self.backups.run_job(job.id))
@@ -130,7 +102,7 @@ def test_a_second_run_stores_only_what_changed(house: House) -> None:
 
 def test_a_guest_that_was_started_meanwhile_gives_no_point(house: House) -> None:
     house.image("web", CONTENT)
-    house.changed = True
+    house.guests.changed = True
     run = house.run(house.job("web"))
     assert run.status == "failed"
     assert run.error is not None
@@ -156,7 +128,7 @@ def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
         opened.set()
         go.wait(20)
 
-    house.gate = held
+    house.guests.gate = held
     job = house.job("web")
     run = house.backups.run_job(job.id)
     assert opened.wait(20)
@@ -169,7 +141,7 @@ def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
     assert house.ended(run).status == "cancelled"
     with pytest.raises(BackupConflict):
         house.backups.runs.cancel(run.id)
-    house.gate = lambda: None
+    house.guests.gate = lambda: None
     assert house.run(job).status == "completed"
 
 
@@ -181,7 +153,7 @@ def test_a_run_that_the_services_end_cut_off_has_failed_and_can_be_made_again(ho
         opened.set()
         go.wait(20)
 
-    house.gate = held
+    house.guests.gate = held
     job = house.job("web")
     run = house.backups.run_job(job.id)
     assert opened.wait(20)

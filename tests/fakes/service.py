@@ -11,6 +11,7 @@ import httpx
 
 from synvirt.api import Server, create_app
 from synvirt.api.auth import Check, Remembering
+from synvirt.api.backups import mount
 from synvirt.api.destinations import destinations_router
 from synvirt.api.host_files import host_files_router
 from synvirt.api.remote_files import remote_files_router
@@ -20,7 +21,7 @@ from synvirt.api.stream import Pace
 from synvirt.api.uploads import uploads_router
 from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
-from synvirt.doctor import Finding
+from synvirt.doctor import Checkup, Finding
 from synvirt.errors import Unauthorized
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
@@ -46,6 +47,7 @@ from synvirt.offline.elsewhere import Rules
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
 from synvirt.web import web_routers
+from tests.fakes.backups import FakeGuests, backups_of
 
 PREFIX = "/api/v1/migrator"
 USER, PASSWORD = "admin", "correct horse"
@@ -63,7 +65,7 @@ def only_admin(user: str, password: str, address: str) -> None:
 
 
 class Service:
-    """`begin` is called with the id of each new job, as the engine would be."""
+    """`begin` is called with the id of each new job, as the engine would be. `backups` are real, of `guests` that are files."""
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class Service:
         self.begun: list[UUID] = []
         self.screenshots: dict[UUID, bytes] = {}
         self.checkup: tuple[datetime, list[Finding]] | None = None
+        self.findings: list[Finding] = []
         self.woken: list[UUID] = []
         self.begin: Callable[[UUID], None] = self.begun.append
         keyring = Keyring(self.settings.keyring_dir / "migrator.key")
@@ -98,6 +101,8 @@ class Service:
         self.uploads = Uploads(self.store.uploads, self.settings)
         folder = data_dir / "sources"
         self.sources = Sources(self.store.sources, keyring, host="local", platforms=platforms, folder=folder)
+        self.guests = FakeGuests(data_dir / "guests")
+        self.backups = backups_of(self.store, self.guests, data_dir)
         self.destinations: dict[str, Destination] = {"directory": DirectoryDestination(self.settings.volumes_dir)}
         routers = (
             host_files_router(self.settings.imports_dir),
@@ -113,11 +118,18 @@ class Service:
             authenticate=Remembering(check_password),
             routers=routers,
             pages=lambda stopping: web_routers(
-                self.intake, self.settings, screenshot=self.screenshots.get, stopping=stopping, pace=pace
+                self.intake,
+                self.settings,
+                screenshot=self.screenshots.get,
+                checkup=Checkup(self.settings, examine=lambda _: self.findings),
+                stopping=stopping,
+                pace=pace,
             ),
             pace=pace,
             checkup=lambda: self.checkup,
         )
+        self.backups.start()
+        mount(self.app, self.backups, self.settings)
 
     def _begin(self, job_id: UUID) -> None:
         self.begin(job_id)
@@ -153,6 +165,7 @@ class Service:
         return httpx.Client(transport=transport, base_url=f"http://synvirt{PREFIX}", timeout=20)
 
     def close(self) -> None:
+        self.backups.close()
         self.store.close()
 
 

@@ -54,10 +54,10 @@ class RestorePointPage(Model):
 
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: problem_described("E_MIG_BAD_REQUEST, E_BAK_BAD_REQUEST, E_BAK_KEY_WRONG: what was sent cannot be used"),
-    404: problem_described("E_MIG_NOT_FOUND, E_BAK_NOT_FOUND: there is no such thing"),
-    409: problem_described("E_MIG_CONFLICT, E_BAK_CONFLICT: the request does not fit the present state"),
-    502: problem_described("E_MIG_INTERNAL, E_BAK_REPOSITORY_UNREACHABLE: the repository cannot be reached"),
+    400: problem_described("E_BAK_BAD_REQUEST, E_BAK_KEY_WRONG: what was sent cannot be used"),
+    404: problem_described("E_BAK_NOT_FOUND: there is no such thing"),
+    409: problem_described("E_BAK_CONFLICT: the request does not fit the present state"),
+    502: problem_described("E_BAK_REPOSITORY_UNREACHABLE: the repository cannot be reached"),
 }
 
 Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT)]

@@ -19,7 +19,16 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from synvirt.errors import BadRequest, Internal, InvalidPlan, NotFound, SynvirtError, Unauthorized
+from synvirt.errors import (
+    BackupBadRequest,
+    BackupNotFound,
+    BadRequest,
+    Internal,
+    InvalidPlan,
+    NotFound,
+    SynvirtError,
+    Unauthorized,
+)
 from synvirt.model import ProblemDetails
 from synvirt.programs import ProgramFailed
 
@@ -125,31 +134,47 @@ def install(app: FastAPI) -> None:
     app.add_middleware(Incidents)
 
 
-def _on_ours(_request: Request, error: Exception) -> Response:
+def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, SynvirtError)
     # A program's own words may hold any path of the host.
-    return problem(incident(error) if isinstance(error, ProgramFailed) else error)
+    return problem(incident(error) if isinstance(error, ProgramFailed) else _of_its_side(request, error))
 
 
-def _on_invalid(_request: Request, error: Exception) -> Response:
+# What any request can get wrong has a code of the side that it was sent to.
+_OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
+    BadRequest: BackupBadRequest,
+    InvalidPlan: BackupBadRequest,
+    NotFound: BackupNotFound,
+}
+
+
+def _of_its_side(request: Request, error: SynvirtError) -> SynvirtError:
+    kind = _OF_BACKUPS.get(type(error)) if "/api/v1/backup/" in f"{request.url.path}/" else None
+    return error if kind is None else kind(error.detail, hint=error.hint)
+
+
+def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     mistakes = error.errors()
     for mistake in mistakes:
         if mistake["loc"][0] == "path":  # an id that is no UUID was never given out
             noun = str(mistake["loc"][1]).removesuffix("_id")
-            return problem(NotFound(f"there is no {noun} {str(mistake['input'])[:NAME_CHARS_TOLD]!r}"))
-    return problem(refused(mistakes))
+            missing = NotFound(f"there is no {noun} {str(mistake['input'])[:NAME_CHARS_TOLD]!r}")
+            return problem(_of_its_side(request, missing))
+    return problem(_of_its_side(request, refused(mistakes)))
 
 
 def _on_routing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method[:NAME_CHARS_TOLD]} {request.url.path[:NAME_CHARS_TOLD]}"
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return problem(NotFound(f"nothing is served at {where}", hint="/openapi.json lists what is"))
+        nothing = NotFound(f"nothing is served at {where}", hint="/openapi.json lists what is")
+        return problem(_of_its_side(request, nothing))
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(_methods(request))
-    return problem(BadRequest(f"{where}: {error.detail}"), status=error.status_code, headers=headers)
+    refusal = _of_its_side(request, BadRequest(f"{where}: {error.detail}"))
+    return problem(refusal, status=error.status_code, headers=headers)
 
 
 def _methods(request: Request) -> list[str]:

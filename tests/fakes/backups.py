@@ -1,0 +1,64 @@
+"""Guests for backups that are files: `Backups` is the real one, and what it backs up are a folder's images."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.backups.model import ENDS, BackupRun
+from synvirt.backups.repositories import Repositories
+from synvirt.backups.service import Backups
+from synvirt.backups.source import Guest, SourceDisk
+from synvirt.disks.specs import RawSpec
+from synvirt.errors import BackupNotFound, SourceRunning
+from synvirt.store import Store
+
+# Of a run of some megabytes, on a machine with much else to do.
+ENDS_WITHIN_S = 60
+
+
+class FakeGuests:
+    """Guests of one raw disk each, named by its file; `gate` is called when a run opens one, and holds it there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+        self.changed = False
+        self.gate: Callable[[], object] = lambda: None
+
+    def image(self, name: str, content: bytes) -> None:
+        (self._folder / name).write_bytes(content)
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink()
+
+    @contextlib.contextmanager
+    def open(self, vm_id: str) -> Iterator[Guest]:
+        self.gate()
+        path = self._folder / vm_id
+        if not path.exists():
+            raise BackupNotFound(f"this host has no domain {vm_id}")
+
+        def check() -> None:
+            if self.changed:
+                raise SourceRunning(f"{vm_id} was started")
+
+        disk = SourceDisk("vda", str(path), RawSpec(path=str(path)))
+        yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", False, (disk,), check)
+
+
+def backups_of(store: Store, guests: FakeGuests, folder: Path) -> Backups:
+    """Not started yet. `folder` gets `keyring` and `exports`."""
+    (folder / "keyring").mkdir(exist_ok=True)
+    repositories = Repositories(store.backups, host="local", keyring=folder / "keyring")
+    return Backups(store.backups, repositories, host="local", open_guest=guests.open, exports=folder / "exports")
+
+
+def ended(backups: Backups, run_id: UUID | str) -> BackupRun:
+    """The run, once it has."""
+    until = time.monotonic() + ENDS_WITHIN_S
+    while (run := backups.runs.get(UUID(str(run_id)))).status not in ENDS:
+        assert time.monotonic() < until, run
+        time.sleep(0.01)
+    return run
