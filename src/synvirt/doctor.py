@@ -98,15 +98,22 @@ class Checkup:
         self.begin()
         return self._latest
 
-    def _run(self) -> None:
+    def renew(self) -> tuple[datetime, list[Finding]]:
+        """Whoever has mended something waits for the checks, and sees what they say now."""
+        with self._lock:
+            self._begun_at = time.monotonic()
+        return self._run()
+
+    def _run(self) -> tuple[datetime, list[Finding]]:
         findings = self._examine(self._settings)
         first = self._latest is None
-        self._latest = (now(), findings)
+        self._latest = latest = (now(), findings)
         for finding in findings if first else ():
             if finding.needed and not finding.found:
                 log.warning(
                     "this host lacks what the service needs", name=finding.name, cause=finding.detail, hint=finding.how_to_get
                 )
+        return latest
 
 
 def needs_met(findings: list[Finding]) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from synvirt.api.server import Server
     from synvirt.destinations import Destination
+    from synvirt.doctor import Checkup
     from synvirt.migrations.board import Board
     from synvirt.migrations.intake import Intake
     from synvirt.migrations.rooms import Rooms
@@ -133,7 +134,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             settings,
             authenticate=authenticator(settings, announce=announce),
             routers=routers,
-            pages=_pages(intake, settings, rooms),
+            pages=_pages(intake, settings, rooms, checkup),
             checkup=checkup.latest,
         )
         server = Server(_with_backups(app, stack, settings, store), settings)
@@ -143,10 +144,14 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         yield Service(server, rooms)
 
 
-def _pages(intake: "Intake", settings: "Settings", rooms: "Rooms") -> "Callable[[Callable[[], bool]], tuple[APIRouter, ...]]":
+def _pages(
+    intake: "Intake", settings: "Settings", rooms: "Rooms", checkup: "Checkup"
+) -> "Callable[[Callable[[], bool]], tuple[APIRouter, ...]]":
     from synvirt.web import web_routers
 
-    return lambda stopping: web_routers(intake, settings, screenshot=rooms.hypervisor.screenshot, stopping=stopping)
+    return lambda stopping: web_routers(
+        intake, settings, screenshot=rooms.hypervisor.screenshot, checkup=checkup, stopping=stopping
+    )
 
 
 def _with_backups(app: "FastAPI", stack: ExitStack, settings: "Settings", store: "Store") -> "FastAPI":

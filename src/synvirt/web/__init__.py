@@ -6,8 +6,10 @@ from uuid import UUID
 from fastapi import APIRouter
 
 from synvirt.api.stream import Pace
+from synvirt.doctor import Checkup
 from synvirt.migrations.intake import Intake
 from synvirt.settings import Settings
+from synvirt.web.doctor import doctor_router
 from synvirt.web.job import JobView, job_router
 from synvirt.web.jobs import jobs_router
 from synvirt.web.pages import Pages, static_router
@@ -20,6 +22,7 @@ def web_routers(
     settings: Settings,
     *,
     screenshot: Callable[[UUID], bytes | None],
+    checkup: Checkup,
     stopping: Callable[[], bool],
     pace: Pace | None = None,
 ) -> tuple[APIRouter, ...]:
@@ -30,4 +33,5 @@ def web_routers(
         static_router(pages),
         jobs_router(pages, intake, stopping=stopping, pace=pace),
         job_router(JobView(pages, intake, screenshot), stopping=stopping, pace=pace),
+        doctor_router(pages, checkup),
     )

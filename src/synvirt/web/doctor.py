@@ -1,0 +1,31 @@
+"""{base_url}/doctor: what this host has and lacks, as `synvirt doctor` says it."""
+
+from fastapi import APIRouter
+from starlette.responses import RedirectResponse, Response
+
+from synvirt.doctor import Checkup, needs_met
+from synvirt.web.pages import Pages
+
+
+def doctor_router(pages: Pages, checkup: Checkup) -> APIRouter:
+    router = pages.router()
+
+    @router.get("/doctor")
+    def doctor() -> Response:
+        """What was found last: nobody waits for programs to answer. The first look after the service's start is waited for."""
+        at, findings = checkup.latest() or checkup.renew()
+        return pages.page(
+            "doctor.html",
+            at=at,
+            healthy=needs_met(findings),
+            needed=[one for one in findings if one.needed and not one.found],
+            lacking=[one for one in findings if not one.needed and not one.found],
+            found=[one for one in findings if one.found],
+        )
+
+    @router.post("/doctor")
+    def look_again() -> Response:
+        checkup.renew()
+        return RedirectResponse(f"{pages.root}/doctor", status_code=303)
+
+    return router
