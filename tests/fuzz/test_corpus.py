@@ -41,7 +41,7 @@ BY: dict[str, tuple[type[SynvirtError], str]] = {
 @pytest.mark.parametrize("name", FILES)
 def test_a_hostile_file_is_refused(name: str) -> None:
     error, message = BY.get(name, (SynvirtError, "."))
-    began = time.monotonic()
+    began = time.process_time()
     tracemalloc.start()
     try:
         with pytest.raises(error, match=message) as refused:
@@ -53,7 +53,7 @@ def test_a_hostile_file_is_refused(name: str) -> None:
     assert refused.value.code != SynvirtError.code, "it was refused by accident"
     assert str(CORPUS / name) not in refused.value.detail, "a path of this host is told"
     assert peak < MEMORY_MAX_BYTES
-    assert time.monotonic() - began < TIME_MAX_S
+    assert time.process_time() - began < TIME_MAX_S
 
 
 def test_the_table_is_about_files_that_are_there() -> None:
