@@ -1,5 +1,6 @@
-"""What runs on this machine, read from /proc."""
+"""What runs on this machine, and what it has open, read from /proc."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -33,6 +34,15 @@ def command_line(pid: int) -> str:
 def workers(parent: int | None = None) -> list[int]:
     """The copy workers among the descendants."""
     return [pid for pid, command in children(parent).items() if "synvirt.migrations.worker" in command]
+
+
+def open_files(folder: Path) -> list[str]:
+    """Those beneath it that this process has open. What else is open may be closed at any moment, by the collector."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.append(descriptor.readlink())
+    return [str(path) for path in found if path.is_relative_to(folder.resolve())]
 
 
 def until(happened: Callable[[], object], timeout_s: float = 60) -> None:

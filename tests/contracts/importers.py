@@ -24,6 +24,7 @@ from synvirt.offline import OfflineImporter, OpenedDisk
 from synvirt.offline.registry import HEAD_BYTES, IMPORTERS, detect, importer_for
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read
+from tests.processes import open_files
 
 # The service promises a manifest within a second: headers and tables, never the disks. A little room for what grows.
 INSPECT_MAX_BYTES = 4 << 20
@@ -131,12 +132,11 @@ class ImporterContract:
 
     def test_nothing_is_written_and_nothing_left_open(self, case: ImporterCase) -> None:
         before = {path: path.stat().st_mtime_ns for path in case.root.rglob("*")}
-        descriptors = _open_descriptors()
         case.importer.probe(case.path, _head(case.path))
         case.importer.inspect(case.path, case.root)
         for key in case.contents:
             case.importer.open_disk(case.path, case.root, key)
-        assert _open_descriptors() == descriptors
+        assert open_files(case.root) == []
         assert {path: path.stat().st_mtime_ns for path in case.root.rglob("*")} == before
 
     def test_cut_short_or_flipped_it_is_read_or_refused_by_name(self, case: ImporterCase) -> None:
@@ -145,13 +145,12 @@ class ImporterContract:
         numbers = Random(7)
         cuts = [whole[: numbers.randrange(len(whole))] for _ in range(20)]
         flips = [_flipped(whole, numbers.randrange(min(len(whole), 20_000)), numbers) for _ in range(60)]
-        descriptors = _open_descriptors()
         for data in [b"", *cuts, *flips]:
             case.damage.write_bytes(data)
             problem = _refusal(case)
             assert problem is None or problem.code != "E_MIG_INTERNAL"
             assert problem is None or str(case.root) not in problem.detail
-        assert _open_descriptors() == descriptors
+        assert open_files(case.root) == []
 
 
 def _refusal(case: ImporterCase) -> SynvirtError | None:
@@ -162,10 +161,6 @@ def _refusal(case: ImporterCase) -> SynvirtError | None:
     except SynvirtError as problem:
         return problem
     return None
-
-
-def _open_descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def _head(path: Path) -> bytes:

@@ -21,6 +21,7 @@ from synvirt.disks.specs import BlankSpec, GzipSpec, ImageFormat, ImageSpec, Joi
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract, read, read_all
 from tests.offline import appliances
+from tests.processes import open_files
 
 MIB = 1 << 20
 
@@ -134,10 +135,9 @@ def test_damage_is_named(damage: "object", says: str, tmp_path: Path) -> None:
 
 def test_a_missing_chunk_closes_what_was_opened(tmp_path: Path) -> None:
     (tmp_path / "0").write_bytes(b"x")
-    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
     with pytest.raises(DiskReadFailed):
         JoinedReader([RawSpec(path=str(tmp_path / "0")), RawSpec(path=str(tmp_path / "1"))])
-    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+    assert open_files(tmp_path) == []
 
 
 def test_more_chunks_than_files_may_be_open(tmp_path: Path) -> None:
