@@ -100,7 +100,7 @@ class ReaderContract:
 
     def test_threads_may_read_at_once(self, case: ReaderCase) -> None:
         reader = case.open()
-        barrier = threading.Barrier(min(reader.max_readers, 4), timeout=30)
+        barrier = threading.Barrier(min(reader.max_readers, 4), timeout=100)
 
         def read_some(seed: int) -> None:
             random = Random(seed)

@@ -70,7 +70,7 @@ class WriterContract:
         writer = case.open()
         expected = bytearray(case.content())
         parties = min(writer.max_writers, 4)
-        barrier = threading.Barrier(parties, timeout=30)
+        barrier = threading.Barrier(parties, timeout=100)
         share = writer.size // parties
 
         def write_some(part: int) -> bytes:
