@@ -76,12 +76,13 @@ class _Gone(Exception):
 
 
 class NbdServer:
-    """Serves from `listen` on until `close`. The reader stays the caller's. `failure`: the first error a read ended with."""
+    """Serves from `listen` on until `close`. The reader stays the caller's. `failure`: the first error a read ended with;
+    `on_read` hears of each that did not, in any thread."""
 
-    def __init__(self, reader: DiskReader) -> None:
+    def __init__(self, reader: DiskReader, *, on_read: Callable[[int], None] = lambda length: None) -> None:
         if reader.max_readers <= 1:
             raise ValueError("an NBD export is read in any order")
-        self.reader = reader
+        self.reader, self.on_read = reader, on_read
         self.failure: SynvirtError | None = None
         self._listening: list[socket.socket] = []
         self._connections: set[socket.socket] = set()
@@ -288,6 +289,7 @@ class _Connection:
     def _read(self, cookie: int, offset: int, length: int) -> None:
         content = bytearray(length)
         self._reader.read_into(offset, memoryview(content))
+        self._server.on_read(length)
         self._answer(cookie, _CHUNK_DATA, content, offset)
 
     def _tell_status(self, cookie: int, offset: int, length: int, *, one: bool) -> None:
