@@ -35,7 +35,7 @@ class Things(Model):
 Undo = Callable[[UUID, str], None]
 
 
-class Made:
+class Undoing:
     def __init__(self, rows: BackupRows, *, host: str, undo: Mapping[str, Undo]) -> None:
         self._rows, self._host, self._undo = rows, host, undo
 
@@ -50,10 +50,10 @@ class Made:
     def replace(self, run_id: UUID, things: tuple[Thing, ...]) -> None:
         """All of them in one step: what was to be undone one way is from here on undone in another."""
         written = Things(run_id=run_id, things=things)
-        self._rows.put("made", _row(run_id), written.model_dump_json(), host=self._host)
+        self._rows.put("unfinished", _row(run_id), written.model_dump_json(), host=self._host)
 
     def settle(self, run_id: UUID) -> None:
-        self._rows.remove("made", _row(run_id), host=self._host)
+        self._rows.remove("unfinished", _row(run_id), host=self._host)
 
     def sweep(self, run_id: UUID) -> None:
         """Never raises: why the run failed is what its user has to know."""
@@ -72,16 +72,16 @@ class Made:
 
     def sweep_all(self) -> None:
         """What a service that was killed left behind; before any run begins."""
-        for text in self._rows.all("made", host=self._host):
+        for text in self._rows.all("unfinished", host=self._host):
             self.sweep(Things.model_validate_json(text).run_id)
 
     def _of(self, run_id: UUID) -> tuple[Thing, ...]:
         try:
-            return Things.model_validate_json(self._rows.get("made", _row(run_id), host=self._host)).things
+            return Things.model_validate_json(self._rows.get("unfinished", _row(run_id), host=self._host)).things
         except BackupNotFound:
             return ()
 
 
 def _row(run_id: UUID) -> UUID:
     """Its own id would be that of the run's own row."""
-    return uuid5(run_id, "made")
+    return uuid5(run_id, "unfinished")
