@@ -67,7 +67,7 @@ async def _measured(host: LibvirtLab, domain: Any, transport: str, folder: Path,
             await adapter.close()
 
     async def whole(adapter: LibvirtRemote) -> SnapshotRef:
-        await adapter.enable_cbt(vm_id)
+        await adapter.enable_cbt(vm_id, [KEY])
         snapshot = await adapter.snapshot(vm_id, f"{name}-1")
         disk = (await adapter.inspect(vm_id)).disks[0]
         spec = await adapter.open_disk(vm_id, snapshot, disk, None)

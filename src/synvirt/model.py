@@ -4,6 +4,7 @@ Units are in the names: `_bytes`, `_bps` (bytes per second), `_s` (seconds). Tim
 what a caller sends (`Received`), and never appear in what we answer.
 """
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -137,6 +138,8 @@ class Disk(Model):
     boot_order: int | None = None
     source_path: str = ""
     cbt_enabled: bool = False
+    # Why its changes cannot be tracked, or not be read; where there is no reason, they can.
+    cbt_reason: str | None = None
 
 
 class Nic(Model):
@@ -182,6 +185,16 @@ class VmManifest(Model):
     nics: tuple[Nic, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     concerns: tuple[Concern, ...] = ()
+
+    def cbt_reason_without(self, skipped: Collection[str]) -> str | None:
+        """Why it cannot be copied warm when these disks are left out; None: it can. What is wrong with the whole VM is said of
+        each of its disks, or of none and in `cbt_reason` alone."""
+        if self.cbt_available:
+            return None
+        if all(disk.cbt_reason is None for disk in self.disks):
+            return self.cbt_reason or "its changes are not tracked"
+        reasons = [disk.cbt_reason for disk in self.disks if disk.cbt_reason is not None and disk.key not in skipped]
+        return "; ".join(dict.fromkeys(reasons)) or None
 
 
 # ── getting in elsewhere ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -85,6 +85,9 @@ class LiveContract:
         spec = await adapter.open_disk(case.vm_id, snapshot, disk, since)
         return await asyncio.to_thread(read, spec, onto)
 
+    async def tracked(self, adapter: LiveAdapter, case: LiveCase) -> None:
+        await adapter.enable_cbt(case.vm_id, [(await self.first_disk(adapter, case)).key])
+
     async def first_disk(self, adapter: LiveAdapter, case: LiveCase) -> Disk:
         return (await adapter.inspect(case.vm_id)).disks[0]
 
@@ -161,7 +164,7 @@ class LiveContract:
             await adapter.release(case.vm_id, name)
             return copy, data_bytes, snapshot.change_ids[(await self.first_disk(adapter, case)).key]
 
-        self.ask(case, lambda adapter: adapter.enable_cbt(case.vm_id))
+        self.ask(case, lambda adapter: self.tracked(adapter, case))
         copy, _, since = self.ask(case, lambda adapter: one_pass(adapter, 1, None, None))
         assert copy == case.content()
         for number, (offset, text) in enumerate([(block * 3, b"first delta"), (block * 5 - 4, b"second, over two blocks")], 2):
@@ -176,7 +179,7 @@ class LiveContract:
 
     def test_a_lost_change_tracking_is_told_before_anything_is_copied(self, case: LiveCase) -> None:
         job = uuid4()
-        self.ask(case, lambda adapter: adapter.enable_cbt(case.vm_id))
+        self.ask(case, lambda adapter: self.tracked(adapter, case))
         first = self.ask(case, lambda adapter: adapter.snapshot(case.vm_id, f"synvirt-{job}-1"))
         self.ask(case, lambda adapter: adapter.release(case.vm_id, f"synvirt-{job}-1"))
         case.lose_tracking()
@@ -242,7 +245,7 @@ class PlannedContract:
             (Internal, adapter.about()),
             (Internal, adapter.list_vms()),
             (Internal, adapter.inspect("vm-1")),
-            (Internal, adapter.enable_cbt("vm-1")),
+            (Internal, adapter.enable_cbt("vm-1", ["d"])),
             (SnapshotFailed, adapter.snapshot("vm-1", "s")),
             (Internal, adapter.open_disk("vm-1", SnapshotRef(id="s"), disk, None)),
             (Internal, adapter.release("vm-1", "s")),

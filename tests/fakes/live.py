@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -189,7 +189,7 @@ class FakeAdapter:
             nics=(Nic(key="nic-0", mac="52:54:00:00:00:01"),),
         )
 
-    async def enable_cbt(self, vm_id: str) -> None:
+    async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
         if self.platform.strike("cannot_track"):
             raise CbtUnsupported(f"the fake platform cannot track {vm_id}")
         with self.platform.change(vm_id) as vm:

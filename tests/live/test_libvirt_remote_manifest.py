@@ -100,10 +100,11 @@ def test_a_disk_of_unknown_size_is_critical_and_may_be_left_out() -> None:
     assert "disk-unknown-size:vda" in {one.id for one in found.concerns}
 
 
-def test_the_hosts_own_devices_are_in_no_backup_and_hinder_none() -> None:
+def test_the_hosts_own_devices_are_in_no_backup_and_hinder_no_other_disk() -> None:
     root = parse(DOMAIN.format(os=""))
     assert [key for key, _ in backed_up_disks(root)] == ["vda", "sda"]
-    assert not any("sdb" in reason for reason in untracked(root))
+    assert "device of its host" in untracked(root)["sdb"]
+    assert not any("sdb" in reason for key, reason in untracked(root).items() if key != "sdb")
 
 
 @pytest.mark.parametrize(

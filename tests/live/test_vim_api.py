@@ -162,7 +162,7 @@ async def opened(adapter: VimApi, name: str, since: str | None = None) -> tuple[
 
 def test_a_first_pass_reads_what_is_allocated_and_zeros_the_rest(platform: VCenter, disk: Path) -> None:
     async def use(adapter: VimApi) -> tuple[bytes, int]:
-        await adapter.enable_cbt(VM)
+        await adapter.enable_cbt(VM, [])
         spec, _ = await opened(adapter, "synvirt-a-1")
         return await asyncio.to_thread(read, spec, os.urandom(DISK_BYTES))
 
@@ -176,7 +176,7 @@ def test_many_changed_areas_come_page_by_page(platform: VCenter, disk: Path) -> 
     blocks = range(0, DISK_BYTES // BLOCK, 2)
 
     async def use(adapter: VimApi) -> ReaderSpec:
-        await adapter.enable_cbt(VM)
+        await adapter.enable_cbt(VM, [])
         _, since = await opened(adapter, "synvirt-a-1")
         await adapter.release(VM, "synvirt-a-1")
         for block in blocks:
@@ -411,7 +411,7 @@ def test_a_guest_that_cannot_be_quiesced_is_snapshot_as_it_is(platform: VCenter,
 
 def test_the_tracking_that_was_reset_is_known_before_it_is_asked(platform: VCenter, disk: Path) -> None:
     async def use(adapter: VimApi) -> None:
-        await adapter.enable_cbt(VM)
+        await adapter.enable_cbt(VM, [])
         _, since = await opened(adapter, "synvirt-a-1")
         platform.control("reset", vm=VM)
         before = platform.calls("QueryChangedDiskAreas")
@@ -424,7 +424,7 @@ def test_the_tracking_that_was_reset_is_known_before_it_is_asked(platform: VCent
 
 def test_a_change_id_that_the_platform_does_not_know(platform: VCenter, disk: Path) -> None:
     async def use(adapter: VimApi) -> None:
-        await adapter.enable_cbt(VM)
+        await adapter.enable_cbt(VM, [])
         _, since = await opened(adapter, "synvirt-a-1")
         with pytest.raises(CbtReset, match="FileFault"):
             await opened(adapter, "synvirt-a-2", since.partition("/")[0] + "/77")
@@ -478,7 +478,7 @@ def test_a_vm_that_is_gone_needs_no_cleanup(platform: VCenter) -> None:
 def test_a_crash_while_the_tracking_is_switched_on_leaves_no_snapshot(platform: VCenter, disk: Path) -> None:
     platform.fault("RemoveSnapshot_Task", "SystemError")
     with pytest.raises(Internal):
-        ask(platform.access(), lambda adapter: adapter.enable_cbt(VM))
+        ask(platform.access(), lambda adapter: adapter.enable_cbt(VM, []))
     assert platform.snapshots() == ["synvirt-tracking"]
     ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
     assert platform.snapshots() == []
@@ -518,7 +518,7 @@ def test_vddk_reads_the_disk_of_the_snapshot_and_gets_no_secret_on_its_command_l
     access = platform.access(fingerprint_sha256=platform.fingerprint, vddk_libdir="/opt/vddk", vddk_transports="nbdssl")
 
     async def use(adapter: VimApi) -> tuple[bytes, bytes]:
-        await adapter.enable_cbt(VM)
+        await adapter.enable_cbt(VM, [])
         spec, since = await opened(adapter, "synvirt-a-1")
         assert isinstance(spec, VddkSpec)
         whole = await asyncio.to_thread(read, spec)
@@ -574,7 +574,7 @@ def test_every_entry_of_the_control_plane_answers_internal() -> None:
         adapter.supports_warm,
         adapter.list_vms,
         lambda: adapter.inspect(VM),
-        lambda: adapter.enable_cbt(VM),
+        lambda: adapter.enable_cbt(VM, []),
         lambda: adapter.snapshot(VM, "s"),
         lambda: adapter.shutdown(VM),
         lambda: adapter.power_on(VM),

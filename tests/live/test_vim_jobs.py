@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from synvirt.live import LiveAdapter
 from synvirt.live.vim_api import VimApi
 from synvirt.model import LiveKind, Migration, Mode, State
+from synvirt.store import Store
 from tests.contracts.live import in_session
 from tests.fakes.vcenter import DISK_BYTES, VCenter
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan, states
@@ -132,31 +133,63 @@ def test_a_cold_job_shuts_the_guest_down_first(house: VimHouse, platform: VCente
     assert not platform.guest_writes(VM, 0, b"x")
 
 
-def test_tracking_that_is_reset_costs_one_pass_over_the_whole_disk(house: VimHouse, platform: VCenter, disk: Path) -> None:
-    # Between two passes: one in the middle of a pass would be found twice, by that pass and by the next.
-    job = house.intake.submit(plan(warm={"cutover": "manual", "interval_s": 3}))
-    done: list[Migration] = []
-    runner = threading.Thread(target=lambda: done.append(house.run(job.id)))
-    runner.start()
-    try:
-        waited(lambda: [one.finished_at is not None for one in house.store.get(job.id).passes[1:]] == [True])
-        platform.control("reset", vm=VM)
-        platform.guest_writes(VM, 777, b"after the reset")
-        waited(lambda: house.store.get(job.id).last_error is not None)
-    finally:
-        house.store.request_cutover(job.id)
-        runner.join()
-    assert done[0].state is State.COMPLETED, done[0].last_error
-    assert done[0].last_error is not None
-    assert (done[0].last_error.code, done[0].last_error.fatal) == ("E_MIG_CBT_RESET", False)
-    assert same(house, done[0], disk)
+# The moments of a reset: between two passes, in a pass that has its snapshot and did not ask yet what changed, and while the
+# guest is off.
+MOMENTS: dict[str, Callable[[Store, Migration], bool]] = {
+    "between": lambda _, job: any(one.finished_at for one in job.passes),
+    "in the middle": lambda store, job: store.noted(job.id, "snapshot:2") is not None,
+    "at the end": lambda _, job: any(one.kind == "final" for one in job.passes),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_reset_counts_once_whenever_it_comes_and_costs_one_pass_over_the_whole_disk(
+    house: VimHouse, platform: VCenter, disk: Path, moment: str
+) -> None:
+    job = house.intake.submit(plan(warm={"delta_threshold_bytes": 0, "max_passes": 20}))
+
+    def committed() -> None:
+        house.store.on_commit = lambda: None
+        now = house.store.get(job.id)
+        if MOMENTS[moment](house.store, now):
+            platform.control("reset", vm=VM)
+            platform.guest_writes(VM, 777, b"after the reset")
+        else:
+            house.store.on_commit = committed
+
+    house.store.on_commit = committed
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED, ended.last_error
+    assert ended.last_error is not None
+    assert (ended.last_error.code, ended.last_error.fatal) == ("E_MIG_CBT_RESET", False)
+    assert [one.whole for one in ended.passes].count(True) == 1
+    assert house.store.noted(job.id, "cbt_resets") == "1"
+    assert same(house, ended, disk)
     assert platform.snapshots() == []
 
 
-def waited(true: Any) -> None:
-    pause = threading.Event()
-    while not true():
-        pause.wait(0.02)  # the test's own time limit ends it
+def test_a_second_reset_ends_the_job_and_leaves_the_source_as_it_was(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    """Each found, and counted, before the next comes."""
+    job = house.intake.submit(plan(warm={"delta_threshold_bytes": 0, "max_passes": 20}))
+    resets = {"snapshot:2": False, "snapshot:3": False}
+
+    def committed() -> None:
+        house.store.on_commit = lambda: None
+        for note, done in resets.items():
+            if not done and house.store.noted(job.id, note):
+                resets[note] = True
+                platform.control("reset", vm=VM)
+                platform.guest_writes(VM, 4096, note.encode())
+        house.store.on_commit = committed
+
+    house.store.on_commit = committed
+    ended = house.run(job.id)
+    house.store.on_commit = lambda: None
+    assert ended.state is State.FAILED
+    assert ended.last_error is not None
+    assert (ended.last_error.code, ended.last_error.fatal) == ("E_MIG_CBT_RESET", True)
+    assert platform.snapshots() == []
+    assert platform.guest_writes(VM, 0, b"it still runs")
 
 
 def test_a_job_that_fails_leaves_the_source_as_it_was(house: VimHouse, platform: VCenter, disk: Path) -> None:

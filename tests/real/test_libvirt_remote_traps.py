@@ -73,7 +73,7 @@ class OneJob:
         self.name = f"synvirt-{uuid4()}"
         self.refs: dict[int, SnapshotRef] = {}
         self.copy: bytes | None = None
-        local(host, lambda adapter: adapter.enable_cbt(self.vm_id))
+        local(host, lambda adapter: adapter.enable_cbt(self.vm_id, ["vda"]))
 
     def begin(self, number: int) -> None:
         self.refs[number] = local(self.host, lambda adapter: adapter.snapshot(self.vm_id, f"{self.name}-{number}"))
@@ -124,7 +124,7 @@ def test_a_raw_disk_cannot_be_tracked_and_can_be_copied(host: LibvirtLab) -> Non
     assert not manifest.cbt_available
     assert "vdb is raw" in str(manifest.cbt_reason)
     with pytest.raises(CbtUnsupported, match="vdb is raw"):
-        local(host, lambda adapter: adapter.enable_cbt(domain.UUIDString()))
+        local(host, lambda adapter: adapter.enable_cbt(domain.UUIDString(), ["vda", "vdb"]))
     name = f"synvirt-{uuid4()}-1"
 
     async def copied(adapter: LiveAdapter) -> bytes:
@@ -138,6 +138,24 @@ def test_a_raw_disk_cannot_be_tracked_and_can_be_copied(host: LibvirtLab) -> Non
     assert host.snapshots(domain) == []
 
 
+def test_a_raw_disk_that_is_left_out_hinders_no_warm_copy_of_the_others(host: LibvirtLab) -> None:
+    domain = host.domain(host.disk("8M"), host.disk("4M", "raw"))
+    domain.create()
+    host.write(domain, "vda", MIB, b"before")
+    manifest = inspected(host, domain)
+    assert manifest.cbt_reason_without(["vdb"]) is None
+    assert "vdb is raw" in str(manifest.cbt_reason_without([]))
+    job = OneJob(host, domain)
+    job.pass_(1, since=None)
+    host.write(domain, "vda", 2 * MIB, b"after")
+    host.write(domain, "vdb", 0, b"not asked for")
+    job.begin(2)
+    assert list(job.refs[2].change_ids) == ["vda"]
+    assert 0 < job.read(2, since=1) <= 65536
+    assert job.copy == host.content(domain, "vda")
+    job.clean()
+
+
 def test_the_first_version_of_qcow2_holds_no_bitmap(host: LibvirtLab) -> None:
     """Its XML does not tell, so it shows by trying; and nothing of the attempt is left."""
     domain = host.domain(host.disk("8M", "qcow2", "-o", "compat=0.10"))
@@ -145,7 +163,7 @@ def test_the_first_version_of_qcow2_holds_no_bitmap(host: LibvirtLab) -> None:
         if running:
             domain.create()
         with pytest.raises(CbtUnsupported, match="qcow2 v2"):
-            local(host, lambda adapter: adapter.enable_cbt(domain.UUIDString()))
+            local(host, lambda adapter: adapter.enable_cbt(domain.UUIDString(), ["vda"]))
         assert host.snapshots(domain) == []
         assert bool(domain.isActive()) == running
 

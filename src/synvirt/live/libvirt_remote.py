@@ -13,7 +13,7 @@ runs in a thread.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -156,22 +156,23 @@ class LibvirtRemote:
 
     # ── change tracking and snapshots ────────────────────────────────────────────────────────────────────────────────
 
-    async def enable_cbt(self, vm_id: str) -> None:
-        await self._with_domain(vm_id, "track its changes", self._enable_cbt)
+    async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
+        await self._with_domain(vm_id, "track its changes", lambda domain: self._enable_cbt(domain, frozenset(disks)))
 
-    def _enable_cbt(self, domain: Any) -> None:
+    def _enable_cbt(self, domain: Any, disks: frozenset[str]) -> None:
         """By trying: an image of qcow2's first version holds no bitmap, and some snapshots go with none."""
-        if "tracking" in domains.noted(domain):
+        before = domains.tracked(domain)
+        if disks <= before:
             return
-        reasons = untracked(domains.described(domain))
+        reasons = [reason for key, reason in untracked(domains.described(domain)).items() if key in disks]
         if not reasons:
             probe = f"{backup.PREFIX}probe"
             with domains.active(domain, probe):
-                said = backup.can_hold_checkpoint(domain, probe)
+                said = backup.can_hold_checkpoint(domain, probe, disks)
             reasons = [said] if said else []
         if reasons:
             raise CbtUnsupported(f"{domain.name()}: {'; '.join(reasons)}")
-        domains.note(domain, tracking="yes")
+        domains.note(domain, tracking=" ".join(sorted(disks | before)))
 
     async def snapshot(self, vm_id: str, name: str) -> SnapshotRef:
         return await self._with_domain(vm_id, "be read at one moment", lambda domain: self._snapshot(domain, name))
@@ -196,9 +197,9 @@ class LibvirtRemote:
             found = None
         if found is None:
             self._begin(domain, name)
-        tracked = backup.has_checkpoint(domain, name)
+        tracked = domains.tracked(domain) if backup.has_checkpoint(domain, name) else frozenset()
         exports = backup.running(domain)
-        keys = exports.exports if exports is not None and tracked else {}
+        keys = [key for key in exports.exports if key in tracked] if exports is not None else []
         return SnapshotRef(id=name, change_ids=dict.fromkeys(keys, name))
 
     def _begin(self, domain: Any, name: str) -> None:
@@ -206,7 +207,7 @@ class LibvirtRemote:
         try:
             self._refuse_no_room(domain)
             with self._quiet(domain):
-                backup.begin(domain, name, self._server(), track="tracking" in domains.noted(domain))
+                backup.begin(domain, name, self._server(), track=domains.tracked(domain))
         except BaseException:
             with contextlib.suppress(library().libvirtError, SynvirtError):
                 domains.stop_reading(domain)

@@ -10,7 +10,7 @@ found again after a crash. QEMU has one backup job a domain. A checkpoint outliv
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
@@ -80,8 +80,8 @@ def running(domain: Any) -> Running | None:
     )
 
 
-def begin(domain: Any, name: str, server: Server, *, track: bool) -> None:
-    """Begin the job, with a checkpoint where changes are tracked. SnapshotFailed; libvirtError, where the host is gone.
+def begin(domain: Any, name: str, server: Server, *, track: Collection[str]) -> None:
+    """Begin the job, with a checkpoint of the disks to `track`. SnapshotFailed; libvirtError, where the host is gone.
 
     What libvirt may refuse is left out step by step: the delta (a checkpoint was lost: the caller sees it by `since`), then the
     checkpoint (the image cannot hold one).
@@ -96,7 +96,7 @@ def begin(domain: Any, name: str, server: Server, *, track: bool) -> None:
     failure: SynvirtError | None = None
     for incremental, checkpoint in steps:
         try:
-            _begin_at_free_port(domain, name, server, incremental, checkpoint=checkpoint)
+            _begin_at_free_port(domain, name, server, incremental, track if checkpoint else ())
         except library().libvirtError as error:
             said = error.get_error_message() or str(error)
             failure = SnapshotFailed(f"{domain.name()} cannot be read at one moment: {said}", hint=_hint(said, server))
@@ -109,15 +109,16 @@ def begin(domain: Any, name: str, server: Server, *, track: bool) -> None:
     raise failure
 
 
-def _begin_at_free_port(domain: Any, name: str, server: Server, since: str | None, *, checkpoint: bool) -> None:
+def _begin_at_free_port(domain: Any, name: str, server: Server, since: str | None, track: Collection[str]) -> None:
     libvirt = library()
     disks = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0)))]
     if not disks:
         raise SnapshotFailed(f"{domain.name()} has no disk to read")
-    checkpoint_xml = _checkpoint_xml(name, disks) if checkpoint else None
+    checkpoint_xml = _checkpoint_xml(name, disks, track) if track else None
+    wanted = {key: since if key in track else None for key in disks}
     for port in _ports(name, server):
         try:
-            domain.backupBegin(_backup_xml(name, disks, server, port, since), checkpoint_xml, 0)
+            domain.backupBegin(_backup_xml(name, wanted, server, port), checkpoint_xml, 0)
         except libvirt.libvirtError as error:
             if port is None or not _PORT_TAKEN.search(str(error)):
                 raise
@@ -140,9 +141,10 @@ def _ports(name: str, server: Server) -> Iterator[int | None]:
     yield from (first + (start + step) % count for step in range(count))
 
 
-def _backup_xml(name: str, disks: list[str], server: Server, port: int | None, since: str | None) -> str:
+def _backup_xml(name: str, disks: Mapping[str, str | None], server: Server, port: int | None) -> str:
+    """`disks`: each with the checkpoint since which it is wanted; one for all of them, or None where the whole disk is."""
     root = ET.Element("domainbackup", mode="pull")
-    if since is not None:
+    if (since := next(filter(None, disks.values()), None)) is not None:
         ET.SubElement(root, "incremental").text = since
     if server.address is None:
         ET.SubElement(root, "server", transport="unix", socket=f"{server.scratch}/{name}.sock")
@@ -151,23 +153,25 @@ def _backup_xml(name: str, disks: list[str], server: Server, port: int | None, s
         if server.tls:
             made.set("tls", "yes")
     listed = ET.SubElement(root, "disks")
-    for key in disks:
+    for key, older in disks.items():
         disk = ET.SubElement(listed, "disk", name=key, backup="yes", type="file", exportname=f"{name}-{key}")
-        if since is not None:
+        if older is not None:
             disk.set("backupmode", "incremental")
-            disk.set("incremental", since)
+            disk.set("incremental", older)
             disk.set("exportbitmap", f"{name}-{key}")
+        elif since is not None:
+            disk.set("backupmode", "full")
         ET.SubElement(disk, "driver", type="qcow2")
         ET.SubElement(disk, "scratch", file=f"{server.scratch}/{name}-{key}.scratch")
     return ET.tostring(root, encoding="unicode")
 
 
-def _checkpoint_xml(name: str, disks: list[str]) -> str:
+def _checkpoint_xml(name: str, disks: list[str], track: Collection[str]) -> str:
     root = ET.Element("domaincheckpoint")
     ET.SubElement(root, "name").text = name
     listed = ET.SubElement(root, "disks")
     for key in disks:
-        ET.SubElement(listed, "disk", name=key, checkpoint="bitmap")
+        ET.SubElement(listed, "disk", name=key, checkpoint="bitmap" if key in track else "no")
     return ET.tostring(root, encoding="unicode")
 
 
@@ -229,12 +233,12 @@ def delete(domain: Any, name: str) -> None:
         checkpoint.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
 
 
-def can_hold_checkpoint(domain: Any, name: str) -> str | None:
-    """None, or why not: found out by making one and deleting it."""
+def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str | None:
+    """None, or why these disks cannot: found out by making one and deleting it."""
     libvirt = library()
     disks = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0)))]
     try:
-        domain.checkpointCreateXML(_checkpoint_xml(name, disks), 0)
+        domain.checkpointCreateXML(_checkpoint_xml(name, disks, track), 0)
     except libvirt.libvirtError as error:
         return str(error.get_error_message() or error)
     delete(domain, name)

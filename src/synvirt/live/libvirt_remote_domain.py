@@ -35,7 +35,8 @@ POLL_S: Final = 0.2
 
 
 def noted(domain: Any) -> dict[str, str]:
-    """`tracking`: its snapshots get checkpoints; `reading`: it was started to be read, for the snapshot of that name."""
+    """`tracking`: its snapshots get checkpoints of these disks; `reading`: it was started to be read, for the snapshot of that
+    name."""
     libvirt = library()
     try:
         found = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, STATE_NAMESPACE, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
@@ -46,6 +47,11 @@ def noted(domain: Any) -> dict[str, str]:
             return {}
         raise
     return dict(parse(found).attrib)
+
+
+def tracked(domain: Any) -> frozenset[str]:
+    """The disks whose changes are tracked, by key."""
+    return frozenset(noted(domain).get("tracking", "").split())
 
 
 def note(domain: Any, **changed: str | None) -> None:
@@ -232,7 +238,7 @@ def seen(domain: Any, root: Element, *, too_old: str | None) -> Seen:
         power_state=power_state(domain),
         persistent=bool(domain.isPersistent()),
         saved=bool(domain.hasManagedSaveImage()),
-        tracked="tracking" in noted(domain),
+        tracked=tracked(domain),
         guest=told,
         addresses=_addresses(domain) if agent else {},
         snapshots=tuple(_snapshots(domain)),

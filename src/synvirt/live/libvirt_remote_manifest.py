@@ -33,13 +33,14 @@ class DiskSize:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the XML does not say: the sizes by target, the power state, what the guest's agent tells, and what else is there."""
+    """What the XML does not say: the sizes by target, the power state, which disks are tracked, what the guest's agent tells,
+    and what else is there."""
 
     sizes: dict[str, DiskSize]
     power_state: PowerState
     persistent: bool = True
     saved: bool = False
-    tracked: bool = False
+    tracked: frozenset[str] = frozenset()
     guest: dict[str, str] | None = None
     addresses: dict[str, tuple[str, ...]] | None = None
     snapshots: tuple[Snapshot, ...] = ()
@@ -70,15 +71,17 @@ def backed_up_disks(domain: Element) -> Iterator[tuple[str, Element]]:
     return ((key, disk) for key, disk in data_disks(domain) if disk.get("device") != "lun")
 
 
-def untracked(domain: Element) -> list[str]:
-    """Why changes cannot be tracked, a reason a disk: only qcow2 holds a persistent bitmap."""
-    reasons = []
-    for key, disk in backed_up_disks(domain):
+def untracked(domain: Element) -> dict[str, str]:
+    """Of the disks whose changes cannot be tracked, by key, the reason: only qcow2 holds a persistent bitmap."""
+    reasons = {}
+    for key, disk in data_disks(domain):
         kind = disk_format(disk)
-        if kind != "qcow2":
-            reasons.append(f"disk {key} is {kind}, which cannot hold a bitmap of its changes (qcow2 can)")
+        if disk.get("device") == "lun":
+            reasons[key] = f"disk {key} is a device of its host, which libvirt cannot back up"
+        elif kind != "qcow2":
+            reasons[key] = f"disk {key} is {kind}, which cannot hold a bitmap of its changes (qcow2 can)"
         elif disk.find("transient") is not None:
-            reasons.append(f"disk {key} is transient")
+            reasons[key] = f"disk {key} is transient"
     return reasons
 
 
@@ -95,9 +98,11 @@ def agent_connected(domain: Element) -> bool:
 
 
 def manifest(domain: Element, seen: Seen) -> VmManifest:
-    reasons = [*([seen.too_old] if seen.too_old else []), *untracked(domain)]
+    of_all = [seen.too_old] if seen.too_old else []
     if not seen.persistent:
-        reasons.append("the domain is transient: its checkpoints would be lost when it stops")
+        of_all.append("the domain is transient: its checkpoints would be lost when it stops")
+    of_disks = untracked(domain)
+    reasons = [*of_all, *of_disks.values()]
     loader = domain.find("os/loader")
     uefi = domain.find("os[@firmware='efi']") is not None or (loader is not None and loader.get("type") == "pflash")
     topology = domain.find("cpu/topology")
@@ -117,7 +122,7 @@ def manifest(domain: Element, seen: Seen) -> VmManifest:
         guest_os=guest_os(domain, seen.guest or {}),
         cbt_available=not reasons,
         cbt_reason="; ".join(reasons) or None,
-        disks=tuple(_disks(domain, seen)),
+        disks=tuple(_disks(domain, seen, of_all, of_disks)),
         nics=tuple(_nics(domain, seen.addresses or {})),
         snapshots=seen.snapshots,
         concerns=tuple(_concerns(domain, seen)),
@@ -163,7 +168,7 @@ def guest_os(domain: Element, told: dict[str, str]) -> GuestOs:
     return GuestOs(family=family, id=known, name=known.rstrip("/").split("/", 3)[-1])
 
 
-def _disks(domain: Element, seen: Seen) -> Iterator[Disk]:
+def _disks(domain: Element, seen: Seen, of_all: list[str], of_disks: dict[str, str]) -> Iterator[Disk]:
     boots = [boot.get("dev") for boot in domain.iterfind("os/boot")]
     for number, (key, disk) in enumerate(data_disks(domain)):
         size = seen.sizes.get(key, DiskSize(0, 0))
@@ -182,7 +187,8 @@ def _disks(domain: Element, seen: Seen) -> Iterator[Disk]:
             unit=_number(address.get("unit")) if address is not None else 0,
             boot_order=order or None,
             source_path=_path(disk),
-            cbt_enabled=seen.tracked,
+            cbt_enabled=key in seen.tracked,
+            cbt_reason="; ".join([*of_all, *([of_disks[key]] if key in of_disks else [])]) or None,
         )
 
 

@@ -4,6 +4,7 @@ Specification part 1, item 8: `connect` validates the endpoint, there is no warm
 SnapshotFailed from `snapshot`, Internal from the rest.
 """
 
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 from synvirt.disks.specs import ReaderSpec
@@ -42,7 +43,7 @@ class Planned:
     async def inspect(self, vm_id: str) -> VmManifest:
         self._refuse(f"inspect {vm_id}")
 
-    async def enable_cbt(self, vm_id: str) -> None:
+    async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
         self._refuse(f"track the changes of {vm_id}")
 
     async def snapshot(self, vm_id: str, name: str) -> SnapshotRef:

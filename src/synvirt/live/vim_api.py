@@ -13,7 +13,7 @@ Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that woul
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -235,7 +235,8 @@ class VimApi:
 
     # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
 
-    async def enable_cbt(self, vm_id: str) -> None:
+    async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
+        """Of the whole VM: the platform knows no less."""
         await asyncio.to_thread(vim_changes.enable, self._session, vm_id)
 
     async def snapshot(self, vm_id: str, name: str) -> SnapshotRef:

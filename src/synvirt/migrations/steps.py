@@ -48,10 +48,10 @@ async def queued(job: Job) -> Facts:
     plan, rooms = job.migration.plan, job.rooms
     destination = plan.target.destination or next(iter(rooms.destinations))
     fields: dict[str, object] = {"manifest": manifest, "disks": disks, "destination": destination, "started_at": now()}
-    if plan.mode is Mode.WARM and not (supports_warm and manifest.cbt_available):
-        reason = manifest.cbt_reason if supports_warm else "the source has no warm mode"
+    reason = manifest.cbt_reason_without(plan.skip_disks) if supports_warm else "the source has no warm mode"
+    if plan.mode is Mode.WARM and reason is not None:
         error = CbtUnsupported(
-            f"{manifest.name} cannot be copied warm, so the job runs cold: {reason or 'its changes are not tracked'}",
+            f"{manifest.name} cannot be copied warm, so the job runs cold: {reason}",
             hint=None if plan.source.Offline else "the guest is shut down for the whole copy; cancel if that does not suit",
         )
         fields |= {"mode_effective": Mode.COLD, "last_error": job.problem(error, fatal=False)}

@@ -143,16 +143,21 @@ async def leave(job: Job) -> None:
 
 async def _track_changes(job: Job) -> None:
     """The automatic downgrade, where it shows only by trying that the source cannot track this VM's changes."""
-    if all(disk.cbt_enabled for disk in job.manifest.disks):
+    if all(disk.cbt_enabled for disk, _ in copied_disks(job)):
         return
     try:
-        await _at_source(job, lambda adapter: adapter.enable_cbt(vm_id(job)))
+        await _enable_cbt(job)
     except CbtUnsupported as error:
         told = CbtUnsupported(
             f"{job.manifest.name} cannot be copied warm, so the job runs cold: {error.detail}",
             hint="the guest is shut down for the whole copy; cancel if that does not suit",
         )
         await job.change(mode_effective=Mode.COLD, last_error=job.problem(told, fatal=False))
+
+
+async def _enable_cbt(job: Job) -> None:
+    keys = [disk.key for disk, _ in copied_disks(job)]
+    await _at_source(job, lambda adapter: adapter.enable_cbt(vm_id(job), keys))
 
 
 async def _converged(job: Job, delta: Pass) -> bool:
@@ -226,7 +231,7 @@ async def _tried(job: Job, number: int, kind: Kind) -> Pass | None:
         return await run_opened_pass(job, number, kind, opened, fresh=number == 1 and not retaken)
     except SnapshotFailed as error:
         await _retake(job, number, error)
-    except ChangesMissed as error:
+    except (ChangesMissed, CbtUnsupported) as error:
         await _distrust(job, number, error)
     except CbtReset as error:
         await _allow_reset(job, number, error)
@@ -286,27 +291,39 @@ async def _retake(job: Job, number: int, error: SnapshotFailed) -> None:
         raise error
     log.warning("the snapshot is taken anew", job=str(job.id), number=number, cause=error.detail)
     await job.in_thread(store.note, job.id, f"retaken:{number}", str(retakes + 1))
+    await _take_anew(job, number)
+
+
+async def _take_anew(job: Job, number: int) -> None:
+    """The pass begins again with another snapshot of the same name."""
     await _from_the_start(job, number)
     await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), _snapshot_name(job, number)))
-    await job.in_thread(store.note, job.id, f"snapshot:{number}", "")
+    if is_warm(job) and job.migration.passes[-1].kind != "final":
+        # Where a platform keeps the tracking with its snapshots, it may have gone with the last one.
+        await _enable_cbt(job)
+    await job.in_thread(job.rooms.store.note, job.id, f"snapshot:{number}", "")
 
 
 async def _allow_reset(job: Job, number: int, error: CbtReset) -> None:
-    """Note that pass `number` reads whole disks; the error itself, when that happened before."""
+    """Note that pass `number` reads whole disks; the error itself, when that happened before.
+
+    Of another snapshot: this one may be older than the reset, and by its change ids the next pass would find the same reset
+    once more. Noted after it is gone: a crash in between finds the same reset, not another one."""
     resets = int(await job.in_thread(job.rooms.store.noted, job.id, "cbt_resets") or 0)
     if resets >= CBT_RESETS_MAX:
         raise error
-    await _from_the_start(job, number)
+    await _take_anew(job, number)
     await job.in_thread(job.rooms.store.note, job.id, f"whole:{number}", "change tracking was reset")
     await job.in_thread(job.rooms.store.note, job.id, "cbt_resets", str(resets + 1))
     await job.change(last_error=job.problem(error, fatal=False))
 
 
-async def _distrust(job: Job, number: int, error: ChangesMissed) -> None:
-    """Note that this pass and all after it read whole disks, the last one too: there is nothing else to go by."""
+async def _distrust(job: Job, number: int, error: ChangesMissed | CbtUnsupported) -> None:
+    """Note that this pass and all after it read whole disks, the last one too: there is nothing else to go by. What changed is
+    not told truly, or not told any more since the disks are read by another way."""
     await _from_the_start(job, number)
     await job.in_thread(job.rooms.store.note, job.id, "distrusted", error.detail)
-    told = ChangesMissed(
+    told = type(error)(
         f"{error.detail}. From here on whole disks are compared, also while the guest is off for the cut-over",
         hint=error.hint,
     )
