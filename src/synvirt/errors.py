@@ -228,6 +228,36 @@ class SourceUnsupported(BadRequest):
     code = "E_BAK_SOURCE_UNSUPPORTED"
 
 
+class QuiesceFailed(SynvirtError):
+    """The guest's file systems could not be frozen."""
+
+    code = "E_BAK_QUIESCE_FAILED"
+
+
+class GuestStillFrozen(SynvirtError):
+    """The guest's file systems were frozen, and do not thaw."""
+
+    code = "E_BAK_GUEST_STILL_FROZEN"
+
+
+class SourceSnapshotFailed(SynvirtError):
+    """The guest's disks could not be held at one moment."""
+
+    code = "E_BAK_SNAPSHOT_FAILED"
+
+
+class SourceReadFailed(SynvirtError):
+    """A disk of the guest could not be read."""
+
+    code = "E_BAK_SOURCE_READ_FAILED"
+
+
+class DeltaFallback(SynvirtError):
+    """What has changed is not known for certain: the whole disk is read."""
+
+    code = "E_BAK_DELTA_FALLBACK"
+
+
 class RepositoryUnreachable(SynvirtError):
     """The repository cannot be reached."""
 
@@ -256,6 +286,24 @@ class StoreWriteFailed(SynvirtError):
     """The repository could not be written."""
 
     code = "E_BAK_STORE_WRITE_FAILED"
+
+
+class BackupDiskWriteFailed(DiskWriteFailed):
+    """A disk that is restored could not be written."""
+
+    code = "E_BAK_DISK_WRITE_FAILED"
+
+
+class BackupCancelled(Cancelled):
+    """The operator cancelled the run."""
+
+    code = "E_BAK_CANCELLED"
+
+
+class BackupInternal(Internal):
+    """Something went wrong inside the service while it was at backups."""
+
+    code = "E_BAK_INTERNAL"
 
 
 class Interrupted(SynvirtError):

@@ -15,20 +15,29 @@ FILE_LIMIT_BYTES = 1 << 20
 
 def answers(domain: Any) -> bool:
     try:
-        _ask(domain, "guest-ping")
+        ask(domain, "guest-ping")
     except (load().libvirtError, SynvirtError):
         return False
     return True
 
 
+def is_windows(domain: Any) -> bool:
+    """By its agent's word; False, where it does not say."""
+    try:
+        told = ask(domain, "guest-get-osinfo")
+    except (load().libvirtError, SynvirtError):
+        return False
+    return isinstance(told, dict) and told.get("id") == "mswindows"
+
+
 def read_file(domain: Any, path: str) -> bytes:
     """Internal, where there is no agent, no such file, or a larger one than is ever asked for."""
     with translated(Internal, f"the agent of {domain.name()} does not give {path}"):
-        opened = _ask(domain, "guest-file-open", path=path, mode="r")
+        opened = ask(domain, "guest-file-open", path=path, mode="r")
         try:
-            answer = _ask(domain, "guest-file-read", handle=opened, count=FILE_LIMIT_BYTES)
+            answer = ask(domain, "guest-file-read", handle=opened, count=FILE_LIMIT_BYTES)
         finally:
-            _ask(domain, "guest-file-close", handle=opened)
+            ask(domain, "guest-file-close", handle=opened)
     if not isinstance(answer, dict) or not answer.get("eof"):
         raise Internal(f"{path} in {domain.name()} is larger than {FILE_LIMIT_BYTES} bytes")
     try:
@@ -37,7 +46,7 @@ def read_file(domain: Any, path: str) -> bytes:
         raise Internal(f"the agent of {domain.name()} answers with nonsense for {path}") from error
 
 
-def _ask(domain: Any, command: str, **arguments: object) -> object:
+def ask(domain: Any, command: str, **arguments: object) -> object:
     """One command; libvirt bounds its answer. libvirtError, or Internal on a senseless answer."""
     import libvirt_qemu
 

@@ -46,6 +46,12 @@ def embedded_root(uri: str) -> Path | None:
     return Path(roots[0]) if parts.path == "/embed" and roots else None
 
 
+def short_root(uri: str) -> Path | None:
+    """The embedded driver's folder by a path that Unix sockets can lie beneath."""
+    root = embedded_root(uri)
+    return None if root is None else _short(root.resolve())
+
+
 class Connection:
     """Opened at the first `use()`, opened again once it broke. Safe from several threads, as libvirt's connections are.
 

@@ -1,0 +1,58 @@
+"""What belongs to a guest beside its disks: its UEFI variables, and the state of its TPM."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from synvirt.errors import SourceUnsupported
+
+# A UEFI variable store has 64 KiB to 4 MiB.
+NVRAM_BYTES_MAX = 16 << 20
+# swtpm's are some 6 KiB each: permanent, volatile, saved.
+TPM_FILES_MAX, TPM_FILE_BYTES_MAX = 16, 1 << 20
+# libvirt's folder of each version's state (src/qemu/qemu_tpm.c, qemuTPMEmulatorStorageBuildPath).
+_TPM_FOLDERS = {"1.2": "tpm1.2", "2.0": "tpm2"}
+
+
+def nvram(root: Any) -> str | None:
+    """In base64. Firmware writes it whole blocks at a time, and rarely: one that changes while it is read is read again."""
+    path = root.findtext("os/nvram")
+    if not path:
+        return None
+    content = _content(Path(path), NVRAM_BYTES_MAX, "the guest's UEFI variables")
+    while content is not None and (again := _content(Path(path), NVRAM_BYTES_MAX, "the guest's UEFI variables")) != content:
+        content = again
+    return None if content is None else base64.b64encode(content).decode()
+
+
+def tpm(root: Any, state_folder: Path) -> dict[str, str] | None:
+    """The files of its emulator, in base64, by name; None for a guest without one. swtpm replaces them whole."""
+    element = root.find("devices/tpm/backend[@type='emulator']")
+    if element is None:
+        return None
+    version = element.get("version") or "2.0"
+    folder = state_folder / (root.findtext("uuid") or "") / _TPM_FOLDERS.get(version, "tpm2")
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    except FileNotFoundError:  # it was never started
+        return {}
+    except OSError as error:
+        raise SourceUnsupported(f"the state of the guest's TPM cannot be read: {error.strerror}") from error
+    if len(paths) > TPM_FILES_MAX:
+        raise SourceUnsupported(f"the state of the guest's TPM has over {TPM_FILES_MAX} files")
+    found = {path.name: _content(path, TPM_FILE_BYTES_MAX, "the state of the guest's TPM") for path in paths}
+    return {name: base64.b64encode(content).decode() for name, content in found.items() if content is not None}
+
+
+def _content(path: Path, most: int, what: str) -> bytes | None:
+    """None, where there is no such file: the guest was never started."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SourceUnsupported(f"{what} cannot be read: {error.strerror}") from error
+    if len(content) > most:
+        raise SourceUnsupported(f"{what} has over {most} bytes")
+    return content

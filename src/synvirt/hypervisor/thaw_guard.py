@@ -1,0 +1,86 @@
+"""Thaws a guest when nobody else does: `python thaw_guard.py LIBVIRT_URI DOMAIN_UUID [DESCRIPTOR]`, a process of its own.
+
+    stdout  «ready», once it could thaw
+    stdin   «hold»: the guest is being frozen from now on;  «thawed»: it is over, nothing is left to do
+
+If stdin ends, as it does when the service is killed, or «thawed» does not come in HOLD_S, it thaws the guest, again and again
+until the guest's agent says that it is. DESCRIPTOR is an open connection to the agent's socket: the embedded driver's, which
+libvirt in another process could not use. Needs nothing of this package, so that it starts in milliseconds.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# VSS lets no writer of Windows wait for longer; and nobody calls ten seconds an outage.
+HOLD_S = 10.0
+ANSWER_S = 5
+KEEP_TRYING_S = 600.0
+PAUSE_S = 1.0
+# What an agent answers here fits in a line.
+READ_BYTES = 65536
+THAW, STATUS = "guest-fsfreeze-thaw", "guest-fsfreeze-status"
+
+
+def by_libvirt(uri: str, uuid: str) -> Callable[[], bool]:
+    import libvirt
+    import libvirt_qemu
+
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    domain = libvirt.open(uri).lookupByUUIDString(uuid)
+
+    def ask(command: str) -> Any:
+        return json.loads(libvirt_qemu.qemuAgentCommand(domain, json.dumps({"execute": command}), ANSWER_S, 0))["return"]
+
+    def thaw() -> bool:
+        ask(THAW)
+        return bool(ask(STATUS) == "thawed")
+
+    return thaw
+
+
+def by_descriptor(descriptor: int) -> Callable[[], bool]:
+    connection = socket.socket(fileno=descriptor)
+
+    def thaw() -> bool:
+        """The agent answers one command after the other: what says «thawed» comes after it was."""
+        for command in (THAW, STATUS):
+            connection.send(json.dumps({"execute": command}).encode() + b"\n", socket.MSG_DONTWAIT)
+        until, said = time.monotonic() + ANSWER_S, b""
+        while b'"thawed"' not in said and time.monotonic() < until:
+            if select.select([connection], [], [], PAUSE_S)[0]:
+                said = said[-READ_BYTES:] + connection.recv(READ_BYTES, socket.MSG_DONTWAIT)
+        return b'"thawed"' in said
+
+    return thaw
+
+
+def main() -> int:
+    # Whoever stops the service stops its processes too: this one ends by itself.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    uri, uuid, *rest = sys.argv[1:]
+    thaw = by_descriptor(int(rest[0])) if rest else by_libvirt(uri, uuid)
+    os.write(1, b"ready\n")
+    if os.read(0, 64) != b"hold\n":
+        return 0
+    if select.select([0], [], [], HOLD_S)[0] and os.read(0, 64) == b"thawed\n":
+        return 0
+    until = time.monotonic() + KEEP_TRYING_S
+    while time.monotonic() < until:
+        with contextlib.suppress(Exception):  # whatever it is: it is tried again
+            if thaw():
+                return 0
+        time.sleep(PAUSE_S)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
