@@ -33,6 +33,7 @@ class BackingUp:
         repository = self._repositories.opened(job.repository_id)
         for vm_id in job.vm_ids:
             session = repository.session()
+            under_way.storing(session)
             with self._open_guest(vm_id) as guest:
                 if guest.has_tpm:
                     text = f"the state of {guest.name}'s TPM is not part of the restore point"

@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import Field, StringConstraints
 
 from synvirt.backups.garbage import Retention
-from synvirt.model import Bytes, Model, Name, Received, Time
+from synvirt.model import Bytes, Model, Name, Progress, Received, Time
 
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/[^\x00]*$")]
 VmId = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -81,11 +81,6 @@ class BackupJob(Model):
     last_run_id: UUID | None = None
 
 
-class BackupProgress(Model):
-    bytes_total: Bytes = 0
-    bytes_done: Bytes = 0
-
-
 class Trouble(Model):
     code: str
     message: str
@@ -94,7 +89,8 @@ class Trouble(Model):
 
 
 class BackupRun(Model):
-    """A backup, a restore or a verification, under way or ended. `path`: where a restore put the disks."""
+    """A backup, a restore or a verification, under way or ended. `stored_bytes`: what the repository grew by. `path`: where a
+    restore put the disks."""
 
     id: UUID
     kind: Literal["backup", "restore", "verify"] = "backup"
@@ -103,11 +99,20 @@ class BackupRun(Model):
     created_at: Time
     started_at: Time | None = None
     finished_at: Time | None = None
-    progress: BackupProgress = BackupProgress()
+    progress: Progress = Progress()
+    stored_bytes: Bytes = 0
     restore_point_ids: tuple[UUID, ...] = ()
     warnings: tuple[Trouble, ...] = ()
     error: Trouble | None = None
     path: str | None = None
+
+
+class RunUpdate(Model):
+    """Data of the stream's `event: progress`."""
+
+    id: UUID
+    status: Status
+    progress: Progress
 
 
 class PointDisk(Model):

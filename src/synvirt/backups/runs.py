@@ -3,29 +3,39 @@
     begin(work) ─▶ queued ─▶ preparing ─▶ … the work's own states … ─▶ completed
                                 └──────── any error, or a cancel ────────▶ failed, cancelled
 
-A run that the service's end cuts off is failed at the next start: nothing of it counts.
+A run that the service's end cuts off is failed at the next start, and says what it had stored: no restore point is made of it,
+but what is stored is found again by the next run, and not stored twice.
 """
 
 import contextlib
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
 
 import structlog
 
-from synvirt.backups.model import ENDS, BackupProgress, BackupRun, Status, Trouble
-from synvirt.backups.under_way import UnderWay
-from synvirt.errors import BackupConflict, Cancelled, Internal, Interrupted, SynvirtError
+from synvirt import errors
+from synvirt.backups.model import ENDS, BackupRun, Status, Trouble
+from synvirt.backups.under_way import Figures, UnderWay
+from synvirt.errors import BackupConflict, Cancelled, Interrupted, SynvirtError
 from synvirt.model import now
-from synvirt.store.backups import BackupRows
+from synvirt.sizes import GIB
+from synvirt.store.backups import BackupRows, Row, RunEvent
 
 # Each reads with a thread a core: more would only take turns.
 RUNS_AT_ONCE = 2
 
 _log = structlog.get_logger("synvirt.backups")
+
+# The codes of this side begin with E_BAK_: what comes from rooms that serve both sides is told by its name here.
+_OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
+    errors.Cancelled: errors.BackupCancelled,
+    errors.DiskReadFailed: errors.SourceReadFailed,
+    errors.DiskWriteFailed: errors.BackupDiskWriteFailed,
+}
 
 
 class Runs:
@@ -34,17 +44,19 @@ class Runs:
     def __init__(self, rows: BackupRows, *, host: str, exports: Path) -> None:
         self._rows, self._host, self._exports = rows, host, exports
         self._pool = ThreadPoolExecutor(RUNS_AT_ONCE, thread_name_prefix="backup")
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._stops: dict[UUID, threading.Event] = {}
+        self._waiting: dict[UUID, Future[None]] = {}
         self._closing = False
-        self._figures: dict[UUID, BackupProgress] = {}
+        self.figures = Figures()
 
     def start(self) -> None:
         """Once, before anything is asked: what the last service left under way has failed."""
-        open_ = tuple(str(status) for status in Status if status not in ENDS)
-        for text in self._rows.all("run", host=self._host, states=open_):
+        for text in self._rows.all("run", host=self._host, states=_OPEN):
             run = BackupRun.model_validate_json(text)
-            self._end(run, Interrupted("the service ended while the run was under way", hint="start the run again"))
+            _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
+            self._end(run, _interrupted(run))
+        self._rows.sweep_events(host=self._host)
 
     def close(self) -> None:
         """Runs under way stop; the next start says that they were cut off."""
@@ -63,52 +75,117 @@ class Runs:
         return [self._with_figures(BackupRun.model_validate_json(text)) for text in texts], following
 
     def cancel(self, run_id: UUID) -> BackupRun:
-        """BackupConflict, where it has ended."""
+        """One that waits ends at once. BackupConflict, where it has ended."""
         with self.lock:
             run = self.get(run_id)
             if run.status in ENDS:
                 raise BackupConflict(f"run {run_id} has ended: it is {run.status}")
             self._stops.get(run_id, threading.Event()).set()
-        return run
+            waiting = self._waiting.get(run_id)
+            if waiting is not None and waiting.cancel():
+                self._end(run, Cancelled())
+                self._forget(run_id)
+            return self.get(run_id)
 
     def _with_figures(self, run: BackupRun) -> BackupRun:
-        figures = self._figures.get(run.id)
-        return run if figures is None or run.status in ENDS else run.model_copy(update={"progress": figures})
+        _, progress = self.figures.latest().get(run.id, (None, None))
+        return run if progress is None or run.status in ENDS else run.model_copy(update={"progress": progress})
 
-    def begin(self, run: BackupRun, work: Callable[[UnderWay], None]) -> BackupRun:
-        """With the lock held. BackupConflict, where the service is being stopped."""
+    # ── what the stream and the metrics follow ───────────────────────────────────────────────────────────────────────
+
+    def last_event_id(self) -> int:
+        return self._rows.last_event_id(host=self._host)
+
+    def newest_events(self, *, job_id: UUID | None = None) -> list[RunEvent]:
+        """Of each run that has not ended, or of the one of that id."""
+        return self._rows.newest_events(host=self._host, ends=_ENDED, run_id=job_id)
+
+    def events_after(self, event_id: int, *, job_id: UUID | None = None, limit: int | None = None) -> list[RunEvent]:
+        return self._rows.events_after(event_id, host=self._host, run_id=job_id, limit=limit)
+
+    # ── doing them ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, run: BackupRun, work: Callable[[UnderWay], None], *, with_: tuple[Row, ...] = ()) -> BackupRun:
+        """With the lock held. `with_`: written with the run, or not at all. BackupConflict, where the service stops."""
         if self._closing:
             raise BackupConflict("the service is being stopped")
-        self._save(run)
+        self._save(run, with_=with_)
         self._stops[run.id] = threading.Event()
-        self._pool.submit(self._do, run, work)
+        self._waiting[run.id] = self._pool.submit(self._do, run, work)
         return run
 
     def _do(self, run: BackupRun, work: Callable[[UnderWay], None]) -> None:
-        under_way = UnderWay(run, self._stops[run.id].is_set, self._save, self._figures)
-        try:
-            under_way.move(Status.PREPARING, started_at=now())
-            work(under_way)
-            self._end(under_way.run, None)
-        except Exception as error:
-            if self._closing:
-                return
-            known = error if isinstance(error, SynvirtError) else Internal("something unexpected went wrong in the run")
-            if known is not error:
-                _log.error("a backup run broke", run=str(run.id), exc_info=error)
-            with contextlib.suppress(SynvirtError):  # the store is gone: the next start will say it
-                self._end(under_way.run, known)
-        finally:
-            self._stops.pop(run.id, None)
-            self._figures.pop(run.id, None)
+        with structlog.contextvars.bound_contextvars(run=str(run.id), kind=run.kind):
+            under_way = UnderWay(run, self._stops[run.id].is_set, self._save, self.figures)
+            try:
+                under_way.move(Status.PREPARING, started_at=now())
+                work(under_way)
+                self._end(under_way.now(), None)
+            except Exception as error:
+                with contextlib.suppress(SynvirtError):  # the store is gone: the next start will say it
+                    if self._closing:
+                        self._save(under_way.now(), announced=False)
+                    else:
+                        self._end(under_way.now(), error)
+            finally:
+                self._forget(run.id)
 
-    def _end(self, run: BackupRun, error: SynvirtError | None) -> None:
+    def _forget(self, run_id: UUID) -> None:
+        with self.lock:  # not before who began it has noted it
+            self._stops.pop(run_id, None)
+            self._waiting.pop(run_id, None)
+        self.figures.unpin(run_id)
+
+    def _end(self, run: BackupRun, error: Exception | None) -> None:
         status = Status.COMPLETED if error is None else Status.CANCELLED if isinstance(error, Cancelled) else Status.FAILED
-        progress = self._figures.get(run.id, run.progress)
         if error is not None and run.path is not None:
             shutil.rmtree(self._exports / Path(run.path).name, ignore_errors=True)
-        trouble = None if error is None else Trouble(code=error.code, message=error.detail, hint=error.hint)
-        self._save(run.model_copy(update={"status": status, "finished_at": now(), "progress": progress, "error": trouble}))
+        ended = {"status": status, "finished_at": now(), "error": None if error is None else _trouble(error)}
+        progress = run.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})
+        run = run.model_copy(update={**ended, "progress": progress})
+        said = {} if run.error is None else {"code": run.error.code, "detail": run.error.message}
+        _log.info(
+            "backup run ended",
+            run=str(run.id),
+            kind=run.kind,
+            status=str(status),
+            read_bytes=progress.bytes_done,
+            stored_bytes=run.stored_bytes,
+            **said,
+        )
+        self._save(run)
 
-    def _save(self, run: BackupRun) -> None:
-        self._rows.put("run", run.id, run.model_dump_json(), host=self._host, state=str(run.status))
+    def _save(self, run: BackupRun, *, announced: bool = True, with_: tuple[Row, ...] = ()) -> None:
+        row = Row("run", run.id, run.model_dump_json(), state=str(run.status), announced=announced)
+        self._rows.put_all([row, *with_], host=self._host)
+        if announced:
+            self.figures.commits += 1
+
+
+def _sized(count: int) -> str:
+    return f"{count / GIB:.2f} GiB"
+
+
+_OPEN = tuple(str(status) for status in Status if status not in ENDS)
+_ENDED = tuple(str(status) for status in ENDS)
+
+
+def _interrupted(run: BackupRun) -> Interrupted:
+    if run.kind != "backup" or run.stored_bytes == 0:
+        return Interrupted("the service ended while the run was under way", hint="start the run again")
+    progress = run.progress
+    return Interrupted(
+        f"the service ended while the run was under way: {_sized(progress.bytes_done)} of {_sized(progress.bytes_total)} were "
+        f"read, and {_sized(run.stored_bytes)} are stored",
+        hint="start the run again: what is stored is not stored twice",
+    )
+
+
+def _trouble(error: Exception) -> Trouble:
+    if not isinstance(error, SynvirtError):
+        _log.error("a backup run broke", exc_info=error)
+        error = errors.BackupInternal("something unexpected went wrong in the run; the service's log has it")
+    # The nearest kind that is told otherwise here; one of this side's own is told as it is.
+    told = next((_OF_BACKUPS[kind] for kind in type(error).__mro__ if kind in _OF_BACKUPS), errors.BackupInternal)
+    code = error.code if error.code.startswith("E_BAK_") else told.code
+    return Trouble(code=code, message=error.detail, hint=error.hint)

@@ -34,7 +34,7 @@ from synvirt.backups.under_way import UnderWay
 from synvirt.backups.verify import verify_point
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, RepositoryDamaged, SynvirtError
 from synvirt.model import now
-from synvirt.store.backups import BackupRows
+from synvirt.store.backups import BackupRows, Row
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -106,8 +106,8 @@ class Backups:
             job = self.job(job_id)
             self._check_idle(job)
             run = BackupRun(id=uuid4(), job_id=job_id, created_at=now())
-            self._rows.put("job", job_id, job.model_copy(update={"last_run_id": run.id}).model_dump_json(), host=self._host)
-            return self.runs.begin(run, lambda under_way: self._backing_up.back_up(under_way, job))
+            row = Row("job", job_id, job.model_copy(update={"last_run_id": run.id}).model_dump_json())
+            return self.runs.begin(run, lambda under_way: self._backing_up.back_up(under_way, job), with_=(row,))
 
     def _check_idle(self, job: BackupJob) -> None:
         if job.last_run_id is not None and self.runs.get(job.last_run_id).status not in ENDS:

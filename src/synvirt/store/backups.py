@@ -2,16 +2,40 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, text, update
 
 from synvirt.errors import BackupNotFound
-from synvirt.store.tables import backups
+from synvirt.store.tables import backup_events, backups
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
-Kind = Literal["repository", "job", "run", "point"]
+Kind = Literal["repository", "job", "run", "point", "made", "unfinished"]
+
+# A replay is for who was away for hours; a run writes some ten events.
+EVENTS_KEPT = 10_000
+# PostgreSQL gives out ids at insert and shows rows at commit: one writer at a time, so that none is seen too late. "bkev".
+EVENTS_LOCK = 0x626B6576
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    id: int
+    run_id: UUID
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`announced`: a run's change that its listeners are told of."""
+
+    kind: Kind
+    id: UUID
+    document: str
+    state: str = ""
+    announced: bool = False
 
 
 class BackupRows:
@@ -20,10 +44,20 @@ class BackupRows:
 
     def put(self, kind: Kind, id_: UUID, document: str, *, host: str, state: str = "") -> None:
         """Added, or in the place of what was there."""
+        self.put_all([Row(kind, id_, document, state)], host=host)
+
+    def put_all(self, rows: list[Row], *, host: str) -> None:
+        """All of them or none."""
         with self._writing() as db:
-            same = (backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind)
-            if db.execute(update(backups).where(*same).values(state=state, document=document)).rowcount == 0:
-                db.execute(insert(backups).values(id=str(id_), host=host, kind=kind, state=state, document=document))
+            for row in rows:
+                values = {"state": row.state, "document": row.document}
+                same = (backups.c.id == str(row.id), backups.c.host == host, backups.c.kind == row.kind)
+                if db.execute(update(backups).where(*same).values(**values)).rowcount == 0:
+                    db.execute(insert(backups).values(id=str(row.id), host=host, kind=row.kind, **values))
+                if row.announced:
+                    if db.dialect.name == "postgresql":
+                        db.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": EVENTS_LOCK})
+                    db.execute(insert(backup_events).values(host=host, run_id=str(row.id), document=row.document))
 
     def get(self, kind: Kind, id_: UUID, *, host: str) -> str:
         """BackupNotFound."""
@@ -56,3 +90,40 @@ class BackupRows:
         with self._writing() as db:
             same = (backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind)
             db.execute(delete(backups).where(*same))
+
+    # ── what happened to runs ────────────────────────────────────────────────────────────────────────────────────────
+
+    def events_after(self, event_id: int, *, host: str, run_id: UUID | None = None, limit: int | None = None) -> list[RunEvent]:
+        """In their order."""
+        query = select(backup_events).where(backup_events.c.host == host, backup_events.c.id > event_id)
+        if run_id is not None:
+            query = query.where(backup_events.c.run_id == str(run_id))
+        with self._reading() as db:
+            found = db.execute(query.order_by(backup_events.c.id).limit(limit))
+            return [RunEvent(row.id, UUID(row.run_id), row.document) for row in found]
+
+    def newest_events(self, *, host: str, ends: tuple[str, ...], run_id: UUID | None = None) -> list[RunEvent]:
+        """The newest event of each run that is not at one of `ends`, or of `run_id` wherever it is; the run as it is now."""
+        chosen = backups.c.state.not_in(ends) if run_id is None else backups.c.id == str(run_id)
+        # Of a run of long ago no event is left: 0, before all others.
+        newest = func.coalesce(func.max(backup_events.c.id), 0)
+        query = (
+            select(newest.label("event_id"), backups.c.id, backups.c.document)
+            .join(backup_events, backup_events.c.run_id == backups.c.id, isouter=True)
+            .where(backups.c.host == host, backups.c.kind == "run", chosen)
+            .group_by(backups.c.number)
+            .order_by(newest)
+        )
+        with self._reading() as db:
+            return [RunEvent(row.event_id, UUID(row.id), row.document) for row in db.execute(query)]
+
+    def last_event_id(self, *, host: str) -> int:
+        query = select(func.max(backup_events.c.id)).where(backup_events.c.host == host)
+        with self._reading() as db:
+            return db.execute(query).scalar() or 0
+
+    def sweep_events(self, *, host: str) -> None:
+        """The oldest go; the newest one never does, so that ids go on growing."""
+        oldest = self.last_event_id(host=host) - EVENTS_KEPT
+        with self._writing() as db:
+            db.execute(delete(backup_events).where(backup_events.c.host == host, backup_events.c.id <= oldest))

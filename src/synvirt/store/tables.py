@@ -8,6 +8,7 @@ migrations ──< events        a row a move, with the job as it was then: what
 uploads                      the archives that were uploaded whole; their bytes are files of their host
 sources                      the registered platforms, each with its credentials, sealed by its host's key
 backups                      repositories, jobs, runs and restore points; what counts of a point lies in its repository
+backup_events                a row a move of a run, with the run as it was then; the oldest are swept
 """
 
 from sqlalchemy import (
@@ -149,5 +150,16 @@ backups = Table(
     Column("state", String(32), nullable=False),
     Column("document", Text, nullable=False),
     Index("ix_backups_host_kind", "host", "kind"),
+    sqlite_autoincrement=True,
+)
+
+backup_events = Table(
+    "backup_events",
+    METADATA,
+    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    Column("host", String(255), nullable=False),
+    Column("run_id", _ID, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("ix_backup_events_run_id", "run_id"),
     sqlite_autoincrement=True,
 )
