@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from synvirt.backups import packs
+from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.repository import Repository
 from synvirt.backups.verify import verify_point, verify_repository
 from synvirt.errors import RepositoryFull, SynvirtError
@@ -47,10 +48,10 @@ def _is_whole(after: MemoryFolder, earlier: list[object]) -> None:
     repository = Repository(after, KEY)
     assert set(earlier) <= set(repository.point_ids())
     for point in repository.point_ids():
-        assert restored(repository, point) == contents(EARLIER if point in earlier else LATER)
+        assert restored(repository, point, threads=0) == contents(EARLIER if point in earlier else LATER)
         assert verify_point(repository, point) is None
     again = back_up(repository, *map(small, LATER), threads=0)
-    assert restored(Repository(after, KEY), again) == contents(LATER)
+    assert restored(Repository(after, KEY), again, threads=0) == contents(LATER)
     assert verify_repository(repository).wrongs == ()
 
 
@@ -134,13 +135,32 @@ def test_no_damage_passes_in_silence() -> None:
     assert reported > 900 * TIMES
 
 
+def _chunks(folder: MemoryFolder, repository: Repository) -> list[tuple[packs.Entry, bytes]]:
+    """Of all packs, with their frames."""
+    return [
+        (entry, packs.read_frame(folder, pack, entry))
+        for pack in sorted(repository.pack_sizes())
+        for entry in repository.index.entries(pack)
+        if entry.kind == packs.CHUNK
+    ]
+
+
 def test_frames_that_change_places_are_noticed() -> None:
     """By somebody who makes the hashes fit again, without the key."""
     start = MemoryFolder()
     repository = opened(start, new=True)
     point = back_up(repository, disk("AAAABBBB"), threads=0)
-    one, two = (place for place in repository._places.values() if place.entry.kind == packs.CHUNK)
-    repository._places[one.entry.name], repository._places[two.entry.name] = two, one
+    (one, first), (two, second) = _chunks(start, repository)
+    for entry, frame in ((one, second), (two, first)):
+        anew = packs.Pack()
+        anew.add(entry.name, packs.CHUNK, frame, CHUNK_BYTES)
+        name, content, _ = anew.closed()
+        start.write(f"packs/{name}", [content])
+        place = repository.place(entry.name)
+        assert place is not None
+        start.delete(f"packs/{place.pack}")
+    repository = Repository(start, KEY)
+    assert verify_repository(repository).wrongs == ()
     with pytest.raises(SynvirtError, match="cannot be opened"):
         restored(repository, point, threads=0)
     assert verify_point(repository, point) is not None
@@ -150,10 +170,12 @@ def test_a_damaged_chunk_says_where_on_the_disk_it_is() -> None:
     start = MemoryFolder()
     repository = opened(start, new=True)
     point = back_up(repository, disk("AAAABBBBCCCC"), threads=0)
-    place = next(place for place in repository._places.values() if place.entry.kind == packs.CHUNK)
+    (first, _), *_ = _chunks(start, repository)
+    place = repository.place(first.name)
+    assert place is not None
     file = start.files[f"packs/{place.pack}"]
     damaged = bytearray(file.content)
-    damaged[place.entry.offset] ^= 0xFF  # another byte for certain: a fixed one is there already, one time in 256
+    damaged[first.offset] ^= 0xFF  # another byte for certain: a fixed one is there already, one time in 256
     file.content = bytes(damaged)
     with pytest.raises(SynvirtError, match=r"changed at bytes \d+ to \d+: the disk cannot be read at offset \d+$"):
         restored(repository, point, threads=0)

@@ -12,7 +12,7 @@ committed is refused, and what is condemned after that is looked at again before
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
@@ -23,9 +23,8 @@ from pydantic import Field
 
 from synvirt.backups import packs
 from synvirt.backups.folder import UNFINISHED, put
-from synvirt.backups.manifest import NONE
-from synvirt.backups.repository import CONDEMNED_FOLDER, Place, Repository, condemned_lists
-from synvirt.backups.verify import chunk_names
+from synvirt.backups.manifest import NONE, names_in
+from synvirt.backups.repository import CONDEMNED_FOLDER, Repository, condemned_lists
 from synvirt.errors import RepositoryDamaged
 from synvirt.model import Bytes, Model, Received
 
@@ -92,11 +91,13 @@ class Collected(Model):
 
 @dataclass(frozen=True)
 class _Seen:
-    """One look at all of the repository. `live`: of each pack that is needed, the entries for which it is."""
+    """One look at all of the repository. `live`: of each pack that is needed, the entries for which it is, a bit each;
+    `live_bytes`: the bytes of those."""
 
     sizes: dict[str, int]
     ages: dict[str, float]
-    live: dict[str, list[packs.Entry]]
+    live: dict[str, int]
+    live_bytes: dict[str, int]
 
 
 def collect(
@@ -112,17 +113,15 @@ def collect(
     dead_bytes = sum(seen.sizes[name] for name in dead)
     sparse = sorted(
         name
-        for name, entries in seen.live.items()
-        if name not in waiting | due
-        and seen.ages[name] >= young_s
-        and sum(entry.length for entry in entries) < seen.sizes[name] // 2
+        for name, live_bytes in seen.live_bytes.items()
+        if name not in waiting | due and seen.ages[name] >= young_s and live_bytes < seen.sizes[name] // 2
     )
     unneeded = sorted(
         name for name, age in seen.ages.items() if name not in seen.live and name not in waiting | due and age >= young_s
     )
-    moved = sum(entry.length for name in sparse for entry in seen.live[name])
+    moved = sum(seen.live_bytes[name] for name in sparse)
     if not dry_run:
-        _move(repository, [Place(name, entry) for name in sparse for entry in seen.live[name]])
+        _move(repository, {name: seen.live[name] for name in sparse})
         _condemn(repository, [*unneeded, *sparse])
         for name in dead:
             repository.folder.delete(f"{packs.FOLDER}/{name}")
@@ -152,43 +151,51 @@ def _look(repository: Repository, now: float) -> _Seen:
         )
     sizes = repository.pack_sizes()
     ages = {entry.name: now - entry.modified_at for entry in repository.folder.entries(packs.FOLDER) if entry.name in sizes}
-    live: dict[str, list[packs.Entry]] = defaultdict(list)
+    live: dict[str, int] = defaultdict(int)
+    live_bytes: dict[str, int] = defaultdict(int)
     for needed in _needed(repository):
         place = repository.place(needed)
         if place is None:
             raise RepositoryDamaged(
                 f"nothing is removed while chunk {needed.hex()[:16]} is in no pack", hint="verify the restore points"
             )
-        live[place.pack].append(place.entry)
-    return _Seen(sizes, ages, dict(live))
+        if not live[place.pack] >> place.number & 1:
+            live[place.pack] |= 1 << place.number
+            live_bytes[place.pack] += place.entry.length
+    return _Seen(sizes, ages, dict(live), dict(live_bytes))
 
 
-def _needed(repository: Repository) -> set[bytes]:
-    found: set[bytes] = set()
+def _needed(repository: Repository) -> Iterator[bytes]:
+    """Each page, and each page's chunks, of all points. A chunk of several pages comes several times."""
+    seen: set[str] = set()
     for point_id in repository.point_ids():
         for disk in repository.shown(point_id).disks:
-            found.update(bytes.fromhex(page) for page in disk.pages)
-            found.update(chunk_names(repository, disk))
-    return found - {NONE}
+            for page in {*disk.pages} - seen:
+                seen.add(page)
+                if (name := bytes.fromhex(page)) != NONE:
+                    yield name
+                    yield from names_in(repository.read_page(name))
 
 
-def _move(repository: Repository, places: list[Place]) -> None:
-    """Frames into new packs, durable when this returns."""
+def _move(repository: Repository, chosen: dict[str, int]) -> None:
+    """Of each pack the frames that are chosen, a bit each, into new packs; durable when this returns."""
     pack = packs.Pack()
-    for place in places:
-        if pack.entries and not pack.fits(place.entry.length):
-            _store(repository, pack)
-            pack = packs.Pack()
-        frame = packs.read_frame(repository.folder, place.pack, place.entry)
-        pack.add(place.entry.name, place.entry.kind, frame, place.entry.content_length)
-    if pack.entries:
+    for name, bits in chosen.items():
+        for number, entry in enumerate(repository.index.entries(name)):
+            if not bits >> number & 1:
+                continue
+            if pack.names and not pack.fits(entry.length):
+                _store(repository, pack)
+                pack = packs.Pack()
+            pack.add(entry.name, entry.kind, packs.read_frame(repository.folder, name, entry), entry.content_length)
+    if pack.names:
         _store(repository, pack)
 
 
 def _store(repository: Repository, pack: packs.Pack) -> None:
-    name, content = pack.closed()
+    name, content, tail = pack.closed()
     put(repository.folder, f"{packs.FOLDER}/{name}", [content])
-    repository.take_in(name, len(content), pack.entries)
+    repository.index.add(name, len(content), tail)
 
 
 def _condemn(repository: Repository, names: list[str]) -> None:

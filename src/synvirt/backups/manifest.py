@@ -10,7 +10,8 @@ names of 1,024 chunks, which are 1 GiB of a disk; the name of a chunk, or a page
 
 import base64
 import binascii
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Literal
 from uuid import UUID
 
 from blake3 import blake3
@@ -47,16 +48,29 @@ class Shown(Model):
     disks: tuple[DiskMap, ...]
 
 
+class Mark(Model):
+    """What changes of a disk after the point are counted from: a checkpoint of libvirt's, by its name, or a bookmark of a zfs
+    volume, by its name and the guid of the snapshot that it is of."""
+
+    kind: Literal["checkpoint", "bookmark"]
+    name: str
+    guid: str | None = None
+
+
 class Named(Model):
-    """A disk of the guest: where the domain has it, and the path of its volume then."""
+    """A disk of the guest: where the domain has it, and the path of its volume then. `mark` is of use to the host that made the
+    point alone. `checked_to`: up to which chunk those that had not changed were looked at."""
 
     target: str
     path: str
     size_bytes: Bytes
+    mark: Mark | None = None
+    checked_to: int = 0
 
 
 class Sealed(Model):
-    """Line 2. `nvram` is base64; `disks` are those of line 1, in the same order."""
+    """Line 2. `nvram` is base64, and so is each file of the TPM's folder in `tpm`, by its name; `disks` are those of line 1, in
+    the same order. `held_ms`: how long the guest's file systems stood still."""
 
     vm_id: str
     vm_name: str
@@ -66,6 +80,8 @@ class Sealed(Model):
     run_id: UUID
     domain_xml: str
     nvram: str | None = None
+    tpm: dict[str, str] | None = None
+    held_ms: int | None = None
     disks: tuple[Named, ...] = Field(max_length=4096)
 
 
@@ -76,6 +92,13 @@ class Manifest(Model):
 
 def chunks_of(size_bytes: int) -> int:
     return -(-size_bytes // CHUNK_BYTES)
+
+
+def names_in(page: bytes) -> Iterator[bytes]:
+    """Of the chunks that are not zeros."""
+    for at in range(0, len(page), NAME_BYTES):
+        if (name := page[at : at + NAME_BYTES]) != NONE:
+            yield name
 
 
 def file_name(point_id: UUID) -> str:

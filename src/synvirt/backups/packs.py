@@ -15,7 +15,7 @@ from blake3 import blake3
 from synvirt.backups.folder import Folder
 from synvirt.backups.keys import FRAME_BYTES_MAX
 from synvirt.errors import RepositoryDamaged
-from synvirt.sizes import MIB
+from synvirt.sizes import KIB, MIB
 
 FOLDER = "packs"
 SUFFIX = ".pack"
@@ -27,6 +27,9 @@ CHUNK, PAGE = 0, 1
 # name (32), kind, offset, length of the frame, length of the content, BLAKE3 of the frame (32)
 _ENTRY = struct.Struct("<32sBQII32s")
 _END = struct.Struct("<I32s8s")
+ENTRY_BYTES = _ENTRY.size
+# The footers of most packs, in one request to storage that is far away.
+_TAIL_BYTES = 64 * KIB
 # A pack full of frames of 4 KiB, which no chunk of a disk gives: what has more entries is not ours.
 ENTRIES_MAX = PACK_BYTES // 4096
 
@@ -46,45 +49,65 @@ class Pack:
 
     def __init__(self) -> None:
         self._bytes = bytearray(MAGIC)
-        self.entries: list[Entry] = []
+        self._footer = bytearray()
+        self.names: list[bytes] = []
 
     def fits(self, length: int) -> bool:
-        return len(self._bytes) + length + (len(self.entries) + 1) * _ENTRY.size + _END.size <= PACK_BYTES and (
-            len(self.entries) < ENTRIES_MAX
+        return len(self._bytes) + length + len(self._footer) + ENTRY_BYTES + _END.size <= PACK_BYTES and (
+            len(self.names) < ENTRIES_MAX
         )
 
     def add(self, name: bytes, kind: int, frame: bytes, content_length: int) -> None:
-        self.entries.append(Entry(name, kind, len(self._bytes), len(frame), content_length, blake3(frame).digest()))
+        self._footer += _ENTRY.pack(name, kind, len(self._bytes), len(frame), content_length, blake3(frame).digest())
+        self.names.append(name)
         self._bytes += frame
 
-    def read(self, entry: Entry) -> bytes:
-        return bytes(self._bytes[entry.offset : entry.offset + entry.length])
-
-    def closed(self) -> tuple[str, bytearray]:
-        """The pack's name and all its bytes. Nothing can be added from here on."""
-        footer = b"".join(
-            _ENTRY.pack(one.name, one.kind, one.offset, one.length, one.content_length, one.hash) for one in self.entries
-        )
-        self._bytes += footer + _END.pack(len(footer), blake3(footer).digest(), END_MAGIC)
-        return f"{blake3(self._bytes).hexdigest()}{SUFFIX}", self._bytes
+    def closed(self) -> tuple[str, bytearray, bytes]:
+        """The pack's name, all its bytes, and its tail. Nothing can be added from here on."""
+        tail = bytes(self._footer) + _END.pack(len(self._footer), blake3(self._footer).digest(), END_MAGIC)
+        self._bytes += tail
+        return f"{blake3(self._bytes).hexdigest()}{SUFFIX}", self._bytes, tail
 
 
-def read_footer(folder: Folder, name: str, size_bytes: int) -> list[Entry]:
-    """RepositoryDamaged, where the footer is not whole; the frames themselves are not looked at."""
-    if size_bytes < len(MAGIC) + _END.size:
-        raise RepositoryDamaged(f"pack {name} has {size_bytes} bytes: it is cut off")
-    length, digest, magic = _END.unpack(folder.read(f"{FOLDER}/{name}", size_bytes - _END.size, _END.size))
+def read_tail(folder: Folder, name: str, size_bytes: int) -> bytes:
+    """The footer and what follows it. RepositoryDamaged, where it is not whole; the frames themselves are not looked at."""
+    _require(size_bytes >= len(MAGIC) + _END.size, f"pack {name} has {size_bytes} bytes: it is cut off")
+    at_once = min(size_bytes, _TAIL_BYTES)
+    tail = folder.read(f"{FOLDER}/{name}", size_bytes - at_once, at_once)
+    wanted = _END.unpack(tail[-_END.size :])[0] + _END.size
+    if at_once < wanted <= size_bytes and wanted <= ENTRIES_MAX * ENTRY_BYTES + _END.size:
+        tail = folder.read(f"{FOLDER}/{name}", size_bytes - wanted, wanted)
+    tail = tail[-wanted:]
+    footer_of(name, size_bytes, tail)
+    return tail
+
+
+def footer_of(name: str, size_bytes: int, tail: bytes) -> bytes:
+    """The entries of a pack of that size that ends so, as they are stored. RepositoryDamaged."""
+    _require(len(tail) >= _END.size, f"pack {name} has no footer: it is cut off")
+    length, digest, magic = _END.unpack(tail[-_END.size :])
     start = size_bytes - _END.size - length
-    if magic != END_MAGIC or length % _ENTRY.size or length // _ENTRY.size > ENTRIES_MAX or start < len(MAGIC):
-        raise RepositoryDamaged(f"pack {name} has no footer: it is cut off or overwritten")
-    footer = folder.read(f"{FOLDER}/{name}", start, length)
-    if blake3(footer).digest() != digest:
-        raise RepositoryDamaged(f"the footer of pack {name} has changed")
-    entries = [Entry(*fields) for fields in _ENTRY.iter_unpack(footer)]
-    for entry in entries:
-        if entry.length > FRAME_BYTES_MAX or not len(MAGIC) <= entry.offset <= start - entry.length:
-            raise RepositoryDamaged(f"the footer of pack {name} names bytes that are not in it")
-    return entries
+    sound = magic == END_MAGIC and length % ENTRY_BYTES == 0 and length // ENTRY_BYTES <= ENTRIES_MAX and start >= len(MAGIC)
+    _require(sound and length == len(tail) - _END.size, f"pack {name} has no footer: it is cut off or overwritten")
+    footer = tail[:length]
+    _require(blake3(footer).digest() == digest, f"the footer of pack {name} has changed")
+    for _, _, offset, frame_length, _, _ in _ENTRY.iter_unpack(footer):
+        inside = frame_length <= FRAME_BYTES_MAX and len(MAGIC) <= offset <= start - frame_length
+        _require(inside, f"the footer of pack {name} names bytes that are not in it")
+    return footer
+
+
+def _require(sound: bool, what: str) -> None:
+    if not sound:
+        raise RepositoryDamaged(what)
+
+
+def entries_of(footer: bytes) -> list[Entry]:
+    return [Entry(*fields) for fields in _ENTRY.iter_unpack(footer)]
+
+
+def entry_of(footer: bytes, number: int) -> Entry:
+    return Entry(*_ENTRY.unpack_from(footer, number * ENTRY_BYTES))
 
 
 def read_frame(folder: Folder, name: str, entry: Entry) -> bytes:

@@ -19,8 +19,10 @@ from synvirt.store.backups import BackupRows
 
 
 class Repositories:
-    def __init__(self, rows: BackupRows, *, host: str, keyring: Path) -> None:
-        self._rows, self._host, self._keyring = rows, host, keyring
+    """`caches`: a folder for what is copied of repositories so that it need not be fetched again; None: nothing is."""
+
+    def __init__(self, rows: BackupRows, *, host: str, keyring: Path, caches: Path | None = None) -> None:
+        self._rows, self._host, self._keyring, self._caches = rows, host, keyring, caches
         self._open: dict[UUID, Repository] = {}
         self._lock = threading.Lock()
 
@@ -67,7 +69,9 @@ class Repositories:
         folder = HostFolder(Path(known.path), is_mount=known.kind == "nfs")
         with self._lock:
             if repository_id not in self._open:
-                self._open[repository_id] = Repository(folder, migrator_key(self._key_path(repository_id)))
+                cache = None if self._caches is None else self._caches / f"{repository_id}.footers"
+                master = migrator_key(self._key_path(repository_id))
+                self._open[repository_id] = Repository(folder, master, cache=cache)
             return self._open[repository_id]
 
     def recovery_key(self, repository_id: UUID) -> str:

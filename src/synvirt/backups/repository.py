@@ -1,7 +1,7 @@
 """A repository: packs and manifests in a folder, found by what is in them. docs/backup-format.md is the whole format.
 
 A restore point exists from the moment its manifest has its name, and not before: its packs are durable by then. Nothing is ever
-changed in place. What is in memory is an index of the packs' footers, read anew whenever it is opened; there is no other cache.
+changed in place. What is in memory is an index (index.py) of the packs' footers, of which a file of this host has copies.
 
     session() ─▶ add(chunk) … add_page(…) ─▶ commit(manifest)       one writer of many; no locks between hosts
     manifest(id) ─▶ chunk_names(disk) ─▶ read_chunk(name)           disk.py makes a DiskReader of it
@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -20,6 +21,7 @@ from blake3 import blake3
 from synvirt.backups import manifest as manifests
 from synvirt.backups import packs
 from synvirt.backups.folder import UNFINISHED, Folder, put
+from synvirt.backups.index import Index, Place
 from synvirt.backups.keys import CHUNK_BYTES, Keys
 from synvirt.backups.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, Manifest, Shown
 from synvirt.errors import BackupConflict, BackupNotFound, RepositoryDamaged, RepositoryKeyWrong
@@ -29,12 +31,6 @@ HEADER = "repository"
 CONDEMNED_FOLDER = "condemned"
 KEPT_SUFFIX = ".kept"
 _FOLDERS = (packs.FOLDER, manifests.FOLDER, CONDEMNED_FOLDER, UNFINISHED)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    pack: str
-    entry: packs.Entry
 
 
 def create(folder: Folder, master: bytes) -> UUID:
@@ -73,20 +69,26 @@ def header_of(folder: Folder) -> dict[str, Any]:
 
 
 class Repository:
-    """Safe from several threads. `unreadable`: packs whose footers are damaged, and why."""
+    """Safe from several threads. `unreadable`: packs whose footers are damaged, and why.
 
-    def __init__(self, folder: Folder, master: bytes) -> None:
+    `cache`: a file of this host for copies of the packs' footers, so that opening it again fetches what is new alone.
+    """
+
+    def __init__(self, folder: Folder, master: bytes, *, cache: Path | None = None) -> None:
         self.folder, self.keys = folder, Keys(master)
         header = header_of(folder)
         if header["key_check"] != self.keys.check:
             raise RepositoryKeyWrong("this is not the key of that repository")
         self.id = UUID(header["id"])
         self.unreadable: dict[str, str] = {}
-        self._places: dict[bytes, Place] = {}
-        self._packs: dict[str, int] = {}
+        self.index = Index(folder, cache)
         self._condemned: frozenset[str] = frozenset()
         self._lock = threading.RLock()
         self.refresh()
+
+    def close(self) -> None:
+        """Nothing can be read from here on."""
+        self.index.close()
 
     # ── the index ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -94,40 +96,26 @@ class Repository:
         """See what others have written, condemned or removed."""
         with self._lock:
             there = {entry.name: entry.size_bytes for entry in self.folder.entries(packs.FOLDER)}
-            condemned = self._condemned
             with contextlib.suppress(RepositoryDamaged):  # a list that cannot be read stops who writes, not who restores
-                condemned = condemned_packs(self.folder)
-            if self._packs.keys() - there.keys() or condemned != self._condemned:
-                # What lay in a pack that goes may lie in another too: all are looked at again.
-                self._places, self._packs, self._condemned = {}, {}, condemned
-            self.unreadable = {}
-            for name in sorted(there.keys() - self._packs.keys()):
-                try:
-                    entries = packs.read_footer(self.folder, name, there[name])
-                except RepositoryDamaged as error:
-                    self.unreadable[name] = error.detail
-                    continue
-                self.take_in(name, there[name], entries)
-
-    def take_in(self, pack: str, size_bytes: int, entries: list[packs.Entry]) -> None:
-        with self._lock:
-            self._packs[pack] = size_bytes
-            for entry in entries:
-                present = self._places.get(entry.name)
-                if present is None or (present.pack in self._condemned and pack not in self._condemned):
-                    self._places[entry.name] = Place(pack, entry)
+                self._condemned = condemned_packs(self.folder)
+            self.unreadable = self.index.update(there)
 
     def place(self, name: bytes) -> Place | None:
-        return self._places.get(name)
+        """Where it lies; in a pack that will not soon be removed, if there is one."""
+        found = None
+        for place in self.index.places(name):
+            if place.pack not in self._condemned:
+                return place
+            found = found or place
+        return found
 
     def reusable(self, name: bytes) -> Place | None:
         """Where it lies, if that will not soon be removed."""
-        place = self._places.get(name)
+        place = self.place(name)
         return None if place is None or place.pack in self._condemned else place
 
     def pack_sizes(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._packs)
+        return self.index.sizes()
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -300,7 +288,7 @@ class Session:
     def _append(self, name: bytes, kind: int, frame: bytes, length: int) -> None:
         full = None
         with self._lock:
-            if self._pack.entries and not self._pack.fits(len(frame)):
+            if self._pack.names and not self._pack.fits(len(frame)):
                 # Before the next pack is begun the one before it must be stored: so that there are never three in memory.
                 self._putting.acquire()
                 full, self._pack = self._pack, packs.Pack()
@@ -313,17 +301,18 @@ class Session:
                 self._putting.release()
 
     def _put(self, full: packs.Pack) -> None:
-        name, content = full.closed()
+        name, content, tail = full.closed()
         put(self._repository.folder, f"{packs.FOLDER}/{name}", [content])
-        self._repository.take_in(name, len(content), full.entries)
-        # Not under _lock: who waits for _putting holds it. One thread at a time is here, and a set takes one more at once.
+        self._repository.index.add(name, len(content), tail)
+        # Not under _lock: who waits for _putting holds it. One thread at a time is here, and a set takes one change at once.
         self._used.add(name)
+        self._mine.difference_update(full.names)  # the index has them now
         self.stored_bytes += len(content)
 
     def commit(self, manifest: Manifest) -> None:
         """The restore point exists when this returns. BackupConflict, where what it relies on is being removed."""
         with self._putting:
-            if self._pack.entries:
+            if self._pack.names:
                 last, self._pack = self._pack, packs.Pack()
                 self._put(last)
         folder = self._repository.folder

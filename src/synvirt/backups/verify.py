@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
-from synvirt.backups import manifest as manifests
+import numpy as np
+
 from synvirt.backups import packs
 from synvirt.backups.keys import CHUNK_BYTES, NAME_BYTES
-from synvirt.backups.manifest import NONE, DiskMap
+from synvirt.backups.manifest import NONE, DiskMap, names_in
 from synvirt.backups.repository import Repository, condemned_lists, header_of
 from synvirt.copying import default_threads
-from synvirt.disks.looking import first_found
+from synvirt.disks.looking import Tally, first_found
 from synvirt.errors import BackupNotFound, Cancelled, RepositoryDamaged
 from synvirt.model import Bytes, Model
 
@@ -45,13 +46,14 @@ def verify_repository(
     sizes = repository.pack_sizes()
     broken = _broken_packs(repository, sizes, stop, on_progress)
     wrongs += broken.values()
-    bad_names = {name for pack in broken for name in _changed_frames(repository, pack, sizes[pack])}
-    damaged = []
+    bad_names = {name for pack in broken for name in _changed_frames(repository, pack)}
+    damaged: list[UUID] = []
+    pages: dict[str, int] = {}
     ids = repository.point_ids()
     for point_id in ids:
         if stop():
             raise Cancelled
-        wrong = _wrong_of_point(repository, point_id, bad_names)
+        wrong = _wrong_of_point(repository, point_id, bad_names, pages)
         if wrong is not None:
             wrongs.append(wrong)
             damaged.append(point_id)
@@ -99,9 +101,9 @@ def _broken_packs(repository: Repository, sizes: dict[str, int], stop: Stop, on_
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _changed_frames(repository: Repository, pack: str, size_bytes: int) -> Iterator[bytes]:
+def _changed_frames(repository: Repository, pack: str) -> Iterator[bytes]:
     """The names whose frames in this pack are not what was stored, where it is there that they are read."""
-    for entry in packs.read_footer(repository.folder, pack, size_bytes):
+    for entry in repository.index.entries(pack):
         place = repository.place(entry.name)
         if place is None or place.pack != pack:
             continue
@@ -111,27 +113,22 @@ def _changed_frames(repository: Repository, pack: str, size_bytes: int) -> Itera
             yield entry.name
 
 
-def _wrong_of_point(repository: Repository, point_id: UUID, bad_names: set[bytes]) -> str | None:
-    missing = changed = 0
+def _wrong_of_point(repository: Repository, point_id: UUID, bad_names: set[bytes], known: dict[str, int]) -> str | None:
+    """`known`: of each page that was looked at, how many of its chunks are not as they should be."""
     try:
-        for disk in repository.manifest(point_id).shown.disks:
-            changed += sum(bytes.fromhex(page) in bad_names for page in disk.pages)
-            for name in chunk_names(repository, disk):
-                missing += repository.place(name) is None
-                changed += name in bad_names
+        pages = {page for disk in repository.manifest(point_id).shown.disks for page in disk.pages}
+        for page in pages - known.keys():
+            known[page] = _wrongs_in_page(repository, bytes.fromhex(page), bad_names)
     except (RepositoryDamaged, BackupNotFound) as error:
         return error.detail
-    if missing:
-        return f"restore point {point_id} lacks {missing} chunk(s), which are in no pack of the repository"
-    return f"restore point {point_id} needs {changed} chunk(s) that have changed" if changed else None
+    wrong = sum(known[page] for page in pages)
+    return f"restore point {point_id} needs {wrong} chunk(s) that are missing or have changed" if wrong else None
 
 
-def chunk_names(repository: Repository, disk: DiskMap) -> Iterator[bytes]:
-    """Of the chunks that are not zeros. RepositoryDamaged, where a page of them is."""
-    names = repository.chunk_names(disk)
-    for at in range(0, len(names), NAME_BYTES):
-        if (name := names[at : at + NAME_BYTES]) != NONE:
-            yield name
+def _wrongs_in_page(repository: Repository, name: bytes, bad_names: set[bytes]) -> int:
+    page = repository.read_page(name)
+    changed = sum(chunk in bad_names for chunk in names_in(page)) if bad_names else 0
+    return changed + len(repository.index.lacking(page))
 
 
 def verify_point(
@@ -143,25 +140,24 @@ def verify_point(
 ) -> str | None:
     """What is wrong first, or None: then all of the point was read, and is what was backed up. `on_progress`: bytes read."""
     repository.refresh()
-    done = [0] * len(repository.manifest(point_id).shown.disks)
-    for number, disk in enumerate(repository.manifest(point_id).shown.disks):
+    done = Tally()
+
+    def look(chunk: tuple[bytes, int], *_: memoryview) -> str | None:
+        try:
+            done.add(len(repository.read_chunk(*chunk)))
+        except RepositoryDamaged as error:
+            return error.detail
+        return None
+
+    chunks = _chunks(repository, repository.manifest(point_id).shown.disks)
+    return first_found(chunks, look, threads=default_threads(), stop=stop, on_progress=lambda: on_progress(done.total))
+
+
+def _chunks(repository: Repository, disks: tuple[DiskMap, ...]) -> Iterator[tuple[bytes, int]]:
+    """Name and length of the disks' chunks, in order: of each disk, each that is not zeros once."""
+    for disk in disks:
         names = repository.chunk_names(disk)
-        lengths = {NONE: 0}
-        for at in range(manifests.chunks_of(disk.size_bytes)):
-            name = names[at * NAME_BYTES : (at + 1) * NAME_BYTES]
-            lengths.setdefault(name, min(CHUNK_BYTES, disk.size_bytes - at * CHUNK_BYTES))
-        del lengths[NONE]
-
-        def look(piece: tuple[bytes, int], *_: memoryview, number: int = number) -> str | None:
-            try:
-                done[number] += len(repository.read_chunk(*piece))
-            except RepositoryDamaged as error:
-                return error.detail
-            return None
-
-        found = first_found(
-            iter(lengths.items()), look, threads=default_threads(), stop=stop, on_progress=lambda: on_progress(sum(done))
-        )
-        if found is not None:
-            return found
-    return None
+        first = np.sort(np.unique(np.frombuffer(names, f"S{NAME_BYTES}"), return_index=True)[1])
+        for at in first.tolist():
+            if (name := names[at * NAME_BYTES : (at + 1) * NAME_BYTES]) != NONE:
+                yield name, min(CHUNK_BYTES, disk.size_bytes - at * CHUNK_BYTES)
