@@ -12,14 +12,16 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import structlog
 
+from synvirt.disks import tls
 from synvirt.errors import BadRequest, InvalidPlan, SourceUnreachable
 from synvirt.keyring import Keyring, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
+from synvirt.live.form import Form
 from synvirt.live.registry import Platform
 from synvirt.migrations.probing import probe
 from synvirt.migrations.secrets import belongs_to
@@ -109,6 +111,27 @@ class Sources:
         shutil.rmtree(self._folder / str(source_id), ignore_errors=True)  # an adapter's sockets and scratch files
         log.info("source removed", source=str(source_id))
 
+    def form(self, kind: LiveKind) -> Form[Any, Any]:
+        """What a source of the kind takes. BadRequest, where it is not served."""
+        platform = self._platforms.get(kind)
+        if platform is None:
+            raise BadRequest(f"kind: {kind} is not served")
+        return platform.form
+
+    def certificate(self, source_id: UUID) -> tls.Shown:
+        """What the platform shows now, whatever is pinned. BadRequest where it is not spoken to by HTTPS; SourceUnreachable."""
+        source = self.get(source_id)
+        reach = self.form(source.kind).place(source.endpoint).reach
+        if reach is None or not reach.tls:
+            raise BadRequest(f"{source.endpoint} shows no certificate: it is not spoken to by HTTPS")
+        try:
+            return tls.look(reach.host, reach.port)
+        except OSError as error:
+            raise SourceUnreachable(
+                f"{reach.host} shows no certificate on port {reach.port}: {error.strerror or type(error).__name__}",
+                hint="is it running, is it this port?",
+            ) from error
+
     def rotate_key(self) -> int:
         """Seal all credentials with a new key; how many sources there are."""
 
@@ -193,11 +216,8 @@ class Sources:
 
     def _checked(self, source: Source, secrets: Mapping[str, str]) -> Source:
         """With its options as the platform's model writes them; BadRequest where the form is not kept."""
-        platform = self._platforms.get(source.kind)
-        if platform is None:
-            raise BadRequest(f"kind: {source.kind} is not served")
         access = SourceAccess(source.endpoint, secrets, source.options)
-        _, _, options = platform.form.read(access)
+        _, _, options = self.form(source.kind).read(access)
         return source.model_copy(update={"options": options.model_dump(mode="json")})
 
     def _sealed(self, source_id: UUID, secrets: Mapping[str, str]) -> bytes:

@@ -1,0 +1,163 @@
+"""The fields of a form, told by the model that the API takes: what a platform gains is on its page without a line here.
+
+    model ─▶ its JSON Schema ─▶ fields, each with what was typed ─▶ fields.html
+    Form ─▶ the same fields ─▶ values, for the model to judge
+
+A secret is never written into a page, not even back to whoever typed it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from synvirt.web.forms import Form
+
+# From here on a text has lines: a certificate, the lines of a known_hosts file.
+LONG_CHARS = 32_768
+LABELS = {
+    "endpoint": "Address",
+    "verify_tls": "Its certificate must be signed by an authority that this host trusts",
+    "fingerprint_sha256": "Pinned certificate (SHA-256)",
+    "ca_certificate": "Authority's certificate",
+    "vm_ids": "Guests",
+    "keep_last": "Keep the newest",
+    "keep_daily": "Keep of days",
+    "keep_weekly": "Keep of weeks",
+    "keep_monthly": "Keep of months",
+    "keep_yearly": "Keep of years",
+}
+_CAPITALS = {"nbd", "tls", "vddk", "id", "url", "vm", "sha256"}
+_UNITS = {"_s": "seconds", "_bytes": "bytes", "_bps": "bytes per second"}
+
+Look = Literal["text", "long", "secret", "long secret", "number", "numbers", "lines", "check", "choice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`name`: of the form; `key`: of the model. `value`: what to begin with; `checked` for a box."""
+
+    name: str
+    key: str
+    label: str
+    look: Look
+    required: bool
+    value: str = ""
+    choices: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return f"field-{self.name.replace('.', '-')}"
+
+
+def fields(model: type[BaseModel], prefix: str = "", values: Mapping[str, Any] | None = None) -> list[Field]:
+    """Those of `model` that stand for one input each; `values` (of the model's types) in the place of its defaults."""
+    schema = model.model_json_schema()
+    required = schema.get("required", ())
+    return [
+        _field(key, {**_alternative(one), "default": (values or {}).get(key, one.get("default"))}, prefix, key in required)
+        for key, one in schema.get("properties", {}).items()
+        if "$ref" not in _alternative(one)
+    ]
+
+
+def typed(known: Iterable[Field], form: Form) -> list[Field]:
+    """The same fields, with what was typed into them: but for secrets."""
+    return [
+        Field(one.name, one.key, one.label, one.look, one.required, _shown(one, form), one.choices)
+        if "secret" not in one.look
+        else one
+        for one in known
+    ]
+
+
+def values(known: Iterable[Field], form: Form) -> dict[str, Any]:
+    """By the model's names; what was left empty is left out. What is no number stays as it was typed: the model says so."""
+    found = {one.key: _value(one, form) for one in known}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def explained(model: type[BaseModel]) -> str:
+    """What the model says of itself, with the labels in the place of its fields' names."""
+    said = " ".join((model.__doc__ or "").split())
+    names = {one.key: f"“{one.label}”" for one in fields(model)}
+    return re.sub(r"`([^`]*)`", lambda match: names.get(match[1], match[1]), said)
+
+
+def _field(key: str, schema: Mapping[str, Any], prefix: str, required: bool) -> Field:
+    choices = tuple(str(choice) for choice in schema.get("enum", [schema["const"]] if "const" in schema else ()))
+    default = schema.get("default")
+    if isinstance(default, list | tuple):
+        default = ("\n" if _look(key, schema) == "lines" else ", ").join(map(str, default))
+    if default is None or default is False or schema.get("writeOnly"):
+        default = ""
+    value = "yes" if default is True else str(default)
+    return Field(prefix + key, key, label(key), _look(key, schema), required, value, choices)
+
+
+def _look(key: str, schema: Mapping[str, Any]) -> Look:
+    match schema.get("type"):
+        case "boolean":
+            return "check"
+        case "integer" | "number":
+            return "number"
+        case "array":
+            return "numbers" if "prefixItems" in schema else "lines"
+    if "enum" in schema or "const" in schema:
+        return "choice"
+    if schema.get("format") == "password":
+        return "long secret" if key.endswith("_key") else "secret"  # a key has lines
+    return "long" if schema.get("maxLength", 0) >= LONG_CHARS else "text"
+
+
+def _alternative(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of something that may be null: what it is otherwise."""
+    return next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), schema)
+
+
+def label(key: str) -> str:
+    """`shutdown_timeout_s` is the Shutdown timeout (seconds)."""
+    if key in LABELS:
+        return LABELS[key]
+    unit = next((words for suffix, words in _UNITS.items() if key.endswith(suffix)), "")
+    key = key.removesuffix(next((suffix for suffix in _UNITS if key.endswith(suffix)), ""))
+    words = [word.upper() if word in _CAPITALS else word for word in key.split("_")]
+    text = " ".join(words)
+    return text[:1].upper() + text[1:] + (f" ({unit})" if unit else "")
+
+
+def _shown(one: Field, form: Form) -> str:
+    return "yes" if one.look == "check" and form.many(one.name) else form.text(one.name) if one.look != "check" else ""
+
+
+def _value(one: Field, form: Form) -> Any:
+    text = next(iter(form.many(one.name)), "").replace("\r\n", "\n")
+    if one.look == "check":
+        return bool(text)
+    if one.look != "secret":  # a password may begin with a space
+        text = text.strip()
+    return _READ[one.look](text) if text else None
+
+
+def _number(text: str) -> int | float | str:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+_READ: Mapping[Look, Callable[[str], Any]] = {
+    "text": str,
+    "choice": str,
+    "secret": str,
+    # PEM and known_hosts end a line, which a box loses.
+    "long": lambda text: text + "\n",
+    "long secret": lambda text: text + "\n",
+    "number": _number,
+    "numbers": lambda text: [_number(part) for part in re.split(r"[\s,;-]+", text)],
+    "lines": lambda text: [line.strip() for line in text.splitlines() if line.strip()],
+}

@@ -1,0 +1,296 @@
+"""{base_url}/sources: the platforms that machines come from: added, tested, changed, removed. Their machines are listed where a
+migration begins (`/new/source/ID`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Query
+from fastapi.concurrency import run_in_threadpool
+from pydantic import ValidationError
+from starlette.responses import RedirectResponse, Response
+
+from synvirt.api.problems import refused
+from synvirt.errors import SynvirtError
+from synvirt.live.form import Form as Takes
+from synvirt.migrations.sources import Sources
+from synvirt.model import LiveKind, Received, Source, SourceChange, SourceOptions, SourceRequest, SourceTest
+from synvirt.web.fields import Field, explained, fields, label, typed, values
+from synvirt.web.forms import Form, Sent
+from synvirt.web.jobs import NUMBER
+from synvirt.web.pages import Pages
+from synvirt.web.words import kind_words
+
+ON_A_PAGE = 100
+EXAMPLES: Mapping[LiveKind, str] = {
+    LiveKind.VIM_API: "https://vcenter.example",
+    LiveKind.WMI_API: "https://hyperv.example:5986",
+    LiveKind.PVE_API: "https://pve.example:8006",
+    LiveKind.LIBVIRT_REMOTE: "qemu+ssh://root@host.example/system",
+    LiveKind.XEN_API: "https://xen.example",
+    LiveKind.PRISM_API: "https://prism.example:9440",
+}
+R = TypeVar("R", bound=Received)
+# On every platform's form, and above what only some take.
+_TRUST = frozenset(SourceOptions.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """What a source's form has: of the endpoint, of the credentials, of the options."""
+
+    first: list[Field]
+    credentials: list[Field]
+    options: list[Field]
+
+    @classmethod
+    def of(cls, takes: Takes[Any, Any], source: Source | None) -> "_Filled":
+        known = source.model_dump() if source else None
+        first = [one for one in fields(SourceRequest, values=known) if one.key in ("name", "endpoint")]
+        credentials = fields(takes.credentials, "credentials.")
+        if source:  # none of them is asked for again
+            credentials = [Field(one.name, one.key, one.label, one.look, False) for one in credentials]
+        return cls(first, credentials, fields(takes.options, "options.", source.options if source else None))
+
+    def typed(self, form: Form) -> "_Filled":
+        return _Filled(typed(self.first, form), typed(self.credentials, form), typed(self.options, form))
+
+    def values(self, form: Form) -> dict[str, Any]:
+        credentials, options = values(self.credentials, form), values(self.options, form)
+        return values(self.first, form) | {"credentials": credentials, "options": options}
+
+
+class SourcePages:
+    def __init__(self, pages: Pages, sources: Sources) -> None:
+        self._pages, self._sources = pages, sources
+
+    def listed(self, cursor: str | None) -> Response:
+        items, following = self._sources.page(limit=ON_A_PAGE, cursor=int(cursor) if cursor else None)
+        return self._pages.page("sources/list.html", sources=items, following=following, cursor=cursor)
+
+    def kinds(self) -> Response:
+        return self._pages.page("sources/kinds.html", kinds=list(EXAMPLES.items()))
+
+    def form(
+        self, kind: LiveKind, source: Source | None, filled: _Filled | None = None, error: SynvirtError | None = None
+    ) -> Response:
+        takes = self._sources.form(kind)
+        filled = filled or _Filled.of(takes, source)
+        return self._pages.page(
+            "sources/form.html",
+            status=error.status if error else 200,
+            heading=f"Change {source.name}" if source else f"Add {kind_words(kind)}",
+            action=f"/sources/{source.id}/change" if source else f"/sources/new/{kind}",
+            back=f"/sources/{source.id}" if source else "/sources/new",
+            example=EXAMPLES[kind],
+            source=source,
+            first=filled.first,
+            credentials=filled.credentials,
+            trust=[one for one in filled.options if one.key in _TRUST],
+            options=[one for one in filled.options if one.key not in _TRUST],
+            credentials_explained=explained(takes.credentials),
+            options_explained="" if takes.options is SourceOptions else explained(takes.options),
+            error=error,
+        )
+
+    def add(self, kind: LiveKind, form: Form) -> Response:
+        filled = _Filled.of(self._sources.form(kind), None)
+        try:
+            source = self._sources.add(_judged(SourceRequest, {"kind": kind} | filled.values(form)))
+        except SynvirtError as error:
+            return self.form(kind, None, filled.typed(form), error)
+        return self.see(f"/sources/{source.id}")
+
+    def change_form(self, source_id: UUID) -> Response:
+        source = self._sources.get(source_id)
+        return self.form(source.kind, source)
+
+    def change(self, source_id: UUID, form: Form) -> Response:
+        source = self._sources.get(source_id)
+        filled = _Filled.of(self._sources.form(source.kind), source)
+        wanted = filled.values(form)
+        if not wanted["credentials"]:
+            del wanted["credentials"]
+        # The same address is no other one, which would want its credentials with it.
+        if wanted.get("endpoint") == source.endpoint:
+            del wanted["endpoint"]
+        try:
+            self._sources.change(source_id, _judged(SourceChange, wanted))
+        except SynvirtError as error:
+            return self.form(source.kind, source, filled.typed(form), error)
+        return self.see(f"/sources/{source_id}")
+
+    def source(self, source_id: UUID) -> Response:
+        source = self._sources.get(source_id)
+        options = [(label(key), _said(value)) for key, value in source.options.items() if value is not None and value != ""]
+        return self._pages.page(
+            "sources/source.html", source=source, options=options, **self._tested(source, source.last_test, begin=True)
+        )
+
+    def test(self, source_id: UUID, test: SourceTest) -> Response:
+        source = self._sources.get(source_id)
+        return self._pages.page("sources/test.html", source=source, **self._tested(source, test, begin=False))
+
+    def _tested(self, source: Source, test: SourceTest | None, *, begin: bool) -> dict[str, Any]:
+        """`begin`: one that has never been tested is, as soon as its page is looked at."""
+        reach = self._sources.form(source.kind).place(source.endpoint).reach
+        return {"test": test, "can_pin": reach is not None and reach.tls, "begin": begin and test is None}
+
+    def certificate(self, source_id: UUID) -> Response:
+        source, shown = self._sources.get(source_id), self._sources.certificate(source_id)
+        pinned = source.options.get("fingerprint_sha256")
+        meaning = [
+            f"It shows the certificate with the SHA-256 {shown.fingerprint}.",
+            f"This host does not trust it: {shown.refused}." if shown.refused else "This host trusts who signed it.",
+            *([f"Pinned is now {pinned}."] if pinned else []),
+            "Compare it with the one on the platform itself: somebody may be in between. Once pinned, no other is believed.",
+        ]
+        return self._ask(
+            source,
+            "Pin this certificate?",
+            *meaning,
+            asked="certificate",
+            yes="pin it",
+            hidden=[("fingerprint_sha256", shown.fingerprint)],
+        )
+
+    def pin(self, source_id: UUID, form: Form) -> Response:
+        """What was shown is pinned, and not what may be shown by now."""
+        options = self._sources.get(source_id).options | {"fingerprint_sha256": form.text("fingerprint_sha256")}
+        self._sources.change(source_id, _judged(SourceChange, {"options": options}))
+        return self.see(f"/sources/{source_id}")
+
+    def remove_asked(self, source_id: UUID) -> Response:
+        meaning = "Its credentials are forgotten. What was migrated from it stays, and it stays as it is."
+        return self._ask(
+            self._sources.get(source_id), "Remove this source?", meaning, asked="remove", yes="remove it", danger=True
+        )
+
+    def deep_asked(self, source_id: UUID) -> Response:
+        meaning = (
+            "A snapshot is taken of a machine that runs, the first MiB of its first disk is read, and the snapshot is removed."
+        )
+        return self._ask(self._sources.get(source_id), "Test with a snapshot?", meaning, asked="deep", yes="test it")
+
+    def remove(self, source_id: UUID) -> Response:
+        self._sources.remove(source_id)
+        return self.see("/sources")
+
+    def _ask(
+        self,
+        source: Source,
+        question: str,
+        *meaning: str,
+        asked: str,
+        yes: str,
+        danger: bool = False,
+        hidden: list[tuple[str, str]] | None = None,
+    ) -> Response:
+        return self._pages.page(
+            "ask.html",
+            here="/sources",
+            question=question,
+            subject=source.name,
+            meaning=meaning,
+            action=f"/sources/{source.id}/{asked}",
+            back=f"/sources/{source.id}",
+            yes=yes,
+            danger=danger,
+            hidden=hidden or [],
+        )
+
+    def see(self, path: str) -> Response:
+        return RedirectResponse(f"{self._pages.root}{path}", status_code=303)
+
+
+def sources_router(pages: Pages, sources: Sources) -> APIRouter:
+    router = pages.router()
+    made = SourcePages(pages, sources)
+    _adding(router, made)
+    _of_one(router, made)
+    _testing(router, made, sources)
+    return router
+
+
+def _adding(router: APIRouter, made: SourcePages) -> None:
+    @router.get("/sources")
+    def listed(cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:
+        return made.listed(cursor)
+
+    @router.get("/sources/new")
+    def kinds() -> Response:
+        return made.kinds()
+
+    @router.get("/sources/new/{kind}")
+    def form(kind: LiveKind) -> Response:
+        return made.form(kind, None)
+
+    @router.post("/sources/new/{kind}")
+    async def add(kind: LiveKind, sent: Sent) -> Response:
+        return await run_in_threadpool(made.add, kind, sent)
+
+
+def _of_one(router: APIRouter, made: SourcePages) -> None:
+    @router.get("/sources/{source_id}")
+    def source(source_id: UUID) -> Response:
+        return made.source(source_id)
+
+    @router.get("/sources/{source_id}/change")
+    def change_form(source_id: UUID) -> Response:
+        return made.change_form(source_id)
+
+    @router.post("/sources/{source_id}/change")
+    async def change(source_id: UUID, sent: Sent) -> Response:
+        return await run_in_threadpool(made.change, source_id, sent)
+
+    @router.get("/sources/{source_id}/certificate")
+    def certificate(source_id: UUID) -> Response:
+        return made.certificate(source_id)
+
+    @router.post("/sources/{source_id}/certificate")
+    async def pin(source_id: UUID, sent: Sent) -> Response:
+        return await run_in_threadpool(made.pin, source_id, sent)
+
+    @router.get("/sources/{source_id}/remove")
+    def remove_asked(source_id: UUID) -> Response:
+        return made.remove_asked(source_id)
+
+    @router.post("/sources/{source_id}/remove")
+    def remove(source_id: UUID) -> Response:
+        return made.remove(source_id)
+
+
+def _testing(router: APIRouter, made: SourcePages, sources: Sources) -> None:
+    @router.post("/sources/{source_id}/test")
+    async def test(source_id: UUID, part: Annotated[str, Header(alias="HX-Request")] = "") -> Response:
+        """The part of the page, where htmx asks for it; the page, where a form does."""
+        result = await sources.test(source_id)
+        if part:
+            return await run_in_threadpool(made.test, source_id, result)
+        return made.see(f"/sources/{source_id}")
+
+    @router.get("/sources/{source_id}/deep")
+    def deep_asked(source_id: UUID) -> Response:
+        return made.deep_asked(source_id)
+
+    @router.post("/sources/{source_id}/deep")
+    async def deep(source_id: UUID) -> Response:
+        await sources.test(source_id, deep=True)
+        return made.see(f"/sources/{source_id}")
+
+
+def _judged(model: type[R], found: Mapping[str, Any]) -> R:
+    try:
+        return model.model_validate(found)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False, include_input=False)
+        raise refused([{**mistake, "loc": ("form", *mistake["loc"])} for mistake in mistakes]) from None
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
