@@ -306,6 +306,18 @@ class BackupInternal(Internal):
     code = "E_BAK_INTERNAL"
 
 
+class HostLacks(Conflict):
+    """This host lacks something that the guest's domain names."""
+
+    code = "E_BAK_HOST_LACKS"
+
+
+class BootTestFailed(SynvirtError):
+    """The restored guest did not boot."""
+
+    code = "E_BAK_BOOT_TEST_FAILED"
+
+
 class Interrupted(SynvirtError):
     """The service ended while the run was under way."""
 

@@ -30,8 +30,7 @@ def tpm(root: Any, state_folder: Path) -> dict[str, str] | None:
     element = root.find("devices/tpm/backend[@type='emulator']")
     if element is None:
         return None
-    version = element.get("version") or "2.0"
-    folder = state_folder / (root.findtext("uuid") or "") / _TPM_FOLDERS.get(version, "tpm2")
+    folder = state_folder / (root.findtext("uuid") or "") / tpm_folder(root)
     try:
         paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     except FileNotFoundError:  # it was never started
@@ -42,6 +41,13 @@ def tpm(root: Any, state_folder: Path) -> dict[str, str] | None:
         raise SourceUnsupported(f"the state of the guest's TPM has over {TPM_FILES_MAX} files")
     found = {path.name: _content(path, TPM_FILE_BYTES_MAX, "the state of the guest's TPM") for path in paths}
     return {name: base64.b64encode(content).decode() for name, content in found.items() if content is not None}
+
+
+def tpm_folder(root: Any) -> str:
+    """The name of the folder that its files lie in."""
+    element = root.find("devices/tpm/backend[@type='emulator']")
+    version = "2.0" if element is None else element.get("version") or "2.0"
+    return _TPM_FOLDERS.get(version, "tpm2")
 
 
 def _content(path: Path, most: int, what: str) -> bytes | None:

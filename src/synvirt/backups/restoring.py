@@ -1,40 +1,151 @@
-"""A restore run: the disks of a restore point as files in a new folder of {data_dir}/exports."""
+"""Restores: what a restore point becomes, by a table of targets.
 
+    export      files in a new folder (here)         new_domain   a guest beside the others (new_domain.py)
+    in_place    the guest that it is of (in_place.py)
+
+What is asked is looked at before the run begins; what a run makes is noted before it is made, and gone when it fails, is
+cancelled, or is killed (undoing.py).
+"""
+
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from uuid import UUID
 
+from synvirt.backups import boot_test, in_place, new_domain
 from synvirt.backups.disk import PointReader
-from synvirt.backups.model import RestorePoint, Status
+from synvirt.backups.ground import Ground
+from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest, Status
 from synvirt.backups.repository import Repository
 from synvirt.backups.under_way import Sum, UnderWay
+from synvirt.backups.undoing import Undo, Undoing
 from synvirt.copying import copy
+from synvirt.disks.beneath import resolve_beneath
 from synvirt.disks.new_file import new_file
-from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed
+from synvirt.disks.qcow2_file import write_qcow2
+from synvirt.durable import sync_folder
+from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, SynvirtError
+from synvirt.store.backups import BackupRows
+
+Work = Callable[[UnderWay, Repository], None]
 
 
-def new_folder(folder: Path) -> None:
-    """The run's own from here on: what fails is swept with it. BackupConflict, BackupBadRequest."""
-    try:
-        folder.mkdir(parents=True, mode=0o750)
-    except FileExistsError as error:
-        raise BackupConflict(f"exports/{folder.name} is there already", hint="choose another name") from error
-    except OSError as error:
-        raise BackupBadRequest(f"exports/{folder.name} cannot be made: {error.strerror}") from error
+class Restoring:
+    """`roots`: the folders that exports may be written beneath, the default first. Without `ground` there are only exports."""
+
+    def __init__(self, rows: BackupRows, *, host: str, roots: tuple[Path, ...], ground: Ground | None) -> None:
+        self._roots = roots
+        undo: dict[str, Undo] = {"folder": _remove_folder}
+        if ground is not None:
+            undo |= new_domain.undo(ground) | in_place.undo(ground) | boot_test.undo(ground)
+        self.undoing = Undoing(rows, host=host, undo=undo)
+        self.ground = ground
+
+    def prepared(self, run: BackupRun, point: RestorePoint, asked: RestoreRequest) -> tuple[BackupRun, Work]:
+        """The run as it begins, and what it does. BackupBadRequest, BackupConflict, SourceRunning, HostLacks."""
+        unknown = set(asked.disks) - {disk.target for disk in point.disks}
+        if unknown:
+            raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
+        _check_fields(asked)
+        if asked.target == "export":
+            folder = self._folder(asked, run.id)
+            root = self._roots[0]
+            shown = f"{root.name}/{folder.name}" if folder.parent == root else str(folder)
+            return run.model_copy(update={"path": shown}), self._undone(
+                run.id, lambda under_way, repository: self._export(under_way, repository, point, asked, folder)
+            )
+        if self.ground is None:
+            raise BackupBadRequest("this service has no hypervisor to restore a guest on")
+        restore = (new_domain.NewDomain if asked.target == "new_domain" else in_place.InPlace)(self.ground, self.undoing)
+        restore.check(point, asked)
+        return run, self._undone(run.id, lambda under_way, repository: restore.restore(under_way, repository, point, asked))
+
+    def _undone(self, run_id: UUID, work: Work) -> Work:
+        def whole_or_not(under_way: UnderWay, repository: Repository) -> None:
+            try:
+                work(under_way, repository)
+            except BaseException:
+                self.undoing.sweep(run_id)
+                raise
+            self.undoing.settle(run_id)
+
+        return whole_or_not
+
+    # ── exports ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _folder(self, asked: RestoreRequest, run_id: UUID) -> Path:
+        """The one that the export shall become: new, in {data_dir}/exports or in the folder that was asked for."""
+        parent = self._roots[0]
+        if asked.path is not None:
+            parent = self._allowed(asked.path)
+        folder = parent / (asked.name or str(run_id))
+        if folder.exists() or folder.is_symlink():
+            raise BackupConflict(f"{folder.name} is there already", hint="choose another name")
+        return folder
+
+    def _allowed(self, path: str) -> Path:
+        for root in self._roots:
+            if Path(path).is_relative_to(root):
+                try:
+                    found = resolve_beneath(root, path)
+                except SynvirtError as error:
+                    raise BackupBadRequest(f"path: {error.detail}") from error
+                if found.is_dir():
+                    return found
+                raise BackupBadRequest(f"path: {path} is no folder")
+        raise BackupBadRequest(
+            "path lies beneath no folder that exports may be written to",
+            hint="the setting backup_export_roots names them; without a path, they go to {data_dir}/exports",
+        )
+
+    def _export(
+        self, under_way: UnderWay, repository: Repository, point: RestorePoint, asked: RestoreRequest, folder: Path
+    ) -> None:
+        manifest = repository.manifest(point.id)
+        hidden = folder.parent / f".{under_way.run.id}.partial"
+        self.undoing.record(under_way.run.id, "folder", str(hidden))
+        under_way.move(Status.TRANSFERRING)
+        done = Sum(under_way)
+        try:
+            hidden.mkdir(parents=True, mode=0o750)
+            (hidden / "domain.xml").write_text(manifest.sealed.domain_xml)
+            for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
+                if asked.disks and named.target not in asked.disks:
+                    continue
+                # The target comes from a domain's XML: of it only what a file name may have.
+                safe = "".join(letter for letter in named.target if letter.isalnum())
+                _write(under_way, PointReader(repository, disk), hidden / f"{number}-{safe}.{asked.format}", done)
+            under_way.move(Status.COMMITTING)
+            hidden.rename(folder)
+            sync_folder(folder.parent)
+        except OSError as error:
+            raise DiskWriteFailed(f"the export {folder.name} cannot be written: {error.strerror}") from error
 
 
-def export(under_way: UnderWay, repository: Repository, point: RestorePoint, targets: tuple[str, ...], folder: Path) -> None:
-    """`targets`: of the disks wanted; all, where there is none."""
-    manifest = repository.manifest(point.id)
-    try:
-        (folder / "domain.xml").write_text(manifest.sealed.domain_xml)
-    except OSError as error:
-        raise DiskWriteFailed(f"exports/{folder.name} cannot be written: {error.strerror}") from error
-    under_way.move(Status.TRANSFERRING)
-    done = Sum(under_way)
-    for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
-        if targets and named.target not in targets:
-            continue
-        reader = PointReader(repository, disk)
-        # The target comes from a domain's XML: of it only what a file name may have.
-        name = f"{number}-{''.join(letter for letter in named.target if letter.isalnum())}.raw"
-        with new_file(folder / name, disk.size_bytes) as writer:
-            copy(reader, writer, stop=under_way.stop, on_progress=done.next_disk())
+def _write(under_way: UnderWay, reader: PointReader, path: Path, done: Sum) -> None:
+    if path.suffix == ".qcow2":
+        write_qcow2(reader, path, stop=under_way.stop, on_progress=done.next_disk())
+        return
+    with new_file(path, reader.size) as writer:
+        copy(reader, writer, stop=under_way.stop, on_progress=done.next_disk())
+
+
+def _remove_folder(run_id: UUID, name: str) -> None:
+    path = Path(name)
+    assert path.name == f".{run_id}.partial"
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        raise DiskWriteFailed(f"{path.name} cannot be removed")
+
+
+def _check_fields(asked: RestoreRequest) -> None:
+    """A field that the target has no use for is an error, not silence."""
+    of_exports = {"path": asked.path is not None, "format": asked.format != "raw"}
+    given = {
+        "export": {"start": asked.start},
+        "new_domain": of_exports,
+        "in_place": of_exports | {"name": asked.name is not None},
+    }
+    for field, is_given in given[asked.target].items():
+        if is_given:
+            raise BackupBadRequest(f"{field} says nothing to a restore with target {asked.target}")

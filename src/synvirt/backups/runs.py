@@ -8,11 +8,9 @@ but what is stored is found again by the next run, and not stored twice.
 """
 
 import contextlib
-import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from uuid import UUID
 
 import structlog
@@ -41,8 +39,8 @@ _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
 class Runs:
     """`lock`: held by who begins a run, from its look at what runs already on."""
 
-    def __init__(self, rows: BackupRows, *, host: str, exports: Path) -> None:
-        self._rows, self._host, self._exports = rows, host, exports
+    def __init__(self, rows: BackupRows, *, host: str) -> None:
+        self._rows, self._host = rows, host
         self._pool = ThreadPoolExecutor(RUNS_AT_ONCE, thread_name_prefix="backup")
         self.lock = threading.RLock()
         self._stops: dict[UUID, threading.Event] = {}
@@ -138,8 +136,6 @@ class Runs:
 
     def _end(self, run: BackupRun, error: Exception | None) -> None:
         status = Status.COMPLETED if error is None else Status.CANCELLED if isinstance(error, Cancelled) else Status.FAILED
-        if error is not None and run.path is not None:
-            shutil.rmtree(self._exports / Path(run.path).name, ignore_errors=True)
         ended = {"status": status, "finished_at": now(), "error": None if error is None else _trouble(error)}
         progress = run.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})
         run = run.model_copy(update={**ended, "progress": progress})

@@ -14,8 +14,9 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from synvirt.backups import restoring
 from synvirt.backups.backing_up import BackingUp, OpenGuest
+from synvirt.backups.boot_test import BootTesting
+from synvirt.backups.ground import Ground
 from synvirt.backups.model import (
     ENDS,
     BackupJob,
@@ -23,12 +24,12 @@ from synvirt.backups.model import (
     BackupRepository,
     BackupRepositoryRequest,
     BackupRun,
-    RestorePoint,
     RestoreRequest,
     Status,
 )
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
+from synvirt.backups.restoring import Restoring
 from synvirt.backups.runs import Runs
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.verify import verify_point
@@ -40,17 +41,31 @@ _log = structlog.get_logger("synvirt.backups")
 
 
 class Backups:
+    """`exports`, and `export_roots` beside it: beneath which exports may be written. `ground`: what guests are restored on."""
+
     def __init__(
-        self, rows: BackupRows, repositories: Repositories, *, host: str, open_guest: OpenGuest, exports: Path
+        self,
+        rows: BackupRows,
+        repositories: Repositories,
+        *,
+        host: str,
+        open_guest: OpenGuest,
+        exports: Path,
+        export_roots: tuple[Path, ...] = (),
+        ground: Ground | None = None,
     ) -> None:
         self._rows, self.repositories, self._host = rows, repositories, host
-        self.points, self.runs = Points(rows, host=host), Runs(rows, host=host, exports=exports)
+        self.points, self.runs = Points(rows, host=host), Runs(rows, host=host)
         self._backing_up = BackingUp(repositories, self.points, open_guest)
-        self._exports = exports
+        self._restoring = Restoring(rows, host=host, roots=(exports, *export_roots), ground=ground)
+        self._ground = ground
 
     def start(self) -> None:
         """Once, before anything is asked."""
         self.runs.start()
+        self._restoring.undoing.sweep_all()
+        if self._ground is not None:
+            self._testing().forget({point.id for point in self.points.all()})
 
     def close(self) -> None:
         """Runs under way stop; the next start says that they were cut off."""
@@ -148,21 +163,29 @@ class Backups:
             raise RepositoryDamaged(wrong, hint="back the guest up anew; other points may be whole: verify them")
 
     def restore(self, point_id: UUID, asked: RestoreRequest) -> BackupRun:
+        point = self.points.get(point_id)
+        run = BackupRun(id=uuid4(), kind="restore", created_at=now(), restore_point_ids=(point_id,))
+        run, restore = self._restoring.prepared(run, point, asked)
         with self.runs.lock:
-            point = self.points.get(point_id)
-            unknown = set(asked.disks) - {disk.target for disk in point.disks}
-            if unknown:
-                raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
-            run_id = uuid4()
-            folder = self._exports / (asked.name or str(run_id))
-            restoring.new_folder(folder)
-            run = BackupRun(
-                id=run_id, kind="restore", created_at=now(), restore_point_ids=(point_id,), path=f"exports/{folder.name}"
-            )
-            return self.runs.begin(run, lambda under_way: self._restore(under_way, point, asked, folder))
+            return self.runs.begin(run, lambda under_way: restore(under_way, self.repositories.opened(point.repository_id)))
 
-    def _restore(self, under_way: UnderWay, point: RestorePoint, asked: RestoreRequest, folder: Path) -> None:
-        restoring.export(under_way, self.repositories.opened(point.repository_id), point, asked.disks, folder)
+    def boot_test(self, point_id: UUID) -> BackupRun:
+        point, testing = self.points.get(point_id), self._testing()
+        run = BackupRun(id=uuid4(), kind="boot_test", created_at=now(), restore_point_ids=(point_id,))
+        with self.runs.lock:
+            return self.runs.begin(
+                run, lambda under_way: testing.test(under_way, self.repositories.opened(point.repository_id), point)
+            )
+
+    def screenshot(self, point_id: UUID) -> bytes | None:
+        """Of the point's last boot test."""
+        self.points.get(point_id)
+        return self._testing().screenshot(point_id)
+
+    def _testing(self) -> BootTesting:
+        if self._ground is None:
+            raise BackupBadRequest("this service has no hypervisor to start a guest on")
+        return BootTesting(self._ground, self._restoring.undoing, self.points)
 
 
 @contextlib.contextmanager

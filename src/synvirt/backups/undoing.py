@@ -6,7 +6,6 @@
 Undoing is idempotent, and what cannot be undone now stays written down for the next start.
 """
 
-import contextlib
 from collections.abc import Callable, Mapping
 from uuid import UUID, uuid5
 
@@ -55,9 +54,9 @@ class Undoing:
     def settle(self, run_id: UUID) -> None:
         self._rows.remove("unfinished", _row(run_id), host=self._host)
 
-    def sweep(self, run_id: UUID) -> None:
-        """Never raises: why the run failed is what its user has to know."""
-        with contextlib.suppress(SynvirtError):
+    def sweep(self, run_id: UUID) -> bool:
+        """Whether nothing is left. Never raises: why the run failed is what its user has to know."""
+        try:
             left = []
             for thing in reversed(self._of(run_id)):
                 try:
@@ -69,6 +68,10 @@ class Undoing:
                 self.replace(run_id, tuple(reversed(left)))
             else:
                 self.settle(run_id)
+        except SynvirtError as error:
+            _log.warning("what a run made is not known", run=str(run_id), detail=error.detail)
+            return False
+        return not left
 
     def sweep_all(self) -> None:
         """What a service that was killed left behind; before any run begins."""

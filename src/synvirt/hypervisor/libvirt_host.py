@@ -95,7 +95,7 @@ class LibvirtHost:
             plain_network="network" if self._system else "bridge",
             uefi=self._uefi(job.id, _UEFI),
             uefi_secure=self._uefi(job.id, _UEFI_SECURE),
-            variables_kept=self._variables(job.id).exists(),
+            variables_kept=self.variables_file(job.id).exists(),
             tpm=find("swtpm") is not None and find("swtpm_setup") is not None,
         )
         return build(job, volumes, host)
@@ -113,7 +113,7 @@ class LibvirtHost:
         sizes = {Path(build.variables).stat().st_size for build in (*_UEFI, *_UEFI_SECURE) if _is_installed(build)}
         if len(content) not in sizes or content[_VOLUME_MARK_AT : _VOLUME_MARK_AT + len(_VOLUME_MARK)] != _VOLUME_MARK:
             return False
-        path = self._variables(job_id)
+        path = self.variables_file(job_id)
         partial = path.with_suffix(".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -124,20 +124,24 @@ class LibvirtHost:
         return True
 
     def forget_variables(self, job_id: UUID) -> None:
-        for path in (self._variables(job_id), self._variables(job_id).with_suffix(".partial")):
+        for path in (self.variables_file(job_id), self.variables_file(job_id).with_suffix(".partial")):
             path.unlink(missing_ok=True)
 
     def _uefi(self, job_id: UUID, builds: tuple[Firmware, ...]) -> Firmware | None:
         """With the variables that were kept, the build whose own are of that size: its code expects them so."""
         try:
-            size = self._variables(job_id).stat().st_size
+            size = self.variables_file(job_id).stat().st_size
         except FileNotFoundError:
             return _installed(builds)
         fitting = tuple(build for build in builds if _is_installed(build) and Path(build.variables).stat().st_size == size)
-        return Firmware(fitting[0].code, str(self._variables(job_id))) if fitting else _installed(builds)
+        return Firmware(fitting[0].code, str(self.variables_file(job_id))) if fitting else _installed(builds)
 
-    def _variables(self, job_id: UUID) -> Path:
+    def variables_file(self, job_id: UUID) -> Path:
         return self._folder / "variables" / f"{job_id}.fd"
+
+    def emulates(self) -> bool:
+        """KVM does not work here. Takes seconds, where nobody has asked before."""
+        return self._accelerator().kind == "tcg"
 
     def _accelerator(self) -> Accelerator:
         return accelerator(self._folder)
@@ -224,7 +228,7 @@ class LibvirtHost:
             while True:
                 if stop():
                     raise Cancelled
-                seen = eyes.look(domain, self._console(uuid), at_s=time.monotonic() - began, resets=len(restarts))
+                seen = eyes.look(domain, self.console_log(uuid), at_s=time.monotonic() - began, resets=len(restarts))
                 match watch.judge(seen):
                     case str() as sign:
                         return sign
@@ -297,7 +301,7 @@ class LibvirtHost:
                 return None
             raise Internal(f"the hypervisor does not say whether it has {key}: {error}") from error
 
-    def _console(self, uuid: UUID) -> Path:
+    def console_log(self, uuid: UUID) -> Path:
         return self._serial_logs / f"synvirt-{uuid}.log"
 
     def _screen(self, job_id: UUID) -> Path:
@@ -313,7 +317,7 @@ class LibvirtHost:
 
     def _forget_console(self, uuid: UUID) -> None:
         with contextlib.suppress(OSError):
-            self._console(uuid).unlink(missing_ok=True)
+            self.console_log(uuid).unlink(missing_ok=True)
 
 
 def installed_uefi(*, secure: bool = False) -> Firmware | None:

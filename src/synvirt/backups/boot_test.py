@@ -1,0 +1,161 @@
+"""Does a restore point boot? Its guest is started beside the others, over its disks in the repository, and looked at.
+
+    point's disk ─▶ NbdServer ─▶ overlay for what the guest writes ─▶ a domain that reaches nothing ─▶ signs of a boot
+
+Nothing is copied before, and nothing stays: what it makes is noted before it is made, and gone at its end, or at the next start
+of a service that was killed. What it found stays with the point, and its screen as {scratch}/{point's id}.png.
+"""
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.backups import new_domain, restoring_domain
+from synvirt.backups.disk import PointReader
+from synvirt.backups.ground import Ground
+from synvirt.backups.manifest import DiskMap
+from synvirt.backups.model import BootTest, RestorePoint, Status
+from synvirt.backups.points import Points
+from synvirt.backups.repository import Repository
+from synvirt.backups.restoring_domain import Place
+from synvirt.backups.under_way import UnderWay
+from synvirt.backups.undoing import Undo, Undoing
+from synvirt.disks.nbd_server import NbdServer
+from synvirt.errors import BootTestFailed, DiskWriteFailed, GuestBootFailed
+from synvirt.hypervisor import eyes
+from synvirt.model import Domain, now
+from synvirt.programs import ProgramFailed, run
+
+OVERLAY_TIMEOUT_S = 60
+
+
+class BootTesting:
+    def __init__(self, ground: Ground, undoing: Undoing, points: Points) -> None:
+        self._ground, self._undoing, self._points = ground, undoing, points
+
+    def test(self, under_way: UnderWay, repository: Repository, point: RestorePoint) -> None:
+        """BootTestFailed, where the guest did not boot; any other error says that it could not be tested."""
+        run_id = under_way.run.id
+        with contextlib.ExitStack() as closing:
+            try:
+                domain = self._domain(under_way, repository, point, closing)
+                found = self._booted(under_way, domain, point)
+            finally:
+                self._undoing.sweep(run_id)  # the guest first, then what serves its disks
+            self._points.put(self._points.get(point.id).model_copy(update={"boot_test": found}))
+        if found.result == "failed":
+            raise BootTestFailed(f"{point.vm_name} {found.trouble}", hint="its screenshot may say more; verify the point, too")
+
+    def _domain(
+        self, under_way: UnderWay, repository: Repository, point: RestorePoint, closing: contextlib.ExitStack
+    ) -> Domain:
+        ground, run_id = self._ground, under_way.run.id
+        manifest = repository.manifest(point.id)
+        domain = restoring_domain.parsed(manifest.sealed.domain_xml)
+        name = f"boot-test-{run_id}"
+        restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: new_domain.own_mac(run_id, number))
+        new_domain.fit(ground, self._undoing, run_id, domain, manifest)
+        restoring_domain.isolated(domain, serial_log=str(ground.hypervisor.console_log(run_id)))
+        places = dict(self._overlays(run_id, repository, new_domain.chosen_disks(manifest, ()), closing))
+        restoring_domain.with_disks(domain, places, wanted=frozenset(places))
+        new_domain.put_tpm(ground, self._undoing, run_id, manifest)
+        return Domain(name=name, uuid=str(run_id), xml=domain.xml)
+
+    def _overlays(
+        self, run_id: UUID, repository: Repository, disks: dict[str, DiskMap], closing: contextlib.ExitStack
+    ) -> Iterator[tuple[str, Place]]:
+        sockets, overlays = socket_folder(run_id), self._ground.scratch / str(run_id)
+        for folder in (sockets, overlays):
+            self._undoing.record(run_id, "scratch", str(folder))
+            try:
+                folder.mkdir(parents=True, mode=0o700)
+            except OSError as error:
+                raise DiskWriteFailed(f"a folder for the boot test cannot be made: {error.strerror}") from error
+        for number, (target, disk) in enumerate(disks.items()):
+            server = NbdServer(PointReader(repository, disk))
+            closing.callback(server.close)
+            overlay = overlays / f"{number}.qcow2"
+            options = ["-q", "-f", "qcow2", "-F", "raw", "-b", server.listen(sockets / str(number))]
+            try:
+                create = ["qemu-img", "create", *options, str(overlay), str(disk.size_bytes)]
+                run(create, timeout_s=OVERLAY_TIMEOUT_S, missing=DiskWriteFailed)
+            except ProgramFailed as failed:
+                raise server.failure or DiskWriteFailed(
+                    f"the overlay of disk {target} cannot be made: {failed.stderr}"
+                ) from failed
+            yield target, Place(str(overlay), "file", "qcow2")
+
+    def _booted(self, under_way: UnderWay, domain: Domain, point: RestorePoint) -> BootTest:
+        hypervisor, run_id = self._ground.hypervisor, under_way.run.id
+        self._undoing.record(run_id, "screen", str(run_id))
+        self._undoing.record(run_id, "domain", domain.uuid)
+        new_domain.define(self._ground, domain)
+        under_way.move(Status.TRANSFERRING)
+        hypervisor.start(run_id)
+        began = time.monotonic()
+        try:
+            sign = hypervisor.wait_until_booted(run_id, self._ground.boot_timeout_s, under_way.stop)
+        except GuestBootFailed as error:
+            found = BootTest(at=now(), result="failed", seconds=round(time.monotonic() - began, 1), trouble=error.detail)
+            picture = hypervisor.screenshot(run_id)
+        else:
+            found = BootTest(at=now(), result="booted", seconds=round(time.monotonic() - began, 1), sign=sign)
+            picture = self._picture(run_id)
+        under_way.move(Status.COMMITTING)
+        kept = picture is not None and self._keep(point.id, picture)
+        return found.model_copy(update={"screenshot": kept})
+
+    def _picture(self, run_id: UUID) -> bytes | None:
+        domain = self._ground.domain("lookupByUUIDString", str(run_id))
+        return None if domain is None else eyes.screenshot(self._ground.connection.use(), domain)
+
+    def _keep(self, point_id: UUID, picture: bytes) -> bool:
+        """For people: nothing depends on it."""
+        with contextlib.suppress(OSError):
+            path = self._path(point_id)
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(picture)
+            partial.replace(path)
+            return True
+        return False
+
+    def _path(self, point_id: UUID) -> Path:
+        return self._ground.scratch / f"{point_id}.png"
+
+    def screenshot(self, point_id: UUID) -> bytes | None:
+        """Of the last test of that point, a PNG."""
+        try:
+            return self._path(point_id).read_bytes()
+        except OSError:
+            return None
+
+    def forget(self, known: set[UUID]) -> None:
+        """The pictures of points that are no more."""
+        for path in self._ground.scratch.glob("*.png"):
+            with contextlib.suppress(ValueError, OSError):
+                if UUID(path.stem) not in known:
+                    path.unlink()
+
+
+def socket_folder(run_id: UUID) -> Path:
+    """A Unix socket's path has 107 bytes, and {data_dir} may be long."""
+    return Path(tempfile.gettempdir(), f"synvirt-{run_id}")
+
+
+def undo(ground: Ground) -> dict[str, Undo]:
+    def scratch(run_id: UUID, name: str) -> None:
+        path = Path(name)
+        assert str(run_id) in path.name
+        with contextlib.suppress(FileNotFoundError):
+            found = path.lstat()
+            # In a folder that others write to, somebody may have been there first.
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)
+
+    return {"scratch": scratch, "screen": lambda run_id, name: ground.hypervisor.forget_screenshot(run_id)}

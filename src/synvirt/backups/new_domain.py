@@ -1,0 +1,214 @@
+"""A restore to a new domain: the point's guest beside the others, with a name, a UUID and MAC addresses of its own.
+
+    volumes made ─▶ domain tried: does libvirt take it? ─▶ disks copied ─▶ domain defined ─▶ started, if that is asked for
+
+The volumes lie on the default destination, and carry the run's id as a job's do; so does the domain.
+"""
+
+import base64
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.backups import domain_parts, restoring_domain
+from synvirt.backups.disk import PointReader
+from synvirt.backups.ground import Ground
+from synvirt.backups.manifest import DiskMap, Manifest
+from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
+from synvirt.backups.repository import Repository
+from synvirt.backups.restoring_domain import Place, Rewritten
+from synvirt.backups.under_way import Sum, UnderWay
+from synvirt.backups.undoing import Undo, Undoing
+from synvirt.copying import copy
+from synvirt.disks import open_writer
+from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
+from synvirt.hypervisor.hardware import digest_of
+from synvirt.model import Domain
+
+HOST_LACKS = "E_BAK_HOST_LACKS"
+
+
+class NewDomain:
+    def __init__(self, ground: Ground, undoing: Undoing) -> None:
+        self._ground, self._undoing = ground, undoing
+
+    def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
+        name = asked.name or point.vm_name
+        if self._ground.domain("lookupByName", name) is not None:
+            raise BackupConflict(
+                f"this host has a domain {name} already", hint="give the restored one another name, or restore in place"
+            )
+
+    def restore(self, under_way: UnderWay, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+        ground, run_id = self._ground, under_way.run.id
+        manifest = repository.manifest(point.id)
+        disks = chosen_disks(manifest, asked.disks)
+        self._check_room(repository, disks)
+        domain = restoring_domain.parsed(manifest.sealed.domain_xml)
+        name = asked.name or point.vm_name
+        restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, number))
+        self._fit(under_way, domain, manifest, starts=asked.start)
+        places = self._volumes(run_id, disks)
+        wanted = frozenset(asked.disks or disks)
+        restoring_domain.with_disks(
+            domain, {target: Place(path, kind) for target, (_, path, kind) in places.items()}, wanted=wanted
+        )
+        for told in domain.told:
+            under_way.warn(restoring_domain.DIFFERS, told, point.vm_id)
+        defined = Domain(name=name, uuid=str(run_id), xml=domain.xml)
+        self._undoing.record(run_id, "domain", str(run_id))
+        self._try(defined)
+        under_way.move(Status.TRANSFERRING)
+        done = Sum(under_way)
+        for target, (volume, _, _) in places.items():
+            writer = open_writer(ground.default()[1].open(volume, disks[target].size_bytes))
+            try:
+                reader = PointReader(repository, disks[target])
+                copy(reader, writer, stop=under_way.stop, on_progress=done.next_disk())
+            finally:
+                writer.close()
+        under_way.move(Status.COMMITTING, domain=RestoredDomain(name=name, uuid=run_id))
+        put_tpm(ground, self._undoing, run_id, manifest)
+        define(ground, defined)
+        if asked.start:
+            self._start(under_way, run_id, point)
+
+    def _fit(self, under_way: UnderWay, domain: Rewritten, manifest: Manifest, *, starts: bool) -> None:
+        """To this host: what it cannot give is refused before anything is made, or told."""
+        ground, run_id = self._ground, under_way.run.id
+        fit(ground, self._undoing, run_id, domain, manifest)
+        lacks = restoring_domain.lacking(domain, bridges=ground.has_bridge, networks=ground.has_network)
+        if lacks and starts:
+            raise HostLacks(
+                f"this host lacks {lacks[0]}", hint="restore without start; then give the domain what it needs with virsh edit"
+            )
+        for one in lacks:
+            under_way.warn(
+                HOST_LACKS, f"this host lacks {one}: the domain does not start until it is there", manifest.sealed.vm_id
+            )
+
+    def _check_room(self, repository: Repository, disks: dict[str, DiskMap]) -> None:
+        needed = sum(
+            extent.length for disk in disks.values() for extent in PointReader(repository, disk).extents() if not extent.zero
+        )
+        name, destination = self._ground.default()
+        free = destination.free_bytes()
+        if needed > free:
+            raise DiskWriteFailed(
+                f"the disks have {needed} bytes that are not zeros, and the destination {name} has room for {free}",
+                hint="free space there, or restore single disks",
+            )
+
+    def _volumes(self, run_id: UUID, disks: dict[str, DiskMap]) -> dict[str, tuple[str, str, str]]:
+        """By target: the volume's name, its path, and its type."""
+        name, destination = self._ground.default()
+        found = {}
+        for target, disk in disks.items():
+            volume = destination.volume_name(run_id, target)
+            self._undoing.record(run_id, "volume", f"{name} {volume}")
+            destination.create(volume, disk.size_bytes)
+            found[target] = volume, destination.device(volume), destination.device_type
+        return found
+
+    def _try(self, defined: Domain) -> None:
+        """libvirt is the judge of what it takes, and it shall judge before terabytes are copied."""
+        define(self._ground, defined)
+        self._ground.hypervisor.undefine(UUID(defined.uuid), UUID(defined.uuid))
+
+    def _start(self, under_way: UnderWay, run_id: UUID, point: RestorePoint) -> None:
+        """What is restored stays, should it not start."""
+        try:
+            self._ground.hypervisor.start(run_id)
+        except SynvirtError as error:
+            under_way.warn("E_BAK_START_FAILED", f"it is restored, and does not start: {error.detail}", point.vm_id)
+
+
+def chosen_disks(manifest: Manifest, targets: tuple[str, ...]) -> dict[str, DiskMap]:
+    """By target; all, where none is named."""
+    pairs = zip(manifest.sealed.disks, manifest.shown.disks, strict=True)
+    return {named.target: disk for named, disk in pairs if not targets or named.target in targets}
+
+
+def own_mac(run_id: UUID, number: int) -> str:
+    """52:54:00 is QEMU's, by custom."""
+    digest = digest_of(run_id, "nic", str(number))
+    return ":".join(("52:54:00", digest[:2], digest[2:4], digest[4:6]))
+
+
+def fit(ground: Ground, undoing: Undoing, run_id: UUID, domain: Rewritten, manifest: Manifest) -> None:
+    """Firmware with the point's own variables, an emulator that is here, and KVM where it works. HostLacks."""
+    firmware = restoring_domain.loader(domain)
+    if firmware is not None and not os.access(firmware, os.R_OK):
+        raise HostLacks(f"this host lacks the guest's firmware {firmware}", hint="apt-get install ovmf")
+    emulator = domain.devices.find("emulator")
+    if emulator is not None and not os.access(emulator.text or "", os.X_OK):
+        domain.devices.remove(emulator)
+        domain.told.append(f"it runs by this host's own QEMU: there is no {emulator.text}")
+    template = None
+    if manifest.sealed.nvram is not None:
+        undoing.record(run_id, "variables", str(run_id))
+        if ground.hypervisor.keep_variables(run_id, base64.b64decode(manifest.sealed.nvram)):
+            template = str(ground.hypervisor.variables_file(run_id))
+        else:
+            domain.told.append("its UEFI variables begin anew: no firmware of this host has such")
+    restoring_domain.with_variables(domain, template)
+    if ground.hypervisor.emulates():
+        restoring_domain.emulated(domain)
+
+
+def define(ground: Ground, defined: Domain) -> None:
+    """HostLacks, in libvirt's words; BackupConflict."""
+    try:
+        ground.hypervisor.define(defined)
+    except DomainDefineFailed as error:
+        raise HostLacks(
+            f"libvirt does not take the guest's domain on this host: {error.detail}",
+            hint=error.hint or "export the disks and its domain.xml, change that to what this host has, and define it by virsh",
+        ) from error
+    except Conflict as error:
+        raise BackupConflict(error.detail, hint="give the restored domain another name") from error
+
+
+def put_tpm(ground: Ground, undoing: Undoing, run_id: UUID, manifest: Manifest) -> None:
+    """The state of its TPM, where libvirt will look for it."""
+    if not manifest.sealed.tpm:
+        return
+    folder = ground.tpm_folder / str(run_id)
+    undoing.record(run_id, "tpm", str(folder))
+    try:
+        for path, content in tpm_files(folder, manifest):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_bytes(content)
+    except OSError as error:
+        raise DiskWriteFailed(f"the state of the guest's TPM cannot be written: {error.strerror}") from error
+
+
+def tpm_files(folder: Path, manifest: Manifest) -> Iterator[tuple[Path, bytes]]:
+    """What lies in the folder of an emulated TPM of libvirt's."""
+    root = restoring_domain.parsed(manifest.sealed.domain_xml).root
+    inner = folder / domain_parts.tpm_folder(root)
+    for name, content in (manifest.sealed.tpm or {}).items():
+        if "/" not in name and not name.startswith("."):
+            yield inner / name, base64.b64decode(content)
+
+
+# ── undoing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def undo(ground: Ground) -> dict[str, Undo]:
+    def volume(run_id: UUID, name: str) -> None:
+        destination, _, its_name = name.partition(" ")
+        ground.destination(destination).destroy(its_name)
+
+    def tpm(run_id: UUID, name: str) -> None:
+        if Path(name).name == str(run_id):
+            shutil.rmtree(name, ignore_errors=True)
+
+    return {
+        "volume": volume,
+        "domain": lambda run_id, name: ground.hypervisor.undefine(UUID(name), run_id),
+        "variables": lambda run_id, name: ground.hypervisor.forget_variables(run_id),
+        "tpm": tpm,
+    }

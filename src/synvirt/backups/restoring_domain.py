@@ -1,0 +1,305 @@
+"""A restore point's domain as this host shall define it: the point's own XML, rewritten. Pure (libvirt.org/formatdomain.html).
+
+    renewed     another machine: a name, UUID and MAC addresses of its own; what two machines cannot share is let go of
+    isolated    renewed, and nothing beyond its own disks reaches it, nor it anything: for a boot test
+    with_disks  the disks on the volumes that they were restored to
+
+What of it differs from the point in a way that a person should know is told as a warning: a code and a sentence.
+"""
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
+
+from defusedxml import ElementTree
+
+from synvirt.errors import RepositoryDamaged
+from synvirt.hypervisor.identity import JOB_NAMESPACE
+
+ET.register_namespace("synvirt", JOB_NAMESPACE)
+
+DIFFERS = "E_BAK_DOMAIN_DIFFERS"
+# Devices that lead out of the machine: to the host's, to its folders, to its networks.
+AGENT = "org.qemu.guest_agent.0"
+_QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
+ET.register_namespace("qemu", _QEMU)
+_ARGUMENTS = (f"{{{_QEMU}}}commandline", f"{{{_QEMU}}}override", f"{{{_QEMU}}}capabilities", f"{{{_QEMU}}}deprecation")
+_SHOWING = ("serial", "console", "graphics", "audio")
+_LEADING_OUT = ("hostdev", "redirdev", "filesystem", "shmem", "smartcard", "crypto", "parallel", "vsock", "lease")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a disk lies now. `device_type`: file, block."""
+
+    path: str
+    device_type: str = "file"
+    format: str = "raw"
+
+
+@dataclass
+class Rewritten:
+    """The domain while it is rewritten. `told`: what differs."""
+
+    root: ET.Element
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def xml(self) -> str:
+        return ET.tostring(self.root, encoding="unicode")
+
+    @property
+    def devices(self) -> ET.Element:
+        found = self.root.find("devices")
+        return ET.SubElement(self.root, "devices") if found is None else found
+
+
+def parsed(xml: str) -> Rewritten:
+    """RepositoryDamaged: it is no domain's XML."""
+    try:
+        root: ET.Element = ElementTree.fromstring(xml)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise RepositoryDamaged("the restore point's domain XML cannot be read") from error
+    if root.tag != "domain":
+        raise RepositoryDamaged(f"the restore point's domain XML is that of a {root.tag}")
+    root.attrib.pop("id", None)
+    return Rewritten(root)
+
+
+def targets(domain: Rewritten) -> list[str]:
+    """Of the disks that hold data, in the domain's order."""
+    return [target_of(disk) for disk in domain.devices.iterfind("disk") if _holds_data(disk)]
+
+
+def renewed(domain: Rewritten, *, name: str, run_id: uuid.UUID, mac: Callable[[int], str]) -> None:
+    """Another machine than the one that was backed up; `run_id` is its UUID, and the mark that we made it. `mac`: of the card
+    of that number."""
+    root, old = domain.root, domain.root.findtext("uuid", "")
+    _text(root, "name", name)
+    _text(root, "uuid", str(run_id))
+    for entry in root.iterfind("sysinfo/system/entry[@name='uuid']"):
+        entry.text = str(run_id)  # libvirt refuses another here
+    _mark(root, run_id)
+    new_generation(domain)
+    for number, address in enumerate(root.iterfind("devices/interface/mac")):
+        address.set("address", mac(number))
+    for graphics in root.iterfind("devices/graphics"):
+        if graphics.get("port", "-1") != "-1":
+            domain.told.append(f"its {graphics.get('type')} screen gets a port of its own, not {graphics.get('port')}")
+        graphics.attrib.pop("socket", None)
+        graphics.attrib.pop("port", None)
+        graphics.attrib.pop("tlsPort", None)
+        if graphics.get("type") in ("vnc", "spice"):
+            graphics.set("autoport", "yes")
+    for device in domain.devices:
+        _own_files(device, old, str(run_id))
+    for seclabel in root.findall("seclabel"):
+        if seclabel.get("type", "dynamic") == "dynamic":
+            root.remove(seclabel)  # libvirt gives each machine its own
+
+
+def renamed(domain: Rewritten, name: str) -> None:
+    _text(domain.root, "name", name)
+
+
+def same_variables(domain: Rewritten, other: Rewritten) -> None:
+    """The file of its UEFI variables is the other's."""
+    for path in ("os/loader", "os/nvram"):
+        mine, its = domain.root.find(path), other.root.find(path)
+        if mine is not None and its is not None:
+            mine.text = its.text
+
+
+def new_generation(domain: Rewritten) -> None:
+    """The guest went back in time, and shall know it: libvirt makes up a new id."""
+    if (generation := domain.root.find("genid")) is not None:
+        generation.text = None
+
+
+def _own_files(device: ET.Element, old: str, new: str) -> None:
+    """Logs and sockets that only one machine can have: by the UUID in their names, or none."""
+    for log in device.findall("log"):
+        file = log.get("file", "")
+        if old and old in file:
+            log.set("file", file.replace(old, new))
+        else:
+            device.remove(log)
+    source = device.find("source")
+    if device.tag == "channel" and source is not None and source.get("mode") == "bind":
+        device.remove(source)
+
+
+def _mark(root: ET.Element, run_id: uuid.UUID) -> None:
+    metadata = root.find("metadata")
+    if metadata is None:
+        metadata = ET.SubElement(root, "metadata")
+    for mark in metadata.findall(f"{{{JOB_NAMESPACE}}}job"):
+        metadata.remove(mark)
+    ET.SubElement(metadata, f"{{{JOB_NAMESPACE}}}job", id=str(run_id))
+
+
+def with_disks(domain: Rewritten, places: Mapping[str, Place], *, wanted: frozenset[str]) -> None:
+    """`places` by target; disks that are not `wanted`, and hold data, are left out, and so are discs that are not here."""
+    for disk in domain.devices.findall("disk"):
+        target = target_of(disk)
+        if target in places:
+            _place(disk, places[target])
+        elif _holds_data(disk):
+            domain.devices.remove(disk)
+            why = "it was not asked for" if target not in wanted else "it is not part of the restore point"
+            domain.told.append(f"its disk {target} is left out: {why}")
+        elif (gone := _missing_file(disk)) is not None:
+            _take_out(disk)
+            domain.told.append(f"what was in its drive {target} is not on this host: {gone}")
+
+
+def _place(disk: ET.Element, place: Place) -> None:
+    for name in ("source", "backingStore", "mirror", "auth", "encryption", "transient"):
+        for element in disk.findall(name):
+            disk.remove(element)
+    disk.set("type", place.device_type)
+    driver = disk.find("driver")
+    if driver is None:
+        driver = ET.Element("driver", name="qemu")
+        disk.insert(0, driver)
+    driver.set("type", place.format)
+    if place.device_type == "file":
+        # A file system may not take O_DIRECT, which these ask for; what the guest wrote is as safe without.
+        for attribute in ("cache", "io"):
+            driver.attrib.pop(attribute, None)
+    source = ET.Element("source", {"dev" if place.device_type == "block" else "file": place.path})
+    disk.insert(1, source)
+
+
+def _missing_file(disk: ET.Element) -> str | None:
+    source = disk.find("source")
+    path = None if source is None else source.get("file") or source.get("dev")
+    return path if path is not None and not Path(path).exists() else None
+
+
+def _take_out(disk: ET.Element) -> None:
+    for name in ("source", "backingStore"):
+        for element in disk.findall(name):
+            disk.remove(element)
+    disk.set("type", "file")
+
+
+def isolated(domain: Rewritten, *, serial_log: str) -> None:
+    """Its cards stay, with no cable in them; devices of the host, shared folders and drives' discs go. Its console is written
+    to `serial_log`."""
+    root, devices = domain.root, domain.devices
+    for parent, names in ((devices, (*_LEADING_OUT, *_SHOWING)), (root, _ARGUMENTS)):
+        for element in [child for child in parent if child.tag in names]:
+            parent.remove(element)
+    for channel in devices.findall("channel[@type]"):
+        if channel.get("type") != "unix":
+            devices.remove(channel)
+    for interface in devices.findall("interface"):
+        _unplug(interface)
+    for disk in devices.findall("disk"):
+        if not _holds_data(disk):
+            _take_out(disk)
+    for event in ("on_poweroff", "on_crash"):
+        _text(root, event, "destroy")
+    _look_at(devices, serial_log)
+
+
+def _look_at(devices: ET.Element, serial_log: str) -> None:
+    """What the signs of a boot are seen by: a console, a screen, the agent."""
+    serial = ET.SubElement(devices, "serial", type="pty")
+    ET.SubElement(serial, "log", file=serial_log, append="on")
+    ET.SubElement(serial, "target", port="0")
+    # A Unix socket: no port that other users of the host could open.
+    ET.SubElement(ET.SubElement(devices, "graphics", type="vnc"), "listen", type="socket")
+    if not any(_is_agent(channel) for channel in devices.findall("channel")):
+        channel = ET.SubElement(devices, "channel", type="unix")
+        ET.SubElement(channel, "target", type="virtio", name=AGENT)
+
+
+def _is_agent(channel: ET.Element) -> bool:
+    target = channel.find("target")
+    return target is not None and target.get("name") == AGENT
+
+
+def _unplug(interface: ET.Element) -> None:
+    """The card that the guest knows, in the same slot; of its type user, and its link down, no packet leaves QEMU."""
+    kept = {child.tag: child for child in interface if child.tag in ("mac", "model", "address", "boot")}
+    interface.clear()
+    interface.set("type", "user")
+    interface.extend(kept.values())
+    ET.SubElement(interface, "link", state="down")
+
+
+def emulated(domain: Rewritten) -> None:
+    """On a host where KVM does not work: slowly, but it runs. Emulation has no host's processor to show."""
+    if domain.root.get("type") != "kvm":
+        return
+    domain.root.set("type", "qemu")
+    for cpu in domain.root.findall("cpu"):
+        topology = cpu.find("topology")
+        cpu.clear()
+        cpu.set("mode", "maximum")
+        if topology is not None:
+            cpu.append(topology)
+    for hyperv in domain.root.findall("features/hyperv"):
+        found = domain.root.find("features")
+        assert found is not None
+        found.remove(hyperv)
+    domain.told.append("it is emulated, which is slow: KVM does not work on this host")
+
+
+def with_variables(domain: Rewritten, template: str | None) -> None:
+    """Its UEFI variables are copied from `template` at the first start; None: they begin anew, from the firmware's own."""
+    system = domain.root.find("os")
+    nvram = domain.root.find("os/nvram")
+    if system is None or nvram is None:
+        return
+    if loader(domain):
+        # What libvirt once chose stands beside the wish that it should choose, and both together it refuses.
+        system.attrib.pop("firmware", None)
+        for wish in system.findall("firmware"):
+            system.remove(wish)
+    nvram.text = None
+    nvram.attrib.pop("format", None)
+    if template is not None:
+        nvram.set("template", template)
+
+
+def lacking(domain: Rewritten, *, bridges: Callable[[str], bool], networks: Callable[[str], bool]) -> list[str]:
+    """What the domain needs to start that this host lacks, and libvirt would say only then."""
+    found = []
+    for number, interface in enumerate(domain.devices.findall("interface"), 1):
+        source: Any = interface.find("source")
+        if source is None:
+            continue
+        bridge, network = source.get("bridge"), source.get("network")
+        if interface.get("type") == "bridge" and bridge and not bridges(bridge):
+            found.append(f"the bridge {bridge} of its network card {number}")
+        if interface.get("type") == "network" and network and not networks(network):
+            found.append(f"the network {network} of its network card {number}")
+    passed = [hostdev.get("type", "unknown") for hostdev in domain.devices.findall("hostdev")]
+    return found + [f"a device of the host that is passed through to it ({kind})" for kind in passed]
+
+
+def loader(domain: Rewritten) -> str | None:
+    """The file of its firmware."""
+    return domain.root.findtext("os/loader")
+
+
+def _holds_data(disk: ET.Element) -> bool:
+    return disk.get("device", "disk") not in ("cdrom", "floppy")
+
+
+def target_of(disk: ET.Element) -> str:
+    target = disk.find("target")
+    return "" if target is None else target.get("dev", "")
+
+
+def _text(parent: ET.Element, tag: str, text: str) -> None:
+    found = parent.find(tag)
+    if found is None:
+        found = ET.SubElement(parent, tag)
+    found.text = text
