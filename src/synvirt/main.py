@@ -156,19 +156,21 @@ def _pages(
 
 def _with_backups(app: "FastAPI", stack: ExitStack, settings: "Settings", store: "Store") -> "FastAPI":
     from synvirt.api.backups import mount
+    from synvirt.backups import source
     from synvirt.backups.repositories import Repositories
     from synvirt.backups.service import Backups, running
-    from synvirt.backups.source import shut_off
+    from synvirt.backups.ways import sources_of
     from synvirt.hypervisor.connection import Connection
 
     # A connection of its own, opened by the first run: the embedded driver is opened once a process, and shared.
     connection = Connection(settings.hypervisor_uri, lambda: None)
     stack.callback(connection.close)
+    guests = stack.enter_context(source.running(sources_of(connection, store.backups, host=settings.host_id)))
     backups = Backups(
         store.backups,
         Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir),
         host=settings.host_id,
-        open_guest=partial(shut_off, connection),
+        open_guest=guests.open,
         exports=settings.data_dir / "exports",
     )
     mount(app, stack.enter_context(running(backups)), settings)

@@ -9,7 +9,7 @@ from uuid import UUID
 from synvirt.backups.model import ENDS, BackupRun
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
-from synvirt.backups.source import Guest, SourceDisk
+from synvirt.backups.source import Ask, Guest, SourceDisk
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import BackupNotFound, SourceRunning
 from synvirt.store import Store
@@ -34,8 +34,9 @@ class FakeGuests:
         (self._folder / name).unlink()
 
     @contextlib.contextmanager
-    def open(self, vm_id: str) -> Iterator[Guest]:
+    def open(self, ask: Ask) -> Iterator[Guest]:
         self.gate()
+        vm_id = ask.vm_id
         path = self._folder / vm_id
         if not path.exists():
             raise BackupNotFound(f"this host has no domain {vm_id}")
@@ -45,7 +46,7 @@ class FakeGuests:
                 raise SourceRunning(f"{vm_id} was started")
 
         disk = SourceDisk("vda", str(path), RawSpec(path=str(path)))
-        yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", False, (disk,), check)
+        yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", None, (disk,), check)
 
 
 def backups_of(store: Store, guests: FakeGuests, folder: Path) -> Backups:

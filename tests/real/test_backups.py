@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from uuid import uuid4
@@ -12,7 +13,8 @@ from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import ENDS, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
-from synvirt.backups.source import shut_off
+from synvirt.backups.source import Ask, Sources
+from synvirt.backups.ways import sources_of
 from synvirt.errors import BackupNotFound, SourceRunning, SourceUnsupported
 from synvirt.hypervisor.connection import Connection
 from synvirt.hypervisor.libvirt_host import LibvirtHost
@@ -32,6 +34,30 @@ CONTENT = Random(2).randbytes(CHUNK_BYTES) + bytes(3 * CHUNK_BYTES)
 @pytest.fixture
 def connection(host: LibvirtHost, data_dir: Path) -> Connection:
     return Connection(Settings(data_dir=data_dir).hypervisor_uri, lambda: None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(f"sqlite:///{tmp_path / 'test.db'}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sources(connection: Connection, store: Store) -> Sources:
+    return sources_of(connection, store.backups, host="local")
+
+
+def asked(vm_id: str) -> Ask:
+    return Ask(
+        vm_id=vm_id,
+        job_id=uuid4(),
+        quiesce="off",
+        base=lambda _: None,
+        move=lambda _: None,
+        warn=lambda _code, _message: None,
+        stop=lambda: False,
+    )
 
 
 @pytest.fixture
@@ -65,16 +91,17 @@ def _ended(backups: Backups, run: BackupRun) -> BackupRun:
     return now
 
 
-def test_a_domain_that_is_shut_off_is_backed_up_and_restored(connection: Connection, name: str, tmp_path: Path) -> None:
+def test_a_domain_that_is_shut_off_is_backed_up_and_restored(
+    connection: Connection, sources: Sources, store: Store, name: str, tmp_path: Path
+) -> None:
     for folder in ("keyring", "repository"):
         (tmp_path / folder).mkdir()
-    store = Store(f"sqlite:///{tmp_path / 'test.db'}")
     repositories = Repositories(store.backups, host="local", keyring=tmp_path / "keyring")
     backups = Backups(
         store.backups,
         repositories,
         host="local",
-        open_guest=lambda vm_id: shut_off(connection, vm_id),
+        open_guest=sources.open,
         exports=tmp_path / "exports",
     )
     backups.start()
@@ -90,12 +117,11 @@ def test_a_domain_that_is_shut_off_is_backed_up_and_restored(connection: Connect
     for file in ("0-vda.raw", "1-vdb.raw"):
         assert [(tmp_path / "exports/out" / file).read_bytes() == CONTENT] == [True]
     backups.close()
-    store.close()
 
 
-def test_a_guest_that_runs_is_refused_and_one_that_is_started_is_noticed(connection: Connection, name: str) -> None:
+def test_a_guest_that_is_started_while_it_is_read_is_noticed(connection: Connection, sources: Sources, name: str) -> None:
     domain = connection.use().lookupByName(name)
-    with shut_off(connection, domain.UUIDString()) as guest:
+    with sources.open(asked(domain.UUIDString())) as guest:
         guest.check_unchanged()
         domain.create()
         with pytest.raises(SourceRunning, match="started"):
@@ -109,24 +135,21 @@ def test_a_guest_that_runs_is_refused_and_one_that_is_started_is_noticed(connect
                 break
         with pytest.raises(SourceRunning):
             guest.check_unchanged()
-    domain.create()
-    with pytest.raises(SourceRunning, match="runs"), shut_off(connection, name):
-        pass
 
 
-def test_a_disk_that_changes_is_noticed(connection: Connection, name: str, tmp_path: Path) -> None:
-    with shut_off(connection, name) as guest:
+def test_a_disk_that_changes_is_noticed(sources: Sources, name: str, tmp_path: Path) -> None:
+    with sources.open(asked(name)) as guest:
         with (tmp_path / "raw.img").open("r+b") as file:
             file.write(b"changed")
         with pytest.raises(SourceRunning, match="changed"):
             guest.check_unchanged()
 
 
-def test_what_cannot_be_backed_up_is_named(connection: Connection, tmp_path: Path) -> None:
+def test_what_cannot_be_backed_up_is_named(connection: Connection, sources: Sources, tmp_path: Path) -> None:
     more = """<disk type='network' device='disk'><driver name='qemu' type='raw'/>
 <source protocol='nbd' name='x'><host name='nbd.invalid' port='10809'/></source><target dev='vdc'/></disk>"""
     name = _defined(connection, tmp_path, more)
-    with pytest.raises(SourceUnsupported, match="vdc"), shut_off(connection, name):
+    with pytest.raises(SourceUnsupported, match="vdc"), sources.open(asked(name)):
         pass
-    with pytest.raises(BackupNotFound, match="nobody"), shut_off(connection, "nobody"):
+    with pytest.raises(BackupNotFound, match="nobody"), sources.open(asked("nobody")):
         pass

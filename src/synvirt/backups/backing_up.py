@@ -2,26 +2,26 @@
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from uuid import UUID, uuid4
 
-from synvirt.backups import garbage, source
-from synvirt.backups.disk import ChunkWriter
-from synvirt.backups.manifest import DiskMap, Manifest, Named, Sealed, Shown
-from synvirt.backups.model import BackupJob, Status
+from synvirt.backups import garbage
+from synvirt.backups.manifest import Manifest, Named, Sealed, Shown
+from synvirt.backups.model import BackupJob, DiskTaken, GuestTaken, Status
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
-from synvirt.backups.repository import Session
-from synvirt.backups.source import Guest
+from synvirt.backups.repository import Repository, Session
+from synvirt.backups.source import Ask, Guest
+from synvirt.backups.taking import Taken, take
 from synvirt.backups.under_way import Sum, UnderWay
-from synvirt.copying import copy
-from synvirt.errors import SynvirtError
+from synvirt.errors import BackupConflict, DeltaFallback, SynvirtError
 from synvirt.model import now
 
-# All that a session writes becomes durable with its manifest: there is nothing to flush before.
-NEVER_S = 1e9
+# Of so many of the newest points the manifests are read, to find one that changes can be counted from.
+BASES_LOOKED_AT = 10
 
-# Gives the guest of that name or UUID, at rest, for as long as it is held.
-OpenGuest = Callable[[str], contextlib.AbstractContextManager[Guest]]
+# Gives the guest that is asked for, its disks held at one moment, for as long as it is held.
+OpenGuest = Callable[[Ask], contextlib.AbstractContextManager[Guest]]
 
 
 class BackingUp:
@@ -34,19 +34,41 @@ class BackingUp:
         for vm_id in job.vm_ids:
             session = repository.session()
             under_way.storing(session)
-            with self._open_guest(vm_id) as guest:
-                if guest.has_tpm:
-                    text = f"the state of {guest.name}'s TPM is not part of the restore point"
-                    under_way.warn("E_BAK_TPM_LEFT_OUT", text, vm_id)
+            with self._open_guest(self._ask(under_way, job, repository, vm_id)) as guest:
                 under_way.move(Status.TRANSFERRING)
-                maps = _copied(guest, session, under_way)
+                taken = _taken(guest, repository, session, under_way)
                 guest.check_unchanged()
-                under_way.move(Status.COMMITTING)
-                manifest = _manifest(guest, maps, job, under_way.run.id)
+                under_way.move(Status.COMMITTING, guests=(*under_way.run.guests, _told(guest, taken)))
+                manifest = _manifest(guest, taken, job, under_way.run.id)
+                guest.keep_marks()
+                _refuse_lost_base(guest, taken, repository)
                 session.commit(manifest)
+                guest.marks_kept()
             self._points.put(point_of(manifest, known, stored_bytes=session.stored_bytes))
             under_way.move(Status.COMMITTING, restore_point_ids=(*under_way.run.restore_point_ids, manifest.shown.id))
             self._retire(under_way, job, manifest.sealed.vm_id)
+
+    def _ask(self, under_way: UnderWay, job: BackupJob, repository: Repository, vm_id: str) -> Ask:
+        return Ask(
+            vm_id=vm_id,
+            job_id=job.id,
+            quiesce=job.quiesce,
+            base=partial(self._base, job, repository),
+            move=lambda status: under_way.move(Status(status)),
+            warn=lambda code, message: under_way.warn(code, message, vm_id),
+            stop=under_way.stop,
+        )
+
+    def _base(self, job: BackupJob, repository: Repository, vm_id: str) -> Manifest | None:
+        """Of the guest of that UUID the newest point that changes can be counted from. One that is damaged is none."""
+        mine = [point for point in self._points.all() if (point.job_id, point.vm_id) == (job.id, vm_id)]
+        mine = [point for point in mine if point.repository_id == job.repository_id and point.state != "damaged"]
+        for point in sorted(mine, key=lambda point: point.created_at, reverse=True)[:BASES_LOOKED_AT]:
+            with contextlib.suppress(SynvirtError):
+                manifest = repository.manifest(point.id)
+                if any(disk.mark is not None for disk in manifest.sealed.disks):
+                    return manifest
+        return None
 
     def _retire(self, under_way: UnderWay, job: BackupJob, vm_id: str) -> None:
         """The new point is there: what goes wrong from here on is a warning."""
@@ -63,33 +85,63 @@ class BackingUp:
             under_way.warn(error.code, f"old restore points were not removed: {error.detail}", vm_id)
 
 
-def _copied(guest: Guest, session: Session, under_way: UnderWay) -> list[DiskMap]:
-    maps, done = [], Sum(under_way)
-    for disk in guest.disks:
-        reader = source.open_disk(disk)
-        try:
-            writer = ChunkWriter(session, reader.size)
-            # Not fresh: every byte of the disk comes, zeros as zeros, so that each chunk knows when it is whole.
-            copy(reader, writer, fresh=False, flush_every_s=NEVER_S, stop=under_way.stop, on_progress=done.next_disk())
-            maps.append(writer.finish())
-        finally:
-            reader.close()
-    return maps
+def _taken(guest: Guest, repository: Repository, session: Session, under_way: UnderWay) -> list[Taken]:
+    done = Sum(under_way)
+    return [
+        take(
+            disk,
+            guest.base,
+            repository,
+            session,
+            stop=under_way.stop,
+            on_progress=done.next_disk(),
+            doubt=lambda why: under_way.warn(DeltaFallback.code, f"{why}: the whole disk was read", guest.vm_id),
+        )
+        for disk in guest.disks
+    ]
 
 
-def _manifest(guest: Guest, maps: list[DiskMap], job: BackupJob, run_id: UUID) -> Manifest:
+def _refuse_lost_base(guest: Guest, taken: list[Taken], repository: Repository) -> None:
+    """What it has of the base is there for as long as the base is; what is collected later is looked at again (garbage.py)."""
+    if guest.base is None or all(one.whole for one in taken):
+        return
+    if guest.base.shown.id not in repository.point_ids():
+        raise BackupConflict(
+            f"restore point {guest.base.shown.id}, which this run builds on, was removed meanwhile",
+            hint="start the run again: it builds on another, or reads everything",
+        )
+
+
+def _told(guest: Guest, taken: list[Taken]) -> GuestTaken:
+    disks = (
+        DiskTaken(target=disk.target, size_bytes=one.disk.size_bytes, read_bytes=one.read_bytes, changes_only=not one.whole)
+        for disk, one in zip(guest.disks, taken, strict=True)
+    )
+    return GuestTaken(vm_id=guest.vm_id, vm_name=guest.name, way=guest.way, freeze_ms=guest.freeze_ms, disks=tuple(disks))
+
+
+def _manifest(guest: Guest, taken: list[Taken], job: BackupJob, run_id: UUID) -> Manifest:
     named = tuple(
-        Named(target=disk.target, path=disk.path, size_bytes=one.size_bytes)
-        for disk, one in zip(guest.disks, maps, strict=True)
+        Named(
+            target=disk.target,
+            path=disk.path,
+            size_bytes=one.disk.size_bytes,
+            mark=disk.mark,
+            checked_to=one.checked_to,
+        )
+        for disk, one in zip(guest.disks, taken, strict=True)
     )
     sealed = Sealed(
         vm_id=guest.vm_id,
         vm_name=guest.name,
-        consistency="offline",
+        consistency=guest.consistency,
+        quiesced=guest.quiesced,
+        freeze_ms=guest.freeze_ms,
         job_id=job.id,
         run_id=run_id,
         domain_xml=guest.domain_xml,
         nvram=guest.nvram,
+        tpm=guest.tpm,
         disks=named,
     )
-    return Manifest(shown=Shown(id=uuid4(), created_at=now(), disks=tuple(maps)), sealed=sealed)
+    return Manifest(shown=Shown(id=uuid4(), created_at=guest.at, disks=tuple(one.disk for one in taken)), sealed=sealed)

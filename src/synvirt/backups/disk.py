@@ -7,9 +7,10 @@ PointReader   pages ─▶ names ─▶ chunks, each checked against its name
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from synvirt.backups.keys import CHUNK_BYTES, NAME_BYTES
-from synvirt.backups.manifest import NONE, PAGE_BYTES, DiskMap, chunks_of
+from synvirt.backups.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, chunks_of
 from synvirt.backups.repository import Repository, Session
 from synvirt.blocks import Extent, coalesced
 from synvirt.disks.layers import Layer
@@ -23,17 +24,24 @@ CHUNKS_KEPT = 16
 class ChunkWriter:
     """Takes each byte of a disk exactly once, as a copy of a whole disk that is not `fresh` gives it.
 
-    Memory is one chunk for each that is begun and not full: some few a thread of copy(). `flush` promises nothing: all of a
-    restore point becomes durable, and visible, with its manifest.
+    With `before`, the disk as an earlier point has it, only the chunks of `changed` come: the others keep the names that they
+    have there, and pages without a chunk that comes are not even looked at.
+
+    Memory is one chunk for each that is begun and not full, some few a thread of copy(); and the names of pages that are begun.
+    `flush` promises nothing: all of a restore point becomes durable, and visible, with its manifest.
     """
 
     max_writers = CALLS_AT_ONCE
 
-    def __init__(self, session: Session, size: int) -> None:
+    def __init__(self, session: Session, size: int, *, before: "Before | None" = None, changed: "Chunks | None" = None) -> None:
         self.size = size
         self._session = session
-        self._names = bytearray(chunks_of(size) * NAME_BYTES)
-        self._done = bytearray(chunks_of(size))
+        self._before, self._changed = before, changed
+        pages = -(-chunks_of(size) // PAGE_CHUNKS)
+        self._pages: list[str | None] = [None] * pages
+        if before is not None and changed is not None:
+            self._pages = [None if number in changed.pages else before.disk.pages[number] for number in range(pages)]
+        self._open: dict[int, _Page] = {}
         self._begun: dict[int, tuple[bytearray, int]] = {}
         self._lock = threading.Lock()
 
@@ -50,7 +58,7 @@ class ChunkWriter:
         self._check_range(offset, length)
         for number, within, _, part in self._cut(offset, length):
             if part == self._length(number):
-                self._mark(number)
+                self._name(number, NONE)
             else:
                 self._gather(number, within, part, None)
 
@@ -79,14 +87,29 @@ class ChunkWriter:
         self._finish(number, content)
 
     def _finish(self, number: int, content: bytearray | memoryview) -> None:
-        name = self._session.add(content)
-        self._names[number * NAME_BYTES : (number + 1) * NAME_BYTES] = name
-        self._mark(number)
+        self._name(number, self._session.add(content))
 
-    def _mark(self, number: int) -> None:
-        if self._done[number]:
-            raise DiskWriteFailed(f"chunk {number} of the disk came twice: at offset {number * CHUNK_BYTES}")
-        self._done[number] = 1
+    def _name(self, number: int, name: bytes) -> None:
+        which, within = divmod(number, PAGE_CHUNKS)
+        with self._lock:
+            page = self._open.get(which)
+            if page is None and self._pages[which] is None:
+                page = self._open[which] = self._opened(which)
+            if page is None or not page.waits[within]:
+                raise DiskWriteFailed(f"chunk {number} of the disk came twice: at offset {number * CHUNK_BYTES}")
+            page.names[within * NAME_BYTES : (within + 1) * NAME_BYTES] = name
+            page.waits[within] = 0
+            if any(page.waits):
+                return
+            del self._open[which]
+            self._pages[which] = ""  # taken: its name is known in a moment
+        self._pages[which] = self._session.add_page(bytes(page.names)).hex()
+
+    def _opened(self, which: int) -> "_Page":
+        if self._before is not None and self._changed is not None:
+            return _Page(bytearray(self._before.page(which)), bytearray(self._changed.pages[which]))
+        count = min(PAGE_CHUNKS, chunks_of(self.size) - which * PAGE_CHUNKS)
+        return _Page(bytearray(PAGE_BYTES), bytearray(b"\1" * count))
 
     def _check_range(self, offset: int, length: int) -> None:
         if offset < 0 or length < 0 or offset + length > self.size:
@@ -100,12 +123,74 @@ class ChunkWriter:
 
     def finish(self) -> DiskMap:
         """The disk as a manifest has it. DiskWriteFailed, where a byte of it never came."""
-        missing = self._done.find(0)
-        if missing >= 0:
-            raise DiskWriteFailed(f"nothing came for the disk's bytes from offset {missing * CHUNK_BYTES} on")
-        names = bytes(self._names)
-        pages = [names[at : at + PAGE_BYTES].ljust(PAGE_BYTES, b"\0") for at in range(0, len(names), PAGE_BYTES)]
-        return DiskMap(size_bytes=self.size, pages=tuple(self._session.add_page(page).hex() for page in pages))
+        for which, name in enumerate(self._pages):
+            if not name:
+                waits = self._open[which].waits if which in self._open else b"\1"
+                missing = which * PAGE_CHUNKS + waits.index(1)
+                raise DiskWriteFailed(f"nothing came for the disk's bytes from offset {missing * CHUNK_BYTES} on")
+        return DiskMap(size_bytes=self.size, pages=tuple(filter(None, self._pages)))
+
+
+@dataclass
+class _Page:
+    """`waits`: a byte a chunk, 1 where it is still to come."""
+
+    names: bytearray
+    waits: bytearray
+
+
+class Before:
+    """A disk as an earlier point has it, page by page."""
+
+    def __init__(self, repository: Repository, disk: DiskMap) -> None:
+        self._repository, self.disk = repository, disk
+        self._last: tuple[int, bytes] = (-1, b"")
+
+    def page(self, which: int) -> bytes:
+        known, page = self._last
+        if known != which:
+            page = self._repository.read_page(bytes.fromhex(self.disk.pages[which]))
+            self._last = which, page
+        return page
+
+    def name(self, number: int) -> bytes:
+        which, within = divmod(number, PAGE_CHUNKS)
+        return self.page(which)[within * NAME_BYTES : (within + 1) * NAME_BYTES]
+
+
+class Chunks:
+    """Some of the chunks of a disk. `pages`: a byte a chunk, 1 for those, of each page that has any."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.pages: dict[int, bytearray] = {}
+
+    def add(self, start: int, length: int) -> None:
+        """Those that the bytes touch. DiskReadFailed, where they are not all within the disk."""
+        if start < 0 or length < 0 or start + length > self._size:
+            raise DiskReadFailed(f"a changed area at {start}, {length} bytes, leaves the disk of {self._size} bytes")
+        number, end = start // CHUNK_BYTES, -(-(start + length) // CHUNK_BYTES)
+        while number < end:
+            which, within = divmod(number, PAGE_CHUNKS)
+            until = min(PAGE_CHUNKS, within + end - number)
+            page = self.pages.setdefault(which, bytearray(min(PAGE_CHUNKS, chunks_of(self._size) - which * PAGE_CHUNKS)))
+            page[within:until] = b"\1" * (until - within)
+            number += until - within
+
+    def __contains__(self, number: int) -> bool:
+        which, within = divmod(number, PAGE_CHUNKS)
+        return which in self.pages and bool(self.pages[which][within])
+
+    def areas(self) -> Iterator[tuple[int, int]]:
+        """(start, length) in bytes: whole chunks, ascending, neighbours joined within a page."""
+        for which in sorted(self.pages):
+            page, at = self.pages[which], -1
+            while (at := page.find(1, at + 1)) >= 0:
+                end = page.find(0, at)
+                end = len(page) if end < 0 else end
+                start = (which * PAGE_CHUNKS + at) * CHUNK_BYTES
+                yield start, min((end - at) * CHUNK_BYTES, self._size - start)
+                at = end
 
 
 class PointReader:

@@ -70,7 +70,7 @@ class Named(Model):
 
 class Sealed(Model):
     """Line 2. `nvram` is base64, and so is each file of the TPM's folder in `tpm`, by its name; `disks` are those of line 1, in
-    the same order. `held_ms`: how long the guest's file systems stood still."""
+    the same order. `freeze_ms`: how long the guest's file systems stood still."""
 
     vm_id: str
     vm_name: str
@@ -81,7 +81,7 @@ class Sealed(Model):
     domain_xml: str
     nvram: str | None = None
     tpm: dict[str, str] | None = None
-    held_ms: int | None = None
+    freeze_ms: int | None = None
     disks: tuple[Named, ...] = Field(max_length=4096)
 
 

@@ -6,6 +6,8 @@ from synvirt.backups.manifest import Manifest
 from synvirt.backups.model import BackupRepository, PointDisk, RestorePoint
 from synvirt.store.backups import BackupRows
 
+_SEALED = ("vm_id", "vm_name", "job_id", "run_id", "quiesced", "freeze_ms", "consistency")
+
 
 class Points:
     def __init__(self, rows: BackupRows, *, host: str) -> None:
@@ -34,7 +36,7 @@ def point_of(manifest: Manifest, known: BackupRepository, *, stored_bytes: int) 
     shown, inside = manifest.shown, manifest.sealed
     return RestorePoint.model_validate(
         {
-            **{name: getattr(inside, name) for name in ("vm_id", "vm_name", "job_id", "run_id", "quiesced", "consistency")},
+            **{name: getattr(inside, name) for name in _SEALED},
             "id": shown.id,
             "created_at": shown.created_at,
             "repository_id": known.id,

@@ -1,103 +1,240 @@
-"""A guest of this host, as a run reads it: its domain's XML, NVRAM, and a reader for each of its disks.
+"""The guests of this host as a run reads them: how each is held at one moment, by a table of ways.
 
-Only a guest that is shut off: nothing here can freeze the disks of one that runs at one moment, and a copy of disks that change
-is no backup. Should it be started while it is read, or a file of it change, `check_unchanged` says so, and nothing is kept.
+    shut off  ─▶ offline   its disks are at rest, and watched (source_offline.py)
+    running   ─▶ zfs       all its disks are volumes of one pool: an atomic snapshot, changes from `zfs send` (source_zfs.py)
+              ─▶ bitmap    whatever QEMU opens: a backup job of libvirt's, changes of qcow2 from a checkpoint (source_bitmap.py)
 
-Formats are taken from the domain's XML, never guessed: a guest writes what it likes into its disks.
+The first that fits is taken. Each gives readers for the disks as they were at that moment, and, where it can, the areas that
+have changed since the restore point that it counts from; what is not known for certain is None, and the whole disk is read.
 """
 
-import base64
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, Protocol
+from uuid import UUID
 
-from defusedxml import ElementTree
+import structlog
 
+from synvirt.backups.manifest import Manifest, Mark
+from synvirt.backups.source_ledger import Ledger, Made
 from synvirt.blocks import DiskReader
 from synvirt.disks import open_reader
-from synvirt.disks.specs import ImageSpec, RawSpec, ReaderSpec
-from synvirt.errors import BackupNotFound, Internal, SourceRunning, SourceUnsupported
+from synvirt.disks.specs import ReaderSpec
+from synvirt.errors import BackupNotFound, Cancelled, Internal, SynvirtError
 from synvirt.hypervisor.connection import Connection, load, translated
+from synvirt.model import now
 
-# A UEFI variable store has 64 KiB to 4 MiB.
-NVRAM_BYTES_MAX = 16 << 20
+LOCK_POLL_S = 0.2
+
+Consistency = Literal["application", "filesystem", "crash", "offline"]
+Area = tuple[int, int]  # start, length
+
+_log = structlog.get_logger("synvirt.backups")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceDisk:
+    """`changed`: the areas that may differ from the base's disk of the same target; it may raise a SynvirtError, which says why
+    they are not known after all. `whole_because`: why they were known to be unknown; empty, where nobody expected them.
+    `mark`: what the next run can count from."""
+
     target: str
     path: str
     spec: ReaderSpec
+    changed: Callable[[], Iterable[Area]] | None = None
+    whole_because: str = ""
+    mark: Mark | None = None
 
 
 @dataclass(frozen=True)
 class Guest:
+    """`at`: when its disks were held. `keep_marks` is called before the restore point is there, `marks_kept` after: the marks
+    of the run before it can go.
+    `freeze_ms`: how long its file systems stood still."""
+
     vm_id: str
     name: str
     domain_xml: str
     nvram: str | None
-    has_tpm: bool
+    tpm: dict[str, str] | None
     disks: tuple[SourceDisk, ...]
     check_unchanged: Callable[[], None]
+    way: Literal["zfs", "bitmap", "scan", "offline"] = "offline"
+    consistency: Consistency = "offline"
+    quiesced: bool = False
+    freeze_ms: int | None = None
+    base: Manifest | None = None
+    at: datetime = field(default_factory=now)
+    keep_marks: Callable[[], None] = lambda: None
+    marks_kept: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a run wants of a guest. `base`: the newest restore point of the job, for a guest's UUID, that has marks.
+    `move` and `warn` tell the run's status; `stop` is asked while it waits."""
+
+    vm_id: str
+    job_id: UUID
+    quiesce: Literal["off", "try", "require"]
+    base: Callable[[str], Manifest | None]
+    move: Callable[[Literal["quiescing", "snapshotting"]], None]
+    warn: Callable[[str, str], None]
+    stop: Callable[[], bool]
+
+
+class Way(Protocol):
+    """`fits`: None, or why the domain cannot be read this way. `end`: what it has made is gone, but for the marks; `sweep`: the
+    marks too. Both idempotent."""
+
+    name: str
+
+    def fits(self, domain: Any) -> str | None: ...
+    def open(self, domain: Any, ask: Ask) -> contextlib.AbstractContextManager[Guest]: ...
+    def end(self, made: Made) -> None: ...
+    def sweep(self, made: Made) -> None: ...
+
+
+class Sources:
+    """`ways` are tried in this order. Safe from several threads; a guest is read by one run at a time."""
+
+    def __init__(self, connection: Connection, ledger: Ledger, ways: tuple[Way, ...]) -> None:
+        self._connection, self._ledger, self._ways = connection, ledger, ways
+        self._locks: dict[str, threading.Lock] = {}
+        self._locking = threading.Lock()
+        self._sweeper: threading.Thread | None = None
+
+    def start(self) -> None:
+        """What a killed service left goes, in a thread of its own: it may have to wait for a guest."""
+        if any(made.state != "lasting" for made in self._ledger.all()):
+            self._sweeper = threading.Thread(target=self._sweep_all, name="backup-sweep", daemon=True)
+            self._sweeper.start()
+
+    def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.join()
+
+    @contextlib.contextmanager
+    def open(self, ask: Ask) -> Iterator[Guest]:
+        """The guest of that name or UUID, held at one moment. BackupNotFound, QuiesceFailed, Source…"""
+        domain = found(self._connection.use(), ask.vm_id)
+        with translated(Internal, f"the hypervisor does not say how {ask.vm_id} is"):
+            vm_id = str(domain.UUIDString())
+        with self._alone(vm_id, ask.stop):
+            self._sweep(vm_id)
+            for way in self._ways:
+                why_not = way.fits(domain)
+                if why_not is None:
+                    _log.info("guest is backed up", guest=vm_id, way=way.name)
+                    with way.open(domain, ask) as guest:
+                        yield guest
+                    return
+                _log.debug("guest is not backed up so", guest=vm_id, way=way.name, cause=why_not)
+        raise Internal(f"there is no way to back up {ask.vm_id}")
+
+    def forget(self, job_id: UUID) -> None:
+        """The marks of a job that is no more. What cannot be reached now is tried again at the next start."""
+        for made in self._ledger.all():
+            if made.job_id == job_id:
+                self._ledger.put(made.model_copy(update={"state": "working"}))
+                self._sweep(made.vm_id)
+
+    @contextlib.contextmanager
+    def _alone(self, vm_id: str, stop: Callable[[], bool]) -> Iterator[None]:
+        with self._locking:
+            lock = self._locks.setdefault(vm_id, threading.Lock())
+        while not lock.acquire(timeout=LOCK_POLL_S):
+            if stop():
+                raise Cancelled
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _sweep_all(self) -> None:
+        for vm_id in sorted({made.vm_id for made in self._ledger.all() if made.state != "lasting"}):
+            with self._alone(vm_id, lambda: False):
+                self._sweep(vm_id)
+
+    def _sweep(self, vm_id: str) -> None:
+        """With nobody else at the guest."""
+        for made in self._ledger.all():
+            if made.vm_id != vm_id or made.state == "lasting":
+                continue
+            way = next(way for way in self._ways if way.name == made.way)
+            with _told(made):
+                if made.state == "keeping":
+                    way.end(made)
+                    self._ledger.put(made.model_copy(update={"state": "lasting"}))
+                else:
+                    way.sweep(made)
+                    self._ledger.strike(made)
 
 
 @contextlib.contextmanager
-def shut_off(connection: Connection, vm_id: str) -> Iterator[Guest]:
-    """The guest of that name or UUID. BackupNotFound, SourceRunning, SourceUnsupported."""
-    libvirt = load()
-    opened = connection.use()
-    domain = _found(opened, vm_id)
-    started: list[int] = []
-
-    def noticed(_connection: Any, _domain: Any, event: int, _detail: int, _opaque: Any) -> None:
-        if event == libvirt.VIR_DOMAIN_EVENT_STARTED:
-            started.append(event)
-
-    with translated(Internal, f"the hypervisor does not say how {vm_id} is"):
-        watch = opened.domainEventRegisterAny(domain, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, noticed, None)
+def running(sources: Sources) -> Iterator[Sources]:
+    sources.start()
     try:
-        with translated(Internal, f"the hypervisor does not say how {vm_id} is"):
-            if domain.isActive() or domain.hasManagedSaveImage():
-                raise SourceRunning(
-                    f"{domain.name()} runs, or its memory is saved: its disks are not at rest",
-                    hint="shut it down first: guests that run are not backed up yet",
-                )
-            xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
-            guest_id, name = domain.UUIDString(), domain.name()
-        root = ElementTree.fromstring(xml)
-        disks = tuple(_disks(root))
-        before = _marks(disks)
-
-        def check_unchanged() -> None:
-            with translated(Internal, f"the hypervisor does not say how {vm_id} is"):
-                running = domain.isActive()
-            if running or started or _marks(disks) != before or not opened.isAlive():
-                raise SourceRunning(
-                    f"{name} was started, or a disk of it changed, while it was read",
-                    hint="leave it shut off until the run has ended, and start the run again",
-                )
-
-        yield Guest(
-            vm_id=guest_id,
-            name=name,
-            domain_xml=xml,
-            nvram=_nvram(root),
-            has_tpm=root.find("devices/tpm") is not None,
-            disks=disks,
-            check_unchanged=check_unchanged,
-        )
+        yield sources
     finally:
-        with contextlib.suppress(libvirt.libvirtError):
-            opened.domainEventDeregisterAny(watch)
+        sources.close()
+
+
+class Keeping:
+    """What a run makes of a guest, on the ledger before it is made. At the block's end nothing is left but the marks, if the
+    run has said `commit`, and the marks of the job's runs before go too; else all of it goes."""
+
+    def __init__(self, ledger: Ledger, way: Way, made: Made) -> None:
+        self._ledger, self._way, self._made, self._committed = ledger, way, made, False
+
+    def __enter__(self) -> "Keeping":
+        self._before = [one for one in self._ledger.all() if (one.vm_id, one.job_id) == (self._made.vm_id, self._made.job_id)]
+        self._ledger.put(self._made)
+        return self
+
+    def keep(self) -> None:
+        """Before the restore point is there: should the service be killed after that, its marks are still known."""
+        self._ledger.put(self._made.model_copy(update={"state": "keeping"}))
+
+    def commit(self) -> None:
+        self._committed = True
+
+    def __exit__(self, *_: object) -> None:
+        """What cannot go now stays on the ledger: the next run of the guest tries again, and the next start."""
+        if not self._committed:
+            self._ledger.put(self._made)
+            with _told(self._made):
+                self._way.sweep(self._made)
+                self._ledger.strike(self._made)
+            return
+        with _told(self._made):
+            self._way.end(self._made)
+            self._ledger.put(self._made.model_copy(update={"state": "lasting"}))
+        for one in self._before:
+            self._ledger.put(one.model_copy(update={"state": "working"}))
+            with _told(one):
+                self._way.sweep(one)
+                self._ledger.strike(one)
+
+
+@contextlib.contextmanager
+def _told(made: Made) -> Iterator[None]:
+    try:
+        yield
+    except SynvirtError as error:
+        _log.warning("what a run made is not gone", guest=made.vm_id, name=made.name, cause=error.detail)
 
 
 def open_disk(disk: SourceDisk) -> DiskReader:
     return open_reader(disk.spec)
 
 
-def _found(connection: Any, vm_id: str) -> Any:
+def found(connection: Any, vm_id: str) -> Any:
+    """The domain of that name or UUID. BackupNotFound."""
     libvirt = load()
     for lookup in ("lookupByName", "lookupByUUIDString"):
         try:
@@ -108,47 +245,8 @@ def _found(connection: Any, vm_id: str) -> Any:
     raise BackupNotFound(f"this host has no domain {vm_id}", hint="vm_ids are names or UUIDs of this host's libvirt")
 
 
-def _disks(root: Any) -> Iterator[SourceDisk]:
-    for disk in root.iterfind("devices/disk"):
-        target = disk.find("target").get("dev", "")
-        if disk.get("device", "disk") in ("cdrom", "floppy"):
-            continue
-        source, driver = disk.find("source"), disk.find("driver")
-        path = None if source is None else source.get("file") or source.get("dev")
-        format_ = "raw" if driver is None else driver.get("type", "raw")
-        if disk.get("type") not in ("file", "block") or path is None or format_ not in ("raw", "qcow2"):
-            raise SourceUnsupported(
-                f"disk {target} is {disk.get('type')} of format {format_}",
-                hint="raw and qcow2 files and block devices are backed up",
-            )
-        raw = RawSpec(path=path)
-        image = ImageSpec(format="qcow2", over=raw, root=str(Path(path).parent), name=Path(path).name)
-        yield SourceDisk(target, path, raw if format_ == "raw" else image)
-
-
-def _nvram(root: Any) -> str | None:
-    path = root.findtext("os/nvram")
-    if not path:
-        return None
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(NVRAM_BYTES_MAX + 1)
-    except FileNotFoundError:  # it was never started
-        return None
-    except OSError as error:
-        raise SourceUnsupported(f"the guest's UEFI variables cannot be read: {error.strerror}") from error
-    if len(content) > NVRAM_BYTES_MAX:
-        raise SourceUnsupported(f"the guest's UEFI variables have over {NVRAM_BYTES_MAX} bytes")
-    return base64.b64encode(content).decode()
-
-
-def _marks(disks: tuple[SourceDisk, ...]) -> list[tuple[int, ...]]:
-    """What changes when a file is written. A device's do not: of it libvirt's word is all there is."""
-    found: list[tuple[int, ...]] = []
-    for disk in disks:
-        try:
-            status = Path(disk.path).stat()
-        except OSError as error:
-            raise SourceUnsupported(f"disk {disk.target} cannot be reached: {error.strerror}") from error
-        found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-    return found
+def new_name(job_id: UUID, taken: Iterable[str] = ()) -> str:
+    """Of what a run makes: the job's, and a number that is larger than those before it."""
+    start = f"synvirt-{job_id.hex[:16]}"
+    numbers = [int(last) for first, _, last in (one.rpartition("-") for one in taken) if first == start and last.isdecimal()]
+    return f"{start}-{max([time.time_ns() // 1_000_000, *(number + 1 for number in numbers)])}"

@@ -1,0 +1,135 @@
+"""A disk of a guest on its way into a repository: what has changed since the base, where that is known, else all of it.
+
+    areas that changed ─▶ whole chunks ─▶ samples of the others are looked at ─▶ read; the others keep their names
+             └──────── any doubt ────────────────┴──────────────▶ the whole disk is read, and the run warns
+
+Nobody is trusted with what has not changed: of each disk a run looks at SAMPLES chunks at random that are said not to have, and
+at the next SLICE_CHUNKS in a row, where the run before left off. So a list that lies about a part f of the disk is caught at
+once with a chance of 1 - (1 - f)^64, and for certain once the rows have gone round: a disk of 7.5 GiB in 30 runs. That is
+320 MiB to read, whatever the disk's size.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from synvirt.backups import source
+from synvirt.backups.disk import Before, Chunks, ChunkWriter
+from synvirt.backups.keys import CHUNK_BYTES
+from synvirt.backups.manifest import NONE, DiskMap, Manifest, Named, chunks_of
+from synvirt.backups.repository import Repository, Session
+from synvirt.backups.source import SourceDisk
+from synvirt.blocks import DiskReader
+from synvirt.copying import Copied, copy
+from synvirt.disks.changed import ChangedReader
+from synvirt.errors import Cancelled, DeltaFallback, SourceReadFailed, SynvirtError
+
+SAMPLES = 64
+SLICE_CHUNKS = 256
+# All that a session writes becomes durable with its manifest: there is nothing to flush before.
+NEVER_S = 1e9
+
+
+@dataclass(frozen=True)
+class Taken:
+    """`read_bytes`: of the disk, without the samples. `whole`: all of it was read."""
+
+    disk: DiskMap
+    read_bytes: int
+    whole: bool
+    checked_to: int
+
+
+def take(
+    disk: SourceDisk,
+    base: Manifest | None,
+    repository: Repository,
+    session: Session,
+    *,
+    stop: Callable[[], bool],
+    on_progress: Callable[[Copied], None],
+    doubt: Callable[[str], None],
+) -> Taken:
+    """`doubt` is told why what has changed is not known after all. SourceReadFailed, Cancelled, and what a session raises."""
+    try:
+        reader = source.open_disk(disk)
+    except SynvirtError as error:
+        raise _unread(disk, error) from error
+    try:
+        plan = None
+        try:
+            plan = _planned(disk, reader, base, repository, stop)
+        except Cancelled:
+            raise
+        except SynvirtError as error:
+            doubt(f"disk {disk.target}: {error.detail}")
+        before, changed = (None, None) if plan is None else (plan.before, plan.changed)
+        writer = ChunkWriter(session, reader.size, before=before, changed=changed)
+        partly = reader if changed is None else ChangedReader(reader, changed.areas())
+        try:
+            # Not fresh: every byte comes, zeros as zeros, so that each chunk knows when it is whole.
+            copied = copy(partly, writer, fresh=False, flush_every_s=NEVER_S, stop=stop, on_progress=on_progress)
+        except SynvirtError as error:
+            if error.code.startswith("E_BAK_") or isinstance(error, Cancelled):
+                raise
+            raise _unread(disk, error) from error
+        return Taken(writer.finish(), copied.bytes_done, plan is None, 0 if plan is None else plan.checked_to)
+    finally:
+        reader.close()
+
+
+def _unread(disk: SourceDisk, error: SynvirtError) -> SourceReadFailed:
+    return SourceReadFailed(f"disk {disk.target}: {error.detail}", hint=error.hint)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    before: Before
+    changed: Chunks
+    checked_to: int
+
+
+def _planned(
+    disk: SourceDisk, reader: DiskReader, base: Manifest | None, repository: Repository, stop: Callable[[], bool]
+) -> _Plan | None:
+    """None, where nobody expected anything else than the whole disk. SynvirtError, with the reason, for any doubt."""
+    if disk.whole_because:
+        raise DeltaFallback(disk.whole_because)
+    if disk.changed is None or base is None:
+        return None
+    found = _in_base(base, disk.target)
+    if found is None:
+        return None
+    shown, named = found
+    if shown.size_bytes != reader.size:
+        raise DeltaFallback(f"it was resized from {shown.size_bytes} to {reader.size} bytes")
+    before, changed = Before(repository, shown), Chunks(reader.size)
+    for start, length in disk.changed():
+        changed.add(start, length)
+    for number in _samples(reader.size, named.checked_to, changed):
+        if stop():
+            raise Cancelled
+        _check(reader, before, number, repository)
+    return _Plan(before, changed, (named.checked_to + SLICE_CHUNKS) % max(chunks_of(reader.size), 1))
+
+
+def _in_base(base: Manifest, target: str) -> tuple[DiskMap, Named] | None:
+    both = zip(base.shown.disks, base.sealed.disks, strict=True)
+    return next(((shown, named) for shown, named in both if named.target == target), None)
+
+
+def _samples(size: int, checked_to: int, changed: Chunks) -> Iterator[int]:
+    count = chunks_of(size)
+    by_chance = random.SystemRandom().sample(range(count), min(SAMPLES, count))
+    in_a_row = ((checked_to + step) % count for step in range(min(SLICE_CHUNKS, count)))
+    return (number for number in sorted({*by_chance, *in_a_row}) if number not in changed)
+
+
+def _check(reader: DiskReader, before: Before, number: int, repository: Repository) -> None:
+    offset = number * CHUNK_BYTES
+    content = bytearray(min(CHUNK_BYTES, reader.size - offset))
+    reader.read_into(offset, memoryview(content))
+    wanted = before.name(number)
+    same = content.count(0) == len(content) if wanted == NONE else repository.keys.chunk_name(content) == wanted
+    if not same:
+        raise DeltaFallback(f"its bytes from offset {offset} on have changed, and were said not to have")

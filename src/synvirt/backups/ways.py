@@ -1,0 +1,30 @@
+"""The ways to read this host's guests, put together: for its own hypervisor, whichever that is."""
+
+from pathlib import Path
+
+from synvirt.backups.source import Sources
+from synvirt.backups.source_bitmap import ByJob
+from synvirt.backups.source_ledger import Ledger
+from synvirt.backups.source_offline import Offline
+from synvirt.hypervisor.connection import Connection, short_root
+from synvirt.store.backups import BackupRows
+
+# As for guests of other hosts (docs/platforms/libvirt.md): QEMU's user and its AppArmor profile must let it in.
+SYSTEM_FOLDER = Path("/var/lib/libvirt/synvirt")
+SYSTEM_TPM_FOLDER = Path("/var/lib/libvirt/swtpm")
+
+
+def sources_of(connection: Connection, rows: BackupRows, *, host: str) -> Sources:
+    ledger = Ledger(rows, host=host)
+
+    def scratch() -> Path:
+        """Asked when it is needed: where no short path to it can be made, restores still can."""
+        root = short_root(connection.uri)
+        return SYSTEM_FOLDER if root is None else root / "backup"
+
+    def tpm() -> Path:
+        root = short_root(connection.uri)
+        return SYSTEM_TPM_FOLDER if root is None else root / "lib/swtpm"
+
+    ways = (Offline(connection, tpm), ByJob(connection, ledger, folder=scratch, tpm_folder=tpm))
+    return Sources(connection, ledger, ways)
