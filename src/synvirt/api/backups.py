@@ -1,14 +1,19 @@
 """{base_url}/api/v1/backup: repositories, jobs, runs, restore points. All of it blocks, and runs in threads."""
 
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse
+from starlette.responses import StreamingResponse
 
 from synvirt.api.document import problem_described
 from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.api.sources import PAGE_LIMIT
+from synvirt.api.stream import STREAM_HEADERS, Pace, Unseen, event_id_of, followed, sent
 from synvirt.backups.model import (
     BackupJob,
     BackupJobRequest,
@@ -18,11 +23,14 @@ from synvirt.backups.model import (
     RecoveryKey,
     RestorePoint,
     RestoreRequest,
+    RunUpdate,
+    Status,
 )
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupBadRequest
-from synvirt.model import Model
+from synvirt.model import Model, Progress
 from synvirt.settings import Settings
+from synvirt.store.backups import RunEvent
 
 
 class BackupRepositoryPage(Model):
@@ -60,19 +68,39 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     502: problem_described("E_BAK_REPOSITORY_UNREACHABLE: the repository cannot be reached"),
 }
 
+STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Server-sent events without an end. `event: run` has the whole BackupRun and an `id` that grows, at "
+        "each change of `status` and each warning; `event: progress` has a RunUpdate and no id, at most twice a second a "
+        "run; a comment line comes every 15 s. A new client first gets every run that has not ended (with `run_id`: that run, "
+        "ended or not). `Last-Event-ID` replays what was missed.",
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "x-events": {
+                    "run": {"$ref": "#/components/schemas/BackupRun"},
+                    "progress": {"$ref": "#/components/schemas/RunUpdate"},
+                },
+            }
+        },
+    }
+}
+
 Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT)]
 
 
-def mount(app: FastAPI, backups: Backups, settings: Settings) -> None:
+def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | None = None) -> None:
     """At {base_url}/api/v1/backup: behind the same door as the rest, and in the same document."""
     base_url = settings.base_url.strip("/")
-    app.include_router(backups_router(backups), prefix=f"{'/' if base_url else ''}{base_url}/api/v1")
+    router = backups_router(backups, stopping=app.state.stopping.is_set, pace=pace or Pace())
+    app.include_router(router, prefix=f"{'/' if base_url else ''}{base_url}/api/v1")
 
 
-def backups_router(backups: Backups) -> APIRouter:
+def backups_router(backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
     router = APIRouter(prefix="/backup", tags=["backup"], responses=_PROBLEMS)
     _repositories(router, backups)
     _jobs(router, backups)
+    _stream(router, backups, stopping=stopping, pace=pace)
     _runs(router, backups)
     _points(router, backups)
     return router
@@ -144,6 +172,32 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
     def run_backup_job(job_id: UUID) -> BackupRun:
         """Start a run of a backup job; no body. 409 while it runs."""
         return backups.run_job(job_id)
+
+
+def _stream(router: APIRouter, backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> None:
+    @router.get("/runs/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)
+    async def stream_runs(
+        run_id: UUID | None = None, last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None
+    ) -> Response:
+        """Follow the runs as they move."""
+        if run_id is not None:
+            await run_in_threadpool(backups.runs.get, run_id)  # BackupNotFound now, as a problem, and not a silent stream
+        seen = event_id_of(last_event_id)
+        happening = run_changes(backups, run_id=run_id, last_event_id=seen, stopping=stopping, pace=pace)
+        return EventSourceResponse(sent("run", happening), headers=STREAM_HEADERS)
+
+
+def run_changes(
+    backups: Backups, *, run_id: UUID | None, last_event_id: int | None, stopping: Callable[[], bool], pace: Pace
+) -> AsyncIterator[RunEvent | RunUpdate | None]:
+    """What happens to runs."""
+    runs = backups.runs
+
+    def update(id_: UUID, status: Status, progress: Progress) -> RunUpdate:
+        return RunUpdate(id=id_, status=status, progress=progress)
+
+    figures = Unseen(runs.figures, update, run_id, pace.progress_every_s)
+    return followed(runs, runs.figures, figures, job_id=run_id, last_event_id=last_event_id, stopping=stopping, pace=pace)
 
 
 def _runs(router: APIRouter, backups: Backups) -> None:

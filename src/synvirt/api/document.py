@@ -7,7 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from synvirt.api.problems import MEDIA_TYPE
-from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
+from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest, RunUpdate
 from synvirt.model import (
     HostFileRequest,
     Migration,
@@ -30,6 +30,7 @@ _MODELS = (
     BackupRepositoryRequest,
     BackupJobRequest,
     RestoreRequest,
+    RunUpdate,
     ProblemDetails,
     ProgressUpdate,
     Migration,

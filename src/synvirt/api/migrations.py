@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 
 from synvirt.api.paging import Cursor, number_of
 from synvirt.api.received import documented, json_body
-from synvirt.api.stream import Pace, updates
+from synvirt.api.stream import STREAM_HEADERS, Pace, changes, event_id_of, sent
 from synvirt.migrations.board import Board
 from synvirt.migrations.intake import Intake
 from synvirt.model import DiskBus, Migration, Model, PlanEnvelope
@@ -81,17 +81,9 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         """Follow the jobs as they move."""
         if migration_id is not None:
             await run_in_threadpool(store.get, migration_id)  # NotFound now, as a problem, and not a silent stream
-        # An id that is none of ours (a proxy's, another service's) is no reason to refuse a browser: it starts anew.
-        known = last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19
-        events = updates(
-            store,
-            board,
-            job_id=migration_id,
-            last_event_id=int(last_event_id) if known and last_event_id else None,
-            stopping=stopping,
-            pace=pace,
-        )
-        return EventSourceResponse(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        seen = event_id_of(last_event_id)
+        happening = changes(store, board, job_id=migration_id, last_event_id=seen, stopping=stopping, pace=pace)
+        return EventSourceResponse(sent("migration", happening), headers=STREAM_HEADERS)
 
     @router.get("/{migration_id}", response_model=Migration)
     def load(migration_id: UUID) -> Migration:

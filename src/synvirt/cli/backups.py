@@ -12,8 +12,7 @@ from synvirt.cli.program import FAILED, INTERRUPTED, shown, sized, tell
 
 app = typer.Typer(no_args_is_help=True, help="Backups of this host's guests: docs/backup.md.")
 
-# The client's paths lie under /migrator, the backup interface beside it: httpx resolves the dots (RFC 3986 section 5.2.4).
-BACKUP = "/../backup"
+BACKUP = "/backup"
 POLL_S = 0.5
 ENDS = ("completed", "failed", "cancelled")
 

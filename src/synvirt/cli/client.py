@@ -41,11 +41,23 @@ class ServiceUnreachable(SynvirtError):
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """`event` is migration or progress; `data` is JSON text; only a migration has an `id`."""
+    """`event` is migration, run or progress; `data` is JSON text; progress has no `id`."""
 
     event: str
     data: str
     id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """What a stream tells of: its path, and the parameter that narrows it to one."""
+
+    path: str
+    parameter: str
+
+
+MIGRATIONS = Streamed("/migrations/stream", "migration_id")
+RUNS = Streamed("/backup/runs/stream", "run_id")
 
 
 class Client(AbstractContextManager["Client"]):
@@ -80,11 +92,12 @@ class Client(AbstractContextManager["Client"]):
     # ── what the service answers, as its own text ────────────────────────────────────────────────────────────────────
 
     def ask(self, method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None) -> str:
-        """One request under {base_url}/api/v1/migrator; the answer's body. The service's refusal is raised as what it is."""
+        """One request under {base_url}/api/v1, for a path that begins with /backup, and else under its /migrator; the answer's
+        body. The service's refusal is raised as what it is."""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         self._knock()
         try:
-            response = self._http.request(method, path, json=json, params=params, timeout=timeout)
+            response = self._http.request(method, _under(path), json=json, params=params, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         return self._answer(response)
@@ -103,7 +116,7 @@ class Client(AbstractContextManager["Client"]):
         timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
             with body:
-                response = self._http.post("/uploads", content=iter(body), headers=body.headers, timeout=timeout)
+                response = self._http.post(_under("/uploads"), content=iter(body), headers=body.headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         return self._answer(response)
@@ -128,16 +141,18 @@ class Client(AbstractContextManager["Client"]):
 
     # ── the stream ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def stream(self, *, job_id: UUID | str | None = None, last_event_id: int | None = None) -> Iterator[StreamEvent]:
+    def stream(
+        self, of: Streamed = MIGRATIONS, *, job_id: UUID | str | None = None, last_event_id: int | None = None
+    ) -> Iterator[StreamEvent]:
         """One connection's events, until the service ends it (then the iterator ends) or it breaks (ServiceUnreachable)."""
         headers = {"Accept": "text/event-stream"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = str(last_event_id)
-        params = {"migration_id": str(job_id)} if job_id is not None else None
+        params = {of.parameter: str(job_id)} if job_id is not None else None
         timeout = httpx.Timeout(STREAM_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         self._knock()
         try:
-            with self._http.stream("GET", "/migrations/stream", headers=headers, params=params, timeout=timeout) as response:
+            with self._http.stream("GET", _under(of.path), headers=headers, params=params, timeout=timeout) as response:
                 if response.status_code != 200:
                     response.read()
                     raise _refusal(response, self._where)
@@ -147,6 +162,7 @@ class Client(AbstractContextManager["Client"]):
 
     def follow(
         self,
+        of: Streamed = MIGRATIONS,
         *,
         job_id: UUID | str | None = None,
         patience_s: float = PATIENCE_S,
@@ -161,7 +177,7 @@ class Client(AbstractContextManager["Client"]):
         connected = False
         while True:
             try:
-                for event in self.stream(job_id=job_id, last_event_id=last_event_id):
+                for event in self.stream(of, job_id=job_id, last_event_id=last_event_id):
                     connected, lost_at = True, None
                     last_event_id = event.id or last_event_id
                     yield event
@@ -198,7 +214,11 @@ class Client(AbstractContextManager["Client"]):
 
 
 def _prefix(base_url: str) -> str:
-    return f"{'/' if base_url.strip('/') else ''}{base_url.strip('/')}/api/v1/migrator"
+    return f"{'/' if base_url.strip('/') else ''}{base_url.strip('/')}/api/v1"
+
+
+def _under(path: str) -> str:
+    return path if path.startswith("/backup/") else f"/migrator{path}"
 
 
 def _is_loopback(host: str) -> bool:
