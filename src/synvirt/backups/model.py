@@ -108,12 +108,17 @@ class GuestTaken(Model):
     disks: tuple[DiskTaken, ...]
 
 
+class RestoredDomain(Model):
+    name: str
+    uuid: UUID
+
+
 class BackupRun(Model):
-    """A backup, a restore or a verification, under way or ended. `stored_bytes`: what the repository grew by. `path`: where a
-    restore put the disks."""
+    """A backup, a restore, a verification or a boot test, under way or ended. `stored_bytes`: what the repository grew by.
+    `path`: where a restore put the disks; `domain`: the guest that it became."""
 
     id: UUID
-    kind: Literal["backup", "restore", "verify"] = "backup"
+    kind: Literal["backup", "restore", "verify", "boot_test"] = "backup"
     job_id: UUID | None = None
     status: Status = Status.QUEUED
     created_at: Time
@@ -126,6 +131,7 @@ class BackupRun(Model):
     warnings: tuple[Trouble, ...] = ()
     error: Trouble | None = None
     path: str | None = None
+    domain: RestoredDomain | None = None
 
 
 class RunUpdate(Model):
@@ -139,6 +145,18 @@ class RunUpdate(Model):
 class PointDisk(Model):
     target: str
     size_bytes: Bytes
+
+
+class BootTest(Model):
+    """The last one. `sign`: what was seen of the guest that booted (agent, console, activity), `trouble` of one that did not;
+    `seconds`: from its start until then. `screenshot`: whether there is one, at /restore-points/:id/screenshot."""
+
+    at: Time
+    result: Literal["booted", "failed"]
+    seconds: float
+    sign: str | None = None
+    trouble: str | None = None
+    screenshot: bool = False
 
 
 class RestorePoint(Model):
@@ -160,13 +178,19 @@ class RestorePoint(Model):
     stored_bytes: Bytes
     state: Literal["ok", "unverified", "damaged"] = "unverified"
     verified_at: Time | None = None
+    boot_test: BootTest | None = None
 
 
 class RestoreRequest(Received):
-    """Body of POST /restore-points/:id/restore: raw files, in a new folder `name` of {data_dir}/exports (by default the id of
-    the restore). `disks`: targets; all where it is not given."""
+    """Body of POST /restore-points/:id/restore.
 
-    target: Literal["export"]
+    export: files in a new folder `name` (by default the id of the restore) of {data_dir}/exports, or of the folder `path`.
+    new_domain: a guest beside the others, called `name` (by default as it was); `start` it when it is restored.
+    in_place: the guest that the point is of, which must be shut off. `disks`: targets; all where it is not given."""
+
+    target: Literal["export", "new_domain", "in_place"]
     name: Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
-    format: Literal["raw"] = "raw"
+    path: Path | None = None
+    format: Literal["raw", "qcow2"] = "raw"
+    start: bool = False
     disks: Annotated[tuple[Name, ...], Field(max_length=4096)] = ()
