@@ -1,0 +1,117 @@
+"""A service of backups on this host's own hypervisor, with restore points that are made without a guest to back up."""
+
+import time
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from synvirt.backups.disk import ChunkWriter
+from synvirt.backups.ground import Ground
+from synvirt.backups.manifest import Manifest, Named, Sealed, Shown
+from synvirt.backups.model import ENDS, BackupRepositoryRequest, BackupRun, RestorePoint, RestoreRequest
+from synvirt.backups.points import point_of
+from synvirt.backups.repositories import Repositories
+from synvirt.backups.service import Backups
+from synvirt.copying import copy
+from synvirt.destinations.directory import DirectoryDestination
+from synvirt.disks.raw import RawReader
+from synvirt.hypervisor.connection import Connection
+from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.model import now
+from synvirt.settings import Settings
+from synvirt.store import Store
+
+# An emulated guest on a busy machine. Who needs all of it has failed.
+PATIENCE_S = 120.0
+
+
+class Room:
+    """`folder` holds all of it but the hypervisor, which is that of `data_dir`."""
+
+    def __init__(self, host: LibvirtHost, data_dir: Path, folder: Path) -> None:
+        for name in ("keyring", "repository", "volumes", "images"):
+            (folder / name).mkdir(exist_ok=True)
+        self.folder, self.host = folder, host
+        self.connection = Connection(Settings(data_dir=data_dir).hypervisor_uri, lambda: None)
+        self.store = Store(f"sqlite:///{folder / 'test.db'}")
+        self.volumes = folder / "volumes"
+        self.ground = Ground(
+            hypervisor=host,
+            connection=self.connection,
+            destinations={"directory": DirectoryDestination(self.volumes)},
+            tpm_folder=data_dir / "libvirt/lib/swtpm",
+            scratch=folder / "boot-tests",
+            boot_timeout_s=PATIENCE_S,
+        )
+        self.ground.scratch.mkdir(exist_ok=True)
+        self.backups = self.service()
+        self.backups.start()
+        asked = BackupRepositoryRequest(name="here", kind="local", path=str(folder / "repository"))
+        self.known = self.backups.add_repository(asked)
+
+    def service(self) -> Backups:
+        def nobody(*_: object) -> object:
+            raise NotImplementedError
+
+        repositories = Repositories(self.store.backups, host="local", keyring=self.folder / "keyring", **self._caches())
+        return Backups(
+            self.store.backups,
+            repositories,
+            host="local",
+            open_guest=nobody,  # type: ignore[arg-type]
+            exports=self.folder / "exports",
+            ground=self.ground,
+        )
+
+    def _caches(self) -> dict[str, Path]:
+        return {"caches": self.folder / "caches"}
+
+    def point(self, xml: str, disks: dict[str, Path], *, vm_id: UUID | None = None, **sealed: object) -> RestorePoint:
+        """Of the raw files `disks`, by target."""
+        session = self.backups.repositories.opened(self.known.id).session()
+        maps = []
+        for path in disks.values():
+            reader = RawReader(str(path))
+            writer = ChunkWriter(session, reader.size)
+            copy(reader, writer, fresh=False)
+            maps.append(writer.finish())
+            reader.close()
+        named = tuple(
+            Named(target=target, path=str(path), size_bytes=one.size_bytes)
+            for (target, path), one in zip(disks.items(), maps, strict=True)
+        )
+        manifest = Manifest(
+            shown=Shown(id=uuid4(), created_at=now(), disks=tuple(maps)),
+            sealed=Sealed.model_validate(
+                {
+                    "vm_id": str(vm_id or uuid4()),
+                    "vm_name": f"guest-{uuid4().hex[:8]}",
+                    "consistency": "offline",
+                    "job_id": uuid4(),
+                    "run_id": uuid4(),
+                    "domain_xml": xml,
+                    "disks": named,
+                    **sealed,
+                }
+            ),
+        )
+        session.commit(manifest)
+        point = point_of(manifest, self.known, stored_bytes=0)
+        self.backups.points.put(point)
+        return point
+
+    def restored(self, point: RestorePoint, **asked: object) -> BackupRun:
+        return self.ended(self.backups.restore(point.id, RestoreRequest.model_validate(asked)))
+
+    def ended(self, run: BackupRun) -> BackupRun:
+        until = time.monotonic() + PATIENCE_S
+        while (now_ := self.backups.runs.get(run.id)).status not in ENDS:
+            assert time.monotonic() < until, now_
+            time.sleep(0.02)
+        return now_
+
+    def names(self) -> set[str]:
+        return {domain.name() for domain in self.connection.use().listAllDomains()}
+
+    def close(self) -> None:
+        self.backups.close()
+        self.store.close()

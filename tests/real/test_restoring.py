@@ -1,0 +1,285 @@
+"""Restores on real libvirt and QEMU: a new domain, in place, and a boot test; and what is left of those that fail."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from defusedxml import ElementTree
+
+from synvirt.backups import new_domain, restoring_domain
+from synvirt.backups.boot_test import socket_folder
+from synvirt.backups.keys import CHUNK_BYTES
+from synvirt.backups.model import RestorePoint, RestoreRequest
+from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SourceRunning
+from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.settings import Settings
+from tests.needs import need
+from tests.real.guests import WRITES, boot_sector
+from tests.real.restores import Room
+
+XML = """<domain type='{type}'><name>{name}</name><uuid>{uuid}</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='{machine}'>hvm</type></os><devices>
+<disk type='file' device='disk'><driver name='qemu' type='{format}' cache='none' io='native'/><source file='{path}'/>
+<target dev='vda' bus='virtio'/><serial>kept-serial</serial></disk>
+<disk type='file' device='cdrom'><source file='/nowhere/setup.iso'/><target dev='sda' bus='sata'/><readonly/></disk>
+<interface type='bridge'><mac address='52:54:00:12:34:56'/><source bridge='{bridge}'/><model type='virtio'/></interface>
+<graphics type='vnc' port='5999' autoport='no'/>{more}</devices></domain>"""
+CONTENT = Random(3).randbytes(CHUNK_BYTES + 512) + bytes(2 * CHUNK_BYTES)
+
+
+@pytest.fixture
+def room(host: LibvirtHost, data_dir: Path, tmp_path: Path) -> Iterator[Room]:
+    quick = LibvirtHost(Settings(data_dir=data_dir).hypervisor_uri, data_dir, boot_activity_s=6)
+    made = Room(quick, data_dir, tmp_path)
+    yield made
+    made.close()
+    quick.close()
+
+
+def xml(path: Path, **said: str) -> str:
+    known = {"type": "qemu", "name": "guest", "uuid": str(uuid4()), "machine": "q35", "format": "raw", "bridge": "nobridge0"}
+    return XML.format(**{**known, "more": "", **said}, path=path)
+
+
+def image(room: Room, content: bytes = CONTENT, name: str = "disk.raw") -> Path:
+    path = room.folder / "images" / name
+    path.write_bytes(content)
+    return path
+
+
+def content_of(path: Path, format_: str = "raw") -> bytes:
+    raw = path.with_suffix(".read")
+    subprocess.run([need("qemu-img", "qemu-utils"), "convert", "-f", format_, "-O", "raw", path, raw], check=True)
+    content = raw.read_bytes()
+    raw.unlink()
+    return content
+
+
+def nothing_left(room: Room, point: RestorePoint) -> None:
+    """Of a restore that has failed: no volume, no domain, no note."""
+    assert [path.name for path in room.volumes.rglob("*")] == []
+    assert room.names().isdisjoint({point.vm_name, "restored"})
+    assert room.store.backups.all("unfinished", host="local") == []
+
+
+def test_a_point_becomes_a_new_domain_with_an_identity_of_its_own(room: Room) -> None:
+    old = uuid4()
+    point = room.point(xml(image(room), uuid=str(old)), {"vda": image(room)}, vm_id=old)
+    run = room.restored(point, target="new_domain", name="restored")
+    assert (run.status, run.error) == ("completed", None)
+    assert run.domain is not None
+    domain = room.connection.use().lookupByUUIDString(str(run.domain.uuid))
+    assert not domain.isActive(), "it is not started unless that is asked for"
+    found: Any = ElementTree.fromstring(domain.XMLDesc(0))
+    assert found.findtext("name") == run.domain.name == "restored"
+    assert found.findtext("uuid") != str(old)
+    assert found.find("devices/interface/mac").get("address") != "52:54:00:12:34:56"
+    disk = found.find("devices/disk[@device='disk']")
+    assert disk.findtext("serial") == "kept-serial"
+    volume = Path(disk.find("source").get("file"))
+    assert volume.is_relative_to(room.volumes)
+    assert [volume.read_bytes() == CONTENT] == [True]
+    assert found.find("devices/disk[@device='cdrom']/source") is None
+    told = " ".join(warning.message for warning in run.warnings)
+    assert "nobridge0" in told, "the bridge that is missing is told"
+    assert "/nowhere/setup.iso" in told
+    assert room.store.backups.all("unfinished", host="local") == [], "it is its user's from here on"
+    with pytest.raises(BackupConflict, match="restored"):
+        room.backups.restore(point.id, RestoreRequest(target="new_domain", name="restored"))
+    again = room.restored(point, target="new_domain", name="restored-twice")
+    assert (again.status, again.error) == ("completed", None)
+
+
+def test_a_machine_that_this_host_has_not_is_refused_before_anything_is_copied(room: Room) -> None:
+    point = room.point(xml(image(room), machine="pc-q35-99.0"), {"vda": image(room)})
+    run = room.restored(point, target="new_domain")
+    assert run.error is not None
+    assert (run.error.code, run.progress.bytes_done) == ("E_BAK_HOST_LACKS", 0)
+    assert "pc-q35-99.0" in run.error.message
+    nothing_left(room, point)
+
+
+def test_a_bridge_that_is_missing_is_refused_where_the_guest_shall_start(room: Room) -> None:
+    point = room.point(xml(image(room)), {"vda": image(room)})
+    run = room.restored(point, target="new_domain", start=True)
+    assert run.error is not None
+    assert run.error.code == "E_BAK_HOST_LACKS"
+    assert "nobridge0" in run.error.message
+    nothing_left(room, point)
+
+
+def test_damage_leaves_nothing_of_a_new_domain(room: Room) -> None:
+    point = room.point(xml(image(room)), {"vda": image(room)})
+    _damage(room)
+    run = room.restored(point, target="new_domain")
+    assert run.error is not None
+    assert run.error.code == "E_BAK_DAMAGED"
+    nothing_left(room, point)
+
+
+@pytest.mark.parametrize("format_", ["raw", "qcow2"])
+def test_in_place_a_guest_is_as_it_was(room: Room, format_: str) -> None:
+    uuid = uuid4()
+    disk = image(room, name="disk.first")
+    now = disk.with_suffix(f".{format_}")
+    subprocess.run([need("qemu-img", "qemu-utils"), "convert", "-O", format_, "-f", "raw", disk, now], check=True)
+    now.chmod(0o604)
+    definition = xml(now, uuid=str(uuid), format=format_, name="as-it-was")
+    domain = room.connection.use().defineXML(definition)
+    point = room.point(domain.XMLDesc(0), {"vda": disk}, vm_id=uuid, vm_name="as-it-was")
+    changed = CONTENT[:1000] + b"changed" * 1000
+    _rewrite(now, changed.ljust(len(CONTENT) + CHUNK_BYTES, b"x"), format_)
+    room.connection.use().defineXML(definition.replace("64</memory>", "96</memory>"))
+    run = room.restored(point, target="in_place")
+    assert (run.status, run.error) == ("completed", None)
+    assert [content_of(now, format_) == CONTENT] == [True], "and as large as it was"
+    assert now.stat().st_mode & 0o777 == 0o604
+    found: Any = ElementTree.fromstring(room.connection.use().lookupByUUIDString(str(uuid)).XMLDesc(0))
+    assert found.findtext("memory") == str(64 * 1024)
+    assert {path.name for path in (room.folder / "images").iterdir()} == {"disk.first", now.name}
+    assert room.store.backups.all("unfinished", host="local") == []
+
+
+def test_in_place_is_refused_while_the_guest_runs_or_is_gone(room: Room) -> None:
+    uuid = uuid4()
+    disk = boot_sector(room.folder / "images/disk.raw", WRITES)
+    more = {"uuid": str(uuid), "name": "runs"}
+    definition = xml(disk, **more).replace("bridge='nobridge0'", "").replace("type='bridge'", "type='user'")
+    definition = (
+        definition.replace("<source />", "").replace(" cache='none' io='native'", "").replace("file='/nowhere/setup.iso'", "")
+    )
+    point = room.point(definition, {"vda": disk}, vm_id=uuid)
+    asked = RestoreRequest(target="in_place")
+    with pytest.raises(BackupNotFound, match="any more"):
+        room.backups.restore(point.id, asked)
+    domain = room.connection.use().defineXML(definition)
+    domain.create()
+    before = disk.read_bytes()[:512]
+    with pytest.raises(SourceRunning):
+        room.backups.restore(point.id, asked)
+    domain.destroy()
+    assert disk.read_bytes()[:512] == before
+    assert room.ended(room.backups.restore(point.id, asked)).status == "completed"
+
+
+def test_in_place_what_fails_leaves_the_guest_as_it_is(room: Room) -> None:
+    uuid = uuid4()
+    disk = image(room)
+    definition = xml(disk, uuid=str(uuid), name="unharmed")
+    room.connection.use().defineXML(definition)
+    point = room.point(definition, {"vda": disk}, vm_id=uuid)
+    image(room, b"now" * 1000)
+    _damage(room)
+    before = room.connection.use().lookupByUUIDString(str(uuid)).XMLDesc(0)
+    run = room.restored(point, target="in_place")
+    assert run.error is not None
+    assert run.error.code == "E_BAK_DAMAGED"
+    assert disk.read_bytes() == b"now" * 1000
+    assert room.connection.use().lookupByUUIDString(str(uuid)).XMLDesc(0) == before
+    assert [path.name for path in disk.parent.iterdir()] == ["disk.raw"]
+    assert room.store.backups.all("unfinished", host="local") == []
+
+
+def test_in_place_one_disk_leaves_the_other_and_the_definition(room: Room) -> None:
+    uuid = uuid4()
+    first, second = image(room, name="first.raw"), image(room, CONTENT[:4096], name="second.raw")
+    more = f"<disk type='file'><source file='{second}'/><target dev='vdb'/></disk>"
+    definition = xml(first, uuid=str(uuid), name="two-disks", more=more)
+    room.connection.use().defineXML(definition)
+    point = room.point(definition, {"vda": first, "vdb": second}, vm_id=uuid)
+    first.write_bytes(b"first")
+    second.write_bytes(b"second")
+    room.connection.use().defineXML(definition.replace("64</memory>", "96</memory>"))
+    assert room.restored(point, target="in_place", disks=("vdb",)).status == "completed"
+    assert (first.read_bytes(), second.read_bytes()) == (b"first", CONTENT[:4096])
+    found: Any = ElementTree.fromstring(room.connection.use().lookupByUUIDString(str(uuid)).XMLDesc(0))
+    assert found.findtext("memory") == str(96 * 1024)
+    with pytest.raises(BackupBadRequest):
+        room.backups.restore(point.id, RestoreRequest(target="in_place", disks=("vdx",)))
+
+
+def test_a_boot_test_sees_the_guest_boot_and_leaves_nothing(room: Room) -> None:
+    disk = boot_sector(room.folder / "images/disk.raw", WRITES)
+    before = disk.read_bytes()
+    point = room.point(xml(disk), {"vda": disk})
+    run = room.ended(room.backups.boot_test(point.id))
+    assert (run.status, run.error) == ("completed", None)
+    found = room.backups.points.get(point.id).boot_test
+    assert found is not None
+    assert (found.result, found.sign, found.screenshot) == ("booted", "activity", True)
+    assert (room.backups.screenshot(point.id) or b"").startswith(b"\x89PNG")
+    assert disk.read_bytes() == before
+    _nothing_of_the_test(room, run.id, point)
+
+
+def test_a_point_that_does_not_boot_is_said_to(room: Room) -> None:
+    disk = image(room, bytes(CHUNK_BYTES))
+    point = room.point(xml(disk), {"vda": disk})
+    run = room.ended(room.backups.boot_test(point.id))
+    assert run.error is not None
+    assert run.error.code == "E_BAK_BOOT_TEST_FAILED"
+    found = room.backups.points.get(point.id).boot_test
+    assert found is not None
+    assert found.result == "failed"
+    assert "nothing to boot from" in (found.trouble or "")
+    _nothing_of_the_test(room, run.id, point)
+
+
+def test_a_service_that_was_killed_leaves_nothing_either(room: Room) -> None:
+    """What a kill leaves is what it noted: here each thing is made, and nobody is there to undo it."""
+    run_id = uuid4()
+    ground, undoing = room.ground, room.backups._restoring.undoing
+    disk = boot_sector(room.folder / "images/disk.raw", WRITES)
+    definition = xml(disk).replace("<source bridge='nobridge0'/>", "").replace(" cache='none' io='native'", "")
+    point = room.point(definition, {"vda": disk})
+    domain = restoring_domain.parsed(definition)
+    restoring_domain.renewed(domain, name="restored", run_id=run_id, mac=lambda number: new_domain.own_mac(run_id, number))
+    restoring_domain.isolated(domain, serial_log=str(room.host.console_log(run_id)))
+    volume = ground.default()[1].volume_name(run_id, "vda")
+    undoing.record(run_id, "volume", f"directory {volume}")
+    ground.default()[1].create(volume, CHUNK_BYTES)
+    undoing.record(run_id, "scratch", str(socket_folder(run_id)))
+    socket_folder(run_id).mkdir()
+    undoing.record(run_id, "folder", str(room.folder / "exports" / f".{run_id}.partial"))
+    (room.folder / "exports" / f".{run_id}.partial").mkdir(parents=True)
+    undoing.record(run_id, "domain", str(run_id))
+    started = room.connection.use().defineXML(domain.xml)
+    started.create()
+    assert started.isActive()
+    room.backups.close()
+    room.backups = room.service()
+    room.backups.start()
+    nothing_left(room, point)
+    assert not socket_folder(run_id).exists()
+    assert list((room.folder / "exports").iterdir()) == []
+
+
+def _nothing_of_the_test(room: Room, run_id: UUID, point: RestorePoint) -> None:
+    nothing_left(room, point)
+    assert f"boot-test-{run_id}" not in room.names()
+    assert not socket_folder(run_id).exists()
+    assert [path.name for path in room.ground.scratch.iterdir()] == [f"{point.id}.png"]
+    processes = subprocess.run(["pgrep", "-f", str(run_id)], capture_output=True, text=True).stdout.split()
+    assert [pid for pid in processes if pid != str(os.getpid())] == []
+
+
+def _damage(room: Room) -> None:
+    """A byte of each pack's first frame."""
+    for pack in (room.folder / "repository/packs").rglob("*.pack"):
+        content = bytearray(pack.read_bytes())
+        content[100] ^= 1
+        pack.write_bytes(content)
+
+
+def _rewrite(path: Path, content: bytes, format_: str) -> None:
+    raw = path.with_suffix(".new")
+    raw.write_bytes(content)
+    mode = path.stat().st_mode
+    subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", format_, raw, path], check=True)
+    path.chmod(mode)
+    raw.unlink()
