@@ -551,12 +551,14 @@ class SourceChange(Received):
 
 
 class SourceCheck(Model):
-    """One thing that must be so for the source to serve. `hint`: what to do where it is not."""
+    """One thing that must be so for the source to serve. `hint`: what to do where it is not. `warning`: it serves without, and
+    not as well."""
 
     name: str
     ok: bool
     detail: str
     hint: str | None = None
+    warning: bool = False
 
 
 class SourceTest(Model):

@@ -32,8 +32,9 @@ from synvirt.errors import (
 )
 from synvirt.live import SourceAccess
 from synvirt.live.registry import BY_KIND
-from synvirt.live.vim_api import PRIVILEGES, VimApi
+from synvirt.live.vim_api import VimApi
 from synvirt.live.vim_changes import coarser
+from synvirt.live.vim_privileges import PRIVILEGES
 from synvirt.live.vim_session import warn_if_missing
 from synvirt.model import LiveKind
 from tests.cases import cases
@@ -119,12 +120,34 @@ def test_privileges_are_asked_for_one_by_one(platform: VCenter) -> None:
 
 
 def test_a_privilege_that_is_missing_is_a_failed_check(platform: VCenter) -> None:
-    platform.fault("HasPrivilegeOnEntities", "deny:Datastore.Browse")
+    platform.fault("HasPrivilegeOnEntities", "deny:VirtualMachine.State.CreateSnapshot")
     checks = ask(platform.access(), lambda adapter: adapter.about()).checks
     missing = [check for check in checks if not check.ok]
-    assert [check.name for check in missing] == ["privilege Datastore.Browse"]
+    assert [check.name for check in missing] == ["privilege VirtualMachine.State.CreateSnapshot"]
     assert USER in missing[0].detail
     assert "role" in str(missing[0].hint)
+
+
+@pytest.mark.parametrize(
+    ("denied", "options", "failed", "warned"),
+    [
+        ("Datastore.Browse", {}, [], ["Datastore.Browse"]),
+        ("Datastore.Browse,VApp.Export", {}, ["Datastore.Browse"], []),
+        ("VApp.Export", {}, [], []),
+        ("Datastore.Browse", {"transport": "datastore"}, ["Datastore.Browse"], []),
+        ("VApp.Export,Datastore.Browse", {"transport": "lease"}, ["VApp.Export"], []),
+    ],
+)
+def test_without_files_an_export_lease_is_told_as_the_way_that_is_left(
+    platform: VCenter, denied: str, options: dict[str, str], failed: list[str], warned: list[str]
+) -> None:
+    platform.fault("HasPrivilegeOnEntities", f"deny:{denied}")
+    access = platform.access(fingerprint_sha256=platform.fingerprint, **options)
+    checks = ask(access, lambda adapter: adapter.about()).checks
+    assert [check.name for check in checks if not check.ok] == [f"privilege {one}" for one in failed]
+    warnings = [check for check in checks if check.warning]
+    assert [check.name for check in warnings] == [f"privilege {one}" for one in warned]
+    assert all(check.ok and "export lease" in check.detail and check.hint for check in warnings)
 
 
 def test_a_host_that_does_not_tell_privileges_is_no_failure(platform: VCenter) -> None:

@@ -117,6 +117,22 @@ def test_a_disk_that_is_left_out_is_not_read(house: VimHouse, platform: VCenter,
     assert job.disks[0].volume is None
 
 
+def test_a_disk_that_cannot_be_read_warm_hinders_no_other_once_it_is_left_out(
+    house: VimHouse, platform: VCenter, disk: Path
+) -> None:
+    platform.add_disk(VM, random.Random(5).randbytes(1 << 20), place=1)
+    platform.control("mode", vm=VM, place=1, mode="independent_persistent")
+    keys = [one.key for one in in_session(lambda: VimApi(platform.access()), lambda adapter: adapter.inspect(VM)).disks]
+    refused = house.run(house.intake.submit(plan()).id)
+    assert refused.last_error is not None
+    assert (refused.last_error.code, keys[1] in refused.last_error.message) == ("E_MIG_INVALID_PLAN", True)
+    with busy_guest(platform):
+        job = house.run(house.intake.submit(plan(skip_disks=(keys[1],))).id)
+    assert job.state is State.COMPLETED, job.last_error
+    assert (job.mode_effective, job.last_error) == (Mode.WARM, None)
+    assert same(house, job, disk)
+
+
 def test_a_host_that_is_away_for_a_while_costs_time_and_nothing_else(house: VimHouse, platform: VCenter, disk: Path) -> None:
     platform.fault("folder", "refuse", times=6)
     job = house.run(house.intake.submit(plan("Cold")).id)

@@ -20,13 +20,15 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import DatastoreSpec, LeaseSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtUnsupported, DiskReadFailed, Internal, SourceUnreachable, UnsupportedFormat
 from synvirt.live import SnapshotRef, SourceAccess
-from synvirt.live.vim_api import PRIVILEGES, VimApi
+from synvirt.live.vim_api import VimApi
 from synvirt.live.vim_lease import ExportLease
+from synvirt.live.vim_privileges import PRIVILEGES
+from synvirt.migrations import passes
 from synvirt.model import Mode, State
 from tests.contracts.live import in_session, read
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.fakes.vcenter import DISK_BYTES, VCenter
-from tests.live.test_vim_jobs import VM, VimHouse, plan, same
+from tests.live.test_vim_jobs import VM, VimHouse, busy_guest, plan, same
 from tests.needs import need
 
 pytestmark = pytest.mark.timeout(600)
@@ -130,7 +132,7 @@ def test_a_platform_that_does_not_tell_privileges_is_tried_by_files(platform: VC
 def test_the_operators_choice_goes_before_all(platform: VCenter, disk: Path) -> None:
     platform.control("store", type="vsan")
     access = platform.access(fingerprint_sha256=platform.fingerprint, transport="datastore")
-    assert "vim.object_store" in told(access)[2]
+    assert [one.partition(":")[0] for one in told(access)[2]] == ["vim.read_by", "disk-in-objects"]
     assert "export lease" in told(by_lease(platform))[0]
 
 
@@ -388,6 +390,79 @@ def test_a_stream_that_breaks_costs_a_new_lease_and_loses_nothing(
     assert same(house, job, disk)
     assert platform.calls("ExportSnapshot") >= 2
     assert (platform.leases(), platform.snapshots(), platform.sessions()) == (0, [], 0)
+
+
+def close_files_once(house: VimHouse, platform: VCenter, happened: Callable[[], bool]) -> None:
+    """From the first commit on that finds it so, the datastore's files are not for us."""
+
+    def committed() -> None:
+        house.store.on_commit = lambda: None
+        if happened():
+            platform.fault("folder", "status:403", times=100_000)
+        else:
+            house.store.on_commit = committed
+
+    house.store.on_commit = committed
+
+
+@pytest.fixture
+def by_any_way(tmp_path: Path, platform: VCenter) -> Iterator[VimHouse]:
+    folder = tmp_path / "any"
+    folder.mkdir()
+    with contextlib.closing(VimHouse(folder, platform)) as made:
+        yield made
+
+
+def test_files_that_are_closed_in_the_middle_are_followed_by_a_lease_at_the_watermark(
+    by_any_way: VimHouse, platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = by_any_way
+    orders: list[tuple[str, int]] = []
+    ordered = passes._order
+
+    def watched(*args: Any, **options: Any) -> Any:
+        order = ordered(*args, **options)
+        orders.extend((type(one.reader).__name__, one.since_bytes) for one in order.disks)
+        return order
+
+    monkeypatch.setattr(passes, "_order", watched)
+    # Slowly, so that there is a middle of some seconds.
+    job = house.intake.submit(plan("Cold", limits={"bandwidth_bps": 512 << 10}))
+    close_files_once(house, platform, lambda: any(one.offset_bytes for one in house.store.watermarks(job.id, 1).values()))
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED, ended.last_error
+    assert same(house, ended, disk)
+    assert [name for name, _ in orders] == ["DatastoreSpec", "LeaseSpec"]
+    assert orders[0][1] == 0 < orders[1][1]
+    assert (platform.leases(), platform.snapshots(), platform.sessions()) == (0, [], 0)
+
+
+def test_files_that_are_closed_before_a_delta_leave_whole_disks_to_compare_and_it_is_told(
+    by_any_way: VimHouse, platform: VCenter, disk: Path
+) -> None:
+    house = by_any_way
+    job = house.intake.submit(plan())
+    close_files_once(house, platform, lambda: house.store.noted(job.id, "snapshot:2") is not None)
+    with busy_guest(platform):
+        ended = house.run(job.id)
+    assert ended.state is State.COMPLETED, ended.last_error
+    assert same(house, ended, disk)
+    assert ended.last_error is not None
+    assert (ended.last_error.code, ended.last_error.fatal) == ("E_MIG_CBT_UNSUPPORTED", False)
+    assert "export lease" in ended.last_error.message
+    assert [(one.kind, one.whole) for one in ended.passes] == [("full", False), ("delta", True), ("final", True)]
+    assert (platform.leases(), platform.snapshots(), platform.sessions()) == (0, [], 0)
+
+
+def test_files_that_are_closed_and_no_lease_either_is_told_at_once(by_any_way: VimHouse, platform: VCenter, disk: Path) -> None:
+    platform.fault("folder", "status:403", times=100_000)
+    platform.fault("ExportSnapshot", "NoPermission", times=100)
+    job = by_any_way.run(by_any_way.intake.submit(plan("Cold")).id)
+    assert job.state is State.FAILED
+    assert job.last_error is not None
+    assert job.last_error.code == "E_MIG_AUTH_FAILED"
+    assert "403" in job.last_error.message
+    assert platform.snapshots() == []
 
 
 def test_every_disk_of_a_cold_job_is_read_by_its_key(house: LeaseHouse, platform: VCenter, disk: Path) -> None:

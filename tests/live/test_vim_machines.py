@@ -1,12 +1,18 @@
 """Manifests of machines that the simulator does not have: made of pyvmomi's own types, as a vCenter would send them."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from pyVmomi import vim
 
-from synvirt.live.vim_machines import cbt_reason, chain, manifest, row
+from synvirt.errors import InvalidPlan
+from synvirt.live.vim_disks import chain
+from synvirt.live.vim_machines import cbt_reason, manifest, row
+from synvirt.live.vim_ways import Way, WayName, way
+from synvirt.migrations.critical import refuse_critical
 from synvirt.model import VmManifest
+from tests.house import live_plan
 
 Backing = vim.vm.device.VirtualDisk.FlatVer2BackingInfo
 Disk = vim.vm.device.VirtualDisk
@@ -36,9 +42,9 @@ def found(*devices: Any, **fields: Any) -> dict[str, Any]:
     } | {name.replace("__", "."): value for name, value in fields.items()}
 
 
-def described(*devices: Any, whole_chains: bool = False, stores: dict[str, str] | None = None, **fields: Any) -> VmManifest:
-    properties = found(*devices, **fields)
-    return manifest("vm-1", properties, stores or {"ds1": "VMFS"}, whole_chains=whole_chains, read_by="test")
+def described(*devices: Any, by: WayName = "datastore", stores: dict[str, str] | None = None, **fields: Any) -> VmManifest:
+    ways = {str(device.key): Way(by) for device in devices}
+    return manifest("vm-1", found(*devices, **fields), stores or {"ds1": "VMFS"}, ways)
 
 
 def critical(one: VmManifest) -> list[str]:
@@ -91,19 +97,23 @@ def test_a_machine_of_many_parts() -> None:
 @pytest.mark.parametrize(
     ("backing", "reason", "concern"),
     [
-        (Backing(fileName="[ds1] a/a.vmdk", diskMode="independent_persistent"), "independent", "vim.disk"),
-        (Backing(fileName="[ds1] a/a.vmdk", sharing="sharingMultiWriter"), "shared", "vim.disk"),
+        (Backing(fileName="[ds1] a/a.vmdk", diskMode="independent_persistent"), "independent", "disk-not-held"),
+        (Backing(fileName="[ds1] a/a.vmdk", sharing="sharingMultiWriter"), "shared", "disk-not-held"),
         (
             Disk.RawDiskMappingVer1BackingInfo(fileName="[ds1] a/a.vmdk", compatibilityMode="physicalMode"),
             "raw device",
-            "vim.backing",
+            "disk-not-in-files",
         ),
-        (Disk.RawDiskMappingVer1BackingInfo(fileName="[ds1] a/a.vmdk", compatibilityMode="virtualMode"), None, "vim.backing"),
-        (Disk.SeSparseBackingInfo(fileName="[ds1] a/a.vmdk"), None, "vim.backing"),
+        (
+            Disk.RawDiskMappingVer1BackingInfo(fileName="[ds1] a/a.vmdk", compatibilityMode="virtualMode"),
+            None,
+            "disk-not-in-files",
+        ),
+        (Disk.SeSparseBackingInfo(fileName="[ds1] a/a.vmdk"), None, "disk-not-in-files"),
         (
             Backing(fileName="[n] a/a-1.vmdk", deltaDiskFormat="nativeFormat", parent=Backing(fileName="[n] a/a.vmdk")),
             None,
-            "vim.backing",
+            "disk-not-in-files",
         ),
     ],
 )
@@ -111,8 +121,8 @@ def test_disks_that_cannot_be_read_as_a_file(backing: Any, reason: str | None, c
     one = described(a_disk(backing=backing))
     assert (one.cbt_reason is None) == (reason is None)
     assert (reason or "") in (one.cbt_reason or "")
-    assert critical(one) == [concern]
-    if concern != "vim.disk":
+    assert critical(one) == [f"{concern}:2000"]
+    if concern != "disk-not-held":
         assert chain(backing) is None
 
 
@@ -124,10 +134,47 @@ def test_disks_over_snapshots_are_read_from_all_their_files() -> None:
     assert critical(described(a_disk(backing=newest))) == []
 
 
+def test_each_disk_goes_its_own_way_and_says_so() -> None:
+    """What is wrong with one of them hinders none of the others, once it is left out."""
+    disks = [
+        a_disk(2000),
+        a_disk(2001, Backing(fileName="[vsan] a/a.vmdk")),
+        a_disk(2002, Disk.SeSparseBackingInfo(fileName="[ds1] a/b.vmdk")),
+        a_disk(2003, Backing(fileName="[ds1] a/c.vmdk", diskMode="independent_persistent")),
+    ]
+    stores = {"ds1": "VMFS", "vsan": "vsan"}
+    ways = {str(disk.key): way("auto", has_vddk=False, disk=disk, store_types=stores, missing_privilege=None) for disk in disks}
+    assert [one.name for one in ways.values()] == ["datastore", "lease", "lease", "datastore"]
+    one = manifest("vm-1", found(*disks), stores, ways)
+    assert not one.cbt_available
+    told = [disk.cbt_reason for disk in one.disks]
+    assert told[0] is None
+    for part, said in zip(
+        ("Hard disk 2 is read by an export lease", "Hard disk 3 is read", "Hard disk 4 is ind"), told[1:], strict=True
+    ):
+        assert part in str(said)
+        assert str(said) in str(one.cbt_reason)
+    assert one.cbt_reason_without(["2001", "2002", "2003"]) is None
+    assert "vsan" in str(one.cbt_reason_without(["2002", "2003"]))
+    assert critical(one) == ["disk-not-held:2003"]
+    assert "Hard disk 1 by the datastore's files" in one.concerns[0].assessment
+    assert "Hard disk 2 by an export lease" in one.concerns[0].assessment
+    for skipped, refused in (((), True), (("2003",), False)):
+        plan = live_plan(skip_disks=skipped)
+        with pytest.raises(InvalidPlan) if refused else nullcontext():
+            refuse_critical(plan, one)
+
+
+def test_what_is_wrong_with_the_whole_machine_stays_whatever_is_left_out() -> None:
+    one = described(a_disk(2000), a_disk(2001), config__version="vmx-04")
+    assert "vmx-04" in str(one.cbt_reason_without(["2001"]))
+    assert str(one.cbt_reason_without(["2001"])).count("vmx-04") == 1
+
+
 def test_vddk_reads_what_is_no_file() -> None:
     over = Backing(fileName="[vsan] a/a-000001.vmdk", parent=Backing(fileName="[vsan] a/a.vmdk"))
-    assert critical(described(a_disk(backing=over), stores={"vsan": "vsan"})) == ["vim.object_store"]
-    assert critical(described(a_disk(backing=over), stores={"vsan": "vsan"}, whole_chains=True)) == []
+    assert critical(described(a_disk(backing=over), stores={"vsan": "vsan"})) == ["disk-in-objects:2000"]
+    assert critical(described(a_disk(backing=over), stores={"vsan": "vsan"}, by="vddk")) == []
 
 
 @pytest.mark.parametrize(

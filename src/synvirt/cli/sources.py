@@ -164,8 +164,9 @@ def test(
         print(answer)
     else:
         for check in found["checks"]:
-            print(shown(f"{'ok' if check['ok'] else 'FAILED':7} {check['name']:12} {check['detail']}"))
-            if check["hint"] and not check["ok"]:
+            word = "warning" if check["warning"] else "ok" if check["ok"] else "FAILED"
+            print(shown(f"{word:7} {check['name']:12} {check['detail']}"))
+            if check["hint"] and word != "ok":
                 print(shown(f"{'':7} {'':12} {check['hint']}"))
         print("The source serves." if found["ok"] else "The source does not serve yet.")
     if not found["ok"]:

@@ -55,6 +55,10 @@ _REFUSALS: Final = {
 }
 
 
+class ReadForbidden(DiskReadFailed):
+    """The platform does not let us read the file. By another way it may let us read the disk."""
+
+
 class _Lost(Exception):
     """This attempt failed in a way that another may not."""
 
@@ -73,7 +77,11 @@ class DatastoreReader:
         self._idle: list[http.client.HTTPSConnection] = []
         self._cookie = ""
         # Known before anything is copied: the file is there, as large as the platform says, and its server knows ranges.
-        self.size = self._asked_size()
+        try:
+            self.size = self._asked_size()
+        except BaseException:
+            self.close()  # it may have logged in
+            raise
 
     def extents(self) -> Iterator[Extent]:
         if self._spec.areas is None:
@@ -178,7 +186,8 @@ class DatastoreReader:
         if status >= 500 or status == http.client.REQUEST_TIMEOUT:
             raise _Lost(f"it answered {status}")
         why = _REFUSALS.get(status, "for no reason that we know")
-        raise DiskReadFailed(f"{self._spec.host} answers {status} for {self._name}: {why}")
+        failed = ReadForbidden if status == http.client.FORBIDDEN else DiskReadFailed
+        raise failed(f"{self._spec.host} answers {status} for {self._name}: {why}")
 
     # ── connections and the session ──────────────────────────────────────────────────────────────────────────────────
 

@@ -1,55 +1,41 @@
 """vSphere: vCenter 6.5 and later, and ESXi, by the vSphere Web Services API on port 443.
 
-    vim_session    login, keep-alive, properties, tasks, faults            pyvmomi, blocking
-    vim_machines   VMs as manifests                                        no I/O
-    vim_changes    snapshots, change tracking                              blocking
-    vim_ways       by which way disks are read                             no I/O
-    vim_lease      the export lease, the third way                         blocking
-    this file      the adapter: asyncio outside, threads inside; bytes by disks/{vddk,datastore,exported}
+    vim_session      login, keep-alive, properties, tasks, faults            pyvmomi, blocking
+    vim_privileges   what our user must be allowed                           blocking
+    vim_machines     VMs as manifests                                        no I/O
+    vim_disks        disks by their backings                                 no I/O
+    vim_changes      snapshots, change tracking                              blocking
+    vim_ways         by which way a disk is read                             no I/O
+    vim_files        the datastore's files, the second way                   blocking
+    vim_lease        the export lease, the third way                         blocking
+    vim_power        off, on, marked                                         blocking
+    this file        the adapter: asyncio outside, threads inside; bytes by disks/{vddk,datastore,exported}
 
 Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that would speak to the platform raises Internal.
 """
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
+import structlog
 from pydantic import Field, SecretStr, StringConstraints, model_validator
 
-from synvirt.disks.specs import ChangedSpec, DatastoreSpec, DeltaSpec, ReaderSpec, VddkSpec
-from synvirt.errors import CbtUnsupported, Internal, SnapshotFailed, SynvirtError, UnsupportedFormat, VmNotFound
-from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes, vim_machines
+from synvirt.disks.datastore import ReadForbidden
+from synvirt.disks.specs import ChangedSpec, ReaderSpec, VddkSpec
+from synvirt.errors import AuthFailed, CbtUnsupported, DiskReadFailed, SnapshotFailed, SynvirtError, VmNotFound
+from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes, vim_files, vim_power, vim_privileges
 from synvirt.live.form import Form
+from synvirt.live.vim_disks import virtual_disks
+from synvirt.live.vim_files import FOLDERS_DEEP_MAX
 from synvirt.live.vim_lease import ExportLease
 from synvirt.live.vim_machines import INSPECTED, LISTED, manifest, row
 from synvirt.live.vim_session import KEEP_ALIVE_S, Login, VimSession, library
 from synvirt.live.vim_ways import Way, way
-from synvirt.model import Disk, LiveKind, Name, Received, SourceCheck, SourceOptions, VmManifest
+from synvirt.model import Disk, LiveKind, Name, Received, SourceOptions, VmManifest
 
-OFF_POLL_S: Final = 2.0
-POWER_TIMEOUT_S: Final = 300.0
-# Folders may lie in one another; a loop in what a platform says must have an end.
-FOLDERS_DEEP_MAX: Final = 64
-
-# What our user must be allowed, and what for. Held on the root folder, or on the VMs and datastores themselves.
-PRIVILEGES: Final[tuple[tuple[str, str], ...]] = (
-    ("System.View", "see the VMs"),
-    ("VirtualMachine.State.CreateSnapshot", "take snapshots"),
-    ("VirtualMachine.State.RemoveSnapshot", "remove them again"),
-    ("VirtualMachine.Config.ChangeTracking", "switch change tracking on"),
-    ("VirtualMachine.Provisioning.DiskRandomRead", "ask what changed"),
-    ("VirtualMachine.Interact.PowerOff", "shut the VM down at the cut-over"),
-    ("VirtualMachine.Interact.PowerOn", "start it again when a cut-over fails"),
-    ("VirtualMachine.Config.Annotation", "note on the VM that it has moved"),
-    ("Datastore.Browse", "read its disks"),
-    ("Datastore.FileManagement", "read its disks"),
-)
-# And what for a way besides: without it there is no such way.
-FILES: Final = "Datastore.Browse"
-EXPORT: Final = ("VApp.Export", "read its disks by an export lease")
+log = structlog.get_logger(__name__)
 
 
 class VimCredentials(Received):
@@ -79,6 +65,15 @@ class VimOptions(SourceOptions):
 FORM = Form(LiveKind.VIM_API, {"https": 443}, VimCredentials, VimOptions)
 
 
+class _Wanted(NamedTuple):
+    """A disk in a snapshot: its device among the VM's `devices`, as the snapshot has them."""
+
+    vm_id: str
+    snapshot_id: str
+    device: Any
+    devices: Sequence[Any]
+
+
 class VimApi:
     kind = LiveKind.VIM_API
 
@@ -87,8 +82,8 @@ class VimApi:
         login = Login(credentials.user, credentials.password.get_secret_value())
         self._session = VimSession(place, login, self._options)
         self._keeping: asyncio.Task[None] | None = None
-        # Of the snapshot that was opened last.
-        self._way: tuple[str, Way] | None = None
+        # Of the snapshot that was opened last: the way to each of its disks.
+        self._ways: tuple[str, Mapping[str, Way]] | None = None
         self._lease: ExportLease | None = None
         self._renewing: asyncio.Task[None] | None = None
 
@@ -120,47 +115,9 @@ class VimApi:
         library()
         about = self._session.call("say who it is", lambda content: content.about)
         version = f"{about.version} build {about.build}"
-        return About(str(about.name), version, tuple(self._privileges()))
-
-    def _privileges(self) -> list[SourceCheck]:
-        """A privilege may be given on a part of the inventory alone: then a VM or a datastore of that part has it."""
-        vim = library().vim
-        needed = self._needed_privileges()
-        samples = [one.id for one in self._session.all_of([vim.VirtualMachine], ("name",), what="look for VMs")[:1]]
-        stores = [one.id for one in self._session.all_of([vim.Datastore], ("name",), what="look for datastores")[:1]]
-
-        def ask(content: Any) -> Any:
-            entities = [
-                content.rootFolder,
-                *(self._session.managed(vim.VirtualMachine, one) for one in samples),
-                *(self._session.managed(vim.Datastore, one) for one in stores),
-            ]
-            key = content.sessionManager.currentSession.key
-            wanted = [privilege for privilege, _ in needed]
-            return content.authorizationManager.HasPrivilegeOnEntities(entities, key, wanted)
-
-        try:
-            answer = self._session.call("say what we may do", ask)
-        except Internal as error:  # hosts of some versions do not know the question
-            return [SourceCheck(name="privileges", ok=True, detail=f"not known: {error.detail}")]
-        granted = {one.privId for entity in answer for one in entity.privAvailability if one.isGranted}
-        user = self._session.login_.user
-        return [
-            SourceCheck(name=f"privilege {privilege}", ok=True, detail=f"to {what_for}")
-            if privilege in granted
-            else SourceCheck(
-                name=f"privilege {privilege}",
-                ok=False,
-                detail=f"{user} lacks it; it is needed to {what_for}",
-                hint="give the user a role with it, on the root folder or on the VMs that are to move",
-            )
-            for privilege, what_for in needed
-        ]
-
-    def _needed_privileges(self) -> list[tuple[str, str]]:
-        if self._options.transport != "lease":
-            return list(PRIVILEGES)
-        return [*(one for one in PRIVILEGES if not one[0].startswith("Datastore.")), EXPORT]
+        options = self._options
+        checks = vim_privileges.checks(self._session, options.transport, has_vddk=options.vddk_libdir is not None)
+        return About(str(about.name), version, tuple(checks))
 
     async def supports_warm(self) -> bool:
         library()
@@ -192,15 +149,8 @@ class VimApi:
         found = self._vm(vm_id, INSPECTED)
         stores = found.get("datastore") or ()
         types = self._store_types(stores)
-        chosen = self._chosen_way(found.get("config.hardware.device") or (), stores, types)
-        return manifest(
-            vm_id,
-            found,
-            types,
-            whole_chains=chosen.name != "datastore",
-            read_by=chosen.told,
-            no_deltas=chosen.no_deltas,
-        )
+        disks = virtual_disks(found.get("config.hardware.device") or ())
+        return manifest(vm_id, found, types, self._chosen_ways(disks, stores, types))
 
     def _store_types(self, stores: Sequence[Any]) -> Mapping[str, str]:
         found = [
@@ -208,24 +158,15 @@ class VimApi:
         ]
         return {str(store.get("summary.name")): str(store.get("summary.type")) for store in found}
 
-    def _chosen_way(self, devices: Sequence[Any], stores: Sequence[Any], types: Mapping[str, str]) -> Way:
-        has_vddk = self._options.vddk_libdir is not None
-        asked = self._options.transport == "auto" and not has_vddk
-        missing = FILES if asked and stores and not self._may_read_files(stores) else None
-        return way(self._options.transport, has_vddk=has_vddk, devices=devices, store_types=types, missing_privilege=missing)
-
-    def _may_read_files(self, stores: Sequence[Any]) -> bool:
-        """Of all these datastores; where the platform does not say, it is tried."""
-
-        def ask(content: Any) -> Any:
-            key = content.sessionManager.currentSession.key
-            return content.authorizationManager.HasPrivilegeOnEntities(list(stores), key, [FILES])
-
-        try:
-            answer = self._session.call("say what we may do", ask)
-        except Internal:
-            return True
-        return all(one.isGranted for entity in answer for one in entity.privAvailability)
+    def _chosen_ways(self, disks: Sequence[Any], stores: Sequence[Any], types: Mapping[str, str]) -> Mapping[str, Way]:
+        """Of each disk, by its key."""
+        wished, has_vddk = self._options.transport, self._options.vddk_libdir is not None
+        asked = wished == "auto" and not has_vddk and stores
+        missing = vim_privileges.FILES if asked and not vim_privileges.may_read_files(self._session, stores) else None
+        return {
+            str(disk.key): way(wished, has_vddk=has_vddk, disk=disk, store_types=types, missing_privilege=missing)
+            for disk in disks
+        }
 
     def _vm(self, vm_id: str, paths: tuple[str, ...]) -> Mapping[str, Any]:
         found = self._session.properties(self._session.machine(vm_id), paths, what=f"inspect {vm_id}")
@@ -250,30 +191,52 @@ class VimApi:
 
     def _open_disk(self, vm_id: str, snapshot_id: str, disk: Disk, since: str | None) -> ReaderSpec:
         devices = vim_changes.devices_of(self._session, snapshot_id)
-        device = next((one for one in vim_machines.virtual_disks(devices) if str(one.key) == disk.key), None)
+        device = next((one for one in virtual_disks(devices) if str(one.key) == disk.key), None)
         if device is None:
             raise SnapshotFailed(f"snapshot {snapshot_id} of {vm_id} has no disk {disk.key}")
         areas: tuple[tuple[int, int], ...] | None = None
         if since is not None and self._options.transport != "lease":
             # Before all else: the longer ago the snapshot, the likelier its tracking was reset meanwhile.
             areas = vim_changes.changed(self._session, vm_id, snapshot_id, device, since)
-        chosen = self._way_to(vm_id, snapshot_id, devices)
-        if chosen.name == "lease":
-            if since is not None:
-                raise CbtUnsupported(f"disk {disk.key} of {vm_id}: {chosen.no_deltas}", hint="move the VM cold")
-            return self._leased(snapshot_id).disk(device, devices)
-        if areas is not None:
-            return ChangedSpec(over=self._whole(vm_id, snapshot_id, device, chosen), areas=areas)
-        if chosen.name == "vddk":
-            return self._whole(vm_id, snapshot_id, device, chosen)  # VDDK knows by itself what is allocated
-        return self._files(vm_id, device, vim_changes.allocated(self._session, vm_id, snapshot_id, device))
+        wanted = _Wanted(vm_id, snapshot_id, device, devices)
+        match self._way_to(wanted):
+            case Way("lease") as chosen:
+                return self._exported(wanted, chosen, since)
+            case Way("vddk"):
+                whole = self._by_vddk(wanted)  # it knows by itself what is allocated
+                return whole if areas is None else ChangedSpec(over=whole, areas=areas)
+            case _:
+                return self._by_files(wanted, since, areas)
 
-    def _way_to(self, vm_id: str, snapshot_id: str, devices: Sequence[Any]) -> Way:
+    def _way_to(self, wanted: _Wanted) -> Way:
         """As it was shown when the job was planned, unless privileges or datastores have changed since."""
-        if self._way is None or self._way[0] != snapshot_id:
-            stores = self._vm(vm_id, ("name", "datastore")).get("datastore") or ()
-            self._way = (snapshot_id, self._chosen_way(devices, stores, self._store_types(stores)))
-        return self._way[1]
+        if self._ways is None or self._ways[0] != wanted.snapshot_id:
+            stores = self._vm(wanted.vm_id, ("name", "datastore")).get("datastore") or ()
+            ways = self._chosen_ways(virtual_disks(wanted.devices), stores, self._store_types(stores))
+            self._ways = (wanted.snapshot_id, ways)
+        return self._ways[1][str(wanted.device.key)]
+
+    def _by_files(self, wanted: _Wanted, since: str | None, areas: tuple[tuple[int, int], ...] | None) -> ReaderSpec:
+        """By an export lease, where the host does not let us read the files though nothing foretold it."""
+        vm_id, snapshot_id, device, _ = wanted
+        try:
+            if areas is not None:
+                return ChangedSpec(over=vim_files.whole_disk(self._session, vm_id, device, None), areas=areas)
+            allocated = vim_changes.allocated(self._session, vm_id, snapshot_id, device)
+            return vim_files.whole_disk(self._session, vm_id, device, allocated)
+        except ReadForbidden as error:
+            if self._options.transport != "auto":
+                raise DiskReadFailed(error.detail, hint=error.hint) from error
+            log.warning("a disk's files are not for us: by an export lease", vm=vm_id, disk=device.key, cause=error.detail)
+            return self._exported(wanted, Way("lease", error.detail), since)
+
+    def _exported(self, wanted: _Wanted, chosen: Way, since: str | None) -> ReaderSpec:
+        if since is not None:
+            raise CbtUnsupported(f"disk {wanted.device.key} of {wanted.vm_id} {chosen.no_deltas}", hint="move the VM cold")
+        try:
+            return self._leased(wanted.snapshot_id).disk(wanted.device, wanted.devices)
+        except AuthFailed as error:
+            raise AuthFailed(f"{error.detail}{f'; no other way, as {chosen.why}' if chosen.why else ''}") from error
 
     def _leased(self, snapshot_id: str) -> ExportLease:
         """One lease for all disks of a snapshot: a second one would be refused."""
@@ -300,10 +263,8 @@ class VimApi:
         if lease is not None:
             await asyncio.to_thread(lease.end)
 
-    def _whole(self, vm_id: str, snapshot_id: str, device: Any, chosen: Way) -> ReaderSpec:
+    def _by_vddk(self, wanted: _Wanted) -> VddkSpec:
         session, options = self._session, self._options
-        if chosen.name == "datastore" or options.vddk_libdir is None:
-            return self._files(vm_id, device, None)
         return VddkSpec(
             host=session.host,
             port=session.port,
@@ -311,66 +272,12 @@ class VimApi:
             password=session.login_.password,
             verify_tls=options.verify_tls,
             fingerprint_sha256=options.fingerprint_sha256,
-            vm_id=vm_id,
-            snapshot_id=snapshot_id,
-            file=str(device.backing.fileName),
-            libdir=options.vddk_libdir,
+            vm_id=wanted.vm_id,
+            snapshot_id=wanted.snapshot_id,
+            file=str(wanted.device.backing.fileName),
+            libdir=str(options.vddk_libdir),
             transports=options.vddk_transports,
         )
-
-    def _files(self, vm_id: str, device: Any, areas: tuple[tuple[int, int], ...] | None) -> ReaderSpec:
-        """The disk from the datastore's files: the flat one, and what snapshots of the operator's have laid over it."""
-        layers = vim_machines.chain(device.backing)
-        if layers is None:
-            raise UnsupportedFormat(
-                f"disk {device.key} of {vm_id} is not kept in files that we read",
-                hint="move it to another datastore as a thick or thin disk, or install VDDK and set options.vddk_libdir",
-            )
-        *deltas, base = layers
-        flat = self._file(vm_id, base, int(device.capacityInBytes))
-        flat = replace(flat, path=flat.path.removesuffix(".vmdk") + "-flat.vmdk")
-        if not deltas:
-            return replace(flat, areas=areas)
-        disk: ReaderSpec = flat
-        for delta in reversed(deltas):
-            described = self._file(vm_id, delta, None)
-            extent = vim_changes.sparse_extent(described)
-            disk = DeltaSpec(over=replace(described, path=extent), parent=disk, name=extent)
-        return disk
-
-    def _file(self, vm_id: str, backing: Any, size: int | None) -> DatastoreSpec:
-        store, _, path = str(backing.fileName).removeprefix("[").partition("] ")
-        session, options = self._session, self._options
-        return DatastoreSpec(
-            host=session.host,
-            port=session.port,
-            user=session.login_.user,
-            password=session.login_.password,
-            session_manager=session.session_manager,
-            verify_tls=options.verify_tls,
-            fingerprint_sha256=options.fingerprint_sha256,
-            datacenter=self._datacenter(vm_id, getattr(backing, "datastore", None)),
-            datastore=store,
-            path=path,
-            size_bytes=size,
-        )
-
-    def _datacenter(self, vm_id: str, store: Any) -> str:
-        """The inventory path of the datacenter that the disk's datastore lies in: /folder names datastores by it."""
-        vim = library().vim
-        within = self._session.machine(vm_id) if store is None else store
-        found = self._session.properties(within, ("name", "parent"), what="look at a datastore")
-        parent, names = found.get("parent"), list[str]()
-        for _ in range(FOLDERS_DEEP_MAX):
-            if parent is None:
-                break
-            found = self._session.properties(parent, ("name", "parent"), what="look at a folder")
-            if isinstance(parent, vim.Datacenter) or names:
-                names.insert(0, str(found.get("name", "")))
-            parent = found.get("parent")
-        if not names:
-            raise Internal(f"{vm_id} lies in no datacenter that {self._session.login_.user} may see")
-        return "/".join(names[1:] if len(names) > 1 else names)  # the root folder has no place in a path
 
     async def release(self, vm_id: str, name: str) -> None:
         """A change id outlives its snapshot: what held the data may go."""
@@ -383,68 +290,13 @@ class VimApi:
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def shutdown(self, vm_id: str) -> None:
-        await asyncio.to_thread(self._shutdown, vm_id)
-
-    def _shutdown(self, vm_id: str) -> None:
-        if self._is_off(vm_id):
-            return
-        if self._asked_to_shut_down(vm_id):
-            deadline = time.monotonic() + self._options.shutdown_timeout_s
-            while time.monotonic() < deadline:
-                if self._is_off(vm_id):
-                    return
-                time.sleep(OFF_POLL_S)
-        self._power(vm_id, "power it off", "PowerOffVM_Task", wanted="poweredOff")
-
-    def _asked_to_shut_down(self, vm_id: str) -> bool:
-        """False: nobody in the guest heard it."""
-        vim = library().vim
-        deaf = (
-            vim.fault.ToolsUnavailable,
-            vim.fault.InvalidState,
-            vim.fault.TaskInProgress,
-            library().vmodl.fault.NotSupported,
-        )
-
-        def ask(_: Any) -> bool:
-            try:
-                self._session.machine(vm_id).ShutdownGuest()
-            except deaf:
-                return False
-            return True
-
-        return self._session.call(f"shut {vm_id} down", ask)
-
-    def _is_off(self, vm_id: str) -> bool:
-        return self._vm(vm_id, ("runtime.powerState",)).get("runtime.powerState") == "poweredOff"
+        await asyncio.to_thread(vim_power.shut_down, self._session, vm_id, self._options.shutdown_timeout_s)
 
     async def power_on(self, vm_id: str) -> None:
-        await asyncio.to_thread(self._power, vm_id, "power it on", "PowerOnVM_Task", wanted="poweredOn")
-
-    def _power(self, vm_id: str, what: str, task_name: str, *, wanted: str) -> None:
-        def state() -> Any:
-            return self._vm(vm_id, ("runtime.powerState",)).get("runtime.powerState")
-
-        if state() == wanted:
-            return
-        try:
-            task = self._session.call(what, lambda _: getattr(self._session.machine(vm_id), task_name)())
-            self._session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
-        except Internal:
-            if state() != wanted:  # else it came there by itself meanwhile
-                raise
+        await asyncio.to_thread(vim_power.power_on, self._session, vm_id)
 
     async def mark(self, vm_id: str, note: str) -> None:
-        await asyncio.to_thread(self._mark, vm_id, note)
-
-    def _mark(self, vm_id: str, note: str) -> None:
-        present = str(self._vm(vm_id, ("name", "config.annotation")).get("config.annotation") or "")
-        if note in present:
-            return
-        spec = library().vim.vm.ConfigSpec(annotation="\n".join(filter(None, (present, note))))
-        what = "note that it has moved"
-        task = self._session.call(what, lambda _: self._session.machine(vm_id).ReconfigVM_Task(spec))
-        self._session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
+        await asyncio.to_thread(vim_power.mark, self._session, vm_id, note)
 
 
 def _path(folders: Mapping[str, tuple[str, Any]], parent: Any) -> str:

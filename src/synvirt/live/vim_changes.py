@@ -11,10 +11,6 @@ from typing import Any, Final
 
 import structlog
 
-from synvirt.disks import open_reader
-from synvirt.disks.specs import DatastoreSpec
-from synvirt.disks.vmdk_descriptor import parse_descriptor
-from synvirt.disks.vmdk_sparse import DESCRIPTOR_BYTES_MAX
 from synvirt.errors import (
     AuthFailed,
     CbtReset,
@@ -22,11 +18,10 @@ from synvirt.errors import (
     Internal,
     SnapshotFailed,
     SynvirtError,
-    UnsupportedFormat,
     VmNotFound,
 )
 from synvirt.live import SnapshotRef
-from synvirt.live.vim_machines import virtual_disks
+from synvirt.live.vim_disks import virtual_disks
 from synvirt.live.vim_session import VimSession, library
 
 # A quiesced snapshot of a busy database takes minutes, a removal that consolidates a grown delta hours.
@@ -229,23 +224,6 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
             break
         start = end
     raise CbtReset(f"disk {disk.key} of {vm_id}: {session.host} does not come to an end of what changed")
-
-
-def sparse_extent(described: DatastoreSpec) -> str:
-    """The path of the file with the bytes of a snapshot's disk, of which `described` is the descriptor."""
-    reader = open_reader(described)
-    try:
-        content = bytearray(min(reader.size, DESCRIPTOR_BYTES_MAX))
-        reader.read_into(0, memoryview(content))
-    finally:
-        reader.close()
-    extents = parse_descriptor(content, described.path).extents
-    if len(extents) != 1 or extents[0].kind not in ("VMFSSPARSE", "SESPARSE") or "/" in extents[0].file:
-        raise UnsupportedFormat(
-            f"{described.path} is no snapshot's disk in one sparse file",
-            hint="remove the VM's snapshots, or install VDDK and set options.vddk_libdir",
-        )
-    return described.path.rpartition("/")[0] + "/" + extents[0].file
 
 
 def coarser(areas: list[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:

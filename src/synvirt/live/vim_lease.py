@@ -15,7 +15,7 @@ import structlog
 
 from synvirt.disks.specs import LeaseSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceUnreachable, SynvirtError, UnsupportedFormat, VmNotFound
-from synvirt.live.vim_machines import place_name, virtual_disks
+from synvirt.live.vim_disks import place_name, virtual_disks
 from synvirt.live.vim_session import VimSession, library
 
 READY_TIMEOUT_S: Final = 120.0

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from synvirt.live import VmRow
+from synvirt.live.vim_disks import OBJECT_STORES, chain, label, not_held, store_of, type_name, virtual_disks
+from synvirt.live.vim_ways import Way
 from synvirt.model import MIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 
 LISTED: Final = (
@@ -65,12 +67,6 @@ _LINUX: Final = (
 )  # fmt: skip
 # VirtualMachineConfigInfo.version: change tracking came with hardware version 7.
 _CBT_VERSION: Final = 7
-# Flat at its base, and of any sparse format above: the format of a snapshot's disk is a property of the same type.
-_FLAT: Final = "VirtualDiskFlatVer2BackingInfo"
-# vSphere's own limit is 32 snapshots.
-CHAIN_MAX: Final = 64
-# Files of these stores are objects: /folder has no bytes of them.
-OBJECT_STORES: Final = frozenset({"vsan", "vsanD", "VVOL"})
 
 
 def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
@@ -88,21 +84,12 @@ def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
     )
 
 
-def manifest(
-    vm_id: str,
-    found: Mapping[str, Any],
-    store_types: Mapping[str, str],
-    *,
-    whole_chains: bool,
-    read_by: str,
-    no_deltas: str | None = None,
-) -> VmManifest:
-    """`store_types`: of each datastore's name, its type. `read_by`: the way by which the disks will be read, in words;
-    `whole_chains`: it reads disks that lie over others, and those that are objects; `no_deltas`: why it reads no changes."""
+def manifest(vm_id: str, found: Mapping[str, Any], store_types: Mapping[str, str], ways: Mapping[str, Way]) -> VmManifest:
+    """`store_types`: of each datastore's name, its type. `ways`: of each disk's key, by which way it will be read."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
     boot = found.get("config.bootOptions")
-    disks = _disks(found, devices, boot)
-    reason = cbt_reason(found) or no_deltas
+    disks = _disks(found, devices, boot, ways)
+    reason = cbt_reason(found) or "; ".join(disk.cbt_reason for disk in disks if disk.cbt_reason) or None
     return VmManifest(
         vm_id=vm_id,
         name=str(found.get("name") or vm_id),
@@ -110,7 +97,7 @@ def manifest(
         power_state=_POWER.get(str(found.get("runtime.powerState")), "unknown"),
         firmware="uefi" if found.get("config.firmware") == "efi" else "bios",
         secure_boot=bool(getattr(boot, "efiSecureBootEnabled", False)),
-        tpm=any(_type(device) == "VirtualTPM" for device in devices),
+        tpm=any(type_name(device) == "VirtualTPM" for device in devices),
         cpu_count=int(found.get("config.hardware.numCPU") or 1),
         cores_per_socket=int(found.get("config.hardware.numCoresPerSocket") or 1),
         memory_bytes=int(found.get("config.hardware.memoryMB") or 1024) * MIB,
@@ -120,89 +107,37 @@ def manifest(
         disks=disks,
         nics=_nics(found, devices),
         snapshots=tuple(_snapshots(found.get("snapshot.rootSnapshotList") or ())),
-        concerns=tuple(_concerns(found, devices, store_types, whole_chains=whole_chains, read_by=read_by)),
+        concerns=tuple(_concerns(found, devices, store_types, ways)),
     )
 
 
-def virtual_disks(devices: Sequence[Any]) -> list[Any]:
-    return [device for device in devices if _type(device) == "VirtualDisk"]
-
-
-def label(device: Any) -> str:
-    return str(getattr(device.deviceInfo, "label", None) or f"device {device.key}")
-
-
-def store_of(disk: Any) -> str:
-    """The name of the datastore that its newest file lies in."""
-    return str(getattr(disk.backing, "fileName", "")).partition("]")[0].removeprefix("[")
-
-
-def place_name(device: Any, devices: Sequence[Any]) -> str:
-    """Where it is plugged in, as exports name it: ParaVirtualSCSIController0:1."""
-    controller = next((one for one in devices if one.key == device.controllerKey), None)
-    return f"{_type(controller)}{getattr(controller, 'busNumber', 0)}:{device.unitNumber}"
-
-
-def chain(backing: Any) -> list[Any] | None:
-    """The disk's files from the newest snapshot's down to the flat one; None where they are not what /folder gives bytes of."""
-    found: list[Any] = []
-    while getattr(backing, "parent", None) is not None:
-        kept_by_array = getattr(backing, "deltaDiskFormat", None) == "nativeFormat"
-        if _type(backing) != _FLAT or kept_by_array or len(found) == CHAIN_MAX:
-            return None
-        found.append(backing)
-        backing = backing.parent
-    return [*found, backing] if _type(backing) == _FLAT else None
-
-
 def cbt_reason(found: Mapping[str, Any]) -> str | None:
-    """Why the VM's changes cannot be tracked; None: they can."""
+    """Why no changes of the VM can be tracked; None: they can, as far as its disks can be."""
     version = str(found.get("config.version") or "")
     digits = version.removeprefix("vmx-")
     if digits.isdecimal() and int(digits) < _CBT_VERSION:
         return f"its virtual hardware is {version}; change tracking needs vmx-07"
     if found.get("capability.changeTrackingSupported") is False:
         return "its host cannot track changes"
-    for disk in virtual_disks(found.get("config.hardware.device") or ()):
-        if why := _untracked(disk):
-            return f"{label(disk)} {why}"
     if not found.get("config.changeTrackingEnabled") and found.get("snapshot.rootSnapshotList"):
         return "it has snapshots, and tracking can only be switched on without: remove them first"
-    return None
-
-
-def _untracked(disk: Any) -> str | None:
-    backing = disk.backing
-    kind = _type(backing)
-    if kind.startswith("VirtualDiskRawDiskMapping") and getattr(backing, "compatibilityMode", "") == "physicalMode":
-        return "is a raw device in physical mode"
-    if str(getattr(backing, "diskMode", "") or "").startswith("independent"):
-        return "is independent of snapshots"
-    if getattr(backing, "sharing", None) == "sharingMultiWriter":
-        return "is shared by several VMs"
-    if not kind.startswith(("VirtualDiskFlatVer2", "VirtualDiskSeSparse", "VirtualDiskRawDiskMapping")):
-        return f"is a {kind.removesuffix('BackingInfo')}"
     return None
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _type(thing: Any) -> str:
-    """Of pyvmomi's `vim.vm.device.VirtualDisk.FlatVer2BackingInfo`: VirtualDiskFlatVer2BackingInfo."""
-    name: str = getattr(type(thing), "_wsdlName", type(thing).__name__)
-    return name
-
-
-def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any) -> tuple[Disk, ...]:
+def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any, ways: Mapping[str, Way]) -> tuple[Disk, ...]:
+    of_all = cbt_reason(found)
     controllers = {device.key: device for device in devices}
     order = [one.deviceKey for one in getattr(boot, "bootOrder", None) or () if hasattr(one, "deviceKey")]
     sizes = {file.name: file.size for file in found.get("layoutEx.file") or () if file.type == "diskExtent"}
 
     def one(device: Any) -> Disk:
         controller = controllers.get(device.controllerKey)
-        kind = _type(controller) if controller is not None else ""
+        kind = type_name(controller) if controller is not None else ""
         path = str(getattr(device.backing, "fileName", "") or "")
+        why = not_held(device) or ways[str(device.key)].no_deltas
         return Disk(
             key=str(device.key),
             label=label(device),
@@ -215,6 +150,7 @@ def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any) -> tuple
             boot_order=order.index(device.key) + 1 if device.key in order else None,
             source_path=path,
             cbt_enabled=bool(found.get("config.changeTrackingEnabled")),
+            cbt_reason=of_all or (f"{label(device)} {why}" if why else None),
         )
 
     return tuple(one(device) for device in virtual_disks(devices))
@@ -226,7 +162,7 @@ def _nics(found: Mapping[str, Any], devices: Sequence[Any]) -> tuple[Nic, ...]:
         Nic(
             key=str(device.key),
             mac=device.macAddress,
-            model=_type(device).removeprefix("Virtual").lower(),
+            model=type_name(device).removeprefix("Virtual").lower(),
             network=_network(device.backing),
             connected=bool(getattr(device.connectable, "startConnected", True)),
             ip_addresses=addresses.get(device.key, ()),
@@ -261,14 +197,15 @@ def _guest_os(found: Mapping[str, Any]) -> GuestOs:
 
 
 def _concerns(
-    found: Mapping[str, Any], devices: Sequence[Any], store_types: Mapping[str, str], *, whole_chains: bool, read_by: str
+    found: Mapping[str, Any], devices: Sequence[Any], store_types: Mapping[str, str], ways: Mapping[str, Way]
 ) -> list[Concern]:
+    disks = virtual_disks(devices)
     concerns = [
         Concern(
             id="vim.read_by",
             category="Information",
             label="How the disks are read",
-            assessment=f"By {read_by}.",
+            assessment=_read_by(disks, ways),
             remedy="options.transport of the source chooses another way.",
         )
     ]
@@ -284,27 +221,37 @@ def _concerns(
         critical("vim.connection", "Host is away", f"The VM is {state}.", "Bring its host back, or register the VM elsewhere.")
     if found.get("config.template"):
         critical("vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it.")
-    for disk in virtual_disks(devices):
-        store = store_of(disk)
-        if not whole_chains and store_types.get(store) in OBJECT_STORES:
+    for disk in disks:
+        store, kind = store_of(disk), type_name(disk.backing).removesuffix("BackingInfo")
+        by_files = ways[str(disk.key)].name == "datastore"
+        if by_files and store_types.get(store) in OBJECT_STORES:
             critical(
-                "vim.object_store",
+                f"disk-in-objects:{disk.key}",
                 "Datastore of objects",
                 f"{label(disk)} lies in {store}, of type {store_types[store]}: its bytes cannot be read as a file.",
                 "Read it by an export lease (options.transport lease), move it to VMFS or NFS, or install VDDK.",
             )
-        elif not whole_chains and chain(disk.backing) is None:
+        elif by_files and chain(disk.backing) is None:
             critical(
-                "vim.backing",
+                f"disk-not-in-files:{disk.key}",
                 "Disk that is not kept in files",
-                f"{label(disk)} is a {_type(disk.backing).removesuffix('BackingInfo')}: no file that we read has its bytes.",
+                f"{label(disk)} is a {kind}: no file that we read has its bytes.",
                 "Leave it out by skip_disks, read it by an export lease (options.transport lease), or install VDDK.",
             )
-        elif why := _untracked(disk):
+        elif why := not_held(disk):
             critical(
-                "vim.disk",
+                f"disk-not-held:{disk.key}",
                 "Disk that no snapshot holds",
                 f"{label(disk)} {why}: what is read from it changes meanwhile.",
                 "Change its mode, leave it out by skip_disks, or shut the VM down and waive this.",
             )
     return concerns
+
+
+def _read_by(disks: Sequence[Any], ways: Mapping[str, Way]) -> str:
+    """All by one way, or each by its own."""
+    told = {label(disk): ways[str(disk.key)].told for disk in disks}
+    different = set(told.values())
+    if len(different) == 1:
+        return f"By {different.pop()}."
+    return "; ".join(f"{name} by {by}" for name, by in told.items()) + "." if told else "It has no disks."

@@ -1,9 +1,9 @@
-"""By which way a VM's disks are read: VDDK, the datastore's files, an export lease; the first that can. No I/O."""
+"""By which way a disk is read: VDDK, the datastore's files, an export lease; the first that can. No I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from synvirt.live.vim_machines import OBJECT_STORES, chain, label, store_of, virtual_disks
+from synvirt.live.vim_disks import OBJECT_STORES, chain, store_of
 
 WayName = Literal["vddk", "datastore", "lease"]
 
@@ -27,31 +27,30 @@ class Way(NamedTuple):
 
     @property
     def no_deltas(self) -> str | None:
-        """Why there can be no warm copy by this way; None: there can."""
+        """Why there can be no warm copy by this way, said of a disk; None: there can."""
         if self.name != "lease":
             return None
-        return f"its disks are read by an export lease, which has no deltas{f' ({self.why})' if self.why else ''}"
+        return f"is read by an export lease, which has no deltas{f': {self.why}' if self.why else ''}"
 
 
 def way(
     wished: Literal["auto"] | WayName,
     *,
     has_vddk: bool,
-    devices: Sequence[Any],
+    disk: Any,
     store_types: Mapping[str, str],
     missing_privilege: str | None,
 ) -> Way:
-    """`missing_privilege`: one that our user lacks to read the datastores' files."""
+    """Of one of the VM's disks. `missing_privilege`: one that our user lacks to read the datastores' files."""
     if wished != "auto":
         return Way(wished)
     if has_vddk:
         return Way("vddk")
     if missing_privilege is not None:
         return Way("lease", f"our user lacks the privilege {missing_privilege}")
-    for disk in virtual_disks(devices):
-        store = store_of(disk)
-        if store_types.get(store) in OBJECT_STORES:
-            return Way("lease", f"{label(disk)} lies in {store}, of type {store_types[store]}")
-        if chain(disk.backing) is None:
-            return Way("lease", f"{label(disk)} is not kept in files that we read")
+    store = store_of(disk)
+    if store_types.get(store) in OBJECT_STORES:
+        return Way("lease", f"it lies in {store}, of type {store_types[store]}")
+    if chain(disk.backing) is None:
+        return Way("lease", "it is not kept in files that we read")
     return Way("datastore")

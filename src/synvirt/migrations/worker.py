@@ -25,6 +25,7 @@ from synvirt.copying import Copied, copy
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.checksum import Checksums
 from synvirt.disks.cloning import clone
+from synvirt.disks.datastore import ReadForbidden
 from synvirt.disks.passing import PassingWriter
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.disks.sampling import ChangesMissed, blocks_to_check, differing
@@ -91,10 +92,12 @@ class Flushed(Received):
 
 
 class Broken(Received):
-    """`changes_missed`: what was not to be copied has changed, so the source's change tracking is wrong."""
+    """`changes_missed`: what was not to be copied has changed, so the source's change tracking is wrong. `forbidden`: the
+    source does not let us read by the way that was chosen."""
 
     message: Literal["broken"] = "broken"
     changes_missed: bool = False
+    forbidden: bool = False
     key: str | None
     code: str
     detail: str
@@ -113,8 +116,16 @@ def carry_out(order: CopyOrder, say: Callable[[Moved | Flushed | Broken], None],
             key = disk.key
             _copy_disk(disk, order, say, stop)
     except SynvirtError as error:
-        missed = isinstance(error, ChangesMissed)
-        say(Broken(key=key, code=error.code, detail=_about(key, error.detail), hint=error.hint, changes_missed=missed))
+        say(
+            Broken(
+                key=key,
+                code=error.code,
+                detail=_about(key, error.detail),
+                hint=error.hint,
+                changes_missed=isinstance(error, ChangesMissed),
+                forbidden=isinstance(error, ReadForbidden),
+            )
+        )
         raise
     except Exception as error:
         detail = f"the copy worker failed: {type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 //
 //   https  -l          /sdk, /folder and /nfc as vCenter serves them; /folder wants a session's cookie, and so does every SOAP call
 //                      but the few that come before a login
-//   http   (printed)   the tests' own: /disk /another /lay /write /reset /tools /sessions /fault /state /certificate /leases /store
+//   http   (printed)   the tests' own: /disk /another /mode /lay /write /reset /tools /sessions /fault /state /certificate /leases /store
 //
 // It prints one line of JSON once both listen: {"url": …, "control": …, "fingerprint": …}. It ends with its standard input.
 
@@ -46,7 +46,7 @@ type fault struct {
 	Match  string
 	// A SOAP fault's type; "task:TYPE": the call succeeds, and its task fails with it; "cut": the answer breaks off in the
 	// middle; "refuse": the connection is closed at once; "status:503": that answer;
-	// "deny:PRIVILEGE": our user lacks it.
+	// "deny:PRIVILEGE,PRIVILEGE": our user lacks them.
 	Kind  string
 	Times int
 }
@@ -117,9 +117,13 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(kind, "deny:"):
 		said := httptest.NewRecorder()
 		d.mux.ServeHTTP(said, r)
-		held := "<privId>" + kind[5:] + "</privId><isGranted>"
+		told := said.Body.String()
+		for _, privilege := range strings.Split(kind[5:], ",") {
+			held := "<privId>" + privilege + "</privId><isGranted>"
+			told = strings.ReplaceAll(told, held+"true", held+"false")
+		}
 		w.WriteHeader(said.Code)
-		_, _ = io.WriteString(w, strings.ReplaceAll(said.Body.String(), held+"true", held+"false"))
+		_, _ = io.WriteString(w, told)
 	case kind != "":
 		soapFault(w, kind)
 	case r.URL.Path == "/sdk" && name != "" && !before[name] && !good:
@@ -259,6 +263,8 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 		out, err = simulator.SetDisk(q.Get("vm"), int(number("place")), number("bytes"))
 	case "/lay":
 		err = simulator.LayOver(q.Get("vm"), q.Get("file"))
+	case "/mode":
+		err = simulator.SetMode(q.Get("vm"), int(number("place")), q.Get("mode"))
 	case "/another":
 		err = simulator.AddDisk(q.Get("vm"))
 	case "/reset":

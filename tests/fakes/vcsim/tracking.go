@@ -189,6 +189,20 @@ func LayOver(vmID string, file string) error {
 	return fmt.Errorf("%s has no disk", vmID)
 }
 
+// SetMode of the disk of a VM at this place, from 0: persistent, independent_persistent.
+func SetMode(vmID string, place int, mode string) error {
+	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
+	for _, device := range vm.Config.Hardware.Device {
+		if disk, ok := device.(*types.VirtualDisk); ok {
+			if place--; place < 0 {
+				disk.Backing.(*types.VirtualDiskFlatVer2BackingInfo).DiskMode = mode
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("%s has no such disk", vmID)
+}
+
 // AddDisk gives a VM another disk, beside its first one.
 func AddDisk(vmID string) error {
 	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)

@@ -1,0 +1,66 @@
+"""A vSphere disk by its backing: where it lies, what it lies over, whether a snapshot holds it. No I/O.
+
+Names are those of the vSphere Web Services API: `VirtualDevice`, `VirtualDiskFlatVer2BackingInfo`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+# Flat at its base, and of any sparse format above: the format of a snapshot's disk is a property of the same type.
+_FLAT: Final = "VirtualDiskFlatVer2BackingInfo"
+# vSphere's own limit is 32 snapshots.
+CHAIN_MAX: Final = 64
+# Files of these stores are objects: /folder has no bytes of them.
+OBJECT_STORES: Final = frozenset({"vsan", "vsanD", "VVOL"})
+
+
+def type_name(thing: Any) -> str:
+    """Of pyvmomi's `vim.vm.device.VirtualDisk.FlatVer2BackingInfo`: VirtualDiskFlatVer2BackingInfo."""
+    name: str = getattr(type(thing), "_wsdlName", type(thing).__name__)
+    return name
+
+
+def virtual_disks(devices: Sequence[Any]) -> list[Any]:
+    return [device for device in devices if type_name(device) == "VirtualDisk"]
+
+
+def label(device: Any) -> str:
+    return str(getattr(device.deviceInfo, "label", None) or f"device {device.key}")
+
+
+def store_of(disk: Any) -> str:
+    """The name of the datastore that its newest file lies in."""
+    return str(getattr(disk.backing, "fileName", "")).partition("]")[0].removeprefix("[")
+
+
+def place_name(device: Any, devices: Sequence[Any]) -> str:
+    """Where it is plugged in, as exports name it: ParaVirtualSCSIController0:1."""
+    controller = next((one for one in devices if one.key == device.controllerKey), None)
+    return f"{type_name(controller)}{getattr(controller, 'busNumber', 0)}:{device.unitNumber}"
+
+
+def chain(backing: Any) -> list[Any] | None:
+    """The disk's files from the newest snapshot's down to the flat one; None where they are not what /folder gives bytes of."""
+    found: list[Any] = []
+    while getattr(backing, "parent", None) is not None:
+        kept_by_array = getattr(backing, "deltaDiskFormat", None) == "nativeFormat"
+        if type_name(backing) != _FLAT or kept_by_array or len(found) == CHAIN_MAX:
+            return None
+        found.append(backing)
+        backing = backing.parent
+    return [*found, backing] if type_name(backing) == _FLAT else None
+
+
+def not_held(disk: Any) -> str | None:
+    """Why no snapshot holds it still; None: they do."""
+    backing = disk.backing
+    kind = type_name(backing)
+    if kind.startswith("VirtualDiskRawDiskMapping") and getattr(backing, "compatibilityMode", "") == "physicalMode":
+        return "is a raw device in physical mode"
+    if str(getattr(backing, "diskMode", "") or "").startswith("independent"):
+        return "is independent of snapshots"
+    if getattr(backing, "sharing", None) == "sharingMultiWriter":
+        return "is shared by several VMs"
+    if not kind.startswith(("VirtualDiskFlatVer2", "VirtualDiskSeSparse", "VirtualDiskRawDiskMapping")):
+        return f"is a {kind.removesuffix('BackingInfo')}"
+    return None

@@ -1,0 +1,75 @@
+"""A vSphere VM switched off and on, and the note on one that has moved. Blocking code; all of it idempotent."""
+
+import time
+from typing import Any, Final
+
+from synvirt.errors import Internal, VmNotFound
+from synvirt.live.vim_session import VimSession, library
+
+OFF_POLL_S: Final = 2.0
+POWER_TIMEOUT_S: Final = 300.0
+
+
+def shut_down(session: VimSession, vm_id: str, timeout_s: float) -> None:
+    """By the guest itself, where its tools hear us; by force once `timeout_s` are over. Off when it returns."""
+    if _state(session, vm_id) == "poweredOff":
+        return
+    if _asked_to_shut_down(session, vm_id):
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if _state(session, vm_id) == "poweredOff":
+                return
+            time.sleep(OFF_POLL_S)
+    _power(session, vm_id, "power it off", "PowerOffVM_Task", wanted="poweredOff")
+
+
+def power_on(session: VimSession, vm_id: str) -> None:
+    _power(session, vm_id, "power it on", "PowerOnVM_Task", wanted="poweredOn")
+
+
+def mark(session: VimSession, vm_id: str, note: str) -> None:
+    present = str(_found(session, vm_id, "config.annotation") or "")
+    if note in present:
+        return
+    spec = library().vim.vm.ConfigSpec(annotation="\n".join(filter(None, (present, note))))
+    what = "note that it has moved"
+    task = session.call(what, lambda _: session.machine(vm_id).ReconfigVM_Task(spec))
+    session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
+
+
+def _asked_to_shut_down(session: VimSession, vm_id: str) -> bool:
+    """False: nobody in the guest heard it."""
+    fault = library().vim.fault
+    deaf = (fault.ToolsUnavailable, fault.InvalidState, fault.TaskInProgress, library().vmodl.fault.NotSupported)
+
+    def ask(_: Any) -> bool:
+        try:
+            session.machine(vm_id).ShutdownGuest()
+        except deaf:
+            return False
+        return True
+
+    return session.call(f"shut {vm_id} down", ask)
+
+
+def _power(session: VimSession, vm_id: str, what: str, task_name: str, *, wanted: str) -> None:
+    if _state(session, vm_id) == wanted:
+        return
+    try:
+        task = session.call(what, lambda _: getattr(session.machine(vm_id), task_name)())
+        session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
+    except Internal:
+        if _state(session, vm_id) != wanted:  # else it came there by itself meanwhile
+            raise
+
+
+def _state(session: VimSession, vm_id: str) -> str | None:
+    state: str | None = _found(session, vm_id, "runtime.powerState")
+    return state
+
+
+def _found(session: VimSession, vm_id: str, path: str) -> Any:
+    found = session.properties(session.machine(vm_id), ("name", path), what=f"look at {vm_id}")
+    if not found:
+        raise VmNotFound(f"{session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered anew")
+    return found.get(path)
