@@ -97,7 +97,7 @@ def test_what_is_malformed_has_a_code_of_this_side(
 
 def test_it_lies_behind_the_same_door(tmp_path: Path) -> None:
     service = Service(tmp_path / "service", tls=False)
-    with service.served() as server, httpx.Client(base_url=server.address) as client:
+    with service.served() as server, httpx.Client(base_url=server.address, timeout=60) as client:
         assert client.get("/api/v1/backup/restore-points").status_code == 401
         assert client.get("/api/v1/backup/restore-points", auth=(USER, PASSWORD)).json()["items"] == []
     service.close()

@@ -21,7 +21,7 @@ def finding(name: str, *, found: bool, needed: bool = True) -> Finding:
 def test_strangers_learn_only_that_it_lives(tmp_path: Path) -> None:
     service = Service(tmp_path, tls=False)
     service.checkup = (now(), [finding("qemu", found=False)])
-    with service.served() as server, httpx.Client(base_url=server.address) as stranger:
+    with service.served() as server, httpx.Client(base_url=server.address, timeout=60) as stranger:
         answer = stranger.get("/healthz").json()
         assert set(answer) == {"status", "version"}
         known = stranger.get("/healthz", auth=(USER, PASSWORD)).json()

@@ -50,7 +50,7 @@ def test_whoever_may_use_the_unix_socket_may_read_it(client: httpx.Client) -> No
 
 def test_strangers_are_asked_who_they_are(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    with service.served() as server, httpx.Client(base_url=server.address, verify=False) as stranger:
+    with service.served() as server, httpx.Client(base_url=server.address, verify=False, timeout=60) as stranger:
         assert stranger.get("/metrics").status_code == 401
         answer = stranger.get("/metrics", auth=(USER, PASSWORD))
         assert answer.status_code == 200

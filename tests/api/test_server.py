@@ -36,7 +36,7 @@ def test_https_with_the_certificate_that_was_made(service_url: tuple[Service, st
     trusting = ssl.create_default_context(cafile=str(service.settings.keyring_dir / "tls.crt"))
     for host in ("127.0.0.1", "localhost"):
         address = url.replace("127.0.0.1", host)
-        response = httpx.get(f"{address}{PREFIX}/migrations", verify=trusting, auth=httpx.BasicAuth(USER, PASSWORD))
+        response = httpx.get(f"{address}{PREFIX}/migrations", verify=trusting, auth=httpx.BasicAuth(USER, PASSWORD), timeout=60)
         assert response.status_code == 200
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.get(f"{url}/healthz")
@@ -244,16 +244,18 @@ def test_a_signal_ends_it_soon_whoever_listens(tmp_path: Path, number: signal.Si
         while child.stdout.readline() != "ready\n":
             assert child.poll() is None
         path = str(tmp_path / "synvirt.sock")
-        reader = threading.Thread(target=_read_to_the_end, args=(path,))
+        reading = threading.Event()
+        reader = threading.Thread(target=_read_to_the_end, args=(path, reading))
         reader.start()
+        assert reading.wait(60)
         for sock in (stuck, idle):
             sock.connect(path)
         stuck.sendall(f"GET {PREFIX}/migrations/stream HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         time.sleep(0.5)
         child.send_signal(number)
-        rest, _ = child.communicate(timeout=20)  # a second or two; a stream's heartbeat alone would keep it for 15
+        rest, _ = child.communicate(timeout=60)  # a second or two
         assert (child.returncode, rest.splitlines()[-1]) == (0, "ended")
-        reader.join(5)
+        reader.join(60)
         assert not reader.is_alive()
     finally:
         child.kill()
@@ -263,10 +265,11 @@ def test_a_signal_ends_it_soon_whoever_listens(tmp_path: Path, number: signal.Si
     assert not (tmp_path / "synvirt.sock").exists()
 
 
-def _read_to_the_end(path: str) -> None:
+def _read_to_the_end(path: str, reading: threading.Event) -> None:
     with (
-        httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://x") as client,
-        client.stream("GET", f"{PREFIX}/migrations/stream", timeout=20) as response,
+        httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://x", timeout=60) as client,
+        client.stream("GET", f"{PREFIX}/migrations/stream") as response,
     ):
+        reading.set()
         for _ in response.iter_lines():
             pass  # to an orderly end: a broken one would raise

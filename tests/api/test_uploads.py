@@ -54,7 +54,7 @@ def left(service: Service) -> list[str]:
 
 def assert_nothing(service: Service) -> None:
     """Now, or as soon as the service has noticed that its caller is gone."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while left(service) and time.monotonic() < until:
         time.sleep(0.02)
     assert left(service) == []
@@ -337,7 +337,7 @@ def test_no_body_does_anything_else_than_end_or_be_refused(body: bytes, cuts: li
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Service]:
     """A service that takes a MiB."""
-    made = Service(tmp_path, upload_cap_bytes=MIB, idle_s=1)
+    made = Service(tmp_path, upload_cap_bytes=MIB)
     with made.served():
         yield made
     made.close()
@@ -370,7 +370,7 @@ def test_what_is_behind_the_last_boundary_counts_too(small: Service) -> None:
 
 def connected(service: Service, headers: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(10)
+    sock.settimeout(60)
     sock.connect(str(service.settings.socket_path))
     sock.sendall(f"POST {PREFIX}/uploads HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM['Content-Type']}\r\n{headers}\r\n".encode())
     return sock
@@ -413,7 +413,7 @@ def begun(service: Service) -> socket.socket:
     """A caller in the middle of an upload: some of it is on the disk."""
     sock = connected(service, "Content-Length: 500000000\r\n")
     sock.sendall(part(FILE, b"x" * 3 * MIB)[:-2])
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not any(path.stat().st_size for path in service.settings.uploads_dir.glob(".*/*")) and time.monotonic() < until:
         time.sleep(0.01)
     assert re.fullmatch(r"\.[0-9a-f-]{36}", " ".join(left(service)))
@@ -427,13 +427,15 @@ def test_a_caller_that_goes_away_leaves_nothing(service: Service, client: httpx.
     assert_nothing(service)
 
 
-def test_a_caller_that_falls_silent_is_given_up(small: Service) -> None:
-    with connected(small, "Content-Length: 500000\r\n") as sock:
+def test_a_caller_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    service = Service(tmp_path, idle_s=1)
+    with service.served(), connected(service, "Content-Length: 500000\r\n") as sock:
         sock.sendall(part(FILE, b"x" * 1000)[:-2])
         answer = answered(sock)
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"nothing came for 1 s" in answer
-    assert_nothing(small)
+        assert_nothing(service)
+    service.close()
 
 
 def test_a_service_that_ends_leaves_nothing(tmp_path: Path) -> None:
@@ -503,7 +505,7 @@ def test_a_slow_disk_holds_up_nobody_else(service: Service, client: httpx.Client
 
     def stuck(self: Incoming, data: memoryview) -> None:
         entered.set()
-        assert leave.wait(20)
+        assert leave.wait(100)
 
     monkeypatch.setattr(Incoming, "write", stuck)
 
@@ -513,11 +515,11 @@ def test_a_slow_disk_holds_up_nobody_else(service: Service, client: httpx.Client
 
     uploading = threading.Thread(target=one)
     uploading.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     for _ in range(20):
         assert client.get("/uploads").status_code == 200
     leave.set()
-    uploading.join(10)
+    uploading.join(60)
     assert not uploading.is_alive()
 
 
@@ -700,7 +702,7 @@ def test_it_expires_when_the_setting_says(tmp_path: Path) -> None:
     service = Service(tmp_path, upload_expires_days=2)
     upload = incoming(service).finish(None)
     assert upload.expires_at - upload.created_at == timedelta(days=2)
-    assert abs(upload.created_at - now()) < timedelta(seconds=5)
+    assert abs(upload.created_at - now()) < timedelta(seconds=60)
     service.close()
 
 
@@ -708,11 +710,11 @@ def test_what_has_expired_is_swept_but_not_under_a_job(tmp_path: Path, monkeypat
     service = Service(tmp_path)
     old, read, young = (incoming(service).finish(None) for _ in range(3))
     job = service.submit(plan(UploadRef(kind="upload", upload_id=read.id)))
-    monkeypatch.setattr(uploads, "now", lambda: now() + timedelta(days=7, seconds=-5))
+    monkeypatch.setattr(uploads, "now", lambda: now() + timedelta(days=7, minutes=-10))
     service.uploads.sweep()
     assert len(left(service)) == 3
     young = incoming(service).finish(None)
-    monkeypatch.setattr(uploads, "now", lambda: now() + timedelta(days=7, seconds=5))
+    monkeypatch.setattr(uploads, "now", lambda: now() + timedelta(days=7, minutes=10))
     with swept(service.uploads, every_s=0.05):
         _until(lambda: left(service) == sorted([str(read.id), str(young.id)]))
         with pytest.raises(UploadNotFound):
@@ -735,7 +737,7 @@ def test_a_store_that_is_away_does_not_end_the_sweeping(tmp_path: Path, monkeypa
         with monkeypatch.context() as patched:
             patched.setattr(service.store.uploads, "all", away)
             for _ in range(3):
-                assert asked.acquire(timeout=10)
+                assert asked.acquire(timeout=60)
         monkeypatch.setattr(uploads, "now", lambda: now() + timedelta(days=8))
         _until(lambda: left(service) == [])
     with pytest.raises(UploadNotFound):
@@ -744,7 +746,7 @@ def test_a_store_that_is_away_does_not_end_the_sweeping(tmp_path: Path, monkeypa
 
 
 def _until(holds: Any) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not holds() and time.monotonic() < until:
         time.sleep(0.02)
     assert holds()
