@@ -166,22 +166,33 @@ def opened_by(child: "subprocess.Popen[str]", folder: Path) -> bool:
     return False
 
 
+# A target that takes a second for each write, so that the signal comes in the middle, however busy the machine.
+_ENDLESS = """\
+import time
+from synvirt.cli import app
+from synvirt.disks.raw import RawWriter
+write = RawWriter.write
+def slowly(self, offset, buffer):
+    time.sleep(1)
+    write(self, offset, buffer)
+RawWriter.write = slowly
+app()
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_it_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     source, folder = tmp_path / "disk.raw", tmp_path / "out"
     folder.mkdir()
-    with source.open("wb") as file:
-        for _ in range(512):
-            file.write(os.urandom(MIB))
-    argv = [sys.executable, "-c", "from synvirt.cli import app; app()", "disk", "convert", str(source), f"{folder}/target.raw"]
+    source.write_bytes(os.urandom(64 * MIB))
+    argv = [sys.executable, "-c", _ENDLESS, "disk", "convert", str(source), f"{folder}/target.raw"]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as child:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not opened_by(child, folder) and time.monotonic() < deadline:
             time.sleep(0.001)
         child.send_signal(number)
-        _, stderr = child.communicate(timeout=30)
-    source.unlink()
-    assert child.returncode != 0, "it was faster than the signal: make the disk larger"
+        _, stderr = child.communicate(timeout=60)
+    assert child.returncode != 0
     assert list(folder.iterdir()) == []
     assert "Traceback" not in stderr
 

@@ -94,7 +94,7 @@ def test_a_file_over_the_cap_is_not_sent_in_vain(tmp_path: Path, run: Run) -> No
     with service.served():
         started = time.monotonic()
         done = run("uploads", "add", large, "--json")
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 60
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.startswith("E_MIG_UPLOAD_REJECTED: the file is over the cap of 1048576 bytes")
     service.close()
@@ -188,11 +188,11 @@ def test_an_interrupt_leaves_nothing(service: Service, tmp_path: Path) -> None:
         str(large),
     ]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while not list(service.settings.uploads_dir.iterdir()) and time.monotonic() < until:
             time.sleep(0.01)
         child.send_signal(signal.SIGINT)
-        _, stderr = child.communicate(timeout=30)
+        _, stderr = child.communicate(timeout=60)
     assert child.returncode == 130
     assert stderr == "Interrupted: nothing of the upload is left\n"
     _eventually_nothing(service)
@@ -258,7 +258,7 @@ def test_lines_come_at_each_tenth_and_each_ten_seconds() -> None:
 
 
 def _eventually_nothing(service: Service) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while list(service.settings.uploads_dir.iterdir()) and time.monotonic() < until:
         time.sleep(0.02)
     assert list(service.settings.uploads_dir.iterdir()) == []

@@ -26,7 +26,7 @@ SYNVIRT: list[str | Path] = [sys.executable, "-c", "from synvirt.cli import app;
 
 
 def begin_then(service: Service, *states: State, pause_s: float = 0.15) -> None:
-    """Each new job moves through `states`; a copy has ten figures."""
+    """Each new job moves through `states`; a copy has ten figures, the last of which stands long enough to be seen."""
 
     def move(job_id: UUID) -> None:
         for state in states:
@@ -35,7 +35,7 @@ def begin_then(service: Service, *states: State, pause_s: float = 0.15) -> None:
             if state == State.COPYING_FULL:
                 for done in range(11):
                     service.board.pin(job_id, state, Progress(bytes_total=10 << 30, bytes_done=done << 30, rate_bps=1e9))
-                    time.sleep(pause_s)
+                    time.sleep(pause_s if done < 10 else 10 * pause_s)
         service.board.unpin(job_id)
 
     service.begin = lambda job_id: threading.Thread(target=move, args=(job_id,), daemon=True).start()
@@ -112,7 +112,7 @@ def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_told(tmp_
     service.close()
     again = Service(tmp_path)
     with again.served():
-        rest, _ = watching.communicate(timeout=20)
+        rest, _ = watching.communicate(timeout=60)
     again.close()
     assert watching.returncode == 0
     assert [line.split(" ", 1)[1] for line in [*told, *rest.splitlines(keepends=True)]] == [
@@ -143,7 +143,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_watch_it_again(service: S
     assert child.stdout is not None
     assert "Queued" in child.stdout.readline()
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=60)
     [job] = service.begun
     assert (child.returncode, out, err) == (130, f"The job goes on. Watch it again: synvirt migrations watch {job}\n", "")
     assert not service.store.cancel_requested(job)
@@ -157,7 +157,7 @@ def test_bars_on_a_terminal(service: Service, ova: str) -> None:
     with subprocess.Popen([*SYNVIRT, *arguments], stdout=theirs, env=environment) as child:
         os.close(theirs)
         screen = _all_of(ours, lambda: child.poll() is not None)
-        assert child.wait(20) == 0
+        assert child.wait(60) == 0
     os.close(ours)
     for part in ("CopyingFull", "━", "GiB of 10.0 GiB", "Completed"):
         assert part in screen
