@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.fakes.service import PASSWORD, USER, Service
 from tests.needs import need
@@ -21,6 +21,8 @@ QUIET = [
     *("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 ]
+# Five seconds are Playwright's own patience: too little beside other tests.
+expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def opened(browser: Browser, address: str, **options: Any) -> BrowserContext:
         reduced_motion="reduce",
         **options,
     )
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     return context
 
 
