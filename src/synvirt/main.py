@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from synvirt.api.server import Server
     from synvirt.destinations import Destination
     from synvirt.doctor import Checkup
+    from synvirt.keyring import Keyring
     from synvirt.migrations.board import Board
     from synvirt.migrations.intake import Intake
     from synvirt.migrations.rooms import Rooms
@@ -134,7 +135,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             settings,
             authenticate=authenticator(settings, announce=announce),
             routers=routers,
-            pages=_pages(intake, settings, rooms, checkup),
+            pages=_pages(intake, settings, rooms, checkup, sources=sources, uploads=uploads, keyring=keyring),
             checkup=checkup.latest,
         )
         server = Server(_with_backups(app, stack, settings, store), settings)
@@ -145,12 +146,28 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
 
 
 def _pages(
-    intake: "Intake", settings: "Settings", rooms: "Rooms", checkup: "Checkup"
+    intake: "Intake",
+    settings: "Settings",
+    rooms: "Rooms",
+    checkup: "Checkup",
+    *,
+    sources: "Sources",
+    uploads: "Uploads",
+    keyring: "Keyring",
 ) -> "Callable[[Callable[[], bool]], tuple[APIRouter, ...]]":
     from synvirt.web import web_routers
+    from synvirt.web.finding import Finder
 
+    finder = Finder(sources, uploads, rooms.destinations, rooms.remote_rules, keyring)
     return lambda stopping: web_routers(
-        intake, settings, screenshot=rooms.hypervisor.screenshot, checkup=checkup, stopping=stopping
+        intake,
+        settings,
+        screenshot=rooms.hypervisor.screenshot,
+        networks=rooms.hypervisor.networks,
+        sources=sources,
+        finder=finder,
+        checkup=checkup,
+        stopping=stopping,
     )
 
 
@@ -168,7 +185,7 @@ def _with_backups(app: "FastAPI", stack: ExitStack, settings: "Settings", store:
     guests = stack.enter_context(source.running(sources_of(connection, store.backups, host=settings.host_id)))
     backups = Backups(
         store.backups,
-        Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir),
+        Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir, caches=settings.data_dir / "backups"),
         host=settings.host_id,
         open_guest=guests.open,
         exports=settings.data_dir / "exports",

@@ -47,6 +47,7 @@ from synvirt.offline.elsewhere import Rules
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
 from synvirt.web import web_routers
+from synvirt.web.finding import Finder
 from tests.fakes.backups import FakeGuests, backups_of
 
 PREFIX = "/api/v1/migrator"
@@ -103,13 +104,14 @@ class Service:
         self.sources = Sources(self.store.sources, keyring, host="local", platforms=platforms, folder=folder)
         self.guests = FakeGuests(data_dir / "guests")
         self.backups = backups_of(self.store, self.guests, data_dir)
+        rules = Rules(self.settings.remote_allowed_hosts or ("nothing.invalid",))
         self.destinations: dict[str, Destination] = {"directory": DirectoryDestination(self.settings.volumes_dir)}
         routers = (
             host_files_router(self.settings.imports_dir),
             uploads_router(self.uploads, idle_s=idle_s),
             sources_router(self.sources),
             destinations_router(self.destinations),
-            remote_files_router(Rules(self.settings.remote_allowed_hosts or ("nothing.invalid",))),
+            remote_files_router(rules),
             screenshots_router(self.store, self.screenshots.get),
         )
         self.app = create_app(
@@ -121,6 +123,9 @@ class Service:
                 self.intake,
                 self.settings,
                 screenshot=self.screenshots.get,
+                sources=self.sources,
+                finder=Finder(self.sources, self.uploads, self.destinations, rules, keyring),
+                networks=lambda: ["user", "network:default", "bridge:br0"],
                 checkup=Checkup(self.settings, examine=lambda _: self.findings),
                 stopping=stopping,
                 pace=pace,
@@ -129,7 +134,7 @@ class Service:
             checkup=lambda: self.checkup,
         )
         self.backups.start()
-        mount(self.app, self.backups, self.settings)
+        mount(self.app, self.backups, self.settings, pace=pace)
 
     def _begin(self, job_id: UUID) -> None:
         self.begin(job_id)
@@ -152,17 +157,17 @@ class Service:
         thread = threading.Thread(target=server.run, kwargs={"on_ready": ready.set}, daemon=True)
         thread.start()
         try:
-            assert ready.wait(10), "the server did not start"
+            assert ready.wait(60), "the server did not start"
             yield server
         finally:
             server.stop()
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "the server did not stop"
 
     def local(self) -> httpx.Client:
         """By the Unix socket of the running service, under the migrator's prefix."""
         transport = httpx.HTTPTransport(uds=str(self.settings.socket_path))
-        return httpx.Client(transport=transport, base_url=f"http://synvirt{PREFIX}", timeout=20)
+        return httpx.Client(transport=transport, base_url=f"http://synvirt{PREFIX}", timeout=60)
 
     def close(self) -> None:
         self.backups.close()

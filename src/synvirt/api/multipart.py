@@ -40,8 +40,9 @@ class Sink(Protocol):
 class UploadForm:
     """`feed` the body in pieces of any size, `finish` at its end, `discard` in any case: only what is finished is left."""
 
-    def __init__(self, content_type: str, *, cap_bytes: int, begin: Callable[[str], Sink]) -> None:
-        self._begin, self._cap_bytes = begin, cap_bytes
+    def __init__(self, content_type: str, *, cap_bytes: int, begin: Callable[[str], Sink], blank_sha256: bool = False) -> None:
+        """`blank_sha256`: an empty one announces nothing."""
+        self._begin, self._cap_bytes, self._blank_sha256 = begin, cap_bytes, blank_sha256
         self._body_bytes = 0
         self._parts = 0
         self._name = ""
@@ -128,7 +129,9 @@ class UploadForm:
     def on_part_end(self) -> None:
         if self._name == "sha256":
             self._sha256 = self._announced.decode("latin-1").strip()
-            if not _SHA256.fullmatch(self._sha256):
+            if self._blank_sha256 and not self._sha256:
+                self._sha256 = None
+            elif not _SHA256.fullmatch(self._sha256):
                 raise BadRequest("sha256: is not 64 hexadecimal digits", hint="sha256sum FILE prints them")
 
     def on_end(self) -> None:

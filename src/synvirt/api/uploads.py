@@ -107,11 +107,18 @@ def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Call
     return router
 
 
-async def received(request: Request, uploads: Uploads, idle_s: float) -> Upload:
-    """The one file of a multipart body, whole and listed; of a body that is refused or breaks off, nothing is left."""
+async def received(request: Request, uploads: Uploads, idle_s: float, *, blank_sha256: bool = False) -> Upload:
+    """The one file of a multipart body, whole and listed; of a body that is refused or breaks off, nothing is left.
+
+    `blank_sha256`: a browser's form sends the field that nobody filled in, too."""
     length = refuse_length(request.headers.get("content-length"), uploads.cap_bytes)
     await run_in_threadpool(uploads.check_room, length)
-    form = UploadForm(request.headers.get("content-type", ""), cap_bytes=uploads.cap_bytes, begin=uploads.begin)
+    form = UploadForm(
+        request.headers.get("content-type", ""),
+        cap_bytes=uploads.cap_bytes,
+        begin=uploads.begin,
+        blank_sha256=blank_sha256,
+    )
     try:
         async for piece in _pieces(request.stream(), idle_s):
             await run_in_threadpool(form.feed, piece)

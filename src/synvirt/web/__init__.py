@@ -8,11 +8,17 @@ from fastapi import APIRouter
 from synvirt.api.stream import Pace
 from synvirt.doctor import Checkup
 from synvirt.migrations.intake import Intake
+from synvirt.migrations.sources import Sources
 from synvirt.settings import Settings
 from synvirt.web.doctor import doctor_router
+from synvirt.web.finding import Finder
 from synvirt.web.job import JobView, job_router
 from synvirt.web.jobs import jobs_router
+from synvirt.web.machine import Setup, machine_router
+from synvirt.web.new import Beginning, new_router
 from synvirt.web.pages import Pages, static_router
+from synvirt.web.sources import sources_router
+from synvirt.web.uploads import uploads_router
 
 __all__ = ["web_routers"]
 
@@ -22,16 +28,25 @@ def web_routers(
     settings: Settings,
     *,
     screenshot: Callable[[UUID], bytes | None],
+    sources: Sources,
     checkup: Checkup,
+    finder: Finder,
+    networks: Callable[[], list[str]],
     stopping: Callable[[], bool],
     pace: Pace | None = None,
 ) -> tuple[APIRouter, ...]:
-    """`screenshot`: of a job, where there is one. `stopping` ends the streams."""
+    """`screenshot`: of a job, where there is one. `networks`: what a guest's card can be plugged into here, the default first.
+    `stopping` ends the streams."""
     path = settings.base_url.strip("/")
     pages, pace = Pages(f"/{path}" if path else ""), pace or Pace()
+    beginning = Beginning(pages, sources, finder.uploads)
     return (
         static_router(pages),
         jobs_router(pages, intake, stopping=stopping, pace=pace),
         job_router(JobView(pages, intake, screenshot), stopping=stopping, pace=pace),
+        new_router(pages, beginning, sources, finder.uploads),
+        machine_router(Setup(pages, finder, intake, networks), beginning),
+        uploads_router(pages, finder.uploads),
+        sources_router(pages, sources),
         doctor_router(pages, checkup),
     )

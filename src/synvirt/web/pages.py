@@ -59,13 +59,26 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        names = ("kind_words", "state_words", "tone", "problem_tone", "size", "rate", "duration", "percent", "moment", "clock")
+        names = (
+            "kind_words",
+            "state_words",
+            "tone",
+            "problem_tone",
+            "size",
+            "exact_size",
+            "rate",
+            "duration",
+            "percent",
+            "moment",
+            "clock",
+        )
         self._environment.filters |= {name: getattr(words, name) for name in names}
         self._environment.globals |= {
             "root": root,
             "file": self._address,
             "version": __version__,
             "navigation": self._navigation,
+            "serves": lambda path: path in self._served(),
         }
         self._routers: list[APIRouter] = []
 
@@ -74,6 +87,10 @@ class Pages:
 
     def page(self, template: str, /, *, status: int = 200, **values: object) -> Response:
         return HTMLResponse(self.part(template, **values), status_code=status, headers=HEADERS)
+
+    def know(self, *words: Callable[..., object]) -> None:
+        """Filters for the templates, each by its own name."""
+        self._environment.filters |= {function.__name__: function for function in words}
 
     def failure(self, error: SynvirtError) -> Response:
         return self.page("failure.html", status=error.status, error=error)
@@ -89,8 +106,11 @@ class Pages:
         return router
 
     def _navigation(self) -> list[tuple[str, str]]:
-        served = {route.path for router in self._routers for route in router.routes if isinstance(route, APIRoute)}
+        served = self._served()
         return [(words, path) for words, path in NAVIGATION if path in served]
+
+    def _served(self) -> set[str]:
+        return {route.path for router in self._routers for route in router.routes if isinstance(route, APIRoute)}
 
 
 def _failing_with(failure: Callable[[SynvirtError], Response]) -> type[APIRoute]:

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from synvirt.migrations.critical import still_open
-from synvirt.model import GIB, KIB, MIB, TIB, Concern, MigrationPlan, PlanSource, SourceRef, VmManifest
+from synvirt.model import Concern, MigrationPlan, PlanSource, SourceRef, VmManifest
 from synvirt.offline.units import size_bytes
 from synvirt.web.forms import Form
+from synvirt.web.words import exact_size
 
 # The form's names, and where in a plan each belongs.
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -119,14 +120,6 @@ def networks_of(manifest: VmManifest) -> dict[str, int]:
     for nic in manifest.nics:
         found[nic.network] = found.get(nic.network, 0) + 1
     return found
-
-
-def exact_size(count: int) -> str:
-    """As `size_bytes` reads it: no byte is lost."""
-    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if count and count % factor == 0:
-            return f"{count // factor} {unit}"
-    return f"{count} B"
 
 
 def _job_name(manifest: VmManifest) -> str | None:

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from synvirt.model import LiveKind, OfflineKind, Problem, State
-from synvirt.sizes import KIB
+from synvirt.sizes import GIB, KIB, MIB, TIB
 
 STATES: dict[State, str] = {
     State.QUEUED: "Queued",
@@ -67,6 +67,14 @@ def size(count: float | None) -> str:
             break
         amount /= KIB
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def exact_size(count: int) -> str:
+    """As `size_bytes` reads it: no byte is lost."""
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count and count % factor == 0:
+            return f"{count // factor} {unit}"
+    return f"{count} B"
 
 
 def rate(bps: float) -> str:

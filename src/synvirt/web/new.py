@@ -1,0 +1,76 @@
+"""{base_url}/new: where is the machine now? On a platform, in a file on this host, in one that is sent, or at a URL.
+
+/new ─▶ /new/source/ID │ /new/files │ an upload │ a URL ─▶ /new/machine ─▶ /new/review ─▶ the job's page
+"""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from fastapi.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from synvirt.api.paging import Cursor, number_of
+from synvirt.errors import SynvirtError
+from synvirt.migrations.sources import Sources
+from synvirt.migrations.uploads import Uploads
+from synvirt.offline import browsing
+from synvirt.web.forms import Form
+from synvirt.web.pages import Pages
+
+# What a person looks through; a search narrows it.
+VMS_ON_A_PAGE, FILES_ON_A_PAGE = 100, 200
+# All that anybody registers; more are on the page of sources.
+SOURCES_SHOWN = 50
+UPLOADS_SHOWN = 5
+
+
+class Beginning:
+    """The first page, which others show again with what was wrong."""
+
+    def __init__(self, pages: Pages, sources: Sources, uploads: Uploads) -> None:
+        self._pages, self._sources, self._uploads = pages, sources, uploads
+
+    def page(self, form: Form | None = None, failure: SynvirtError | None = None) -> Response:
+        """`failure`: of the URL that `form` has."""
+        sources, more = self._sources.page(limit=SOURCES_SHOWN, cursor=None)
+        uploads, _ = self._uploads.page(limit=UPLOADS_SHOWN)
+        return self._pages.page(
+            "new/choose.html",
+            status=failure.status if failure else 200,
+            sources=sources,
+            more_sources=more is not None,
+            uploads=uploads,
+            cap_bytes=self._uploads.cap_bytes,
+            form=form or Form(),
+            failure=failure,
+        )
+
+
+def new_router(pages: Pages, beginning: Beginning, sources: Sources, uploads: Uploads) -> APIRouter:
+    router = pages.router()
+
+    @router.get("/new")
+    def choose() -> Response:
+        return beginning.page()
+
+    @router.get("/new/source/{source_id}")
+    async def machines(
+        source_id: UUID,
+        search: Annotated[str, Query(max_length=255)] = "",
+        cursor: Cursor = None,
+        kept: bool = False,
+    ) -> Response:
+        """`kept`: what the platform said a moment ago will do: a search does not ask it at each letter."""
+        source = await run_in_threadpool(sources.get, source_id)
+        vms, following = await sources.list_vms(
+            source_id, limit=VMS_ON_A_PAGE, cursor=number_of(cursor) or 0, search=search.strip(), kept=kept
+        )
+        return pages.page("new/vms.html", source=source, vms=vms, following=following, search=search)
+
+    @router.get("/new/files")
+    def files(path: str = "", cursor: str | None = None) -> Response:
+        folder = browsing.browse(uploads.import_root, path, limit=FILES_ON_A_PAGE, cursor=cursor)
+        return pages.page("new/files.html", folder=folder, root_path=str(uploads.import_root.resolve()), cursor=cursor)
+
+    return router

@@ -1,0 +1,90 @@
+"""A plan in words: what of the machine stays, what becomes different, and the way its job will go."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+from synvirt.model import Disk, Migration, MigrationPlan, Mode, State, StateVisit, VmManifest, now
+from synvirt.web.stations import Station, stations
+from synvirt.web.words import rate, size
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`there` at the source, `here` in the plan; `changed`: on purpose."""
+
+    what: str
+    there: str
+    here: str
+    changed: bool = False
+
+
+def lines(plan: MigrationPlan, manifest: VmManifest, *, network: str, destination: str) -> list[Line]:
+    """`network`, `destination`: what they are here where the plan does not say."""
+    target = plan.target
+    cpu, memory = target.cpu_count or manifest.cpu_count, target.memory_bytes or manifest.memory_bytes
+    return [
+        Line("Name", manifest.name, target.name or manifest.name, target.name not in (None, manifest.name)),
+        Line("Processors", str(manifest.cpu_count), str(cpu), cpu != manifest.cpu_count),
+        Line("Memory", size(manifest.memory_bytes), size(memory), memory != manifest.memory_bytes),
+        *_disks(plan, manifest),
+        _bus(plan, manifest),
+        *_networks(plan, manifest, network),
+        Line("Addresses", "UUID and MACs", "the same" if target.identity == "keep" else "new ones", target.identity == "new"),
+        Line("Volumes", "", target.destination or f"{destination} (the default)"),
+        *_limits(plan),
+        Line("In the end", "", "it is started here" if target.start else "it is defined, and left off", not target.start),
+    ]
+
+
+def _disks(plan: MigrationPlan, manifest: VmManifest) -> Iterator[Line]:
+    for disk in manifest.disks:
+        skipped = disk.key in plan.skip_disks
+        yield Line(disk.label, _figures(disk), "left out" if skipped else "copied", skipped)
+
+
+def _figures(disk: Disk) -> str:
+    used = f", {size(disk.used_bytes)} used" if disk.used_bytes is not None else ""
+    return size(disk.capacity_bytes) + used
+
+
+def _bus(plan: MigrationPlan, manifest: VmManifest) -> Line:
+    there = ", ".join(dict.fromkeys(disk.bus for disk in manifest.disks)) or "–"
+    return Line(
+        "Disk bus", there, plan.target.disk_bus or "the best that its system has a driver for", plan.target.disk_bus is not None
+    )
+
+
+def _networks(plan: MigrationPlan, manifest: VmManifest, default: str) -> Iterator[Line]:
+    mapped = {entry.source: entry.target for entry in plan.target.network_map}
+    for name in dict.fromkeys(nic.network for nic in manifest.nics):
+        yield Line("Network", name or "none", mapped.get(name) or f"{default} (the default)", name in mapped)
+
+
+def _limits(plan: MigrationPlan) -> Iterator[Line]:
+    if plan.limits.bandwidth_bps is not None:
+        yield Line("Speed", "", f"at most {rate(plan.limits.bandwidth_bps)}", changed=True)
+
+
+def runs_cold(plan: MigrationPlan, manifest: VmManifest) -> str | None:
+    """Why a warm plan would run cold, as far as it is known now."""
+    if plan.mode != Mode.WARM or plan.source.Live is None or manifest.cbt_available:
+        return None
+    return manifest.cbt_reason or "the source does not track this machine's changes"
+
+
+def expected_way(plan: MigrationPlan, manifest: VmManifest) -> list[Station]:
+    """As the job's own page will show it."""
+    mode = Mode.COLD if runs_cold(plan, manifest) else plan.mode
+    at = now()
+    return stations(
+        Migration(
+            id=UUID(int=0),
+            name="",
+            plan=plan,
+            manifest=manifest,
+            mode_effective=mode,
+            created_at=at,
+            history=(StateVisit(state=State.QUEUED, at=at),),
+        )
+    )
