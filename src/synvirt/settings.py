@@ -62,12 +62,25 @@ class RbdSetting(Received):
     conf: Path = Path("/etc/ceph/ceph.conf")
 
 
+class BackupOfferSetting(Received):
+    """A folder for another SynVirt to keep its backups in. `user`: an account of this service, which may do nothing else."""
+
+    path: Path
+    user: Annotated[str, Field(min_length=1)]
+    keep_days: Annotated[float, Field(ge=0, le=36500)] = 30
+
+
 DestinationSetting = Annotated[DirectorySetting | ZfsSetting | RbdSetting, Field(discriminator="kind")]
 
 
 def _words(value: Any) -> Any:
     """A list, or what the environment has for one."""
     return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
+def _paths(value: Any) -> Any:
+    """The same of paths, which may have spaces."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 class Settings(Received):
@@ -119,6 +132,10 @@ class Settings(Received):
     vmcx_tool_driver: str = "hyperv"
     vmcx_tool_arguments: str = "-i {driver} {source} -o local -os {folder} -of raw"
     vmcx_tool_timeout_s: Annotated[float, Field(gt=0)] = 86400
+    # Folders that other SynVirts may keep their backups in, by name: tables [backup_offers.NAME] of the file.
+    backup_offers: dict[DestinationName, BackupOfferSetting] = Field(default_factory=dict)
+    # Folders that restore points may be exported to, beside {data_dir}/exports, separated by commas.
+    backup_export_roots: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -197,7 +214,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        if isinstance(value, dict) and key != "destinations":
+        if isinstance(value, dict) and key not in ("destinations", "backup_offers"):
             flat.update({f"{key}_{inner}": item for inner, item in value.items()})
         else:
             flat[key] = value

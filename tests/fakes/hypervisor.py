@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
@@ -67,6 +68,15 @@ class FakeHypervisor:
 
     def forget_variables(self, job_id: UUID) -> None:
         self.variables.pop(job_id, None)
+
+    def variables_file(self, job_id: UUID) -> Path:
+        return Path(f"/var/lib/synvirt/libvirt/variables/{job_id}.fd")
+
+    def console_log(self, uuid: UUID) -> Path:
+        return Path(HOST.serial_log.format(uuid=uuid))
+
+    def emulates(self) -> bool:
+        return HOST.accelerator == "tcg"
 
     def check_free(self, wanted: Identity) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ from synvirt.backups.service import Backups
 from synvirt.copying import copy
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.raw import RawReader
-from synvirt.hypervisor.connection import Connection
+from synvirt.hypervisor.connection import Connection, short_root
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.model import now
 from synvirt.settings import Settings
@@ -38,15 +38,20 @@ class Room:
             hypervisor=host,
             connection=self.connection,
             destinations={"directory": DirectoryDestination(self.volumes)},
-            tpm_folder=data_dir / "libvirt/lib/swtpm",
-            scratch=folder / "boot-tests",
+            tpm_folder=lambda: data_dir / "libvirt/lib/swtpm",
+            scratch=self.scratch,
+            screens=folder / "screens",
             boot_timeout_s=PATIENCE_S,
         )
-        self.ground.scratch.mkdir(exist_ok=True)
         self.backups = self.service()
         self.backups.start()
         asked = BackupRepositoryRequest(name="here", kind="local", path=str(folder / "repository"))
         self.known = self.backups.add_repository(asked)
+
+    def scratch(self) -> Path:
+        root = short_root(self.connection.uri)
+        assert root is not None
+        return root / "boot-tests"
 
     def service(self) -> Backups:
         def nobody(*_: object) -> object:

@@ -12,7 +12,6 @@ import pytest
 from defusedxml import ElementTree
 
 from synvirt.backups import new_domain, restoring_domain
-from synvirt.backups.boot_test import socket_folder
 from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import RestorePoint, RestoreRequest
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SourceRunning
@@ -243,8 +242,9 @@ def test_a_service_that_was_killed_leaves_nothing_either(room: Room) -> None:
     volume = ground.default()[1].volume_name(run_id, "vda")
     undoing.record(run_id, "volume", f"directory {volume}")
     ground.default()[1].create(volume, CHUNK_BYTES)
-    undoing.record(run_id, "scratch", str(socket_folder(run_id)))
-    socket_folder(run_id).mkdir()
+    scratch = room.scratch() / str(run_id)
+    undoing.record(run_id, "scratch", str(scratch))
+    scratch.mkdir(parents=True)
     undoing.record(run_id, "folder", str(room.folder / "exports" / f".{run_id}.partial"))
     (room.folder / "exports" / f".{run_id}.partial").mkdir(parents=True)
     undoing.record(run_id, "domain", str(run_id))
@@ -255,15 +255,15 @@ def test_a_service_that_was_killed_leaves_nothing_either(room: Room) -> None:
     room.backups = room.service()
     room.backups.start()
     nothing_left(room, point)
-    assert not socket_folder(run_id).exists()
+    assert not scratch.exists()
     assert list((room.folder / "exports").iterdir()) == []
 
 
 def _nothing_of_the_test(room: Room, run_id: UUID, point: RestorePoint) -> None:
     nothing_left(room, point)
     assert f"boot-test-{run_id}" not in room.names()
-    assert not socket_folder(run_id).exists()
-    assert [path.name for path in room.ground.scratch.iterdir()] == [f"{point.id}.png"]
+    assert not (room.scratch() / str(run_id)).exists()
+    assert [path.name for path in room.ground.screens.iterdir()] == [f"{point.id}.png"]
     processes = subprocess.run(["pgrep", "-f", str(run_id)], capture_output=True, text=True).stdout.split()
     assert [pid for pid in processes if pid != str(os.getpid())] == []
 

@@ -3,14 +3,11 @@
     point's disk ─▶ NbdServer ─▶ overlay for what the guest writes ─▶ a domain that reaches nothing ─▶ signs of a boot
 
 Nothing is copied before, and nothing stays: what it makes is noted before it is made, and gone at its end, or at the next start
-of a service that was killed. What it found stays with the point, and its screen as {scratch}/{point's id}.png.
+of a service that was killed. What it found stays with the point, and its screen as a file of the point's id.
 """
 
 import contextlib
-import os
 import shutil
-import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,18 +67,18 @@ class BootTesting:
     def _overlays(
         self, run_id: UUID, repository: Repository, disks: dict[str, DiskMap], closing: contextlib.ExitStack
     ) -> Iterator[tuple[str, Place]]:
-        sockets, overlays = socket_folder(run_id), self._ground.scratch / str(run_id)
-        for folder in (sockets, overlays):
-            self._undoing.record(run_id, "scratch", str(folder))
-            try:
-                folder.mkdir(parents=True, mode=0o700)
-            except OSError as error:
-                raise DiskWriteFailed(f"a folder for the boot test cannot be made: {error.strerror}") from error
+        folder = self._ground.scratch() / str(run_id)
+        self._undoing.record(run_id, "scratch", str(folder))
+        try:
+            folder.mkdir(parents=True, mode=0o711)
+        except OSError as error:
+            raise DiskWriteFailed(f"the folder of the boot test cannot be made: {error.strerror}") from error
         for number, (target, disk) in enumerate(disks.items()):
             server = NbdServer(PointReader(repository, disk))
             closing.callback(server.close)
-            overlay = overlays / f"{number}.qcow2"
-            options = ["-q", "-f", "qcow2", "-F", "raw", "-b", server.listen(sockets / str(number))]
+            socket, overlay = folder / str(number), folder / f"{number}.qcow2"
+            options = ["-q", "-f", "qcow2", "-F", "raw", "-b", server.listen(socket)]
+            self._ground.let_qemu_in(socket)
             try:
                 create = ["qemu-img", "create", *options, str(overlay), str(disk.size_bytes)]
                 run(create, timeout_s=OVERLAY_TIMEOUT_S, missing=DiskWriteFailed)
@@ -119,6 +116,7 @@ class BootTesting:
         """For people: nothing depends on it."""
         with contextlib.suppress(OSError):
             path = self._path(point_id)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             partial = path.with_suffix(".partial")
             partial.write_bytes(picture)
             partial.replace(path)
@@ -126,7 +124,7 @@ class BootTesting:
         return False
 
     def _path(self, point_id: UUID) -> Path:
-        return self._ground.scratch / f"{point_id}.png"
+        return self._ground.screens / f"{point_id}.png"
 
     def screenshot(self, point_id: UUID) -> bytes | None:
         """Of the last test of that point, a PNG."""
@@ -137,25 +135,15 @@ class BootTesting:
 
     def forget(self, known: set[UUID]) -> None:
         """The pictures of points that are no more."""
-        for path in self._ground.scratch.glob("*.png"):
+        for path in self._ground.screens.glob("*.png"):
             with contextlib.suppress(ValueError, OSError):
                 if UUID(path.stem) not in known:
                     path.unlink()
 
 
-def socket_folder(run_id: UUID) -> Path:
-    """A Unix socket's path has 107 bytes, and {data_dir} may be long."""
-    return Path(tempfile.gettempdir(), f"synvirt-{run_id}")
-
-
 def undo(ground: Ground) -> dict[str, Undo]:
     def scratch(run_id: UUID, name: str) -> None:
-        path = Path(name)
-        assert str(run_id) in path.name
-        with contextlib.suppress(FileNotFoundError):
-            found = path.lstat()
-            # In a folder that others write to, somebody may have been there first.
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-                shutil.rmtree(path, ignore_errors=True)
+        if Path(name).name == str(run_id):
+            shutil.rmtree(name, ignore_errors=True)
 
     return {"scratch": scratch, "screen": lambda run_id, name: ground.hypervisor.forget_screenshot(run_id)}

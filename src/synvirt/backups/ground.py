@@ -1,44 +1,46 @@
 """What restored guests land on: this host's hypervisor and its destinations, as restores and boot tests use them."""
 
+import contextlib
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 from synvirt.destinations import Destination
 from synvirt.errors import DiskWriteFailed, Internal
-from synvirt.hypervisor.connection import Connection, load
-from synvirt.model import Domain
+from synvirt.hypervisor import Hypervisor
+from synvirt.hypervisor.connection import Connection, embedded_root, load
 
-
-class Lands(Protocol):
-    """Of `synvirt.hypervisor.Hypervisor`, and of the host that it rules: where it keeps what belongs to a domain."""
-
-    def define(self, domain: Domain) -> None: ...
-    def start(self, uuid: UUID) -> None: ...
-    def wait_until_booted(self, uuid: UUID, timeout_s: float, stop: Callable[[], bool]) -> str: ...
-    def undefine(self, uuid: UUID, job_id: UUID) -> None: ...
-    def screenshot(self, job_id: UUID) -> bytes | None: ...
-    def forget_screenshot(self, job_id: UUID) -> None: ...
-    def keep_variables(self, job_id: UUID, content: bytes) -> bool: ...
-    def forget_variables(self, job_id: UUID) -> None: ...
-    def variables_file(self, job_id: UUID) -> Path: ...
-    def console_log(self, uuid: UUID) -> Path: ...
-    def emulates(self) -> bool: ...
+# Who QEMU runs as under the host's own libvirtd: Debian's, then Fedora's.
+_QEMU_USERS = ("libvirt-qemu", "qemu")
 
 
 @dataclass(frozen=True)
 class Ground:
     """`destinations`: by name, the default first. `tpm_folder`: where libvirt keeps its emulated TPMs, each in a folder of its
-    domain's UUID. `scratch`: a folder of our own, for boot tests."""
+    domain's UUID. `scratch`: a folder of boot tests, by a path that Unix sockets can lie beneath; both are asked when they are
+    needed. `screens`: where their pictures stay."""
 
-    hypervisor: Lands
+    hypervisor: Hypervisor
     connection: Connection
     destinations: Mapping[str, Destination]
-    tpm_folder: Path
-    scratch: Path
+    tpm_folder: Callable[[], Path]
+    scratch: Callable[[], Path]
+    screens: Path
     boot_timeout_s: float
+
+    def let_qemu_in(self, path: Path) -> None:
+        """Under the host's own libvirtd, QEMU is another user than we are. DiskWriteFailed."""
+        if embedded_root(self.connection.uri) is not None:
+            return
+        for user in _QEMU_USERS:
+            with contextlib.suppress(LookupError):
+                try:
+                    shutil.chown(path, user)
+                except OSError as error:
+                    raise DiskWriteFailed(f"{path.name} cannot be given to {user}: {error.strerror}") from error
+                return
 
     def default(self) -> tuple[str, Destination]:
         return next(iter(self.destinations.items()))

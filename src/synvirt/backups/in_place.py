@@ -196,7 +196,7 @@ class _Restored:
             with self._staged(Path(variables)) as staged:
                 staged.write_bytes(base64.b64decode(manifest.sealed.nvram))
         if manifest.sealed.tpm:
-            folder = self._ground.tpm_folder / self._domain.UUIDString()
+            folder = self._ground.tpm_folder() / self._domain.UUIDString()
             for path, content in new_domain.tpm_files(folder, manifest):
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 with self._staged(path) as staged:

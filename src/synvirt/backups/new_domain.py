@@ -175,7 +175,7 @@ def put_tpm(ground: Ground, undoing: Undoing, run_id: UUID, manifest: Manifest) 
     """The state of its TPM, where libvirt will look for it."""
     if not manifest.sealed.tpm:
         return
-    folder = ground.tpm_folder / str(run_id)
+    folder = ground.tpm_folder() / str(run_id)
     undoing.record(run_id, "tpm", str(folder))
     try:
         for path, content in tpm_files(folder, manifest):

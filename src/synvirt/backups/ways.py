@@ -1,5 +1,6 @@
 """The ways to read this host's guests, put together: for its own hypervisor, whichever that is."""
 
+from functools import partial
 from pathlib import Path
 
 from synvirt.backups.source import Sources
@@ -14,17 +15,19 @@ SYSTEM_FOLDER = Path("/var/lib/libvirt/synvirt")
 SYSTEM_TPM_FOLDER = Path("/var/lib/libvirt/swtpm")
 
 
+def scratch_folder(connection: Connection) -> Path:
+    """Asked when it is needed: where no short path to it can be made, most restores still can."""
+    root = short_root(connection.uri)
+    return SYSTEM_FOLDER if root is None else root / "backup"
+
+
+def tpm_folder(connection: Connection) -> Path:
+    root = short_root(connection.uri)
+    return SYSTEM_TPM_FOLDER if root is None else root / "lib/swtpm"
+
+
 def sources_of(connection: Connection, rows: BackupRows, *, host: str) -> Sources:
     ledger = Ledger(rows, host=host)
-
-    def scratch() -> Path:
-        """Asked when it is needed: where no short path to it can be made, restores still can."""
-        root = short_root(connection.uri)
-        return SYSTEM_FOLDER if root is None else root / "backup"
-
-    def tpm() -> Path:
-        root = short_root(connection.uri)
-        return SYSTEM_TPM_FOLDER if root is None else root / "lib/swtpm"
-
+    scratch, tpm = partial(scratch_folder, connection), partial(tpm_folder, connection)
     ways = (Offline(connection, tpm), ByJob(connection, ledger, folder=scratch, tpm_folder=tpm))
     return Sources(connection, ledger, ways)
