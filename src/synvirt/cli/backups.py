@@ -1,11 +1,13 @@
 """synvirt backup repositories|jobs|run|runs|points|verify|restore|…"""
 
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from synvirt.cli.backup_mount import mount
 from synvirt.cli.listing import at, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, shown, sized, tell
@@ -148,18 +150,55 @@ def verify(options: Options, point: Id) -> None:
         _follow(options, client, client.ask("POST", f"{BACKUP}/restore-points/{point}/verify"))
 
 
+class Target(StrEnum):
+    EXPORT = "export"
+    NEW_DOMAIN = "new-domain"
+    IN_PLACE = "in-place"
+
+
+class Format(StrEnum):
+    RAW = "raw"
+    QCOW2 = "qcow2"
+
+
 @app.command()
 @with_options
 def restore(
     options: Options,
     point: Id,
-    name: Annotated[str | None, typer.Option(help="The folder's name; the restore's id where it is not given")] = None,
+    target: Annotated[
+        Target, typer.Option(help="Files in a new folder; a guest beside the others; the guest itself, shut off")
+    ] = Target.EXPORT,
+    *,
+    name: Annotated[
+        str | None, typer.Option(help="Of the new folder or guest; else the restore's id, the guest's name")
+    ] = None,
+    path: Annotated[Path | None, typer.Option(help="Export to a new folder in this one, not in {data_dir}/exports")] = None,
+    format: Annotated[Format, typer.Option(help="Of exported disks")] = Format.RAW,
     disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda), and others so named")] = None,
+    start: Annotated[bool, typer.Option("--start", help="Start the new guest when it is restored")] = False,
 ) -> None:
-    """Write the disks of a restore point as raw files into a new folder of {data_dir}/exports."""
-    body: dict[str, Any] = {"target": "export", "disks": disk or []} | ({"name": name} if name else {})
+    """Restore a point: to files, to a new guest, or to the guest that it is of.
+
+    Example: synvirt backup restore ID --target new-domain --name web-again --start
+    """
+    asked: dict[str, Any] = {"target": target.replace("-", "_"), "disks": disk or []}
+    wishes = {"name": name, "path": None if path is None else str(path), "start": start or None}
+    wishes["format"] = None if format == Format.RAW else format.value
+    body = asked | {wish: value for wish, value in wishes.items() if value is not None}
     with options.connect() as client:
         _follow(options, client, client.ask("POST", f"{BACKUP}/restore-points/{point}/restore", json=body))
+
+
+@app.command("boot-test")
+@with_options
+def boot_test(options: Options, point: Id) -> None:
+    """Start a restore point's guest beside the others, cut off from all networks, and see whether it boots."""
+    with options.connect() as client:
+        _follow(options, client, client.ask("POST", f"{BACKUP}/restore-points/{point}/boot-test"))
+
+
+app.command()(mount)
 
 
 @app.command("remove-point")
@@ -207,7 +246,9 @@ def _told(one: dict[str, Any]) -> None:
     for point in one["restore_point_ids"]:
         print(f"restore point {point}")
     if one["path"]:
-        print(f"in {shown(one['path'])} of the service's data folder")
+        print(f"in {shown(one['path'])}" + ("" if one["path"].startswith("/") else " of the service's data folder"))
+    if one["domain"]:
+        print(f"domain {shown(one['domain']['name'])} ({one['domain']['uuid']})")
 
 
 def _repositories(items: list[Any]) -> None:

@@ -1,0 +1,90 @@
+"""synvirt backup mount: a restore point's disks by NBD, until Ctrl-C. No service is needed, only its data_dir."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import FAILED, shown, sized, tell
+from synvirt.errors import BackupBadRequest
+
+ENDING = {signal.SIGINT, signal.SIGTERM}
+
+
+@with_options
+def mount(
+    options: Options,
+    point: Annotated[str, typer.Argument(metavar="ID", help="The restore point's id")],
+    disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda), and others so named")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="On 127.0.0.1 too, where all users of this host can read it; 0: any")
+    ] = None,
+) -> None:
+    """Serve the disks of a restore point read-only by NBD, until Ctrl-C. Nothing is restored for it.
+
+    Example: synvirt backup mount ID --disk vda; then nbdfuse FOLDER URI, or guestfish --ro --format=raw -a URI -i
+    """
+    from synvirt.backups.mounting import mounted
+
+    if options.address is not None:
+        raise BackupBadRequest("mount reads the repository itself: it works on the service's own host alone")
+    with _repository(options, point) as (repository, point_id):
+        # Before any thread is begun, so that each of them leaves these signals to the one that waits for them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        with mounted(repository, point_id, tuple(disk or ()), port=port) as disks:
+            _say(options, disks)
+            signal.sigwait(ENDING)
+            failures = [one.failure for one in disks if one.failure is not None]
+    for failure in failures:
+        tell(failure.code, failure.detail, failure.hint)
+    if failures:
+        raise typer.Exit(FAILED)
+
+
+def _repository(options: Options, point: str) -> Any:
+    import contextlib
+    from uuid import UUID
+
+    from synvirt.backups.points import Points
+    from synvirt.backups.repositories import Repositories
+    from synvirt.store import Store
+
+    @contextlib.contextmanager
+    def opened() -> Any:
+        settings = options.settings
+        try:
+            point_id = UUID(point)
+        except ValueError:
+            raise BackupBadRequest(f"{point} is no id of a restore point", hint="synvirt backup points") from None
+        _check_there(settings.data_dir)
+        store = Store(settings.store_url)
+        try:
+            known = Points(store.backups, host=settings.host_id).get(point_id)
+            caches = settings.data_dir / "backups"
+            repositories = Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir, caches=caches)
+            yield repositories.opened(known.repository_id), point_id
+        finally:
+            store.close()
+
+    return opened()
+
+
+def _check_there(data_dir: Path) -> None:
+    """Else a store would be made where there is none."""
+    if not (data_dir / "keyring").is_dir():
+        raise BackupBadRequest(
+            f"there is no service's data in {data_dir}", hint="name its folder: --data-dir; and be the service's user, or root"
+        )
+
+
+def _say(options: Options, disks: Any) -> None:
+    if options.json:
+        found = [{"target": one.target, "size_bytes": one.size_bytes, "uris": list(one.uris)} for one in disks]
+        print(json.dumps({"disks": found}), flush=True)
+        return
+    for one in disks:
+        print(f"{shown(one.target)}  {sized(one.size_bytes)}  {'  '.join(one.uris)}")
+    print("Read-only, until Ctrl-C", flush=True)
