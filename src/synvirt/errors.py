@@ -282,6 +282,12 @@ class RepositoryDamaged(DiskReadFailed):
     code = "E_BAK_DAMAGED"
 
 
+class BackupImmutable(Conflict):
+    """It is kept for longer than that."""
+
+    code = "E_BAK_IMMUTABLE"
+
+
 class StoreWriteFailed(SynvirtError):
     """The repository could not be written."""
 

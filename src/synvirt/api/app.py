@@ -15,6 +15,7 @@ from synvirt.api.gate import KNOWN, Authenticate, Gate
 from synvirt.api.metrics import Metrics, Timed, metrics_router
 from synvirt.api.migrations import migrations_router
 from synvirt.api.origin import SameOrigin
+from synvirt.api.peer import confined
 from synvirt.api.problems import install
 from synvirt.api.stream import Pace
 from synvirt.doctor import Finding, needs_met
@@ -91,7 +92,7 @@ def create_app(
         return app.openapi()
 
     app.add_middleware(SameOrigin)
-    app.add_middleware(Gate, authenticate=authenticate)
+    app.add_middleware(Gate, authenticate=authenticate, confined=confined(settings, api_prefix))
     app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", f"{api_prefix}/backup"))
     install(app)
     return app

@@ -5,6 +5,8 @@ A route that is added later is behind the door without a word, because the door 
 
 import base64
 import binascii
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from anyio import CapacityLimiter, to_thread
@@ -42,8 +44,14 @@ KNOWN = "synvirt.known"
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, authenticate: Authenticate) -> None:
+    """`confined`: accounts that may call nothing but what is beneath these paths."""
+
+    def __init__(
+        self, app: ASGIApp, *, authenticate: Authenticate, confined: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    ) -> None:
         self._app, self._authenticate = app, authenticate
+        # Where the host's accounts are asked, one may answer to any spelling of its name.
+        self._confined = {user.casefold(): paths for user, paths in confined.items()}
         self._limiter = CapacityLimiter(CHECKS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,6 +75,9 @@ class Gate:
             await to_thread.run_sync(
                 self._authenticate.check, user, password, client[0] if client else "", limiter=self._limiter
             )
+        paths = self._confined.get(user.strip().casefold())
+        if paths is not None and not any(scope["path"] == path or scope["path"].startswith(f"{path}/") for path in paths):
+            raise Unauthorized("this account may use nothing but the folder that is offered to it", hint=f"call {paths[0]}")
 
 
 class FromSocket:

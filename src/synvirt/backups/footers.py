@@ -64,10 +64,9 @@ class Footers:
     def keep(self, pack: str, size_bytes: int, tail: bytes) -> None:
         self._write("INSERT OR REPLACE INTO footers (pack, size, tail) VALUES (?, ?, ?)", pack, size_bytes, tail)
 
-    def forget(self, gone: set[str]) -> None:
-        for pack in gone:
-            self._held_bytes -= len(self._held.pop(pack, b""))
-            self._write("DELETE FROM footers WHERE pack = ?", pack)
+    def forget(self, pack: str) -> None:
+        self._held_bytes -= len(self._held.pop(pack, b""))
+        self._write("DELETE FROM footers WHERE pack = ?", pack)
 
     def close(self) -> None:
         if self._db is not None:

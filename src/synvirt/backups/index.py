@@ -40,6 +40,12 @@ class Place:
     entry: packs.Entry
 
 
+def prefixes_of(names: bytes) -> Words:
+    """The first 8 bytes of each of these names, one after the other, as numbers."""
+    found: Words = np.frombuffer(names, _NAMES)["prefix"]
+    return found
+
+
 class Index:
     """Safe from several threads."""
 
@@ -53,6 +59,8 @@ class Index:
         self._sizes: dict[str, int] = {}
         self._set(_NO_WORDS, _NO_WORDS)
         self._recent: dict[int, tuple[int, ...]] = {}
+        # Whether the arrays name packs that are not there any more.
+        self._has_gone = False
 
     def sizes(self) -> dict[str, int]:
         """Of the packs that are known."""
@@ -63,10 +71,10 @@ class Index:
         """Know these packs, and no others; which of them are damaged, and why."""
         unreadable: dict[str, str] = {}
         with self._lock:
-            gone = {pack for pack, size_bytes in self._sizes.items() if there.get(pack) != size_bytes}
-            if gone:
-                self._footers.forget(gone)
-                self._clear()
+            for pack in [pack for pack, size_bytes in self._sizes.items() if there.get(pack) != size_bytes]:
+                self._footers.forget(pack)
+                del self._sizes[pack]
+                self._has_gone = True
             found = self._footers.all({pack: size for pack, size in there.items() if pack not in self._sizes}, unreadable)
             prefixes, places = bytearray(), bytearray()
             for pack, footer in found:
@@ -119,7 +127,7 @@ class Index:
             while at < len(self._sorted) and self._sorted[at] == prefix:
                 found.append(int(self._places[at]))
                 at += 1
-            candidates = [self._place(place) for place in found]
+            candidates = [self._place(place) for place in found if self._packs[place >> _NUMBER_BITS] in self._sizes]
         return (place for place in candidates if place.entry.name == name)
 
     def _place(self, place: int) -> Place:
@@ -133,10 +141,13 @@ class Index:
 
     def lacking(self, names: bytes) -> list[int]:
         """Which of these names, one after the other, are in no pack (by their first 8 bytes); those of zeros are left out."""
-        words = np.frombuffer(names, _NAMES)
-        prefixes = words["prefix"]
+        prefixes = prefixes_of(names)
         with self._lock:
-            if self._recent:
+            if self._has_gone:
+                sizes = self._sizes
+                self._clear()
+                self.update(sizes)
+            elif self._recent:
                 self._merge(bytearray(), bytearray())
             at = np.searchsorted(self._prefixes, prefixes)
             known = np.zeros(len(prefixes), bool)

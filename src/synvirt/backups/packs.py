@@ -69,14 +69,16 @@ class Pack:
         return f"{blake3(self._bytes).hexdigest()}{SUFFIX}", self._bytes, tail
 
 
-def read_tail(folder: Folder, name: str, size_bytes: int) -> bytes:
-    """The footer and what follows it. RepositoryDamaged, where it is not whole; the frames themselves are not looked at."""
+def read_tail(folder: Folder, name: str, size_bytes: int, *, file: str | None = None) -> bytes:
+    """The footer and what follows it. RepositoryDamaged, where it is not whole; the frames themselves are not looked at.
+    `file`: of a pack that has not got its name yet."""
+    file = file or f"{FOLDER}/{name}"
     _require(size_bytes >= len(MAGIC) + _END.size, f"pack {name} has {size_bytes} bytes: it is cut off")
     at_once = min(size_bytes, _TAIL_BYTES)
-    tail = folder.read(f"{FOLDER}/{name}", size_bytes - at_once, at_once)
+    tail = folder.read(file, size_bytes - at_once, at_once)
     wanted = _END.unpack(tail[-_END.size :])[0] + _END.size
     if at_once < wanted <= size_bytes and wanted <= ENTRIES_MAX * ENTRY_BYTES + _END.size:
-        tail = folder.read(f"{FOLDER}/{name}", size_bytes - wanted, wanted)
+        tail = folder.read(file, size_bytes - wanted, wanted)
     tail = tail[-wanted:]
     footer_of(name, size_bytes, tail)
     return tail

@@ -30,7 +30,7 @@ FORMAT = 1
 HEADER = "repository"
 CONDEMNED_FOLDER = "condemned"
 KEPT_SUFFIX = ".kept"
-_FOLDERS = (packs.FOLDER, manifests.FOLDER, CONDEMNED_FOLDER, UNFINISHED)
+FOLDERS = (packs.FOLDER, manifests.FOLDER, CONDEMNED_FOLDER, UNFINISHED)
 
 
 def create(folder: Folder, master: bytes) -> UUID:
@@ -39,7 +39,7 @@ def create(folder: Folder, master: bytes) -> UUID:
         raise BackupConflict(
             "the folder is not empty", hint="name an empty one; or, to use a repository again, give its recovery key"
         )
-    folder.make_folders(_FOLDERS)
+    folder.make_folders(FOLDERS)
     repository_id = uuid4()
     line = json.dumps(
         {
@@ -58,7 +58,11 @@ def create(folder: Folder, master: bytes) -> UUID:
 
 def header_of(folder: Folder) -> dict[str, Any]:
     """RepositoryDamaged, where there is none, or none of ours."""
-    content = folder.read(HEADER)
+    return header_in(folder.read(HEADER))
+
+
+def header_in(content: bytes) -> dict[str, Any]:
+    """RepositoryDamaged."""
     line, _, rest = content.partition(b"\n")
     if rest != blake3(line + b"\n").hexdigest().encode() + b"\n":
         raise RepositoryDamaged(f"the file «{HEADER}» of the repository has changed")

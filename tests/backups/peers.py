@@ -1,0 +1,54 @@
+"""A real service that offers a folder, over TLS; and the folder as another SynVirt sees it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from synvirt.api.tls import fingerprint
+from synvirt.backups.peer import PeerFolder, PeerPlace
+from synvirt.errors import Unauthorized
+from synvirt.model import Fingerprint
+from tests.fakes.service import Service
+
+USER, PASSWORD = "office", "an offered folder's password"
+
+
+def _known(user: str, password: str, address: str) -> None:
+    if (user, password) not in ((USER, PASSWORD), ("admin", "admin's")):
+        raise Unauthorized("the user or the password is wrong")
+
+
+class Peer:
+    """`folder`: what is offered, on the peer's disk. It may be served, stopped, and served again at the same port."""
+
+    def __init__(self, home: Path, *, keep_days: float = 0) -> None:
+        self.folder, self._home = home / "offered", home / "peer"
+        self.folder.mkdir(parents=True)
+        self._keep_days, self._listen = keep_days, "127.0.0.1:0"
+        self.place = PeerPlace(url="https://127.0.0.1/", fingerprint_sha256="", username=USER, password=PASSWORD)
+
+    @contextmanager
+    def served(self) -> Iterator["Peer"]:
+        offer = {"path": str(self.folder), "user": USER, "keep_days": self._keep_days}
+        service = Service(self._home, check_password=_known, listen=self._listen, backup_offers={"office": offer})
+        try:
+            with service.served() as server:
+                self._listen = server.address.removeprefix("https://")
+                self.place = PeerPlace(
+                    url=f"{server.address}/api/v1/backup/peer/office",
+                    fingerprint_sha256=self.shown(),
+                    username=USER,
+                    password=PASSWORD,
+                )
+                yield self
+        finally:
+            service.close()
+
+    def shown(self) -> Fingerprint:
+        return fingerprint(self._home / "keyring/tls.crt")
+
+    def forget_certificate(self) -> None:
+        (self._home / "keyring/tls.crt").unlink()
+
+    def opened(self, *, patience_s: float = 20) -> PeerFolder:
+        return PeerFolder(self.place, patience_s=patience_s)

@@ -1,0 +1,108 @@
+"""What a repository needs of a folder, of each kind: in memory, on this host, and offered by a peer over TLS."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from uuid import uuid4
+
+import pytest
+from blake3 import blake3
+
+from synvirt.backups import packs
+from synvirt.backups.folder import Folder, HostFolder, put
+from synvirt.backups.garbage import GRACE_S, YOUNG_S, collect
+from synvirt.backups.keys import CHUNK_BYTES
+from synvirt.backups.repository import HEADER, Repository
+from synvirt.backups.verify import verify_point, verify_repository
+from synvirt.errors import RepositoryDamaged
+from tests.backups.folders import MemoryFolder
+from tests.backups.peers import Peer
+from tests.backups.points import KEY, back_up, disk, opened, restored
+from tests.fakes.disks import MemoryReader
+
+
+def _memory(_: Path) -> Iterator[Folder]:
+    yield MemoryFolder()
+
+
+def _directory(home: Path) -> Iterator[Folder]:
+    yield HostFolder(home)
+
+
+def _peer(home: Path) -> Iterator[Folder]:
+    with Peer(home).served() as peer:
+        folder = peer.opened()
+        yield folder
+        folder.close()
+
+
+@pytest.fixture(params=[_memory, _directory, _peer], ids=["memory", "directory", "peer"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
+    make: Callable[[Path], Iterator[Folder]] = request.param
+    yield from make(tmp_path)
+
+
+def _noise(chunks: int) -> MemoryReader:
+    found = disk("AAAA" * chunks)
+    found.content = Random(4).randbytes(len(found.content))
+    return found
+
+
+def test_points_are_stored_found_verified_and_restored(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "PACK_BYTES", 2 * CHUNK_BYTES)
+    repository = opened(folder, new=True)
+    noise = _noise(5)
+    points = {back_up(repository, noise, disk("A-B")): [noise.content, disk("A-B").content]}
+    points[back_up(repository, disk("AABB"))] = [disk("AABB").content]
+    again = Repository(folder, KEY)
+    assert set(again.point_ids()) == set(points)
+    for point, contents in points.items():
+        assert restored(again, point) == contents
+        assert verify_point(again, point) is None
+    report = verify_repository(again)
+    assert (report.wrongs, report.points) == ((), 2)
+    assert report.packs >= 4
+    third = again.session()
+    back_up(again, noise, session=third)
+    assert (third.new_bytes, third.stored_bytes) == (0, 0)
+
+
+def test_the_laws_of_the_calls(folder: Folder) -> None:
+    assert folder.entries("") == []
+    repository = opened(folder, new=True)
+    assert [entry.name for entry in folder.entries("")] == ["condemned", "packs", "points", HEADER, "tmp"]
+    assert folder.entries("packs") == []
+    back_up(repository, disk("AAAABBBB"))
+    (pack,) = folder.entries("packs")
+    whole = folder.read(f"packs/{pack.name}")
+    assert len(whole) == pack.size_bytes
+    assert f"{blake3(whole).hexdigest()}.pack" == pack.name
+    assert folder.read(f"packs/{pack.name}", 5, 11) == whole[5:16]
+    assert folder.read(f"packs/{pack.name}", 5, 0) == b""
+    assert folder.read(f"packs/{pack.name}", len(whole) - 3) == whole[-3:]
+    with pytest.raises(RepositoryDamaged, match="ends"):
+        folder.read(f"packs/{pack.name}", len(whole) - 3, 4)
+    put(folder, f"packs/{pack.name}", [whole[:9], memoryview(whole)[9:]])  # there is no harm in sending it again
+    assert folder.entries("packs") == [pack] or folder.entries("packs")[0].size_bytes == pack.size_bytes
+    kept = f"points/{uuid4()}.kept"
+    put(folder, kept, [b""])
+    assert folder.read(kept) == b""
+    for _ in range(2):
+        folder.delete(kept)
+    with pytest.raises(RepositoryDamaged, match="missing"):
+        folder.read(kept)
+    assert folder.entries("tmp") == []
+
+
+def test_what_nothing_needs_is_collected(folder: Folder) -> None:
+    repository = opened(folder, new=True)
+    noise, part = _noise(4), disk("AAAA")
+    part.content = noise.content[: len(part.content)]
+    gone, stays = back_up(repository, noise), back_up(repository, part)
+    now = folder.entries("packs")[0].modified_at + YOUNG_S + 60
+    repository.remove(gone)
+    assert collect(repository, now=now).bytes_moved > 0
+    now = max(entry.modified_at for entry in folder.entries("condemned")) + GRACE_S + 60
+    assert collect(repository, now=now).packs_deleted == 1
+    assert restored(Repository(folder, KEY), stays) == [part.content]
+    assert sum(entry.size_bytes for entry in folder.entries("packs")) < 2 * CHUNK_BYTES
