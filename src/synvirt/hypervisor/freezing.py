@@ -30,6 +30,7 @@ from synvirt.hypervisor.thaw_guard import HOLD_S, STATUS
 GUARD = Path(__file__).with_name("thaw_guard.py")
 # A Python that starts on a host under load; it has nothing to import but libvirt.
 READY_TIMEOUT_S = 30
+CONNECTED_WITHIN_S = 3.0
 # Shorter than HOLD_S: an agent that does not come back in this time is thawed by who asked it to freeze.
 FREEZE_TIMEOUT_S = 8
 THAW_PATIENCE_S = 30.0
@@ -42,12 +43,12 @@ _log = structlog.get_logger("synvirt.hypervisor")
 @dataclass
 class Still:
     """How it went, complete once the block has ended. `quiesced`: it froze, it thawed, and nobody thawed it in between.
-    `why_not` is for people. `held_ms`: how long its file systems stood still, at most."""
+    `why_not` is for people. `freeze_ms`: how long its file systems stood still, at most."""
 
     quiesced: bool = False
     by_applications: bool = False
     why_not: str = ""
-    held_ms: int | None = None
+    freeze_ms: int | None = None
 
 
 @contextlib.contextmanager
@@ -58,7 +59,7 @@ def still(uri: str, domain: Any, before: Callable[[], None] = lambda: None) -> I
     """
     found = Still()
     with contextlib.ExitStack() as stack:
-        guard = stack.enter_context(_guard(uri, domain)) if agent.answers(domain) else None
+        guard = stack.enter_context(_guard(uri, domain)) if _answers(domain) else None
         if guard is None:
             found.why_not = "its guest agent does not answer, or nobody could thaw it for certain"
             before()
@@ -77,10 +78,18 @@ def still(uri: str, domain: Any, before: Callable[[], None] = lambda: None) -> I
             held_s = time.monotonic() - began
             guard.say("thawed")
         if frozen:
-            found.held_ms = round(held_s * 1000)
+            found.freeze_ms = round(held_s * 1000)
             found.quiesced = thawed == frozen and held_s < HOLD_S
             if not found.quiesced:
                 found.why_not = f"it was thawed by somebody else, or stood still for over {HOLD_S:g} s"
+
+
+def _answers(domain: Any) -> bool:
+    """One of a guest that this process has only just found, as after its start, is connected within moments."""
+    until = time.monotonic() + CONNECTED_WITHIN_S
+    while not (answered := agent.answers(domain)) and time.monotonic() < until:
+        time.sleep(PAUSE_S)
+    return answered
 
 
 def _freeze(domain: Any, found: Still) -> int:
