@@ -22,7 +22,7 @@ class Form:
     fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def text(self, name: str) -> str:
-        return self.fields.get(name, ("",))[0].strip()
+        return next(iter(self.fields.get(name, ())), "").strip()
 
     def many(self, name: str) -> tuple[str, ...]:
         return self.fields.get(name, ())

@@ -34,7 +34,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "bandwidth": ("limits", "bandwidth_bps"),
 }
 _SIZES = frozenset({"memory", "delta_threshold", "bandwidth"})
-_AT = {path: name for name, path in FIELDS.items()}
+# A job is called as its machine.
+_AT = {path: name for name, path in FIELDS.items()} | {("name",): "name"}
 # Pydantic's words are for programmers; its own `ctx` has the figures.
 _WORDS = {
     "int_parsing": "is not a whole number",
