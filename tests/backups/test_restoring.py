@@ -1,0 +1,128 @@
+"""Exports: raw and qcow2, where they may go, and what is left of those that fail."""
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from pydantic import ValidationError
+
+from synvirt.backups.keys import CHUNK_BYTES
+from synvirt.backups.model import RestoreRequest
+from synvirt.errors import BackupBadRequest, BackupConflict
+from tests.backups.test_service import CONTENT, House
+from tests.needs import need
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    made.image("web", CONTENT)
+    yield made
+    made.close()
+
+
+def test_a_qcow2_export_is_whole_and_has_no_room_for_zeros(house: House) -> None:
+    (point,) = house.run(house.job("web")).restore_point_ids
+    run = house.ended(house.backups.restore(point, RestoreRequest(target="export", format="qcow2", name="out")))
+    assert (run.status, run.error) == ("completed", None)
+    assert run.progress.bytes_done > 2 * CHUNK_BYTES
+    path = house.folder / "exports/out/0-vda.qcow2"
+    subprocess.run([need("qemu-img", "qemu-utils"), "check", "-q", "-f", "qcow2", path], check=True)
+    compare = ["qemu-img", "compare", "-q", "-f", "qcow2", "-F", "raw", str(path), str(house.folder / "images/web")]
+    subprocess.run(compare, check=True)
+    assert path.stat().st_size < 2 * CHUNK_BYTES + CHUNK_BYTES // 2, "of the 5 MiB, 3 are zeros"
+    assert {one.name for one in path.parent.iterdir()} == {"0-vda.qcow2", "domain.xml"}
+
+
+def test_damage_leaves_no_half_of_a_qcow2(house: House) -> None:
+    (point,) = house.run(house.job("web")).restore_point_ids
+    (pack,) = (house.folder / "repository/packs").rglob("*.pack")
+    content = bytearray(pack.read_bytes())
+    content[100] ^= 1
+    pack.write_bytes(content)
+    run = house.ended(house.backups.restore(point, RestoreRequest(target="export", format="qcow2", name="out")))
+    assert run.error is not None
+    assert run.error.code == "E_BAK_DAMAGED"
+    assert list((house.folder / "exports").iterdir()) == []
+
+
+def test_an_export_goes_to_a_folder_that_a_setting_allows_and_to_no_other(house: House, tmp_path: Path) -> None:
+    allowed, other = tmp_path / "allowed", tmp_path / "other"
+    (allowed / "inner").mkdir(parents=True)
+    other.mkdir()
+    (allowed / "way-out").symlink_to(other)
+    (allowed / "file").touch()
+    house.backups._restoring._roots += (allowed,)
+    (point,) = house.run(house.job("web")).restore_point_ids
+    for path in (other, allowed / "way-out", allowed / "..", allowed / "missing", allowed / "file", tmp_path / "allowed-too"):
+        with pytest.raises(BackupBadRequest, match="path"):
+            house.backups.restore(point, RestoreRequest(target="export", path=str(path), name="out"))
+    assert list(other.iterdir()) == []
+    for folder in (allowed, allowed / "inner"):
+        run = house.ended(house.backups.restore(point, RestoreRequest(target="export", path=str(folder), name="out")))
+        assert (run.status, run.path) == ("completed", str(folder / "out"))
+        assert [(folder / "out/0-vda.raw").read_bytes() == CONTENT] == [True]
+        with pytest.raises(BackupConflict, match="out"):
+            house.backups.restore(point, RestoreRequest(target="export", path=str(folder), name="out"))
+
+
+@pytest.mark.parametrize("format_", ["raw", "qcow2"])
+def test_an_export_that_is_cancelled_leaves_nothing(house: House, monkeypatch: pytest.MonkeyPatch, format_: str) -> None:
+    (point,) = house.run(house.job("web")).restore_point_ids
+    repository = house.backups.repositories.opened(house.backups.points.get(point).repository_id)
+    read = repository.read_chunk
+    cancelled: list[UUID] = []
+    once = threading.Lock()
+
+    def cancels(name: bytes, length: int) -> bytes:
+        if once.acquire(blocking=False):
+            (newest,), _ = house.backups.runs.page(limit=1, cursor=None)
+            cancelled.append(newest.id)
+            house.backups.runs.cancel(newest.id)
+        return read(name, length)
+
+    monkeypatch.setattr(repository, "read_chunk", cancels)
+    run = house.ended(house.backups.restore(point, RestoreRequest.model_validate({"target": "export", "format": format_})))
+    assert (run.status, cancelled) == ("cancelled", [run.id])
+    assert list((house.folder / "exports").iterdir()) == []
+
+
+def test_what_a_killed_export_left_is_gone_at_the_next_start(house: House) -> None:
+    run_id = uuid4()
+    left = house.folder / "exports" / f".{run_id}.partial"
+    house.backups._restoring.undoing.record(run_id, "folder", str(left))
+    left.mkdir(parents=True)
+    (left / "0-vda.raw").write_bytes(b"half")
+    (house.folder / "exports/theirs").mkdir()
+    house.close()
+    again = House(house.folder)
+    assert [one.name for one in (house.folder / "exports").iterdir()] == ["theirs"]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"target": "export", "start": True},
+        {"target": "new_domain", "format": "qcow2"},
+        {"target": "new_domain", "path": "/srv"},
+        {"target": "in_place", "name": "web"},
+        {"target": "export", "disks": ["vdz"]},
+        {"target": "in_place"},
+    ],
+)
+def test_what_says_nothing_to_a_target_is_refused(house: House, asked: dict[str, object]) -> None:
+    (point,) = house.run(house.job("web")).restore_point_ids
+    with pytest.raises(BackupBadRequest):
+        house.backups.restore(point, RestoreRequest.model_validate(asked))
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"target": "tape"}, {"target": "export", "name": "../x"}, {"target": "export", "path": "x"}]
+)
+def test_what_cannot_be_meant_is_no_request(asked: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        RestoreRequest.model_validate(asked)
