@@ -1,15 +1,14 @@
 """What nothing needs is removed, in two steps; what anything needs never is."""
 
-from datetime import UTC, datetime, timedelta
 from random import Random
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.backups.disk import ChunkWriter
-from synvirt.backups.garbage import GRACE_S, YOUNG_S, Retention, collect, kept
+from synvirt.backups.garbage import GRACE_S, YOUNG_S, collect
 from synvirt.backups.repository import Repository
 from synvirt.backups.verify import verify_repository
 from synvirt.copying import copy
@@ -19,7 +18,6 @@ from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases
 
 LATE = YOUNG_S + 1
-NEW_YEAR = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def _size(folder: MemoryFolder) -> int:
@@ -167,27 +165,3 @@ def test_whatever_order_things_happen_in_every_point_reads_as_it_was(steps: list
             assert restored(repository, point) == [disk(was).content]
     assert set(Repository(folder, KEY).point_ids()) == set(points)
     assert verify_repository(Repository(folder, KEY)).wrongs == ()
-
-
-def _daily(count: int) -> list[tuple[UUID, datetime]]:
-    return [(uuid4(), NEW_YEAR + timedelta(days=day)) for day in range(count)]
-
-
-def test_retention_keeps_the_last_of_each_period() -> None:
-    points = _daily(400)
-    found = kept(points, Retention(keep_last=2, keep_daily=3, keep_weekly=2, keep_monthly=2, keep_yearly=5))
-    days = sorted((at.date().isoformat(), found[id_]) for id_, at in points if id_ in found)
-    assert days == [
-        ("2026-12-31", ["keep_yearly"]),
-        ("2027-01-31", ["keep_weekly", "keep_monthly"]),
-        ("2027-02-02", ["keep_daily"]),
-        ("2027-02-03", ["keep_last", "keep_daily"]),
-        ("2027-02-04", ["keep_last", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly"]),
-    ]
-
-
-def test_retention_that_says_nothing_keeps_all_and_never_removes_the_newest() -> None:
-    points = _daily(5)
-    assert set(kept(points, Retention())) == {id_ for id_, _ in points}
-    assert kept(points, Retention(keep_last=0)) == {points[-1][0]: ["newest"]}
-    assert kept([], Retention(keep_last=1)) == {}

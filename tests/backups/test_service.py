@@ -8,24 +8,26 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups.garbage import Retention
 from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
+from synvirt.backups.retention import Retention
 from synvirt.errors import BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
 from synvirt.store import Store
 from tests.fakes.backups import FakeGuests, backups_of, ended
+from tests.processes import until
 
 
 class House:
     """A host with guests of one raw disk each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, started: bool = True) -> None:
         self.folder = folder
         (folder / "repository").mkdir(exist_ok=True)
         self.store = Store(f"sqlite:///{folder / 'test.db'}")
         self.guests = FakeGuests(folder / "images")
         self.backups = backups_of(self.store, self.guests, folder)
-        self.backups.start()
+        if started:
+            self.backups.start()
 
     def image(self, name: str, content: bytes) -> None:
         self.guests.image(name, content)
@@ -126,12 +128,12 @@ def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
 
     def held() -> None:
         opened.set()
-        go.wait(20)
+        go.wait(100)
 
     house.guests.gate = held
     job = house.job("web")
     run = house.backups.run_job(job.id)
-    assert opened.wait(20)
+    assert opened.wait(60)
     with pytest.raises(BackupConflict, match=str(run.id)):
         house.backups.run_job(job.id)
     with pytest.raises(BackupConflict):
@@ -147,17 +149,16 @@ def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
 
 def test_a_run_that_the_services_end_cut_off_has_failed_and_can_be_made_again(house: House) -> None:
     house.image("web", CONTENT)
-    opened, go = threading.Event(), threading.Event()
+    opened, stops = threading.Event(), house.backups.runs._stops
 
     def held() -> None:
         opened.set()
-        go.wait(20)
+        until(lambda: all(stop.is_set() for stop in stops.values()))  # the service ends
 
     house.guests.gate = held
     job = house.job("web")
     run = house.backups.run_job(job.id)
-    assert opened.wait(20)
-    threading.Timer(0.05, go.set).start()
+    assert opened.wait(60)
     house.close()
     again = House(house.folder)
     found = again.backups.runs.get(run.id)

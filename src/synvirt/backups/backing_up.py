@@ -7,14 +7,22 @@ from uuid import UUID, uuid4
 
 from synvirt.backups import garbage
 from synvirt.backups.manifest import Manifest, Named, Sealed, Shown
-from synvirt.backups.model import BackupJob, DiskTaken, GuestTaken, Status
+from synvirt.backups.model import BackupJob, BackupRepository, DiskTaken, GuestTaken, Status
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.repository import Repository, Session
+from synvirt.backups.retiring import Retiring
 from synvirt.backups.source import Ask, Guest
 from synvirt.backups.taking import Taken, take
 from synvirt.backups.under_way import Sum, UnderWay
-from synvirt.errors import BackupConflict, DeltaFallback, SynvirtError
+from synvirt.errors import (
+    BackupConflict,
+    Cancelled,
+    DeltaFallback,
+    RepositoryFull,
+    RepositoryUnreachable,
+    SynvirtError,
+)
 from synvirt.model import now
 
 # Of so many of the newest points the manifests are read, to find one that changes can be counted from.
@@ -25,28 +33,46 @@ OpenGuest = Callable[[Ask], contextlib.AbstractContextManager[Guest]]
 
 
 class BackingUp:
-    def __init__(self, repositories: Repositories, points: Points, open_guest: OpenGuest) -> None:
-        self._repositories, self._points, self._open_guest = repositories, points, open_guest
+    def __init__(self, repositories: Repositories, points: Points, retiring: Retiring, open_guest: OpenGuest) -> None:
+        self._repositories, self._points, self._retiring, self._open_guest = repositories, points, retiring, open_guest
 
     def back_up(self, under_way: UnderWay, job: BackupJob) -> None:
+        """What is wrong with one guest keeps none of the others from being backed up; the run fails at its end."""
         known = self._repositories.get(job.repository_id)
         repository = self._repositories.opened(job.repository_id)
+        failed: list[tuple[str, SynvirtError]] = []
         for vm_id in job.vm_ids:
-            session = repository.session()
-            under_way.storing(session)
-            with self._open_guest(self._ask(under_way, job, repository, vm_id)) as guest:
-                under_way.move(Status.TRANSFERRING)
-                taken = _taken(guest, repository, session, under_way)
-                guest.check_unchanged()
-                under_way.move(Status.COMMITTING, guests=(*under_way.run.guests, _told(guest, taken)))
-                manifest = _manifest(guest, taken, job, under_way.run.id)
-                guest.keep_marks()
-                _refuse_lost_base(guest, taken, repository)
-                session.commit(manifest)
-                guest.marks_kept()
-            self._points.put(point_of(manifest, known, stored_bytes=session.stored_bytes))
-            under_way.move(Status.COMMITTING, restore_point_ids=(*under_way.run.restore_point_ids, manifest.shown.id))
-            self._retire(under_way, job, manifest.sealed.vm_id)
+            try:
+                self._back_up_one(under_way, job, known, repository, vm_id)
+            except (Cancelled, RepositoryUnreachable, RepositoryFull):
+                raise
+            except SynvirtError as error:
+                if len(job.vm_ids) > 1:
+                    under_way.warn(error.code, f"{vm_id} was not backed up: {error.detail}", vm_id)
+                failed.append((vm_id, error))
+        if under_way.run.restore_point_ids:
+            self._collect(under_way, repository)
+        if failed:
+            raise _told_of_all(failed, len(job.vm_ids))
+
+    def _back_up_one(
+        self, under_way: UnderWay, job: BackupJob, known: BackupRepository, repository: Repository, vm_id: str
+    ) -> None:
+        session = repository.session()
+        under_way.storing(session)
+        with self._open_guest(self._ask(under_way, job, repository, vm_id)) as guest:
+            under_way.move(Status.TRANSFERRING)
+            taken = _taken(guest, repository, session, under_way)
+            guest.check_unchanged()
+            under_way.move(Status.COMMITTING, guests=(*under_way.run.guests, _told(guest, taken)))
+            manifest = _manifest(guest, taken, job, under_way.run.id)
+            guest.keep_marks()
+            _refuse_lost_base(guest, taken, repository)
+            session.commit(manifest)
+            guest.marks_kept()
+        self._points.put(point_of(manifest, known, stored_bytes=session.stored_bytes))
+        under_way.note(restore_point_ids=(*under_way.run.restore_point_ids, manifest.shown.id))
+        self._retire(under_way, job, manifest.sealed.vm_id)
 
     def _ask(self, under_way: UnderWay, job: BackupJob, repository: Repository, vm_id: str) -> Ask:
         return Ask(
@@ -72,17 +98,24 @@ class BackingUp:
 
     def _retire(self, under_way: UnderWay, job: BackupJob, vm_id: str) -> None:
         """The new point is there: what goes wrong from here on is a warning."""
-        mine = [point for point in self._points.all() if point.job_id == job.id and point.vm_id == vm_id]
-        staying = garbage.kept(((point.id, point.created_at) for point in mine), job.retention)
-        repository = self._repositories.opened(job.repository_id)
         try:
-            for point in mine:
-                if point.id not in staying:
-                    repository.remove(point.id)
-                    self._points.forget(point.id)
-            garbage.collect(repository, now=now().timestamp())
+            self._retiring.retire(job, vm_id=vm_id)
         except SynvirtError as error:
             under_way.warn(error.code, f"old restore points were not removed: {error.detail}", vm_id)
+
+    def _collect(self, under_way: UnderWay, repository: Repository) -> None:
+        try:
+            garbage.collect(repository, now=now().timestamp())
+        except SynvirtError as error:
+            under_way.warn(error.code, f"garbage was not collected: {error.detail}")
+
+
+def _told_of_all(failed: list[tuple[str, SynvirtError]], count: int) -> SynvirtError:
+    vm_id, first = failed[0]
+    if count == 1:
+        return first
+    first.detail = f"{len(failed)} of {count} guests were not backed up; {vm_id}: {first.detail}"
+    return first
 
 
 def _taken(guest: Guest, repository: Repository, session: Session, under_way: UnderWay) -> list[Taken]:

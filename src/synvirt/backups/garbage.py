@@ -1,6 +1,5 @@
-"""Which points to remove, and what nothing needs any more: in two steps a day apart, so that no run loses what it relies on.
+"""What nothing needs any more, removed in two steps a day apart, so that no run loses what it relies on.
 
-    retention: keep_last, keep_daily … ─▶ points to remove
     collect:   every manifest, every page, every footer ─▶ what is needed
                  not needed, and old        ─▶ a list of condemned packs
                  condemned a day ago, and still not needed ─▶ deleted
@@ -12,71 +11,21 @@ committed is refused, and what is condemned after that is looked at again before
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated
-from uuid import UUID
 
 from blake3 import blake3
-from pydantic import Field
 
 from synvirt.backups import packs
 from synvirt.backups.folder import UNFINISHED, put
 from synvirt.backups.manifest import NONE, names_in
 from synvirt.backups.repository import CONDEMNED_FOLDER, Repository, condemned_lists
 from synvirt.errors import RepositoryDamaged
-from synvirt.model import Bytes, Model, Received
+from synvirt.model import Bytes, Model
 
 GRACE_S = 24 * 3600
 # What a run that is under way has written is needed by nothing yet. Longer than any run takes.
 YOUNG_S = 7 * 24 * 3600
-
-
-Count = Annotated[int, Field(ge=0, le=100_000)]
-
-
-class Retention(Received):
-    """How many points to keep: the newest ones, and the last of each day, week (ISO 8601), month and year that has one.
-
-    A point that any line keeps is kept. All None: all are kept. Times are UTC.
-    """
-
-    keep_last: Count | None = None
-    keep_daily: Count | None = None
-    keep_weekly: Count | None = None
-    keep_monthly: Count | None = None
-    keep_yearly: Count | None = None
-
-
-# Of a time, the period that it lies in.
-_PERIODS = {
-    "keep_daily": "%Y-%m-%d",
-    "keep_weekly": "%G-%V",
-    "keep_monthly": "%Y-%m",
-    "keep_yearly": "%Y",
-}
-
-
-def kept(points: Iterable[tuple[UUID, datetime]], retention: Retention) -> dict[UUID, list[str]]:
-    """The points of one guest that stay, each with the lines that keep it."""
-    newest_first = sorted(points, key=lambda point: (point[1], point[0]), reverse=True)
-    reasons: dict[UUID, list[str]] = defaultdict(list)
-    wishes = retention.model_dump()
-    if all(count is None for count in wishes.values()):
-        return {point_id: ["all"] for point_id, _ in newest_first}
-    for point_id, _ in newest_first[: wishes["keep_last"] or 0]:
-        reasons[point_id].append("keep_last")
-    for line, form in _PERIODS.items():
-        seen: set[str] = set()
-        for point_id, at in newest_first:
-            period = at.astimezone(UTC).strftime(form)
-            if period not in seen and len(seen) < (wishes[line] or 0):
-                seen.add(period)
-                reasons[point_id].append(line)
-    if newest_first:
-        reasons[newest_first[0][0]] = reasons[newest_first[0][0]] or ["newest"]  # never all of them
-    return {point_id: lines for point_id, lines in reasons.items() if lines}
 
 
 class Collected(Model):

@@ -1,15 +1,19 @@
 """The nouns of backups on the wire: repositories, jobs, runs, restore points."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from uuid import UUID
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
-from synvirt.backups.garbage import Retention
-from synvirt.model import Bytes, Model, Name, Progress, Received, Time
+from synvirt.backups.garbage import Collected
+from synvirt.backups.retention import Retention
+from synvirt.backups.schedule import Schedule
+from synvirt.backups.verify import Report
+from synvirt.model import Bytes, Credentials, Endpoint, Fingerprint, Model, Name, Progress, Received, Time
 
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/[^\x00]*$")]
+RepositoryKind = Literal["local", "nfs", "peer"]
 VmId = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
@@ -30,21 +34,47 @@ class Status(StrEnum):
 ENDS = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
 
+class PeerRequest(Received):
+    """A folder that another SynVirt offers: its `url` ends in /api/v1/backup/peer/NAME. `fingerprint_sha256`: of the
+    certificate that it shows, and no other. `credentials`: `username` and `password` of the offer's account."""
+
+    url: Endpoint
+    fingerprint_sha256: Fingerprint
+    credentials: Credentials
+
+
+class BackupPeer(Model):
+    url: str
+    fingerprint_sha256: str
+    username: str
+
+
 class BackupRepositoryRequest(Received):
-    """Body of POST /repositories. `path`: a folder of this host; with kind nfs something must be mounted there. An empty one
-    becomes a repository; to use one again, give its `recovery_key`."""
+    """Body of POST /repositories. `path`: a folder of this host; with kind nfs, on an NFS mount. With kind peer, `peer` says
+    where. An empty one becomes a repository; to use one again, give its `recovery_key`."""
 
     name: Name
-    kind: Literal["local", "nfs"]
-    path: Path
+    kind: RepositoryKind
+    path: Path | None = None
+    peer: PeerRequest | None = None
     recovery_key: Annotated[str, StringConstraints(max_length=200)] | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        wanted, other = ("peer", "path") if self.kind == "peer" else ("path", "peer")
+        if getattr(self, wanted) is None or getattr(self, other) is not None:
+            raise ValueError(f"a repository of kind {self.kind} has a {wanted}, and no {other}")
+        return self
 
 
 class BackupRepository(Model):
+    """`path` of a folder, `peer` of what another SynVirt offers."""
+
     id: UUID
     name: str
-    kind: Literal["local", "nfs"]
-    path: str
+    kind: RepositoryKind
+    path: str | None = None
+    peer: BackupPeer | None = None
     encrypted: bool = True
     state: Literal["ready", "unreachable"] = "ready"
     problem: str | None = None
@@ -52,6 +82,11 @@ class BackupRepository(Model):
     used_bytes: Bytes | None = None
     points_count: int = 0
     created_at: Time
+
+    @property
+    def place(self) -> str:
+        """As people call it."""
+        return self.peer.url if self.peer is not None else self.path or ""
 
 
 class RecoveryKey(Model):
@@ -61,13 +96,28 @@ class RecoveryKey(Model):
 
 
 class BackupJobRequest(Received):
-    """Body of POST /jobs. `vm_ids`: names or UUIDs of this host's domains."""
+    """Body of POST /jobs. `vm_ids`: names or UUIDs of this host's domains. `schedule`: a cron expression of five fields, in
+    UTC, for example `0 2 * * *`; without one nothing runs until it is asked for."""
 
     name: Name
     vm_ids: Annotated[tuple[VmId, ...], Field(min_length=1, max_length=1000)]
     repository_id: UUID
     quiesce: Literal["off", "try", "require"] = "try"
     retention: Retention = Retention()
+    schedule: Schedule | None = None
+
+
+class BackupJobChange(Received):
+    """Body of PATCH /jobs/:id. What is not sent stays as it is; `schedule` null: it runs by itself no more."""
+
+    name: Name = ""
+    vm_ids: Annotated[tuple[VmId, ...], Field(min_length=1, max_length=1000)] = ()
+    quiesce: Literal["off", "try", "require"] = "try"
+    retention: Retention = Retention()
+    schedule: Schedule | None = None
+
+
+Trigger = Literal["asked", "schedule", "again"]
 
 
 class BackupJob(Model):
@@ -77,8 +127,12 @@ class BackupJob(Model):
     repository_id: UUID
     quiesce: Literal["off", "try", "require"]
     retention: Retention
+    schedule: Schedule | None = None
     created_at: Time
     last_run_id: UUID | None = None
+    next_run_at: Time | None = None
+    # Of the schedule, the times up to here are done with.
+    scheduled_to: Time | None = None
 
 
 class Trouble(Model):
@@ -114,12 +168,16 @@ class RestoredDomain(Model):
 
 
 class BackupRun(Model):
-    """A backup, a restore, a verification or a boot test, under way or ended. `stored_bytes`: what the repository grew by.
-    `path`: where a restore put the disks; `domain`: the guest that it became."""
+    """A backup, a restore, a verification, a boot test or a collection of garbage, under way or ended. `trigger`: who began
+    it; again: the schedule, since the service's end had cut the one before off. `stored_bytes`: what the repository grew by.
+    `path`: where a restore put the disks; `domain`: the guest that it became. `report`: what is wrong with the repository,
+    `collected`: what was removed from it."""
 
     id: UUID
-    kind: Literal["backup", "restore", "verify", "boot_test"] = "backup"
+    kind: Literal["backup", "restore", "verify", "boot_test", "collect"] = "backup"
+    trigger: Trigger = "asked"
     job_id: UUID | None = None
+    repository_id: UUID | None = None
     status: Status = Status.QUEUED
     created_at: Time
     started_at: Time | None = None
@@ -132,6 +190,8 @@ class BackupRun(Model):
     error: Trouble | None = None
     path: str | None = None
     domain: RestoredDomain | None = None
+    report: Report | None = None
+    collected: Collected | None = None
 
 
 class RunUpdate(Model):
@@ -160,7 +220,8 @@ class BootTest(Model):
 
 
 class RestorePoint(Model):
-    """`stored_bytes`: what the repository grew by for it. `state`: as of the last verification."""
+    """`stored_bytes`: what the repository grew by for it. `state`: as of the last verification. `protected`: nothing removes it
+    until that is taken off it."""
 
     id: UUID
     vm_id: str
@@ -172,13 +233,32 @@ class RestorePoint(Model):
     freeze_ms: int | None = None
     consistency: Literal["application", "filesystem", "crash", "offline"]
     repository_id: UUID
-    repository_kind: Literal["local", "nfs"]
+    repository_kind: RepositoryKind
     disks: tuple[PointDisk, ...]
     size_bytes: Bytes
     stored_bytes: Bytes
     state: Literal["ok", "unverified", "damaged"] = "unverified"
     verified_at: Time | None = None
+    protected: bool = False
     boot_test: BootTest | None = None
+
+
+class RestorePointChange(Received):
+    """Body of PATCH /restore-points/:id."""
+
+    protected: bool
+
+
+class PointFate(Model):
+    """What retention does with a restore point: `kept_by` are the lines that keep it (keep_daily …; all: no line is set;
+    newest: it is the last one left; protected), none for one that is removed."""
+
+    restore_point_id: UUID
+    vm_id: str
+    vm_name: str
+    created_at: Time
+    kept_by: tuple[str, ...]
+    removed: bool
 
 
 class RestoreRequest(Received):

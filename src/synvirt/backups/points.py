@@ -24,8 +24,9 @@ class Points:
     def all(self) -> list[RestorePoint]:
         return [RestorePoint.model_validate_json(text) for text in self._rows.all("point", host=self._host)]
 
-    def put(self, point: RestorePoint) -> None:
+    def put(self, point: RestorePoint) -> RestorePoint:
         self._rows.put("point", point.id, point.model_dump_json(), host=self._host)
+        return point
 
     def forget(self, point_id: UUID) -> None:
         """Idempotent. What lies in its repository stays."""

@@ -48,13 +48,16 @@ class Runs:
         self._closing = False
         self.figures = Figures()
 
-    def start(self) -> None:
-        """Once, before anything is asked: what the last service left under way has failed."""
+    def start(self) -> list[BackupRun]:
+        """Once, before anything is asked: what the last service left under way has failed. Those runs."""
+        found = []
         for text in self._rows.all("run", host=self._host, states=_OPEN):
             run = BackupRun.model_validate_json(text)
             _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
             self._end(run, _interrupted(run))
+            found.append(run)
         self._rows.sweep_events(host=self._host)
+        return found
 
     def close(self) -> None:
         """Runs under way stop; the next start says that they were cut off."""

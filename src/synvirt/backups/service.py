@@ -1,41 +1,52 @@
 """Backups as the API, the page and the command line meet them: jobs, runs, restore points and repositories.
 
     service.py ─┬─ repositories.py   where backups lie, and their keys
-                ├─ points.py         the restore points that are known
-                └─ runs.py           threads that do: backing_up.py, restoring.py, verify.py
+                ├─ jobs.py           what is asked for, and when by itself (scheduling.py)
+                ├─ points.py         the restore points that are known, and which of them go (retiring.py)
+                └─ runs.py           threads that do: backing_up.py, restoring.py, boot_test.py, upkeep.py
 
 A point is registered after its manifest is there; those of a repository that is used again are when it is added.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import structlog
 
+from synvirt.backups import jobs as of_jobs
+from synvirt.backups import upkeep
 from synvirt.backups.backing_up import BackingUp, OpenGuest
 from synvirt.backups.boot_test import BootTesting
 from synvirt.backups.ground import Ground
+from synvirt.backups.jobs import Jobs
 from synvirt.backups.model import (
     ENDS,
     BackupJob,
+    BackupJobChange,
     BackupJobRequest,
     BackupRepository,
     BackupRepositoryRequest,
     BackupRun,
+    PointFate,
+    RestorePoint,
+    RestorePointChange,
     RestoreRequest,
-    Status,
+    Trigger,
 )
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
+from synvirt.backups.repository import Repository
 from synvirt.backups.restoring import Restoring
+from synvirt.backups.retiring import Retiring
 from synvirt.backups.runs import Runs
+from synvirt.backups.scheduling import looking
 from synvirt.backups.under_way import UnderWay
-from synvirt.backups.verify import verify_point
-from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, RepositoryDamaged, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SynvirtError
 from synvirt.model import now
-from synvirt.store.backups import BackupRows, Row
+from synvirt.store.backups import BackupRows
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -54,18 +65,40 @@ class Backups:
         export_roots: tuple[Path, ...] = (),
         ground: Ground | None = None,
     ) -> None:
-        self._rows, self.repositories, self._host = rows, repositories, host
+        self.repositories = repositories
         self.points, self.runs = Points(rows, host=host), Runs(rows, host=host)
-        self._backing_up = BackingUp(repositories, self.points, open_guest)
+        self._jobs = Jobs(rows, host=host)
+        self.retiring = Retiring(repositories, self.points)
+        self._backing_up = BackingUp(repositories, self.points, self.retiring, open_guest)
         self._restoring = Restoring(rows, host=host, roots=(exports, *export_roots), ground=ground)
         self._ground = ground
+        self._cut_off: list[BackupRun] = []
 
     def start(self) -> None:
         """Once, before anything is asked."""
-        self.runs.start()
+        self._cut_off = self.runs.start()
         self._restoring.undoing.sweep_all()
         if self._ground is not None:
             self._testing().forget({point.id for point in self.points.all()})
+
+    def look(self) -> None:
+        """Now and then, in a thread of its own: it may take as long as a repository does."""
+        self._look_after_cut_off()
+        self.run_due(now())
+
+    def _look_after_cut_off(self) -> None:
+        """A service that is killed between a point's manifest and its registration leaves a point that is whole and unknown."""
+        while self._cut_off:
+            run = self._cut_off[-1]
+            if run.kind == "backup" and run.repository_id is not None:
+                try:
+                    self._adopt(self.repositories.get(run.repository_id), run)
+                except BackupNotFound:
+                    pass  # it was forgotten meanwhile
+                except SynvirtError as error:
+                    _log.warning("what a run left cannot be looked for", run=str(run.id), detail=error.detail)
+                    return  # the repository is away: at the next look
+            self._cut_off.pop()
 
     def close(self) -> None:
         """Runs under way stop; the next start says that they were cut off."""
@@ -78,20 +111,23 @@ class Backups:
         self._adopt(made)
         return made
 
-    def _adopt(self, known: BackupRepository) -> None:
+    def _adopt(self, known: BackupRepository, run: BackupRun | None = None) -> None:
+        """Register the points that are there and not known: all, or those of that run."""
         repository = self.repositories.opened(known.id)
-        for point_id in repository.point_ids():
+        kept, unknown = repository.kept_ids(), set(repository.point_ids()) - {point.id for point in self.points.all()}
+        for point_id in unknown:
             try:
                 point = point_of(repository.manifest(point_id), known, stored_bytes=0)
             except SynvirtError as error:
                 _log.warning("a restore point cannot be read", point=str(point_id), detail=error.detail)
                 continue
-            self.points.put(point)
+            if run is None or point.run_id == run.id:
+                self.points.put(point.model_copy(update={"protected": point_id in kept}))
 
     def forget_repository(self, repository_id: UUID) -> None:
         """BackupConflict while a job writes to it. Its points are forgotten, and stay where they are."""
         self.repositories.get(repository_id)
-        if any(job.repository_id == repository_id for job in self._jobs()):
+        if any(job.repository_id == repository_id for job in self._jobs.all()):
             raise BackupConflict("jobs write to this repository", hint="remove them first")
         for point in self.points.all():
             if point.repository_id == repository_id:
@@ -100,37 +136,63 @@ class Backups:
 
     def add_job(self, asked: BackupJobRequest) -> BackupJob:
         self.repositories.get(asked.repository_id)
-        job = BackupJob(id=uuid4(), created_at=now(), **{name: getattr(asked, name) for name in type(asked).model_fields})
-        self._rows.put("job", job.id, job.model_dump_json(), host=self._host)
-        return job
+        return self._jobs.add(asked)
 
     def job(self, job_id: UUID) -> BackupJob:
-        return BackupJob.model_validate_json(self._rows.get("job", job_id, host=self._host))
+        """BackupNotFound."""
+        return self._jobs.get(job_id)
+
+    def jobs(self, *, limit: int, cursor: int | None) -> tuple[list[BackupJob], int | None]:
+        return self._jobs.page(limit=limit, cursor=cursor)
+
+    def change_job(self, job_id: UUID, asked: BackupJobChange) -> BackupJob:
+        with self.runs.lock:
+            return self._jobs.put(of_jobs.changed(self.job(job_id), asked))
 
     def remove_job(self, job_id: UUID) -> None:
         """Its restore points stay. BackupConflict while it runs."""
         with self.runs.lock:
             self._check_idle(self.job(job_id))
-            self._rows.remove("job", job_id, host=self._host)
-
-    def _jobs(self) -> list[BackupJob]:
-        return [BackupJob.model_validate_json(text) for text in self._rows.all("job", host=self._host)]
+            self._jobs.remove(job_id)
 
     def run_job(self, job_id: UUID) -> BackupRun:
         with self.runs.lock:
             job = self.job(job_id)
             self._check_idle(job)
-            run = BackupRun(id=uuid4(), job_id=job_id, created_at=now())
-            row = Row("job", job_id, job.model_copy(update={"last_run_id": run.id}).model_dump_json())
-            return self.runs.begin(run, lambda under_way: self._backing_up.back_up(under_way, job), with_=(row,))
+            return self._run(job, "asked")
+
+    def run_due(self, moment: datetime) -> list[BackupRun]:
+        """The jobs whose time has come. A run, and that its time is done with, are written together: none comes twice."""
+        begun = []
+        with self.runs.lock:
+            for known in self._jobs.all():
+                job = of_jobs.righted(known, moment)
+                last = None if job.last_run_id is None else self.runs.get(job.last_run_id)
+                trigger = of_jobs.due(job, last, moment)
+                if trigger is not None:
+                    begun.append(self._run(job.model_copy(update={"scheduled_to": moment}), trigger))
+                elif of_jobs.time_has_come(job, moment):
+                    _log.warning("a backup job still runs when its time has come again", job=str(job.id), name=job.name)
+                    self._jobs.put(job.model_copy(update={"scheduled_to": moment}))
+                elif job != known:
+                    self._jobs.put(job)
+        return begun
+
+    def _run(self, job: BackupJob, trigger: Trigger) -> BackupRun:
+        run = BackupRun(id=uuid4(), job_id=job.id, repository_id=job.repository_id, trigger=trigger, created_at=now())
+        row = self._jobs.row(job.model_copy(update={"last_run_id": run.id}))
+        return self.runs.begin(run, lambda under_way: self._backing_up.back_up(under_way, job), with_=(row,))
 
     def _check_idle(self, job: BackupJob) -> None:
         if job.last_run_id is not None and self.runs.get(job.last_run_id).status not in ENDS:
             raise BackupConflict(f"job {job.name} runs already: run {job.last_run_id}", hint="wait for it, or cancel it")
 
-    def jobs(self, *, limit: int, cursor: int | None) -> tuple[list[BackupJob], int | None]:
-        texts, following = self._rows.page("job", host=self._host, limit=limit, cursor=cursor)
-        return [BackupJob.model_validate_json(text) for text in texts], following
+    def retire(self, job_id: UUID) -> list[PointFate]:
+        """What each run does at its end. BackupConflict while it runs."""
+        with self.runs.lock:
+            job = self.job(job_id)
+            self._check_idle(job)
+            return self.retiring.retire(job)
 
     # ── restore points ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,27 +202,38 @@ class Backups:
         self.repositories.opened(point.repository_id).remove(point_id)
         self.points.forget(point_id)
 
-    def verify(self, point_id: UUID) -> BackupRun:
-        with self.runs.lock:
-            self.points.get(point_id)
-            run = BackupRun(id=uuid4(), kind="verify", created_at=now(), restore_point_ids=(point_id,))
-            return self.runs.begin(run, lambda under_way: self._verify(under_way, point_id))
-
-    def _verify(self, under_way: UnderWay, point_id: UUID) -> None:
+    def protect(self, point_id: UUID, asked: RestorePointChange) -> RestorePoint:
+        """The repository holds it: another host that uses it does not remove the point either."""
         point = self.points.get(point_id)
-        under_way.move(Status.TRANSFERRING)
-        try:
-            wrong = verify_point(
-                self.repositories.opened(point.repository_id),
-                point_id,
-                stop=under_way.stop,
-                on_progress=lambda count: under_way.figure(point.size_bytes, count),
-            )
-        except (BackupNotFound, RepositoryDamaged) as error:
-            wrong = error.detail
-        self.points.put(point.model_copy(update={"state": "damaged" if wrong else "ok", "verified_at": now()}))
-        if wrong:
-            raise RepositoryDamaged(wrong, hint="back the guest up anew; other points may be whole: verify them")
+        self.repositories.opened(point.repository_id).keep(point_id, kept=asked.protected)
+        return self.points.put(self.points.get(point_id).model_copy(update={"protected": asked.protected}))
+
+    def verify(self, point_id: UUID) -> BackupRun:
+        point = self.points.get(point_id)
+        run = BackupRun(
+            id=uuid4(),
+            kind="verify",
+            created_at=now(),
+            restore_point_ids=(point_id,),
+            repository_id=point.repository_id,
+        )
+        return self._upkeep(run, lambda under_way, repository: upkeep.verify_one(under_way, repository, self.points, point))
+
+    def verify_repository(self, repository_id: UUID) -> BackupRun:
+        known = self.repositories.get(repository_id)
+        run = BackupRun(id=uuid4(), kind="verify", created_at=now(), repository_id=known.id)
+        return self._upkeep(run, lambda under_way, repository: upkeep.verify_all(under_way, repository, self.points, known.id))
+
+    def collect(self, repository_id: UUID, *, dry_run: bool) -> BackupRun:
+        known = self.repositories.get(repository_id)
+        run = BackupRun(id=uuid4(), kind="collect", created_at=now(), repository_id=known.id)
+        return self._upkeep(run, lambda under_way, repository: upkeep.collect(under_way, repository, dry_run=dry_run))
+
+    def _upkeep(self, run: BackupRun, work: Callable[[UnderWay, Repository], None]) -> BackupRun:
+        assert run.repository_id is not None
+        repository_id = run.repository_id
+        with self.runs.lock:
+            return self.runs.begin(run, lambda under_way: work(under_way, self.repositories.opened(repository_id)))
 
     def restore(self, point_id: UUID, asked: RestoreRequest) -> BackupRun:
         point = self.points.get(point_id)
@@ -192,6 +265,7 @@ class Backups:
 def running(backups: Backups) -> Iterator[Backups]:
     backups.start()
     try:
-        yield backups
+        with looking(backups.look):
+            yield backups
     finally:
         backups.close()

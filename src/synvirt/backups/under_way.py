@@ -1,7 +1,7 @@
 """A run as its own thread sees it: where it stands, what it warns of, how far its bytes are.
 
-move, warn ─▶ the store, and an event for who listens
-figure     ─▶ Figures, in memory; and the store, every few seconds, for who asks after a kill
+move, note, warn ─▶ the store, and an event for who listens
+figure           ─▶ Figures, in memory; and the store, every few seconds, for who asks after a kill
 """
 
 import threading
@@ -73,7 +73,11 @@ class UnderWay:
             _log.info("backup run moved", status=str(status))
         self._put(announced=True, status=status, **changes)
 
-    def warn(self, code: str, message: str, vm_id: str) -> None:
+    def note(self, **changes: Any) -> None:
+        """What is so whatever is asked meanwhile."""
+        self._put(announced=True, **changes)
+
+    def warn(self, code: str, message: str, vm_id: str | None = None) -> None:
         trouble = Trouble(code=code, message=message, vm_id=vm_id)
         _log.warning("backup run warns", code=code, detail=message, guest=vm_id)
         self._put(announced=True, warnings=(*self.run.warnings, trouble))

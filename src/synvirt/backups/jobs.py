@@ -1,0 +1,80 @@
+"""Backup jobs as data: what is asked for, when it runs by itself, and which run was the last."""
+
+from datetime import datetime, timedelta
+from uuid import UUID, uuid4
+
+from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, BackupRun, Trigger
+from synvirt.backups.schedule import next_time
+from synvirt.errors import Interrupted
+from synvirt.model import now
+from synvirt.store.backups import BackupRows, Row
+
+# A clock that was so far ahead was wrong; one that is set back by less has not forgotten what it started.
+CLOCK_WRONG = timedelta(days=1)
+
+
+class Jobs:
+    def __init__(self, rows: BackupRows, *, host: str) -> None:
+        self._rows, self._host = rows, host
+
+    def get(self, job_id: UUID) -> BackupJob:
+        """BackupNotFound."""
+        return _shown(BackupJob.model_validate_json(self._rows.get("job", job_id, host=self._host)))
+
+    def page(self, *, limit: int, cursor: int | None) -> tuple[list[BackupJob], int | None]:
+        texts, following = self._rows.page("job", host=self._host, limit=limit, cursor=cursor)
+        return [_shown(BackupJob.model_validate_json(text)) for text in texts], following
+
+    def all(self) -> list[BackupJob]:
+        return [_shown(BackupJob.model_validate_json(text)) for text in self._rows.all("job", host=self._host)]
+
+    def add(self, asked: BackupJobRequest) -> BackupJob:
+        at = now()
+        fields = {name: getattr(asked, name) for name in type(asked).model_fields}
+        return self.put(BackupJob(id=uuid4(), created_at=at, scheduled_to=at, **fields))
+
+    def put(self, job: BackupJob) -> BackupJob:
+        self._rows.put_all([self.row(job)], host=self._host)
+        return _shown(job)
+
+    def row(self, job: BackupJob) -> Row:
+        return Row("job", job.id, job.model_dump_json())
+
+    def remove(self, job_id: UUID) -> None:
+        self._rows.remove("job", job_id, host=self._host)
+
+
+def changed(job: BackupJob, asked: BackupJobChange) -> BackupJob:
+    """Only what was sent changes. A new schedule counts from now: what it would have been before is not made up for."""
+    changes = {name: getattr(asked, name) for name in asked.model_fields_set}
+    if changes.get("schedule", job.schedule) != job.schedule:
+        changes["scheduled_to"] = now()
+    return job.model_copy(update=changes)
+
+
+def due(job: BackupJob, last: BackupRun | None, moment: datetime) -> Trigger | None:
+    """Why the job is to run now by itself. However many of its times have passed since it was looked at, it is one run.
+
+    A run that the service's end cut off is made up for, once: one that itself ends the service must not do so for ever.
+    """
+    if job.schedule is None or (last is not None and last.status not in ENDS):
+        return None
+    if last is not None and last.error is not None and (last.error.code, last.trigger) == (Interrupted.code, "schedule"):
+        return "again"
+    return "schedule" if time_has_come(job, moment) else None
+
+
+def time_has_come(job: BackupJob, moment: datetime) -> bool:
+    return job.schedule is not None and next_time(job.schedule, job.scheduled_to or job.created_at) <= moment
+
+
+def righted(job: BackupJob, moment: datetime) -> BackupJob:
+    """As if the clock had not been far ahead."""
+    was_wrong = job.scheduled_to is not None and job.scheduled_to - moment > CLOCK_WRONG
+    return job.model_copy(update={"scheduled_to": moment}) if was_wrong else job
+
+
+def _shown(job: BackupJob) -> BackupJob:
+    """With when it runs next."""
+    at = None if job.schedule is None else next_time(job.schedule, job.scheduled_to or job.created_at)
+    return job.model_copy(update={"next_run_at": at})

@@ -1,0 +1,68 @@
+"""Which restore points of a job go by its retention: shown before, and done after each of its runs."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from uuid import UUID
+
+from synvirt.backups.model import BackupJob, PointFate, RestorePoint
+from synvirt.backups.points import Points
+from synvirt.backups.repositories import Repositories
+from synvirt.backups.retention import Retention, kept
+from synvirt.errors import SynvirtError
+
+
+def fates(points: Iterable[RestorePoint], retention: Retention, *, protected: Collection[UUID] = ()) -> list[PointFate]:
+    """Of one job's points, newest first. A damaged one never takes a good one's place: what the good ones alone would keep is
+    kept too, and so the newest good one always is."""
+    by_guest: dict[str, list[RestorePoint]] = defaultdict(list)
+    for point in points:
+        by_guest[point.vm_id].append(point)
+    found = []
+    for mine in by_guest.values():
+        all_, good = (
+            kept(((point.id, point.created_at) for point in some), retention)
+            for some in (mine, [point for point in mine if point.state != "damaged"])
+        )
+        for point in mine:
+            reasons = dict.fromkeys([*all_.get(point.id, ()), *good.get(point.id, ())])
+            if point.id in protected:
+                reasons["protected"] = None
+            found.append(
+                PointFate(
+                    restore_point_id=point.id,
+                    vm_id=point.vm_id,
+                    vm_name=point.vm_name,
+                    created_at=point.created_at,
+                    kept_by=tuple(reasons),
+                    removed=not reasons,
+                )
+            )
+    return sorted(found, key=lambda fate: fate.created_at, reverse=True)
+
+
+class Retiring:
+    def __init__(self, repositories: Repositories, points: Points) -> None:
+        self._repositories, self._points = repositories, points
+
+    def planned(self, job: BackupJob, retention: Retention | None = None, *, vm_id: str | None = None) -> list[PointFate]:
+        """What `retention`, by default the job's own, would do now."""
+        mine = [point for point in self._points.all() if point.job_id == job.id and vm_id in (None, point.vm_id)]
+        mine = [point for point in mine if point.repository_id == job.repository_id]
+        return fates(mine, retention or job.retention, protected=self._repositories.opened(job.repository_id).kept_ids())
+
+    def retire(self, job: BackupJob, *, vm_id: str | None = None) -> list[PointFate]:
+        """Removes them. One that cannot be removed keeps none of the others: its error is raised at the end."""
+        planned, repository = self.planned(job, vm_id=vm_id), self._repositories.opened(job.repository_id)
+        refused: SynvirtError | None = None
+        for fate in planned:
+            if not fate.removed:
+                continue
+            try:
+                repository.remove(fate.restore_point_id)
+            except SynvirtError as error:
+                refused = refused or error
+            else:
+                self._points.forget(fate.restore_point_id)
+        if refused is not None:
+            raise refused
+        return planned

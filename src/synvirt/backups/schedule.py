@@ -1,0 +1,42 @@
+"""When a backup job runs by itself: a cron expression of five fields (crontab(5)), in UTC.
+
+UTC, as retention's days are: in local time an hour comes twice a year twice, and another not at all.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from cronsim import CronSim, CronSimError
+from pydantic import AfterValidator, StringConstraints
+
+_FIELDS = 5
+# What some crons call them.
+_NAMED = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+}
+
+
+def _checked(text: str) -> str:
+    text = " ".join(text.split())
+    fields = _NAMED.get(text, text)
+    if len(fields.split()) != _FIELDS:
+        raise ValueError("a schedule has five fields: minute, hour, day of month, month, day of week; for example 0 2 * * *")
+    try:
+        next(CronSim(fields.upper(), datetime(2000, 1, 1, tzinfo=UTC)))
+    except CronSimError as error:
+        raise ValueError(f"not a schedule: {str(error).lower()}; for example 0 2 * * * is each day at 02:00 UTC") from None
+    except StopIteration:
+        raise ValueError("not a schedule: no day is ever so") from None
+    return text
+
+
+Schedule = Annotated[str, StringConstraints(min_length=1, max_length=100), AfterValidator(_checked)]
+
+
+def next_time(schedule: str, after: datetime) -> datetime:
+    """The first one behind that moment."""
+    return next(CronSim(_NAMED.get(schedule, schedule).upper(), after.astimezone(UTC)))

@@ -1,0 +1,107 @@
+"""Which restore points stay, and why; and what never goes."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synvirt.backups.model import PointFate, RestorePoint
+from synvirt.backups.retention import Retention, kept
+from synvirt.backups.retiring import fates
+
+NEW_YEAR = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def _every(step: timedelta, count: int) -> list[tuple[UUID, datetime]]:
+    return [(uuid4(), NEW_YEAR + number * step) for number in range(count)]
+
+
+def test_the_last_of_each_period_is_kept() -> None:
+    points = _every(timedelta(days=1), 400)
+    found = kept(points, Retention(keep_last=2, keep_daily=3, keep_weekly=2, keep_monthly=2, keep_yearly=5))
+    days = sorted((at.date().isoformat(), found[id_]) for id_, at in points if id_ in found)
+    assert days == [
+        ("2026-12-31", ["keep_yearly"]),
+        ("2027-01-31", ["keep_weekly", "keep_monthly"]),
+        ("2027-02-02", ["keep_daily"]),
+        ("2027-02-03", ["keep_last", "keep_daily"]),
+        ("2027-02-04", ["keep_last", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly"]),
+    ]
+
+
+def test_the_last_of_each_hour_is_kept() -> None:
+    points = _every(timedelta(minutes=20), 12)
+    found = kept(points, Retention(keep_hourly=3))
+    assert [at.strftime("%H:%M") for id_, at in points if id_ in found] == ["13:40", "14:40", "15:40"]
+
+
+def test_retention_that_says_nothing_keeps_all_and_never_removes_the_newest() -> None:
+    points = _every(timedelta(days=1), 5)
+    assert set(kept(points, Retention())) == {id_ for id_, _ in points}
+    assert kept(points, Retention(keep_last=0)) == {points[-1][0]: ["newest"]}
+    assert kept([], Retention(keep_last=1)) == {}
+
+
+def _point(guest: str, at: datetime, *, damaged: bool = False) -> RestorePoint:
+    return RestorePoint(
+        id=uuid4(),
+        vm_id=guest,
+        vm_name=guest,
+        job_id=UUID(int=1),
+        run_id=uuid4(),
+        created_at=at,
+        quiesced=False,
+        consistency="crash",
+        repository_id=UUID(int=2),
+        repository_kind="local",
+        disks=(),
+        size_bytes=0,
+        stored_bytes=0,
+        state="damaged" if damaged else "unverified",
+    )
+
+
+def _of(points: Iterable[RestorePoint], found: list[PointFate]) -> list[tuple[str, ...]]:
+    by_id = {fate.restore_point_id: fate.kept_by for fate in found}
+    return [by_id[point.id] for point in points]
+
+
+def test_a_damaged_point_takes_no_good_ones_place() -> None:
+    points = [_point("web", NEW_YEAR + timedelta(days=day), damaged=day > 1) for day in range(4)]
+    found = fates(points, Retention(keep_last=1))
+    assert _of(points, found) == [(), ("keep_last",), (), ("keep_last",)]
+
+
+def test_a_protected_point_stays_and_says_why() -> None:
+    points = [_point("web", NEW_YEAR + timedelta(days=day)) for day in range(3)]
+    found = fates(points, Retention(keep_last=1), protected={points[0].id})
+    assert _of(points, found) == [("protected",), (), ("keep_last",)]
+
+
+def test_guests_are_counted_apart() -> None:
+    points = [_point(guest, NEW_YEAR + timedelta(hours=hour)) for hour in range(3) for guest in ("web", "db")]
+    found = fates(points, Retention(keep_last=1))
+    assert {fate.vm_id for fate in found if not fate.removed} == {"web", "db"}
+    assert sum(not fate.removed for fate in found) == 2
+
+
+counts = st.none() | st.integers(0, 5)
+histories = st.lists(st.tuples(st.integers(0, 2000), st.booleans(), st.sampled_from("ab")), max_size=30)
+
+
+@given(histories, st.builds(Retention, **dict.fromkeys(Retention.model_fields, counts)))
+def test_the_newest_good_point_of_each_guest_never_goes(history: list[tuple[int, bool, str]], retention: Retention) -> None:
+    points = [_point(guest, NEW_YEAR + timedelta(hours=hour), damaged=damaged) for hour, damaged, guest in history]
+    found = fates(points, retention)
+    assert {fate.restore_point_id for fate in found} == {point.id for point in points}
+    assert [fate.removed for fate in found] == [not fate.kept_by for fate in found]
+    staying = {fate.restore_point_id for fate in found if not fate.removed}
+    for guest in "ab":
+        good = [point for point in points if point.vm_id == guest and point.state != "damaged"]
+        if good:
+            newest = max(point.created_at for point in good)
+            assert staying & {point.id for point in good if point.created_at == newest}
+        if wanted := retention.keep_last:
+            assert len(staying & {point.id for point in good}) >= min(wanted, len(good))

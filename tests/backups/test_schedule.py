@@ -1,0 +1,238 @@
+"""Jobs that run by themselves: when, once each time, made up for after a time without the service."""
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from synvirt.backups.jobs import Jobs, due
+from synvirt.backups.model import BackupJob, BackupJobChange, BackupRun
+from synvirt.backups.schedule import Schedule, next_time
+from synvirt.backups.scheduling import looking
+from synvirt.backups.service import running
+from synvirt.errors import PersistFailed
+from synvirt.store.backups import Row
+from tests.backups.test_service import CONTENT, House
+
+SCHEDULE: TypeAdapter[str] = TypeAdapter(Schedule)
+START = datetime(2026, 3, 28, 12, tzinfo=UTC)
+LONG_S = 30
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    made.image("web", CONTENT)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("0 2 * * *", "2026-03-29T02:00"),
+        ("*/15 * * * *", "2026-03-28T12:15"),
+        ("0 22 * * mon-fri", "2026-03-30T22:00"),
+        ("@daily", "2026-03-29T00:00"),
+        ("30  1 1 * *", "2026-04-01T01:30"),
+        ("0 0 29 2 *", "2028-02-29T00:00"),
+    ],
+)
+def test_the_next_time(schedule: str, expected: str) -> None:
+    assert next_time(SCHEDULE.validate_python(schedule), START).strftime("%Y-%m-%dT%H:%M") == expected
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "2", "0 2 * *", "* * * * * *", "61 * * * *", "0 0 31 2 *", "@reboot", "x x x x x", "²  * * * *"]
+)
+def test_what_is_no_schedule(wrong: str) -> None:
+    with pytest.raises(ValidationError):
+        SCHEDULE.validate_python(wrong)
+
+
+@given(st.text(max_size=100))
+def test_any_text_is_a_schedule_or_is_refused(text: str) -> None:
+    try:
+        schedule = SCHEDULE.validate_python(text)
+    except ValidationError:
+        return
+    assert next_time(schedule, START) > START
+
+
+def _scheduled(house: House, schedule: str = "0 2 * * *") -> BackupJob:
+    return house.backups.change_job(house.job("web").id, BackupJobChange(schedule=schedule))
+
+
+def _runs(house: House) -> list[BackupRun]:
+    return [house.ended(run) for run in house.backups.runs.page(limit=100, cursor=None)[0]]
+
+
+def test_a_job_runs_once_at_each_of_its_times(house: House) -> None:
+    job = _scheduled(house)
+    assert job.next_run_at is not None
+    first = job.next_run_at
+    assert house.backups.run_due(first - timedelta(seconds=1)) == []
+    (run,) = house.backups.run_due(first)
+    assert (house.ended(run).status, run.trigger, run.job_id) == ("completed", "schedule", job.id)
+    for later in (0, 1, 3600):
+        assert house.backups.run_due(first + timedelta(seconds=later)) == []
+    assert house.backups.job(job.id).next_run_at == first + timedelta(days=1)
+    assert len(house.backups.run_due(first + timedelta(days=1, seconds=5))) == 1
+
+
+def test_a_time_without_the_service_is_made_up_for_by_one_run(house: House) -> None:
+    job = _scheduled(house)
+    assert job.next_run_at is not None
+    away = job.next_run_at + timedelta(days=10, hours=3)
+    house.close()
+    again = House(house.folder)
+    (run,) = again.backups.run_due(away)
+    assert again.ended(run).status == "completed"
+    assert again.backups.run_due(away + timedelta(seconds=10)) == []
+    assert again.backups.job(job.id).next_run_at == job.next_run_at + timedelta(days=11)
+    again.close()
+
+
+def test_a_run_that_the_services_end_cut_off_is_made_again_once(house: House) -> None:
+    job = _scheduled(house)
+    assert job.next_run_at is not None
+    opened, go = threading.Event(), threading.Event()
+
+    def held() -> None:
+        opened.set()
+        go.wait(LONG_S)
+
+    moment, triggers = job.next_run_at, []
+    for _ in range(2):  # the second is cut off too
+        opened.clear()
+        go.clear()
+        house.guests.gate = held
+        (run,) = house.backups.run_due(moment)
+        triggers.append(run.trigger)
+        assert opened.wait(LONG_S)
+        threading.Timer(0.05, go.set).start()
+        house.close()
+        house = House(house.folder)
+        assert house.backups.runs.get(run.id).status == "failed"
+        moment += timedelta(seconds=10)
+    assert triggers == ["schedule", "again"]
+    assert house.backups.run_due(moment) == []
+    house.close()
+
+
+def test_a_job_that_still_runs_at_its_next_time_is_not_started_twice(house: House) -> None:
+    job = _scheduled(house, "* * * * *")
+    go = threading.Event()
+    house.guests.gate = lambda: go.wait(LONG_S)
+    assert job.next_run_at is not None
+    (run,) = house.backups.run_due(job.next_run_at)
+    assert house.backups.run_due(job.next_run_at + timedelta(minutes=5)) == []
+    go.set()
+    house.ended(run)
+    assert house.backups.run_due(job.next_run_at + timedelta(minutes=5, seconds=1)) == [], "what it slept through is over"
+    assert len(house.backups.run_due(job.next_run_at + timedelta(minutes=6))) == 1
+
+
+def test_a_kill_between_run_and_time_is_not_possible(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are one transaction: where it fails, neither is there."""
+    job = _scheduled(house)
+    assert job.next_run_at is not None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Jobs, "row", lambda _self, job: Row("job", job.id, cast("str", object())))
+        with pytest.raises(PersistFailed):
+            house.backups.run_due(job.next_run_at)
+    assert (house.backups.job(job.id).last_run_id, house.backups.job(job.id).next_run_at) == (None, job.next_run_at)
+    assert _runs(house) == []
+    assert len(house.backups.run_due(job.next_run_at)) == 1
+
+
+def test_a_clock_that_was_years_ahead_does_not_silence_a_job(house: House) -> None:
+    job = _scheduled(house)
+    assert job.next_run_at is not None
+    (run,) = house.backups.run_due(job.next_run_at + timedelta(days=30_000))
+    house.ended(run)
+    assert house.backups.run_due(job.next_run_at) == []
+    assert len(house.backups.run_due(job.next_run_at + timedelta(days=1))) == 1
+
+
+def test_a_clock_that_is_set_back_a_little_starts_nothing_twice(house: House) -> None:
+    job = _scheduled(house)
+    assert job.next_run_at is not None
+    (run,) = house.backups.run_due(job.next_run_at + timedelta(seconds=5))
+    house.ended(run)
+    for second in range(-5, 5):
+        assert house.backups.run_due(job.next_run_at + timedelta(seconds=second)) == []
+
+
+def test_a_new_schedule_counts_from_now_and_none_stops_it(house: House) -> None:
+    job = _scheduled(house)
+    changed = house.backups.change_job(job.id, BackupJobChange(schedule=None))
+    assert changed.next_run_at is None
+    assert (changed.name, changed.vm_ids) == (job.name, job.vm_ids)
+    assert house.backups.run_due(START + timedelta(days=30_000)) == []
+
+
+@given(
+    st.lists(st.integers(0, 5000), min_size=1, max_size=30),
+    st.sampled_from(["* * * * *", "*/7 * * * *", "0 2 * * *", "30 4 * * 1"]),
+)
+def test_no_time_is_run_twice_and_none_is_left_out(steps: list[int], schedule: str) -> None:
+    """Whenever it is looked at: a run begins exactly if a time has come since the last look."""
+    job = BackupJob.model_validate(
+        {
+            "id": "00000000-0000-0000-0000-000000000001",
+            "name": "x",
+            "vm_ids": ["x"],
+            "repository_id": "00000000-0000-0000-0000-000000000002",
+            "quiesce": "off",
+            "retention": {},
+            "schedule": schedule,
+            "created_at": START,
+            "scheduled_to": START,
+        }
+    )
+    before, moment = START, START
+    for minutes in steps:
+        moment += timedelta(minutes=minutes)
+        expected = next_time(schedule, before) <= moment
+        assert (due(job, None, moment) == "schedule") == expected
+        if expected:
+            job = job.model_copy(update={"scheduled_to": moment})
+            before = moment
+
+
+def test_the_thread_looks_again_after_an_error_and_ends() -> None:
+    looks = threading.Semaphore(0)
+
+    def look() -> None:
+        looks.release()
+        raise OSError("the store is away")
+
+    with looking(look, every_s=0.01):
+        assert all(looks.acquire(timeout=LONG_S) for _ in range(3))
+    assert not [thread for thread in threading.enumerate() if thread.name == "backup-schedule"]
+
+
+def test_a_service_starts_what_is_due(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.image("web", CONTENT)
+    job = _scheduled(house, "* * * * *")
+    house.backups._jobs.put(job.model_copy(update={"scheduled_to": job.created_at - timedelta(days=1)}))
+    house.close()
+    again = House(tmp_path, started=False)
+    with running(again.backups):
+        until = time.monotonic() + LONG_S
+        while not again.backups.runs.page(limit=1, cursor=None)[0]:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        (run,) = _runs(again)
+        assert (run.status, run.trigger) == ("completed", "schedule")
+    again.close()
