@@ -24,7 +24,7 @@ from synvirt.store import LedgerEntry
 
 log = structlog.get_logger(__name__)
 
-# A source that is away may be back in a moment; beyond that the entry stays in the ledger, and the next start tries again.
+# A source that is away may be back in a moment; beyond that the entry stays in the ledger, for later (`tidying`).
 SWEEP_PAUSES_S = (0.5, 2, 5)
 
 
@@ -127,6 +127,10 @@ async def _sweep_source_power(job: Job, _name: str) -> None:
     await _at_source(job, lambda adapter, vm_id: adapter.power_on(vm_id))
 
 
+async def _sweep_mark(_job: Job, _name: str) -> None:
+    """A note on a VM that is to go on as it was. Where it was left already it harms nobody: it names the job."""
+
+
 SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
     "variables": _sweep_variables,
     "volume": _sweep_volume,
@@ -137,6 +141,7 @@ SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
     "passthrough": _sweep_passthrough,
     "snapshot": _sweep_snapshot,
     "source_power": _sweep_source_power,
+    "mark": _sweep_mark,
 }
 
 

@@ -10,6 +10,7 @@ DBOS runs the workflows in an event loop of its own thread. Nothing here blocks 
 import asyncio
 import threading
 import time
+from contextlib import ExitStack
 from uuid import UUID
 
 import structlog
@@ -21,6 +22,7 @@ from synvirt.migrations.advance import advance
 from synvirt.migrations.course import KEPT_EVERY_S, NOTE, Course, noted
 from synvirt.migrations.job import Stop
 from synvirt.migrations.rooms import Rooms
+from synvirt.migrations.tidying import tidied
 from synvirt.model import ENDS, State
 
 log = structlog.get_logger(__name__)
@@ -40,7 +42,7 @@ _ABANDONED = frozenset({"SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_
 
 
 class Engine:
-    """One per process. `start` also takes up every job of this host that has not ended."""
+    """One per process. `start` also takes up every job of this host that has not ended, and tidies up after those that have."""
 
     def __init__(self, rooms: Rooms, *, url: str, host: str, jobs_at_once: int) -> None:
         self.rooms = rooms
@@ -49,6 +51,7 @@ class Engine:
         self._jobs_at_once = jobs_at_once
         self._stops: dict[UUID, Stop] = {}
         self._closing = threading.Event()
+        self._tidying = ExitStack()
         self._kept: dict[UUID, Course] = {}
 
     def start(self) -> None:
@@ -73,6 +76,7 @@ class Engine:
         for migration in self.rooms.store.unended(host=self._host):
             self.begin(migration.id)
         threading.Thread(target=self._look_for_wishes, name="wishes", daemon=True).start()
+        self._tidying.enter_context(tidied(self.rooms, host=self._host))
 
     def begin(self, job_id: UUID) -> None:
         """Hand the job to DBOS; again is harmless. Jobs run in the order they came, `jobs_at_once` at a time."""
@@ -91,6 +95,7 @@ class Engine:
     def close(self) -> None:
         """Let go of the jobs as a crash would: they go on at the next start. Workers end with our process."""
         self._closing.set()
+        self._tidying.close()
         DBOS.destroy(workflow_completion_timeout_sec=0)
 
     @property

@@ -30,8 +30,8 @@ from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.migrations.forecast import forecast, why_not
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.passes import PassDisk, run_opened_pass
-from synvirt.model import Disk, Mode, Pass, VmManifest, now
-from synvirt.store import Watermark
+from synvirt.model import Disk, Mode, Pass, Problem, VmManifest, now
+from synvirt.store import LedgerEntry, Watermark
 
 Kind = Literal["full", "delta", "final"]
 T = TypeVar("T")
@@ -121,13 +121,14 @@ async def refuse_living(job: Job) -> None:
 
 async def leave(job: Job) -> None:
     """The guest lives here now: mark the source VM, and leave no snapshot of ours on it. It does live here: what cannot be
-    tidied up at the source is told, stays in the ledger, and costs nobody the guest."""
-    note = f"migrated to {job.migration.name} ({job.id})"
+    tidied up at the source is told, stays in the ledger, costs nobody the guest, and is tried again later (`tidying`)."""
+    await job.record("mark", vm_id(job))
     try:
-        await _at_source(job, lambda adapter: adapter.mark(vm_id(job), note))
         for entry in await job.in_thread(job.rooms.store.ledger, job.id):
-            if entry.kind == "snapshot":
-                await _cleaned(job, entry.name)
+            if entry.kind in ("snapshot", "mark"):
+                await _at_source(job, lambda adapter: _settled(job, adapter, entry))  # noqa: B023
+                await job.strike(entry.kind, entry.name)
+        await take_back(job)
     except PersistFailed:
         raise
     except SynvirtError as error:
@@ -136,9 +137,31 @@ async def leave(job: Job) -> None:
         told = from_code(
             error.code,
             f"the guest runs here; its source could not be tidied up: {error.detail}",
-            "remove what is named synvirt- there, and see that the old VM does not start by itself",
+            "it is tried again until it is done; till then see that the old VM does not start by itself",
         )
+        if await job.in_thread(job.rooms.store.noted, job.id, "told_before") is None:
+            before = job.migration.last_error
+            await job.in_thread(job.rooms.store.note, job.id, "told_before", before.model_dump_json() if before else "")
         await job.change(last_error=job.problem(told, fatal=False))
+
+
+async def settle(job: Job, entry: LedgerEntry) -> None:
+    """What a job that went well still owes its source: a mark, or that a snapshot goes."""
+    await job.with_adapter(lambda adapter: _settled(job, adapter, entry))
+
+
+async def _settled(job: Job, adapter: LiveAdapter, entry: LedgerEntry) -> None:
+    if entry.kind == "mark":
+        await adapter.mark(vm_id(job), f"migrated to {job.migration.name} ({job.id})")
+    else:
+        await adapter.cleanup(vm_id(job), entry.name)
+
+
+async def take_back(job: Job) -> None:
+    """All is tidied up: what was told about it is not true any more, and what was told before it is."""
+    before = await job.in_thread(job.rooms.store.noted, job.id, "told_before")
+    if before is not None:
+        await job.change(last_error=Problem.model_validate_json(before) if before else None)
 
 
 async def _track_changes(job: Job) -> None:

@@ -4,7 +4,7 @@ Every failure of the database is PersistFailed. `on_commit` is called after each
 listeners with it, and the tests crash there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,21 @@ from uuid import UUID
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, Row, create_engine, delete, event, func, insert, make_url, select, text, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Row,
+    create_engine,
+    delete,
+    event,
+    exists,
+    func,
+    insert,
+    make_url,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import SQLAlchemyError
 
 from synvirt.errors import Conflict, NotFound, PersistFailed
@@ -262,6 +276,16 @@ class Store:
         query = select(ledger.c.kind, ledger.c.name).where(ledger.c.migration_id == str(job_id)).order_by(ledger.c.id)
         with self._reading() as db:
             return [LedgerEntry(row.kind, row.name) for row in db.execute(query)]
+
+    def untidied(self, owed: Sequence[str], *, host: str) -> list[Migration]:
+        """Ended jobs whose ledger is not empty: of one that went well, entries of the kinds that it still owes."""
+        left = (ledger.c.migration_id == migrations.c.id) & (
+            (migrations.c.state != str(State.COMPLETED)) | ledger.c.kind.in_(owed)
+        )
+        ended = (migrations.c.host == host, migrations.c.state.in_([str(end) for end in ENDS]))
+        query = select(migrations.c.document).where(*ended, exists().where(left)).order_by(migrations.c.number)
+        with self._reading() as db:
+            return [Migration.model_validate_json(row.document) for row in db.execute(query)]
 
     def note(self, job_id: UUID, key: str, value: str) -> None:
         with self._writing() as db:

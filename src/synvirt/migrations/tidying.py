@@ -1,0 +1,153 @@
+"""What jobs that have ended left at their sources, or here, tidied up later: at the service's start, then now and again.
+
+    an ended job, its ledger not empty ─▶ tried ─▶ gone: struck out; all of it gone: what was told of it is taken back
+                                            ├─ not now: again after a minute, then after twice as long, an hour at the most
+                                            └─ its source was removed: struck out, nobody can reach it any more
+
+A source may be away for a night. One thread of its own, one job at a time: nobody waits for it. A VM that another job reads is
+left alone until that has ended.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from uuid import UUID
+
+import structlog
+
+from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
+from synvirt.migrations import warm
+from synvirt.migrations.advance import SWEEPERS
+from synvirt.migrations.job import Job, Stop
+from synvirt.migrations.retrying import kept_on_failure
+from synvirt.migrations.rooms import Rooms
+from synvirt.model import Migration, State, now
+from synvirt.store import LedgerEntry
+
+log = structlog.get_logger(__name__)
+
+LOOK_EVERY_S = 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
+# The disks of a snapshot are made one in hours, by the platform itself: the next try finds that task, and waits on.
+TRY_TIMEOUT_S = 900.0
+# A service that ends does not wait for a source that hangs: the thread ends with its process.
+END_TIMEOUT_S = 5.0
+# A guest that a failed job had shut down is wanted back at once, not after its owner has found another way.
+POWER_ON_WITHIN = timedelta(days=1)
+# What a job that went well still owes its source. The rest of its ledger is what it made here, and keeps.
+OWED = ("snapshot", "mark")
+_AT_SOURCE = (*OWED, "source_power")
+_DONE_WITH = frozenset({State.FAILED, State.CANCELLED})
+
+
+class Tidier:
+    """`stop` ends it in the middle of a try."""
+
+    def __init__(self, rooms: Rooms, *, host: str) -> None:
+        self._rooms, self._host = rooms, host
+        self.stop = Stop()
+        # Of each job that could not be tidied: when it is tried again, and how long the pause before that is.
+        self._later: dict[UUID, tuple[float, float]] = {}
+
+    def look(self) -> None:
+        """Try all whose time has come. Blocks; never raises."""
+        try:
+            left = self._rooms.store.untidied(OWED, host=self._host)
+            read = [one.plan.source_ref for one in self._rooms.store.unended(host=self._host)]
+        except PersistFailed as error:
+            log.warning("cannot see what is left to tidy up", cause=error.detail)
+            return
+        self._later = {job.id: self._later[job.id] for job in left if job.id in self._later}
+        for migration in left:
+            if self.stop.is_set():
+                return
+            due, pause_s = self._later.get(migration.id, (0.0, FIRST_PAUSE_S))
+            if time.monotonic() < due or (migration.plan.source.Live is not None and migration.plan.source_ref in read):
+                continue
+            if asyncio.run(self._tidied(migration)):
+                self._later.pop(migration.id, None)
+            else:
+                self._later[migration.id] = time.monotonic() + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _tidied(self, migration: Migration) -> bool:
+        job = Job(migration, self._rooms, self.stop)
+        with structlog.contextvars.bound_contextvars(job=str(job.id)):
+            try:
+                async with asyncio.timeout(TRY_TIMEOUT_S):
+                    return await self.stop.or_stop(self._all_of(job))
+            except (TimeoutError, Cancelled):
+                return False
+            except Exception as error:  # whatever it was, the other jobs are to be looked at too
+                log.warning("cannot be tidied up now", cause=str(error))
+                return False
+
+    async def _all_of(self, job: Job) -> bool:
+        entries = await job.in_thread(self._rooms.store.ledger, job.id)
+        left = [entry for entry in reversed(entries) if job.migration.state in _DONE_WITH or entry.kind in OWED]
+        gone = [entry for entry in left if await self._gone(job, entry)]
+        if gone == left and job.migration.state is State.COMPLETED:
+            # Before the last of it is struck out: nobody would look at this job again.
+            await warm.take_back(job)
+        for entry in gone:
+            await job.strike(entry.kind, entry.name)
+        if gone == left:
+            log.info("tidied up after the job")
+        return gone == left
+
+    async def _gone(self, job: Job, entry: LedgerEntry) -> bool:
+        try:
+            await self._undo(job, entry)
+        except PersistFailed:
+            raise
+        except SynvirtError as error:
+            if not isinstance(error, NotFound) or entry.kind not in _AT_SOURCE:  # no such source, or no such VM there
+                log.warning("cannot be tidied up now", kind=entry.kind, name=entry.name, cause=error.detail)
+                return False
+            log.warning("cannot be tidied up any more", kind=entry.kind, name=entry.name, cause=error.detail)
+        return True
+
+    async def _undo(self, job: Job, entry: LedgerEntry) -> None:
+        if job.migration.state is State.COMPLETED:
+            await warm.settle(job, entry)
+        elif entry.kind == "source_power" and not await job.in_thread(self._still_wanted, job.migration):
+            log.warning("the source is left off: another job has moved it since, or it is too long ago")
+        elif entry.kind not in kept_on_failure(job.migration) or job.migration.state is State.CANCELLED:
+            await SWEEPERS[entry.kind](job, entry.name)
+
+    def _still_wanted(self, migration: Migration) -> bool:
+        """Blocks. Is the guest of a failed job to be on at its source? Not, where a later job has brought it here."""
+        if migration.finished_at is None or now() - migration.finished_at > POWER_ON_WITHIN:
+            return False
+        cursor = None
+        while True:
+            documents, cursor = self._rooms.store.documents(limit=100, cursor=cursor)
+            for other in map(Migration.model_validate_json, documents):
+                if other.created_at <= migration.created_at:
+                    return True
+                if other.plan.source_ref == migration.plan.source_ref and other.state not in _DONE_WITH:
+                    return False
+            if cursor is None:
+                return True
+
+
+@contextmanager
+def tidied(rooms: Rooms, *, host: str) -> Iterator[None]:
+    """What is left is tidied up from now on, as long as the block lasts."""
+    tidier, ending = Tidier(rooms, host=host), threading.Event()
+
+    def go_on() -> None:
+        while not ending.is_set():
+            tidier.look()
+            ending.wait(LOOK_EVERY_S)
+
+    thread = threading.Thread(target=go_on, name="tidying", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        tidier.stop.set()
+        thread.join(END_TIMEOUT_S)

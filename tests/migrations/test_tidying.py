@@ -1,0 +1,213 @@
+"""What a job that has ended could not tidy up: tried again, seldom and not for ever, until it is gone."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from synvirt.errors import NotFound
+from synvirt.migrations import advance, passes, tidying, warm
+from synvirt.migrations.tidying import OWED, Tidier, tidied
+from synvirt.model import KIB, Migration, State
+from tests.house import VM, Crash, House, crash_at, live_plan
+from tests.processes import until
+
+DISK = "disk-0"
+AWAY = 1_000_000
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    monkeypatch.setattr(warm, "SOURCE_PAUSES_S", (0.01,))
+    monkeypatch.setattr(advance, "SWEEP_PAUSES_S", (0.01,))
+    monkeypatch.setattr(passes, "RETRY_PAUSES_S", (0.01,))
+    house = House(tmp_path)
+    house.platform.add_vm(VM, {DISK: random.Random(1).randbytes(256 * KIB)})
+    yield house
+    house.close()
+
+
+class Clock(SimpleNamespace):
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(tidying, "time", clock)
+    return clock
+
+
+def guest_runs_here(_house: House, job: Migration) -> bool:
+    """From now on nobody needs the source."""
+    return job.boot_sign is not None
+
+
+def guest_is_off(house: House, job: Migration) -> bool:
+    return job.state is State.CUTTING_OVER and house.platform.vm(VM)["power"] == "off"
+
+
+def ended(house: House, *, when: Callable[[House, Migration], bool] = guest_runs_here) -> Migration:
+    """A job whose source is away from then on."""
+    job = house.intake.submit(live_plan())
+
+    def committed() -> None:
+        house.store.on_commit = lambda: None
+        if when(house, house.store.get(job.id)):
+            house.platform.fault("unreachable", AWAY)
+            house.platform.fault("cannot_mark", AWAY)
+        else:
+            house.store.on_commit = committed
+
+    house.store.on_commit = committed
+    return house.run(job.id)
+
+
+def back(house: House) -> None:
+    house.platform.fault("unreachable", 0)
+    house.platform.fault("cannot_mark", 0)
+
+
+def owed(house: House, job: Migration) -> list[str]:
+    return [entry.kind for entry in house.store.ledger(job.id) if entry.kind in OWED]
+
+
+def kept(house: House, job: Migration) -> list[str]:
+    return [entry.kind for entry in house.store.ledger(job.id) if entry.kind not in OWED]
+
+
+def tries_left(house: House) -> int:
+    with house.platform._state() as state:
+        return int(state["faults"]["unreachable"])
+
+
+def test_a_source_that_is_away_for_a_while_is_tidied_up_when_it_is_back(house: House, clock: Clock) -> None:
+    job = ended(house)
+    assert job.state is State.COMPLETED
+    assert job.last_error is not None
+    assert (job.last_error.code, job.last_error.fatal) == ("E_MIG_SOURCE_UNREACHABLE", False)
+    assert "snapshot" in owed(house, job)
+    assert "mark" in owed(house, job)
+    assert house.platform.vm(VM)["snapshots"]
+    stays = kept(house, job)
+    tidier = Tidier(house.rooms, host="local")
+    # Away still: tried at once, then after a minute, two, four … an hour at the most.
+    before = tries_left(house)
+    tidier.look()
+    assert tries_left(house) < before
+    for pause_s in (60, 120, 240, 480, 960, 1920, 3600, 3600):
+        before = tries_left(house)
+        clock.now += pause_s - 1
+        tidier.look()
+        assert tries_left(house) == before
+        clock.now += 1
+        tidier.look()
+        assert tries_left(house) < before
+    assert house.store.get(job.id).last_error == job.last_error
+    back(house)
+    clock.now += tidying.LONGEST_PAUSE_S
+    tidier.look()
+    assert owed(house, job) == []
+    assert house.platform.vm(VM)["snapshots"] == {}
+    assert len(house.platform.vm(VM)["marks"]) == 1
+    assert house.store.get(job.id).last_error is None
+    # What the guest lives on here is nobody's to tidy up, and its source stays off.
+    assert kept(house, job) == stays
+    assert len(house.hypervisor.domains) == 1
+    assert house.volume(job).exists()
+    assert house.platform.vm(VM)["power"] == "off"
+    assert house.store.untidied(OWED, host="local") == []
+
+
+def test_what_was_told_before_is_told_again(house: House) -> None:
+    house.platform.fault("cannot_track", 1)
+    job = ended(house)
+    assert job.last_error is not None
+    assert job.last_error.code == "E_MIG_SOURCE_UNREACHABLE"
+    back(house)
+    Tidier(house.rooms, host="local").look()
+    found = house.store.get(job.id).last_error
+    assert found is not None
+    assert (found.code, found.fatal) == ("E_MIG_CBT_UNSUPPORTED", False)
+
+
+def test_a_source_that_was_removed_is_owed_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = ended(house)
+
+    async def gone(*_: object) -> None:
+        raise NotFound("no such source")
+
+    monkeypatch.setattr(House, "connect", gone)
+    object.__setattr__(house.rooms, "connect", house.connect)
+    Tidier(house.rooms, host="local").look()
+    assert owed(house, job) == []
+
+
+def test_a_vm_that_another_job_reads_is_left_alone(house: House) -> None:
+    job = ended(house)
+    back(house)
+    other = house.intake.submit(live_plan())
+    tidier = Tidier(house.rooms, host="local")
+    tidier.look()
+    assert owed(house, job)
+    house.intake.cancel(other.id)
+    house.run(other.id)
+    tidier.look()
+    assert owed(house, job) == []
+
+
+def test_jobs_of_another_host_are_left_to_it(house: House) -> None:
+    job = ended(house)
+    back(house)
+    Tidier(house.rooms, host="another").look()
+    assert owed(house, job)
+
+
+@pytest.mark.parametrize("moved_since", [False, True])
+def test_a_failed_job_gives_the_guest_back_once_its_source_answers(house: House, moved_since: bool) -> None:
+    """And not beside the one that has come here meanwhile."""
+    job = ended(house, when=guest_is_off)
+    assert job.state is State.FAILED
+    assert house.store.ledger(job.id)
+    back(house)
+    if moved_since:
+        assert house.run(house.intake.submit(live_plan("Cold")).id).state is State.COMPLETED
+    Tidier(house.rooms, host="local").look()
+    assert house.store.ledger(job.id) == []
+    assert house.platform.vm(VM)["snapshots"] == {}
+    assert house.platform.vm(VM)["power"] == ("off" if moved_since else "on")
+
+
+def test_a_crash_at_any_commit_of_it_costs_nothing(house: House) -> None:
+    job = ended(house)
+    back(house)
+    for _ in range(20):
+        house.store.on_commit = crash_at(1)
+        try:
+            Tidier(house.rooms, host="local").look()
+        except Crash:
+            continue
+        break
+    house.store.on_commit = lambda: None
+    Tidier(house.rooms, host="local").look()
+    assert owed(house, job) == []
+    assert house.platform.vm(VM)["snapshots"] == {}
+    assert len(house.platform.vm(VM)["marks"]) == 1
+    assert house.store.get(job.id).last_error is None
+
+
+def test_a_service_begins_with_it_and_goes_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tidying, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(tidying, "FIRST_PAUSE_S", 0.05)
+    job = ended(house)
+    before = tries_left(house)
+    with tidied(house.rooms, host="local"):
+        until(lambda: tries_left(house) < before)
+        back(house)
+        until(lambda: not owed(house, job))
+    assert house.platform.vm(VM)["snapshots"] == {}
