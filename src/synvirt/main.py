@@ -19,9 +19,10 @@ from synvirt.cli import app
 from synvirt.cli.options import Options, with_options
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter, FastAPI
+    from fastapi import APIRouter
 
     from synvirt.api.server import Server
+    from synvirt.backups.service import Backups
     from synvirt.destinations import Destination
     from synvirt.doctor import Checkup
     from synvirt.keyring import Keyring
@@ -73,13 +74,8 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     """
     from synvirt.api.app import create_app
     from synvirt.api.auth import authenticator
-    from synvirt.api.destinations import destinations_router
-    from synvirt.api.host_files import host_files_router
-    from synvirt.api.remote_files import remote_files_router
-    from synvirt.api.screenshots import screenshots_router
+    from synvirt.api.backups import mount
     from synvirt.api.server import Server, data_dir_locked
-    from synvirt.api.sources import sources_router
-    from synvirt.api.uploads import uploads_router
     from synvirt.doctor import Checkup
     from synvirt.keyring import Keyring
     from synvirt.live.registry import BY_KIND as PLATFORMS
@@ -119,30 +115,44 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             wake=engine.wake,
             secrets=secrets,
         )
-        free_bytes = rooms.destination.free_bytes
-        routers = (
-            host_files_router(settings.imports_dir, free_bytes=free_bytes),
-            uploads_router(uploads, free_bytes=free_bytes),
-            sources_router(sources),
-            destinations_router(rooms.destinations),
-            screenshots_router(store, rooms.hypervisor.screenshot),
-            remote_files_router(rules, free_bytes=free_bytes),
-        )
         checkup = Checkup(settings)
         checkup.begin()
+        backups = _backups(stack, settings, store, rooms)
         app = create_app(
             intake,
             settings,
             authenticate=authenticator(settings, announce=announce),
-            routers=routers,
-            pages=_pages(intake, settings, rooms, checkup, sources=sources, uploads=uploads, keyring=keyring),
+            routers=_routers(settings, store, rooms, uploads=uploads, sources=sources),
+            pages=_pages(intake, settings, rooms, checkup, sources=sources, uploads=uploads, keyring=keyring, backups=backups),
             checkup=checkup.latest,
         )
-        server = Server(_with_backups(app, stack, settings, store), settings)
+        mount(app, backups, settings)
+        server = Server(app, settings)
         stack.enter_context(swept(uploads))
         engine.start()
         stack.callback(engine.close)
         yield Service(server, rooms)
+
+
+def _routers(
+    settings: "Settings", store: "Store", rooms: "Rooms", *, uploads: "Uploads", sources: "Sources"
+) -> "tuple[APIRouter, ...]":
+    from synvirt.api.destinations import destinations_router
+    from synvirt.api.host_files import host_files_router
+    from synvirt.api.remote_files import remote_files_router
+    from synvirt.api.screenshots import screenshots_router
+    from synvirt.api.sources import sources_router
+    from synvirt.api.uploads import uploads_router
+
+    free_bytes = rooms.destination.free_bytes
+    return (
+        host_files_router(settings.imports_dir, free_bytes=free_bytes),
+        uploads_router(uploads, free_bytes=free_bytes),
+        sources_router(sources),
+        destinations_router(rooms.destinations),
+        screenshots_router(store, rooms.hypervisor.screenshot),
+        remote_files_router(rooms.remote_rules, free_bytes=free_bytes),
+    )
 
 
 def _pages(
@@ -154,6 +164,7 @@ def _pages(
     sources: "Sources",
     uploads: "Uploads",
     keyring: "Keyring",
+    backups: "Backups",
 ) -> "Callable[[Callable[[], bool]], tuple[APIRouter, ...]]":
     from synvirt.web import web_routers
     from synvirt.web.finding import Finder
@@ -166,17 +177,18 @@ def _pages(
         networks=rooms.hypervisor.networks,
         sources=sources,
         finder=finder,
+        backups=backups,
         checkup=checkup,
         stopping=stopping,
     )
 
 
-def _with_backups(app: "FastAPI", stack: ExitStack, settings: "Settings", store: "Store") -> "FastAPI":
-    from synvirt.api.backups import mount
+def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Rooms") -> "Backups":
     from synvirt.backups import source
+    from synvirt.backups.ground import Ground
     from synvirt.backups.repositories import Repositories
     from synvirt.backups.service import Backups, running
-    from synvirt.backups.ways import sources_of
+    from synvirt.backups.ways import scratch_folder, sources_of, tpm_folder
     from synvirt.hypervisor.connection import Connection
 
     # A connection of its own, opened by the first run: the embedded driver is opened once a process, and shared.
@@ -189,9 +201,18 @@ def _with_backups(app: "FastAPI", stack: ExitStack, settings: "Settings", store:
         host=settings.host_id,
         open_guest=guests.open,
         exports=settings.data_dir / "exports",
+        export_roots=settings.backup_export_roots,
+        ground=Ground(
+            hypervisor=rooms.hypervisor,
+            connection=connection,
+            destinations=rooms.destinations,
+            tpm_folder=partial(tpm_folder, connection),
+            scratch=lambda: scratch_folder(connection) / "boot-tests",
+            screens=settings.data_dir / "boot-tests",
+            boot_timeout_s=settings.boot_timeout_s,
+        ),
     )
-    mount(app, stack.enter_context(running(backups)), settings)
-    return app
+    return stack.enter_context(running(backups))
 
 
 def _rooms(

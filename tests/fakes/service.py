@@ -126,6 +126,7 @@ class Service:
                 sources=self.sources,
                 finder=Finder(self.sources, self.uploads, self.destinations, rules, keyring),
                 networks=lambda: ["user", "network:default", "bridge:br0"],
+                backups=self.backups,
                 checkup=Checkup(self.settings, examine=lambda _: self.findings),
                 stopping=stopping,
                 pace=pace,

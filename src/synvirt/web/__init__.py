@@ -6,10 +6,12 @@ from uuid import UUID
 from fastapi import APIRouter
 
 from synvirt.api.stream import Pace
+from synvirt.backups.service import Backups
 from synvirt.doctor import Checkup
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.sources import Sources
 from synvirt.settings import Settings
+from synvirt.web.backups import backups_router
 from synvirt.web.doctor import doctor_router
 from synvirt.web.finding import Finder
 from synvirt.web.job import JobView, job_router
@@ -17,6 +19,8 @@ from synvirt.web.jobs import jobs_router
 from synvirt.web.machine import Setup, machine_router
 from synvirt.web.new import Beginning, new_router
 from synvirt.web.pages import Pages, static_router
+from synvirt.web.points import points_router
+from synvirt.web.repositories import repositories_router
 from synvirt.web.sources import sources_router
 from synvirt.web.uploads import uploads_router
 
@@ -29,6 +33,7 @@ def web_routers(
     *,
     screenshot: Callable[[UUID], bytes | None],
     sources: Sources,
+    backups: Backups,
     checkup: Checkup,
     finder: Finder,
     networks: Callable[[], list[str]],
@@ -48,5 +53,8 @@ def web_routers(
         machine_router(Setup(pages, finder, intake, networks), beginning),
         uploads_router(pages, finder.uploads),
         sources_router(pages, sources),
+        backups_router(pages, backups),
+        points_router(pages, backups),
+        repositories_router(pages, backups),
         doctor_router(pages, checkup),
     )

@@ -9,10 +9,12 @@ A secret is never written into a page, not even back to whoever typed it.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from synvirt.api.problems import refused
+from synvirt.model import Received
 from synvirt.web.forms import Form
 
 # From here on a text has lines: a certificate, the lines of a known_hosts file.
@@ -23,15 +25,22 @@ LABELS = {
     "fingerprint_sha256": "Pinned certificate (SHA-256)",
     "ca_certificate": "Authority's certificate",
     "vm_ids": "Guests",
-    "keep_last": "Keep the newest",
-    "keep_daily": "Keep of days",
-    "keep_weekly": "Keep of weeks",
-    "keep_monthly": "Keep of months",
-    "keep_yearly": "Keep of years",
+    "path": "Folder",
+    "keep_last": "Newest",
+    "keep_hourly": "Hours",
+    "keep_daily": "Days",
+    "keep_weekly": "Weeks",
+    "keep_monthly": "Months",
+    "keep_yearly": "Years",
+    "quiesce": "File systems held still",
 }
 _CAPITALS = {"nbd", "tls", "vddk", "id", "url", "vm", "sha256"}
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_bps": "bytes per second"}
 
+# Said to be a text in the API, and yet nothing to write into a page.
+_SECRETS = {"recovery_key"}
+
+R = TypeVar("R", bound=Received)
 Look = Literal["text", "long", "secret", "long secret", "number", "numbers", "lines", "check", "choice"]
 
 
@@ -59,7 +68,7 @@ def fields(model: type[BaseModel], prefix: str = "", values: Mapping[str, Any] |
     return [
         _field(key, {**_alternative(one), "default": (values or {}).get(key, one.get("default"))}, prefix, key in required)
         for key, one in schema.get("properties", {}).items()
-        if "$ref" not in _alternative(one)
+        if "$ref" not in _alternative(one) and _alternative(one).get("type") != "object"
     ]
 
 
@@ -77,6 +86,15 @@ def values(known: Iterable[Field], form: Form) -> dict[str, Any]:
     """By the model's names; what was left empty is left out. What is no number stays as it was typed: the model says so."""
     found = {one.key: _value(one, form) for one in known}
     return {key: value for key, value in found.items() if value is not None}
+
+
+def judged(model: type[R], found: Mapping[str, Any]) -> R:
+    """As the API would: BadRequest, naming each mistake."""
+    try:
+        return model.model_validate(found)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False, include_input=False)
+        raise refused([{**mistake, "loc": ("form", *mistake["loc"])} for mistake in mistakes]) from None
 
 
 def explained(model: type[BaseModel]) -> str:
@@ -98,17 +116,15 @@ def _field(key: str, schema: Mapping[str, Any], prefix: str, required: bool) -> 
 
 
 def _look(key: str, schema: Mapping[str, Any]) -> Look:
-    match schema.get("type"):
-        case "boolean":
-            return "check"
-        case "integer" | "number":
-            return "number"
-        case "array":
-            return "numbers" if "prefixItems" in schema else "lines"
     if "enum" in schema or "const" in schema:
         return "choice"
-    if schema.get("format") == "password":
-        return "long secret" if key.endswith("_key") else "secret"  # a key has lines
+    kind = schema.get("type")
+    if kind == "array":
+        return "numbers" if "prefixItems" in schema else "lines"
+    if kind != "string":
+        return "check" if kind == "boolean" else "number"
+    if key in _SECRETS or schema.get("format") == "password":
+        return "long secret" if key.endswith("private_key") or key == "client_key" else "secret"  # these have lines
     return "long" if schema.get("maxLength", 0) >= LONG_CHARS else "text"
 
 

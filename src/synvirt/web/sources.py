@@ -3,20 +3,18 @@ migration begins (`/new/source/ID`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query
 from fastapi.concurrency import run_in_threadpool
-from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
-from synvirt.api.problems import refused
 from synvirt.errors import SynvirtError
 from synvirt.live.form import Form as Takes
 from synvirt.migrations.sources import Sources
-from synvirt.model import LiveKind, Received, Source, SourceChange, SourceOptions, SourceRequest, SourceTest
-from synvirt.web.fields import Field, explained, fields, label, typed, values
+from synvirt.model import LiveKind, Source, SourceChange, SourceOptions, SourceRequest, SourceTest
+from synvirt.web.fields import Field, explained, fields, judged, label, typed, values
 from synvirt.web.forms import Form, Sent
 from synvirt.web.jobs import NUMBER
 from synvirt.web.pages import Pages
@@ -31,7 +29,6 @@ EXAMPLES: Mapping[LiveKind, str] = {
     LiveKind.XEN_API: "https://xen.example",
     LiveKind.PRISM_API: "https://prism.example:9440",
 }
-R = TypeVar("R", bound=Received)
 # On every platform's form, and above what only some take.
 _TRUST = frozenset(SourceOptions.model_fields)
 
@@ -97,7 +94,7 @@ class SourcePages:
     def add(self, kind: LiveKind, form: Form) -> Response:
         filled = _Filled.of(self._sources.form(kind), None)
         try:
-            source = self._sources.add(_judged(SourceRequest, {"kind": kind} | filled.values(form)))
+            source = self._sources.add(judged(SourceRequest, {"kind": kind} | filled.values(form)))
         except SynvirtError as error:
             return self.form(kind, None, filled.typed(form), error)
         return self.see(f"/sources/{source.id}")
@@ -116,7 +113,7 @@ class SourcePages:
         if wanted.get("endpoint") == source.endpoint:
             del wanted["endpoint"]
         try:
-            self._sources.change(source_id, _judged(SourceChange, wanted))
+            self._sources.change(source_id, judged(SourceChange, wanted))
         except SynvirtError as error:
             return self.form(source.kind, source, filled.typed(form), error)
         return self.see(f"/sources/{source_id}")
@@ -158,7 +155,7 @@ class SourcePages:
     def pin(self, source_id: UUID, form: Form) -> Response:
         """What was shown is pinned, and not what may be shown by now."""
         options = self._sources.get(source_id).options | {"fingerprint_sha256": form.text("fingerprint_sha256")}
-        self._sources.change(source_id, _judged(SourceChange, {"options": options}))
+        self._sources.change(source_id, judged(SourceChange, {"options": options}))
         return self.see(f"/sources/{source_id}")
 
     def remove_asked(self, source_id: UUID) -> Response:
@@ -278,14 +275,6 @@ def _testing(router: APIRouter, made: SourcePages, sources: Sources) -> None:
     async def deep(source_id: UUID) -> Response:
         await sources.test(source_id, deep=True)
         return made.see(f"/sources/{source_id}")
-
-
-def _judged(model: type[R], found: Mapping[str, Any]) -> R:
-    try:
-        return model.model_validate(found)
-    except ValidationError as error:
-        mistakes = error.errors(include_url=False, include_input=False)
-        raise refused([{**mistake, "loc": ("form", *mistake["loc"])} for mistake in mistakes]) from None
 
 
 def _said(value: object) -> str:

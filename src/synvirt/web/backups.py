@@ -1,0 +1,297 @@
+"""{base_url}/backups: jobs and their runs. Restore points and repositories: points.py, repositories.py beside this file."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from fastapi.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse, Response
+
+from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, BackupRun, RestorePoint
+from synvirt.backups.service import Backups
+from synvirt.errors import BackupNotFound, SynvirtError
+from synvirt.web.backup_words import WORDS
+from synvirt.web.fields import Field, fields, judged, typed, values
+from synvirt.web.forms import Form, Sent
+from synvirt.web.jobs import NUMBER
+from synvirt.web.pages import Pages
+
+ON_A_PAGE = 100
+# Of a job, on its own page; all are on the pages of runs and of points.
+LATEST = 20
+# Through how many of the newest its own are looked for.
+LOOKED_THROUGH = 1000
+
+T = TypeVar("T")
+After = Annotated[str | None, Query(pattern=NUMBER)]
+
+
+def number(cursor: str | None) -> int | None:
+    return int(cursor) if cursor else None
+
+
+def found(get: Callable[[UUID], T], id_: UUID | None) -> T | None:
+    """What a link leads to may be gone by now."""
+    try:
+        return None if id_ is None else get(id_)
+    except BackupNotFound:
+        return None
+
+
+class BackupPages:
+    def __init__(self, pages: Pages, backups: Backups) -> None:
+        self._pages, self._backups = pages, backups
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def jobs(self, cursor: str | None) -> Response:
+        jobs, following = self._backups.jobs(limit=ON_A_PAGE, cursor=number(cursor))
+        runs = {job.last_run_id: run for job in jobs if (run := found(self._backups.runs.get, job.last_run_id)) is not None}
+        known = {job.repository_id: found(self._backups.repositories.get, job.repository_id) for job in jobs}
+        return self._pages.page(
+            "backups/jobs.html",
+            jobs=jobs,
+            runs=runs,
+            running=any(run.status not in ENDS for run in runs.values()),
+            repositories={id_: one.name for id_, one in known.items() if one is not None},
+            has_repository=bool(jobs) or bool(self._backups.repositories.page(limit=1, cursor=None)[0]),
+            following=following,
+            cursor=cursor,
+        )
+
+    def job(self, job_id: UUID) -> Response:
+        job = self._backups.job(job_id)
+        repository = found(self._backups.repositories.get, job.repository_id)
+        runs, _ = self._backups.runs.page(limit=LOOKED_THROUGH, cursor=None)
+        points, _ = self._backups.points.page(limit=LOOKED_THROUGH, cursor=None)
+        return self._pages.page(
+            "backups/job.html",
+            job=job,
+            repository=repository.name if repository else "gone",
+            runs=_latest_of(job, runs),
+            points=_latest_of(job, points),
+        )
+
+    def job_form(self, job: BackupJob | None = None, form: Form | None = None, error: SynvirtError | None = None) -> Response:
+        shown = _JobFields.of(job)
+        if form is not None:
+            shown = shown.typed(form)
+        return self._pages.page(
+            "backups/job_form.html",
+            status=error.status if error else 200,
+            error=error,
+            job=job,
+            fields=shown,
+            repositories=self._backups.repositories.page(limit=LOOKED_THROUGH, cursor=None)[0],
+            chosen=form.text("repository_id") if form else "",
+        )
+
+    def add_job(self, form: Form) -> Response:
+        asked = _JobFields.of(None).values(form) | {"repository_id": form.text("repository_id")}
+        try:
+            job = self._backups.add_job(judged(BackupJobRequest, asked))
+        except SynvirtError as error:
+            return self.job_form(None, form, error)
+        return self.see(f"/backups/jobs/{job.id}")
+
+    def change_form(self, job_id: UUID) -> Response:
+        return self.job_form(self._backups.job(job_id))
+
+    def change_job(self, job_id: UUID, form: Form) -> Response:
+        job = self._backups.job(job_id)
+        # What is empty now is to be nothing: without the key it would stay as it was.
+        asked = {"schedule": None} | _JobFields.of(job).values(form)
+        try:
+            self._backups.change_job(job_id, judged(BackupJobChange, asked))
+        except SynvirtError as error:
+            return self.job_form(job, form, error)
+        return self.see(f"/backups/jobs/{job_id}")
+
+    def remove_job_asked(self, job_id: UUID) -> Response:
+        return ask(
+            self._pages,
+            "Remove this backup job?",
+            self._backups.job(job_id).name,
+            "Nothing is backed up by it any more. Its restore points stay.",
+            action=f"/backups/jobs/{job_id}/remove",
+            back=f"/backups/jobs/{job_id}",
+            yes="remove it",
+            danger=True,
+        )
+
+    def remove_job(self, job_id: UUID) -> Response:
+        self._backups.remove_job(job_id)
+        return self.see("/backups")
+
+    def run_job(self, job_id: UUID) -> Response:
+        return self.see(f"/backups/runs/{self._backups.run_job(job_id).id}")
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def runs(self, cursor: str | None) -> Response:
+        runs, following = self._backups.runs.page(limit=ON_A_PAGE, cursor=number(cursor))
+        jobs, _ = self._backups.jobs(limit=LOOKED_THROUGH, cursor=None)
+        return self._pages.page(
+            "backups/runs.html",
+            runs=runs,
+            running=any(run.status not in ENDS for run in runs),
+            jobs={job.id: job.name for job in jobs},
+            following=following,
+            cursor=cursor,
+        )
+
+    def run(self, run_id: UUID) -> Response:
+        run = self._backups.runs.get(run_id)
+        points = (found(self._backups.points.get, point_id) for point_id in run.restore_point_ids)
+        return self._pages.page(
+            "backups/run.html",
+            run=run,
+            job=found(self._backups.job, run.job_id),
+            repository=found(self._backups.repositories.get, run.repository_id),
+            points=[point for point in points if point is not None],
+        )
+
+    def cancel_asked(self, run_id: UUID) -> Response:
+        run = self._backups.runs.get(run_id)
+        return ask(
+            self._pages,
+            "Cancel this run?",
+            f"It is {run.status}.",
+            "What it has made so far is removed, or found by the next run and not stored twice. Older restore points stay.",
+            action=f"/backups/runs/{run_id}/cancel",
+            back=f"/backups/runs/{run_id}",
+            yes="cancel it",
+            danger=True,
+        )
+
+    def cancel(self, run_id: UUID) -> Response:
+        self._backups.runs.cancel(run_id)
+        return self.see(f"/backups/runs/{run_id}")
+
+    def see(self, path: str) -> Response:
+        return RedirectResponse(f"{self._pages.root}{path}", status_code=303)
+
+
+def ask(
+    pages: Pages,
+    question: str,
+    subject: str,
+    *meaning: str,
+    action: str,
+    back: str,
+    yes: str,
+    danger: bool = False,
+    hidden: Iterable[tuple[str, str]] = (),
+) -> Response:
+    """A page that wants something confirmed. `hidden`: what goes along with the answer."""
+    return pages.page(
+        "ask.html",
+        here="/backups",
+        question=question,
+        subject=subject,
+        meaning=meaning,
+        action=action,
+        back=back,
+        yes=yes,
+        danger=danger,
+        hidden=hidden,
+    )
+
+
+_RETENTION = type(BackupJobRequest.model_fields["retention"].default)
+
+
+@dataclass(frozen=True, slots=True)
+class _JobFields:
+    """Of a job's form: what is backed up and when, guests that run, what is kept."""
+
+    first: list[Field]
+    quiesce: list[Field]
+    retention: list[Field]
+
+    @classmethod
+    def of(cls, job: BackupJob | None) -> "_JobFields":
+        known = fields(BackupJobRequest, values=job.model_dump() if job else None)
+        first = [one for one in known if one.key in ("name", "vm_ids", "schedule")]
+        kept = fields(_RETENTION, "retention.", job.retention.model_dump() if job else None)
+        return cls(first, [one for one in known if one.key == "quiesce"], kept)
+
+    def typed(self, form: Form) -> "_JobFields":
+        return _JobFields(typed(self.first, form), typed(self.quiesce, form), typed(self.retention, form))
+
+    def values(self, form: Form) -> dict[str, Any]:
+        return values([*self.first, *self.quiesce], form) | {"retention": values(self.retention, form)}
+
+
+OfJob = TypeVar("OfJob", BackupRun, RestorePoint)
+
+
+def _latest_of(job: BackupJob, newest: list[OfJob]) -> list[OfJob]:
+    return [one for one in newest if one.job_id == job.id][:LATEST]
+
+
+def backups_router(pages: Pages, backups: Backups) -> APIRouter:
+    router = pages.router()
+    made = BackupPages(pages, backups)
+    pages.know(*WORDS)
+    _of_jobs(router, made)
+    _of_runs(router, made)
+    return router
+
+
+def _of_jobs(router: APIRouter, made: BackupPages) -> None:
+    @router.get("/backups")
+    def jobs(cursor: After = None) -> Response:
+        return made.jobs(cursor)
+
+    @router.get("/backups/jobs/new")
+    def job_form() -> Response:
+        return made.job_form()
+
+    @router.post("/backups/jobs/new")
+    async def add_job(sent: Sent) -> Response:
+        return await run_in_threadpool(made.add_job, sent)
+
+    @router.get("/backups/jobs/{job_id}")
+    def job(job_id: UUID) -> Response:
+        return made.job(job_id)
+
+    @router.get("/backups/jobs/{job_id}/change")
+    def change_job_form(job_id: UUID) -> Response:
+        return made.change_form(job_id)
+
+    @router.post("/backups/jobs/{job_id}/change")
+    async def change_job(job_id: UUID, sent: Sent) -> Response:
+        return await run_in_threadpool(made.change_job, job_id, sent)
+
+    @router.post("/backups/jobs/{job_id}/run")
+    def run_job(job_id: UUID) -> Response:
+        return made.run_job(job_id)
+
+    @router.get("/backups/jobs/{job_id}/remove")
+    def remove_job_asked(job_id: UUID) -> Response:
+        return made.remove_job_asked(job_id)
+
+    @router.post("/backups/jobs/{job_id}/remove")
+    def remove_job(job_id: UUID) -> Response:
+        return made.remove_job(job_id)
+
+
+def _of_runs(router: APIRouter, made: BackupPages) -> None:
+    @router.get("/backups/runs")
+    def runs(cursor: After = None) -> Response:
+        return made.runs(cursor)
+
+    @router.get("/backups/runs/{run_id}")
+    def run(run_id: UUID) -> Response:
+        return made.run(run_id)
+
+    @router.get("/backups/runs/{run_id}/cancel")
+    def cancel_asked(run_id: UUID) -> Response:
+        return made.cancel_asked(run_id)
+
+    @router.post("/backups/runs/{run_id}/cancel")
+    def cancel(run_id: UUID) -> Response:
+        return made.cancel(run_id)

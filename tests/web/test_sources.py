@@ -1,0 +1,231 @@
+"""The pages of sources: added, tested, their certificates pinned, their machines looked through, changed and removed."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+from pydantic import SecretStr
+
+from synvirt.live import SourceAccess, VmRow
+from synvirt.live.registry import BY_KIND, PLATFORMS
+from synvirt.model import LiveKind, LiveVmRef, Source, SourceRequest, State
+from synvirt.web.fields import fields, values
+from synvirt.web.forms import Form
+from tests.fakes.live import FakeAdapter, FakePlatform
+from tests.fakes.service import Service
+from tests.web import jobs
+from tests.web.conftest import opened, picture, serious, serving
+from tests.web.test_pages import press_until
+
+SECRET = " tr0ub4dor & 3 "
+VMS = 2000
+WRONG_PIN = ":".join(["AB"] * 32)
+
+
+class ManyMachines(FakeAdapter):
+    async def list_vms(self) -> list[VmRow]:
+        return [VmRow(f"vm-{n}", f"web-{n:04}", "on", cpu_count=2, memory_bytes=4 << 30) for n in range(VMS)]
+
+
+@pytest.fixture(scope="module")
+def accesses() -> list[SourceAccess]:
+    """What each session was opened with."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> FakePlatform:
+    return FakePlatform(tmp_path_factory.mktemp("platform"))
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, platform: FakePlatform, accesses: list[SourceAccess]
+) -> Iterator[tuple[Service, str]]:
+    """libvirt and vSphere are the fake platform; where vSphere is reached, certificate and all, is the service itself."""
+
+    def opened_with(access: SourceAccess) -> FakeAdapter:
+        accesses.append(access)
+        return ManyMachines(platform)
+
+    kinds = (LiveKind.LIBVIRT_REMOTE, LiveKind.VIM_API)
+    fakes = {kind: replace(BY_KIND[kind], open=opened_with) for kind in kinds}
+    made = Service(tmp_path_factory.mktemp("web"), platforms={**BY_KIND, **fakes})
+    with serving(made) as address:
+        yield made, address
+    made.close()
+
+
+def added(service: Service, name: str, endpoint: str = "https://vcenter.invalid", **options: object) -> Source:
+    credentials = {"user": SecretStr("root"), "password": SecretStr(SECRET)}
+    return service.sources.add(
+        SourceRequest(name=name, kind=LiveKind.VIM_API, endpoint=endpoint, credentials=credentials, options=options)
+    )
+
+
+def test_a_source_is_added_and_tested_by_keyboard_alone(page: Page, service: Service, accesses: list[SourceAccess]) -> None:
+    page.goto("/sources")
+    press_until(page, "main a[href='/sources/new']")
+    page.keyboard.press("Enter")
+    press_until(page, "a[href='/sources/new/libvirt_remote']")
+    page.keyboard.press("Enter")
+    for field, text in (("name", "kvm-07"), ("endpoint", "qemu:///system"), ("credentials-password", SECRET)):
+        press_until(page, f"#field-{field}")
+        page.keyboard.type(text)
+    press_until(page, ".form button")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("kvm-07")
+    expect(page.locator("#test .checks")).to_contain_text("the fake platform 1.0")
+    expect(page.locator("#test .checks .bad")).to_have_count(0)
+    assert accesses[-1].credentials == {"password": SECRET}
+    assert accesses[-1].options["nbd_ports"] == [10809, 10872]
+    page.goto("/sources")
+    expect(page.locator(".rows > li", has_text="kvm-07").locator(".pill")).to_have_text("It works")
+
+
+def test_what_is_wrong_is_said_beside_what_was_typed(page: Page, service: Service) -> None:
+    before = len(service.sources.page(limit=1000, cursor=None)[0])
+    page.goto("/sources/new/vim_api")
+    page.fill("#field-name", "typed")
+    page.fill("#field-endpoint", "ftp://vcenter.invalid")
+    page.fill("#field-credentials-user", "root")
+    page.fill("#field-credentials-password", SECRET)
+    page.click("summary")
+    page.fill("#field-options-shutdown_timeout_s", "soon")
+    page.click(".form button")
+    expect(page.locator(".banner.bad")).to_contain_text("its scheme is 'ftp'")
+    expect(page.locator("#field-endpoint")).to_have_value("ftp://vcenter.invalid")
+    expect(page.locator("#field-credentials-password")).to_have_value("")
+    expect(page.locator("#field-options-shutdown_timeout_s")).to_have_value("soon")
+    assert SECRET.strip() not in page.content()
+    page.fill("#field-endpoint", "https://vcenter.invalid")
+    page.fill("#field-credentials-password", SECRET)
+    page.click(".form button")
+    expect(page.locator(".banner.bad")).to_contain_text("options.shutdown_timeout_s")
+    assert len(service.sources.page(limit=1000, cursor=None)[0]) == before
+
+
+def test_a_certificate_that_has_changed_is_shown_and_pinned(page: Page, served: tuple[Service, str]) -> None:
+    service, address = served
+    source = added(service, "has-a-new-certificate", address, fingerprint_sha256=WRONG_PIN)
+    page.goto(f"/sources/{source.id}")
+    failed = page.locator("#test .checks .bad")
+    expect(failed).to_have_count(1)
+    expect(failed).to_contain_text("is not the pinned one")
+    expect(failed.locator(".hint")).to_contain_text("somebody may be in between")
+    page.click("#ask-pin")
+    expect(page.locator("main")).to_contain_text(f"Pinned is now {WRONG_PIN}")
+    assert service.sources.get(source.id).options["fingerprint_sha256"] == WRONG_PIN
+    page.get_by_role("button", name="Yes: pin it").click()
+    expect(page.locator("#test .checks")).to_contain_text("as pinned")
+    expect(page.locator("#test .checks .bad")).to_have_count(0)
+    expect(page.locator("#ask-pin")).to_have_count(0)
+
+
+def test_two_thousand_machines_are_searched_and_paged(page: Page, service: Service) -> None:
+    source = added(service, "has-many")
+    page.goto(f"/sources/{source.id}")
+    page.click("#vms")
+    machines = page.locator("#vms li")
+    expect(machines).to_have_count(100)
+    expect(machines.first).to_contain_text("web-0000")
+    page.locator("a[rel=next]").click()
+    expect(machines.first).to_contain_text("web-0100")
+    page.get_by_role("searchbox").fill("WEB-17")
+    expect(machines.first).to_contain_text("web-1700")
+    expect(machines).to_have_count(100)
+    page.get_by_role("searchbox").fill("vm-1999")
+    expect(machines).to_have_count(1)
+    expect(machines).to_contain_text("web-1999")
+
+
+def test_what_is_not_typed_again_stays_sealed_as_it_was(page: Page, service: Service, accesses: list[SourceAccess]) -> None:
+    source = added(service, "to-be-changed")
+    page.goto(f"/sources/{source.id}/change")
+    assert SECRET.strip() not in page.content()
+    page.fill("#field-name", "changed")
+    page.uncheck("#field-options-verify_tls")
+    page.click(".form button")
+    expect(page.get_by_role("heading", level=1)).to_have_text("changed")
+    expect(page.locator("#facts, .facts")).to_contain_text("no")
+    page.goto(f"/new/source/{source.id}")
+    expect(page.locator("#vms li")).to_have_count(100)
+    assert accesses[-1].credentials == {"user": "root", "password": SECRET}
+    assert accesses[-1].options["verify_tls"] is False
+    # What was sealed for one address is not sent to another.
+    page.goto(f"/sources/{source.id}/change")
+    page.fill("#field-endpoint", "https://elsewhere.invalid")
+    page.click(".form button")
+    expect(page.locator(".banner.bad")).to_contain_text("required with another endpoint")
+    page.fill("#field-credentials-user", "root")
+    page.fill("#field-credentials-password", "new")
+    page.click(".form button")
+    expect(page.locator("main .address")).to_have_text("https://elsewhere.invalid")
+
+
+def test_a_source_is_removed_once_that_is_confirmed_and_nothing_reads_from_it(page: Page, service: Service) -> None:
+    source = added(service, "to-be-removed")
+    ref = LiveVmRef(kind="live_vm", source_id=source.id, vm_id="vm-42")
+    plan = jobs.WARM_PLAN.model_copy(update={"source_ref": ref})
+    job_id = jobs.added(service, "reads-from-it", (State.QUEUED, 5), (State.COPYING_FULL, 4), plan=plan)
+    page.goto(f"/sources/{source.id}")
+    page.click("#ask-remove")
+    page.get_by_role("button", name="Yes: remove it").click()
+    expect(page.locator(".banner.bad")).to_contain_text("E_MIG_CONFLICT")
+    service.move(job_id, State.FAILED)
+    page.goto(f"/sources/{source.id}/remove")
+    page.get_by_role("button", name="Yes: remove it").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sources")
+    expect(page.locator(f"#source-{source.id}")).to_have_count(0)
+
+
+@pytest.mark.parametrize(("scheme", "device", "width"), [("light", "desk", 1200), ("dark", "phone", 390)])
+@pytest.mark.timeout(180)
+def test_sources_can_be_read_by_everybody(
+    browser: Browser, served: tuple[Service, str], scheme: str, device: str, width: int
+) -> None:
+    service, address = served
+    source = added(service, f"looked-at-on-a-{device}", address, fingerprint_sha256=WRONG_PIN)
+    here = f"/sources/{source.id}"
+    pages = {"sources": "/sources", "source-kinds": "/sources/new", "source-remove": f"{here}/remove"}
+    pages |= {f"source-form-{one.kind}": f"/sources/new/{one.kind}" for one in PLATFORMS} | {"source": here}
+    with opened(browser, address, color_scheme=scheme, viewport={"width": width, "height": 844}) as context:
+        page = context.new_page()
+        for name, path in pages.items():
+            page.goto(path)
+            if name == "source":
+                expect(page.locator("#ask-pin")).to_be_visible()
+            picture(page, f"{name}-{device}-{scheme}")
+            assert serious(page) == [], name
+            too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert too_wide <= 0, f"{name} is wider than a {device}"
+
+
+def test_it_is_added_and_tested_without_javascript(browser: Browser, served: tuple[Service, str]) -> None:
+    with opened(browser, served[1], java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto("/sources/new/libvirt_remote")
+        page.fill("#field-name", "no-script")
+        page.fill("#field-endpoint", "qemu:///system")
+        page.click(".form button")
+        expect(page.locator("#test")).to_contain_text("It has not been tested yet")
+        page.get_by_role("button", name="Test it").click()
+        expect(page.locator("#test .checks")).to_contain_text("the fake platform 1.0")
+
+
+@pytest.mark.parametrize("kind", LiveKind)
+def test_every_platforms_form_gives_back_what_it_begins_with(kind: LiveKind) -> None:
+    """Nothing typed is nothing but the defaults, read as the model's own types."""
+    options = BY_KIND[kind].form.options
+    known = fields(options)
+    assert {one.key for one in known} == set(options.model_fields)
+    form = Form({one.name: (one.value,) for one in known if one.value})
+    assert options.model_validate(values(known, form)) == options()
+
+
+def test_a_source_that_is_not_there_is_a_page(context: BrowserContext) -> None:
+    answer = context.new_page().goto(f"/sources/{UUID(int=0)}")
+    assert answer is not None
+    assert answer.status == 404
