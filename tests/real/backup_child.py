@@ -54,10 +54,16 @@ class Child:
     def __init__(self, data_dir: Path) -> None:
         self.data_dir, self.settings = data_dir, Settings(data_dir=data_dir)
         self.connection = Connection(self.settings.hypervisor_uri, lambda: None)
+        self.name = NAME
 
     @property
     def domain(self) -> Any:
-        return self.connection.use().lookupByName(NAME)
+        return self.connection.use().lookupByName(self.name)
+
+    def rule(self, name: str) -> None:
+        """Another guest from here on."""
+        self.name = name
+        say(self._answering().UUIDString())
 
     def _answering(self) -> Any:
         """The domain, once its agent does: after each opening of the driver it is connected anew."""

@@ -20,6 +20,8 @@ from tests.real.test_service import _guests, service
 WRITES = "dd if=/dev/urandom of=/written bs=64k count=20 seek={} conv=notrunc 2>/dev/null; sync; echo done"
 # Of the second disk, which has no file system: nothing of it is frozen, so nothing may write to it at the moment itself.
 WRITES_RAW = "dd if=/dev/urandom of=/dev/vdb bs=64k count=3 seek=5 conv=notrunc 2>/dev/null; sync; echo done"
+LISTS_FILES = "cd / && sha256sum alive written kept/*"
+CHANGES_FILES = f"mkdir /kept; dd if=/dev/urandom of=/kept/a bs=64k count=40 2>/dev/null; echo b > /kept/b; sync; {LISTS_FILES}"
 
 
 class Ruler:
@@ -120,7 +122,8 @@ def test_every_point_is_what_the_disks_were_at_its_moment(
         check_quiesced(fourth)
         assert [warning["code"] for warning in fourth["run"]["warnings"]] == ["E_BAK_DELTA_FALLBACK"]
         assert not fourth["run"]["guests"][0]["disks"][0]["changes_only"]
-    check_the_service(data_dir)
+        kept = child.ask("execute", CHANGES_FILES)
+    check_the_guest_comes_back(data_dir, check_the_service(data_dir), kept)
 
 
 def check_quiesced(told: dict[str, Any]) -> None:
@@ -154,8 +157,8 @@ def check_nothing_is_left_of_a_run_that_read(data_dir: Path, before: dict[str, A
         assert left["scratch"] != []
 
 
-def check_the_service(data_dir: Path) -> None:
-    """As a user meets it."""
+def check_the_service(data_dir: Path) -> str:
+    """As a user meets it; its restore point."""
     with service(data_dir) as (_, client):
         (job,) = json.loads(client.ask("GET", "/backup/jobs"))["items"]
         run = json.loads(client.ask("POST", f"/backup/jobs/{job['id']}/run"))
@@ -164,3 +167,23 @@ def check_the_service(data_dir: Path) -> None:
         assert (run["status"], run["warnings"]) == ("completed", [])
         (point,) = run["restore_point_ids"]
         assert json.loads(client.ask("GET", f"/backup/restore-points/{point}"))["quiesced"]
+        return str(point)
+
+
+def check_the_guest_comes_back(data_dir: Path, point: str, kept: str) -> None:
+    """Its process and its disks are lost. It is restored beside what is left of it, boots, and has the files that it had."""
+    for pid in _guests(data_dir):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not _guests(data_dir))
+    for name in ("system.qcow2", "data.img"):
+        (data_dir / name).unlink()
+    with service(data_dir) as (_, client):
+        asked = {"target": "new_domain", "name": "came-back", "start": True}
+        run = json.loads(client.ask("POST", f"/backup/restore-points/{point}/restore", json=asked))
+        until(lambda: json.loads(client.ask("GET", f"/backup/runs/{run['id']}"))["finished_at"] is not None)
+        run = json.loads(client.ask("GET", f"/backup/runs/{run['id']}"))
+        assert (run["status"], run["error"], run["warnings"]) == ("completed", None, [])
+        assert run["domain"] == {"name": "came-back", "uuid": run["id"]}
+    with ruler(data_dir) as child:
+        assert child.ask("rule", "came-back") == run["id"]
+        assert child.ask("execute", LISTS_FILES) == kept
