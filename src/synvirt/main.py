@@ -210,6 +210,7 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
             scratch=lambda: scratch_folder(connection) / "boot-tests",
             screens=settings.data_dir / "boot-tests",
             boot_timeout_s=settings.boot_timeout_s,
+            alone=guests.alone,
         ),
     )
     return stack.enter_context(running(backups))

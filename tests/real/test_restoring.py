@@ -11,12 +11,13 @@ from uuid import UUID, uuid4
 import pytest
 from defusedxml import ElementTree
 
-from synvirt.backups import new_domain, restoring_domain
+from synvirt.backups import in_place, new_domain, restoring_domain
 from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import RestorePoint, RestoreRequest
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SourceRunning
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.settings import Settings
+from tests.devices import loop_device
 from tests.needs import need
 from tests.real.guests import WRITES, boot_sector
 from tests.real.restores import Room
@@ -200,6 +201,62 @@ def test_in_place_one_disk_leaves_the_other_and_the_definition(room: Room) -> No
     assert found.findtext("memory") == str(96 * 1024)
     with pytest.raises(BackupBadRequest):
         room.backups.restore(point.id, RestoreRequest(target="in_place", disks=("vdx",)))
+
+
+def on_device(room: Room, device: str) -> tuple[str, RestorePoint]:
+    """A guest whose disk is that device, and its point; the device is larger than the disk was."""
+    uuid = uuid4()
+    definition = xml(Path(device), uuid=str(uuid), name=f"on-{uuid}").replace(
+        "type='file' device='disk'", "type='block' device='disk'"
+    )
+    definition = definition.replace(f"file='{device}'", f"dev='{device}'")
+    room.connection.use().defineXML(definition)
+    return str(uuid), room.point(definition, {"vda": image(room)}, vm_id=uuid)
+
+
+def test_in_place_a_device_is_written_where_it_is_and_that_is_told(room: Room) -> None:
+    backing = image(room, b"x" * (len(CONTENT) + 65536), name="backing")
+    with loop_device(backing) as device:
+        _, point = on_device(room, device)
+        run = room.restored(point, target="in_place")
+        assert (run.status, run.error) == ("completed", None)
+        assert "E_BAK_NO_WAY_BACK" in {warning.code for warning in run.warnings}
+        assert [Path(device).read_bytes() == CONTENT + bytes(65536)] == [True], "and its rest is zeros"
+    small = image(room, bytes(65536), name="small")
+    with loop_device(small) as device:
+        _, point = on_device(room, device)
+        with pytest.raises(BackupConflict, match="65536"):
+            room.backups.restore(point.id, RestoreRequest(target="in_place"))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_in_place_a_zfs_volume_is_rolled_back_where_the_restore_fails(
+    room: Room, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    """The order of it; real zfs is asked in the lab guest."""
+    before = b"x" * (len(CONTENT) + 65536)
+    said: list[str] = []
+    with loop_device(image(room, before, name="backing")) as device:
+
+        def zfs(*arguments: str) -> str:
+            said.append(arguments[0])
+            assert arguments[1].startswith("tank/volume@synvirt-restore-")
+            if arguments[0] == "snapshot":
+                assert [Path(device).read_bytes() == before] == [True]
+            if arguments[0] == "rollback":
+                Path(device).write_bytes(before)
+            return ""
+
+        monkeypatch.setattr(in_place, "_zfs_volume", lambda path: "tank/volume")
+        monkeypatch.setattr(in_place, "Zfs", lambda: zfs)
+        _, point = on_device(room, device)
+        if damaged:
+            _damage(room)
+        run = room.restored(point, target="in_place")
+        assert "E_BAK_NO_WAY_BACK" not in {warning.code for warning in run.warnings}
+        assert run.status == ("failed" if damaged else "completed")
+        assert said == (["snapshot", "rollback", "destroy"] if damaged else ["snapshot", "destroy"])
+        assert [Path(device).read_bytes() == (before if damaged else CONTENT + bytes(65536))] == [True]
 
 
 def test_a_boot_test_sees_the_guest_boot_and_leaves_nothing(room: Room) -> None:

@@ -20,7 +20,8 @@ _QEMU_USERS = ("libvirt-qemu", "qemu")
 class Ground:
     """`destinations`: by name, the default first. `tpm_folder`: where libvirt keeps its emulated TPMs, each in a folder of its
     domain's UUID. `scratch`: a folder of boot tests, by a path that Unix sockets can lie beneath; both are asked when they are
-    needed. `screens`: where their pictures stay."""
+    needed. `screens`: where their pictures stay. `alone`: nobody else is at the guest of that UUID, as a run that backs it up
+    would be; Cancelled, once what is given says so."""
 
     hypervisor: Hypervisor
     connection: Connection
@@ -29,6 +30,7 @@ class Ground:
     scratch: Callable[[], Path]
     screens: Path
     boot_timeout_s: float
+    alone: Callable[[str, Callable[[], bool]], contextlib.AbstractContextManager[None]]
 
     def let_qemu_in(self, path: Path) -> None:
         """Under the host's own libvirtd, QEMU is another user than we are. DiskWriteFailed."""

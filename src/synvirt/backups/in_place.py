@@ -85,6 +85,10 @@ class InPlace:
         self._places(_definition(domain), sizes)
 
     def restore(self, under_way: UnderWay, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+        with self._ground.alone(point.vm_id, under_way.stop):
+            self._restore(under_way, repository, point, asked)
+
+    def _restore(self, under_way: UnderWay, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
         self.check(point, asked)
         manifest, domain = repository.manifest(point.id), self._domain(point)
         disks = new_domain.chosen_disks(manifest, asked.disks)
@@ -253,6 +257,8 @@ class _Restored:
         forward += [Thing(kind="swap", name=json.dumps([swap.staged, swap.path])) for swap in self._swaps]
         if definition is not None:
             forward.append(Thing(kind="defined", name=definition))
+        with translated(Internal, "the hypervisor does not say which guest it is"):
+            forward.append(Thing(kind="checkpoints", name=self._domain.UUIDString()))
         self._undoing.replace(self._run_id, tuple(forward))
         for swap in self._swaps:
             _swap(swap)
@@ -309,7 +315,7 @@ def _check_place(target: str, place: Place, size: int) -> None:
         mode = Path(place.path).stat().st_mode
         expected = stat.S_ISBLK if place.device_type == "block" else stat.S_ISREG
         if not expected(mode):
-            raise SourceUnsupported(f"disk {target} is not the {place.device_type} that its domain says: {place.path}")
+            raise SourceUnsupported(f"disk {target} is not the {place.device_type} that its domain says")
         if place.device_type == "block":
             if place.format != "raw":
                 raise SourceUnsupported(f"disk {target} is a block device of format {place.format}")
@@ -375,11 +381,19 @@ def undo(ground: Ground) -> dict[str, Undo]:
         with translated(Internal, "libvirt does not take the domain as it was"):
             ground.connection.use().defineXML(xml)
 
+    def checkpoints(run_id: UUID, vm_id: str) -> None:
+        """What libvirt knows of them: their bitmaps went with the old disks."""
+        domain, libvirt = ground.domain("lookupByUUIDString", vm_id), load()
+        with translated(Internal, "the guest's checkpoints cannot be forgotten"):
+            for one in [] if domain is None else domain.listAllCheckpoints(0):
+                one.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+
     undoing: dict[str, Callable[[UUID, str], None]] = {
         "staged": staged,
         "swap": lambda run_id, name: _swap(Swap(*json.loads(name))),
         "snapshot": snapshot,
         "dropped": lambda run_id, name: zfs("destroy", name),
         "defined": defined,
+        "checkpoints": checkpoints,
     }
     return undoing

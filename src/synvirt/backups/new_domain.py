@@ -141,7 +141,7 @@ def fit(ground: Ground, undoing: Undoing, run_id: UUID, domain: Rewritten, manif
     """Firmware with the point's own variables, an emulator that is here, and KVM where it works. HostLacks."""
     firmware = restoring_domain.loader(domain)
     if firmware is not None and not os.access(firmware, os.R_OK):
-        raise HostLacks(f"this host lacks the guest's firmware {firmware}", hint="apt-get install ovmf")
+        raise HostLacks(f"this host lacks the guest's firmware {Path(firmware).name}", hint="apt-get install ovmf")
     emulator = domain.devices.find("emulator")
     if emulator is not None and not os.access(emulator.text or "", os.X_OK):
         domain.devices.remove(emulator)

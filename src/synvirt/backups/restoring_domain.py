@@ -17,6 +17,8 @@ from xml.etree import ElementTree as ET  # only written here: what is read goes 
 from defusedxml import ElementTree
 
 from synvirt.errors import RepositoryDamaged
+from synvirt.hypervisor import Volume
+from synvirt.hypervisor.domain_xml import SOURCE_TYPES, disk_source
 from synvirt.hypervisor.identity import JOB_NAMESPACE
 
 ET.register_namespace("synvirt", JOB_NAMESPACE)
@@ -33,7 +35,7 @@ _LEADING_OUT = ("hostdev", "redirdev", "filesystem", "shmem", "smartcard", "cryp
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a disk lies now. `device_type`: file, block."""
+    """Where a disk lies now: `device_type` as destinations have it, file, block or rbd."""
 
     path: str
     device_type: str = "file"
@@ -160,18 +162,17 @@ def _place(disk: ET.Element, place: Place) -> None:
     for name in ("source", "backingStore", "mirror", "auth", "encryption", "transient"):
         for element in disk.findall(name):
             disk.remove(element)
-    disk.set("type", place.device_type)
+    disk.set("type", SOURCE_TYPES.get(place.device_type, place.device_type))
     driver = disk.find("driver")
     if driver is None:
         driver = ET.Element("driver", name="qemu")
         disk.insert(0, driver)
     driver.set("type", place.format)
-    if place.device_type == "file":
+    if place.device_type != "block":
         # A file system may not take O_DIRECT, which these ask for; what the guest wrote is as safe without.
         for attribute in ("cache", "io"):
             driver.attrib.pop(attribute, None)
-    source = ET.Element("source", {"dev" if place.device_type == "block" else "file": place.path})
-    disk.insert(1, source)
+    disk_source(disk, Volume(target_of(disk), place.path, place.device_type))
 
 
 def _missing_file(disk: ET.Element) -> str | None:

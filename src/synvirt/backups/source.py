@@ -1,8 +1,8 @@
 """The guests of this host as a run reads them: how each is held at one moment, by a table of ways.
 
-    shut off  ─▶ offline   its disks are at rest, and watched (source_offline.py)
-    running   ─▶ zfs       all its disks are volumes of one pool: an atomic snapshot, changes from `zfs send` (source_zfs.py)
-              ─▶ bitmap    whatever QEMU opens: a backup job of libvirt's, changes of qcow2 from a checkpoint (source_bitmap.py)
+    zfs       all its disks are volumes of one pool: an atomic snapshot, changes from `zfs send` (source_zfs.py)
+    offline   it is shut off: its disks are at rest, and watched (source_offline.py)
+    bitmap    it runs: a backup job of libvirt's, changes of qcow2 disks from a checkpoint (source_bitmap.py)
 
 The first that fits is taken. Each gives readers for the disks as they were at that moment, and, where it can, the areas that
 have changed since the restore point that it counts from; what is not known for certain is None, and the whole disk is read.
@@ -124,7 +124,7 @@ class Sources:
         domain = found(self._connection.use(), ask.vm_id)
         with translated(Internal, f"the hypervisor does not say how {ask.vm_id} is"):
             vm_id = str(domain.UUIDString())
-        with self._alone(vm_id, ask.stop):
+        with self.alone(vm_id, ask.stop):
             self._sweep(vm_id)
             for way in self._ways:
                 why_not = way.fits(domain)
@@ -144,7 +144,8 @@ class Sources:
                 self._sweep(made.vm_id)
 
     @contextlib.contextmanager
-    def _alone(self, vm_id: str, stop: Callable[[], bool]) -> Iterator[None]:
+    def alone(self, vm_id: str, stop: Callable[[], bool]) -> Iterator[None]:
+        """Nobody else reads, or restores, the guest of that UUID within the block. Cancelled, once `stop()` is true."""
         with self._locking:
             lock = self._locks.setdefault(vm_id, threading.Lock())
         while not lock.acquire(timeout=LOCK_POLL_S):
@@ -157,7 +158,7 @@ class Sources:
 
     def _sweep_all(self) -> None:
         for vm_id in sorted({made.vm_id for made in self._ledger.all() if made.state != "lasting"}):
-            with self._alone(vm_id, lambda: False):
+            with self.alone(vm_id, lambda: False):
                 self._sweep(vm_id)
 
     def _sweep(self, vm_id: str) -> None:

@@ -61,8 +61,8 @@ class Undoing:
             for thing in reversed(self._of(run_id)):
                 try:
                     self._undo[thing.kind](run_id, thing.name)
-                except SynvirtError as error:
-                    _log.warning("what a run made cannot be undone", run=str(run_id), thing=thing.kind, detail=error.detail)
+                except Exception as error:
+                    _log.warning("what a run made cannot be undone", run=str(run_id), thing=thing.kind, exc_info=error)
                     left.append(thing)
             if left:
                 self.replace(run_id, tuple(reversed(left)))

@@ -166,11 +166,11 @@ def _disks(devices: ET.Element, job: Migration, manifest: VmManifest, volumes: l
     boot = sorted(disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
     for number, disk in enumerate(disks):
         volume = by_key[disk.key]
-        element = ET.SubElement(devices, "disk", type=_SOURCE_TYPES[volume.device_type], device="disk")
+        element = ET.SubElement(devices, "disk", type=SOURCE_TYPES[volume.device_type], device="disk")
         # A block device has its own cache (zfs) and takes O_DIRECT; a file may lie on a file system that does not.
         direct = {"cache": "none", "io": "native"} if volume.device_type == "block" else {}
         ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "discard": "unmap", **direct})
-        _disk_source(element, volume)
+        disk_source(element, volume)
         its_bus = bus_of(number, bus)
         ET.SubElement(element, "target", dev=BUSES[its_bus].prefix + letters(number), bus=its_bus)
         _text(element, "serial", digest_of(job.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
@@ -180,10 +180,11 @@ def _disks(devices: ET.Element, job: Migration, manifest: VmManifest, volumes: l
 
 
 # What a destination calls the devices of its volumes, and what libvirt does.
-_SOURCE_TYPES = {"file": "file", "block": "block", "rbd": "network"}
+SOURCE_TYPES = {"file": "file", "block": "block", "rbd": "network"}
 
 
-def _disk_source(element: ET.Element, volume: Volume) -> None:
+def disk_source(element: ET.Element, volume: Volume) -> None:
+    """What QEMU opens, of a disk that has none yet."""
     if volume.device_type != "rbd":
         ET.SubElement(element, "source", {"dev" if volume.device_type == "block" else "file": volume.path})
         return
