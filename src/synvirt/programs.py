@@ -23,6 +23,7 @@ from synvirt.errors import Cancelled, Internal, SynvirtError
 STDERR_KEPT_CHARS = 2000
 STDERR_READ_BYTES = 256 << 10
 LINE_KEPT_CHARS = 65536
+OUTPUT_BUFFER_BYTES = 1 << 20
 # A grandchild may hold the output open after the program has ended.
 LINES_LATE_S = 5
 # A killed process lets go of its files at once, unless its disk does not answer.
@@ -190,6 +191,37 @@ def start(
             pass_fds=descriptors,
             start_new_session=True,
         )
+
+
+@contextlib.contextmanager
+def output_of(argv: Sequence[str], *, timeout_s: float, missing: type[SynvirtError] = Internal) -> Iterator[IO[bytes]]:
+    """What it writes, as it comes, for so long at most. ProgramFailed at the end of the block, where the program failed; who
+    leaves the block before its output has ended ends it. It ends with this process: nobody reads it then."""
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(
+            [_found(argv[0], missing), *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            bufsize=OUTPUT_BUFFER_BYTES,
+            stderr=said,
+            env=_environment(None),
+            start_new_session=True,
+        )
+        assert child.stdout is not None
+        deadline = threading.Timer(timeout_s, end_group, [child])
+        deadline.start()
+        ended = False
+        try:
+            yield child.stdout
+            ended = not child.stdout.read(1)
+        finally:
+            deadline.cancel()
+            if not ended:
+                end_group(child)
+            child.stdout.close()
+            child.wait()
+        if ended and child.returncode != 0:
+            raise ProgramFailed(Path(argv[0]).name, child.returncode, _tail(said))
 
 
 def _found(program: str, missing: type[SynvirtError]) -> str:

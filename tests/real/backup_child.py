@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
-from synvirt.backups import backing_up, source
+from synvirt.backups import source
 from synvirt.backups.disk import PointReader
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.backups.source_ledger import Ledger
 from synvirt.backups.ways import sources_of
+from synvirt.blocks import DiskReader
 from synvirt.hypervisor import agent
 from synvirt.hypervisor.connection import Connection, load
 from synvirt.live import libvirt_remote_backup as jobs
@@ -96,7 +97,7 @@ class Child:
         """One run. `at`: it says so and stays there, «frozen» while the guest is, «reading» when its disks are about to be
         read. `reference`: copies of the disks as they are at the moment, into that folder. `meanwhile`: a script that the guest
         has done when its disks are about to be read."""
-        begin, take = jobs.begin, backing_up.take
+        begin, open_disk = jobs.begin, source.open_disk
 
         def begun(*args: Any, **kwargs: Any) -> None:
             if at == "frozen":
@@ -105,19 +106,19 @@ class Child:
             if reference:
                 self._copy(Path(reference))
 
-        def taken(*args: Any, **kwargs: Any) -> Any:
+        def opened(disk: source.SourceDisk) -> DiskReader:
             if at == "reading":
                 stay(at)
             if meanwhile:
                 self._executed(meanwhile)
-            return take(*args, **kwargs)
+            return open_disk(disk)
 
-        jobs.begin, backing_up.take = begun, taken
+        jobs.begin, source.open_disk = begun, opened
         with self._backups() as backups:
             run = ended(backups, backups.run_job(self._job(backups, quiesce)).id)
             same = [self._is_same(backups, point, Path(reference)) for point in run.restore_point_ids if reference]
             points = [backups.points.get(point).model_dump(mode="json") for point in run.restore_point_ids]
-        jobs.begin, backing_up.take = begin, take
+        jobs.begin, source.open_disk = begin, open_disk
         say({"run": run.model_dump(mode="json"), "same": same, "points": points})
 
     def _is_same(self, backups: Backups, point_id: UUID, reference: Path) -> bool:

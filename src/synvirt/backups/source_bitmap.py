@@ -20,6 +20,7 @@ from synvirt.backups import domain_parts
 from synvirt.backups.manifest import Manifest, Mark
 from synvirt.backups.quiescing import held
 from synvirt.backups.source import Area, Ask, Guest, Keeping, SourceDisk, new_name
+from synvirt.backups.source_definition import definition
 from synvirt.backups.source_ledger import Ledger, Made
 from synvirt.disks import open_reader
 from synvirt.disks.specs import NbdSpec
@@ -72,7 +73,7 @@ class ByJob:
                     _begin(domain, made, root, stack)
                 begun = jobs.running(domain)
                 tracked = jobs.has_checkpoint(domain, made.name)
-                xml = _definition(domain, root)
+                xml = definition(domain, root)
             if begun is None or begun.path is None:
                 raise SourceSnapshotFailed(f"the backup job of {name} ended as soon as it had begun")
             watch = stack.enter_context(_room(folder, lambda: self._end(domain, made)))
@@ -188,20 +189,6 @@ def _refuse_passed_through(root: Any) -> None:
         raise SourceUnsupported(
             f"disk {sorted(passed)[0]} is a SCSI device of the host, passed through: it cannot be held still"
         )
-
-
-def _definition(domain: Any, root: Any) -> str:
-    """As it would be started again, if that has the disks that it runs with."""
-    libvirt = load()
-    if domain.isPersistent():
-        text = str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))
-        if _targets(ElementTree.fromstring(text)) == _targets(root):
-            return text
-    return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_MIGRATABLE))
-
-
-def _targets(root: Any) -> list[str]:
-    return [key for key, _ in data_disks(root)]
 
 
 def _drop_stale(domain: Any, made: Made, base: Manifest | None) -> None:

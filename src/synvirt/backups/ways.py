@@ -7,6 +7,7 @@ from synvirt.backups.source import Sources
 from synvirt.backups.source_bitmap import ByJob
 from synvirt.backups.source_ledger import Ledger
 from synvirt.backups.source_offline import Offline
+from synvirt.backups.source_zfs import OfZfs
 from synvirt.hypervisor.connection import Connection, short_root
 from synvirt.store.backups import BackupRows
 
@@ -29,5 +30,9 @@ def tpm_folder(connection: Connection) -> Path:
 def sources_of(connection: Connection, rows: BackupRows, *, host: str) -> Sources:
     ledger = Ledger(rows, host=host)
     scratch, tpm = partial(scratch_folder, connection), partial(tpm_folder, connection)
-    ways = (Offline(connection, tpm), ByJob(connection, ledger, folder=scratch, tpm_folder=tpm))
+    ways = (
+        OfZfs(connection.uri, ledger, tpm_folder=tpm),
+        Offline(connection, tpm),
+        ByJob(connection, ledger, folder=scratch, tpm_folder=tpm),
+    )
     return Sources(connection, ledger, ways)

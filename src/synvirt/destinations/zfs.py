@@ -7,12 +7,7 @@ What is ours carries our mark, user properties of its own: `synvirt:job` and, on
 docs/zfs.md says what the service's user needs to be allowed.
 """
 
-import contextlib
-import fcntl
-import os
 import re
-import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +15,7 @@ from uuid import UUID
 
 from synvirt.destinations.naming import sanitized_label
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
+from synvirt.destinations.zfs_links import DEVICES, LINK_TIMEOUT_S, Links, zvol_name
 from synvirt.disks.specs import BlockWriterSpec, WriterSpec
 from synvirt.errors import DiskWriteFailed
 
@@ -28,22 +24,10 @@ BLOCK_BYTES = 64 * 1024
 NAME_CHARS_MAX = 255
 # One part in so many of the free room is not for disks.
 HEADROOM = 16
-DEVICES = Path("/dev/zvol")
-# udev makes the link within milliseconds; on a host that imports a large pool at this moment it takes seconds.
-LINK_TIMEOUT_S = 60.0
-ASK_UDEV_EVERY_S = 2.0
-# _IOR(0x12, 125, char[256]) of include/sys/fs/zfs.h; what zfs' own zvol_id(8) asks.
-BLKZNAME, BLKZNAME_BYTES = 0x8100127D, 256
 # A pool, then datasets: what zpool(8) and zfs(8) take as names, without spaces.
 PARENT = re.compile(r"[A-Za-z][\w.:-]*(/\w[\w.:-]*)*", re.ASCII)
 # The last two parts of a volume's name, as volume_name gives them.
 VOLUME = re.compile(r"(?P<job>[0-9a-f-]{36})/(?P<disk>\w[\w.-]*)", re.ASCII)
-
-
-def zvol_name(descriptor: int) -> str:
-    """Which volume an open block device is; OSError where it is none."""
-    answer = fcntl.ioctl(descriptor, BLKZNAME, bytes(BLKZNAME_BYTES))
-    return answer.partition(b"\0")[0].decode(errors="replace")
 
 
 class ZfsDestination:
@@ -65,7 +49,7 @@ class ZfsDestination:
         self._pool = pool
         self._root = f"{pool}/{namespace}/migrations"
         self._zfs = zfs or Zfs()
-        self._devices, self._name_of, self._link_timeout_s = devices, name_of, link_timeout_s
+        self._links = Links(devices, name_of=name_of, timeout_s=link_timeout_s)
         longest = self.volume_name(UUID(int=0), "é" * 200)
         if not PARENT.fullmatch(self._root) or "/" in pool or len(longest) > NAME_CHARS_MAX:
             raise DiskWriteFailed(
@@ -105,9 +89,7 @@ class ZfsDestination:
         """Its link, which is there and leads to this volume. Waits for that, as `create` does: udev takes a link away while it
         looks at a device again, and on a busy host does not always bring it back."""
         self._parts(name)
-        path = self._devices / name
-        self._wait_for_link(path, name)
-        return str(path)
+        return self._links.device(name)
 
     def destroy(self, name: str) -> None:
         job, _ = self._parts(name)
@@ -209,51 +191,6 @@ class ZfsDestination:
         except ZfsRefused as refused:
             if refused.reason != "missing":
                 raise
-
-    def _wait_for_link(self, path: Path, name: str) -> None:
-        deadline = time.monotonic() + self._link_timeout_s
-        ask_udev_at = time.monotonic() + ASK_UDEV_EVERY_S
-        while wrong := self._found_at(path, name):
-            if time.monotonic() >= deadline:
-                raise DiskWriteFailed(
-                    f"after {self._link_timeout_s:g} s the device {path} of the zfs volume {name} cannot be used: {wrong}",
-                    hint="udev makes the link by the rules of zfsutils-linux: does it run? `udevadm trigger` has it look again",
-                )
-            if time.monotonic() >= ask_udev_at:
-                self._ask_udev(name)
-                ask_udev_at = time.monotonic() + ASK_UDEV_EVERY_S
-            time.sleep(0.02)
-
-    def _ask_udev(self, name: str) -> None:
-        """To look at the volume's device again: root can tell it to, others can end writing, which it watches."""
-        for device in Path("/sys/class/block").glob("zd*"):
-            node = f"/dev/{device.name}"
-            with contextlib.suppress(OSError):
-                if self._name_at(node, os.O_RDONLY) == name:
-                    self._name_at(node, os.O_WRONLY)
-                    (device / "uevent").write_text("change")
-
-    def _name_at(self, node: str, mode: int) -> str:
-        descriptor = os.open(node, mode | os.O_CLOEXEC)
-        try:
-            return self._name_of(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _found_at(self, path: Path, name: str) -> str:
-        """What is wrong with the device at `path`; empty where nothing is."""
-        try:
-            if not stat.S_ISBLK(path.stat().st_mode):
-                return "it is no block device"
-            found = self._name_at(str(path), os.O_RDONLY)
-        except PermissionError as error:
-            raise DiskWriteFailed(
-                f"the device {path} cannot be opened: {error.strerror}",
-                hint="the service's user must be a member of the group that owns it, which is `disk` on Debian",
-            ) from error
-        except OSError as error:
-            return error.strerror or "it cannot be opened"
-        return "" if found == name else f"it is the device of {found}"
 
 
 def _as_arguments(options: dict[str, str]) -> list[str]:

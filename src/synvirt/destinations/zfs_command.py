@@ -47,13 +47,13 @@ class Zfs:
     """`program`: its name or path."""
 
     def __init__(self, program: str = "zfs", sleep: Callable[[float], None] = time.sleep) -> None:
-        self._program, self._sleep = program, sleep
+        self.program, self._sleep = program, sleep
 
     def __call__(self, *arguments: str) -> str:
         """What it says on its standard output. ZfsRefused; what is busy is asked again for a while first."""
         for pause in (*BUSY_PAUSES_S, None):
             try:
-                return run([self._program, *arguments], timeout_s=TIMEOUT_S, missing=DiskWriteFailed).stdout
+                return run([self.program, *arguments], timeout_s=TIMEOUT_S, missing=DiskWriteFailed).stdout
             except ProgramFailed as failed:
                 refused = _refused(failed)
                 if refused.reason != "busy" or pause is None:

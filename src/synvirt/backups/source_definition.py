@@ -1,0 +1,22 @@
+"""The definition of a guest that a restore point keeps."""
+
+from typing import Any
+
+from defusedxml import ElementTree
+
+from synvirt.hypervisor.connection import load
+from synvirt.live.libvirt_remote_manifest import data_disks
+
+
+def definition(domain: Any, root: Any) -> str:
+    """As it would be started again, if that has the disks that it runs with."""
+    libvirt = load()
+    if domain.isPersistent():
+        text = str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))
+        if _targets(ElementTree.fromstring(text)) == _targets(root):
+            return text
+    return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_MIGRATABLE))
+
+
+def _targets(root: Any) -> list[str]:
+    return [key for key, _ in data_disks(root)]

@@ -1,0 +1,114 @@
+"""What a stream of `zfs send -i` says has changed of a volume: areas, and none of its bytes.
+
+OpenZFS, include/sys/zfs_ioctl.h, dmu_replay_record_t: records of 312 bytes in the sender's byte order, some with a payload.
+
+    BEGIN             magic, type of the data set, guids of both snapshots
+    WRITE, …          object, offset, length, and the bytes, which are passed over
+    FREE              object, offset, length; the largest number means to its end
+    OBJECT, …         objects, as they come and go
+    END               all that came before is complete
+    the others        are in no plain stream of a volume
+
+A volume's bytes are its object 1, at their own offsets (ZVOL_OBJ of module/zfs/zvol.c); object 2 is its properties. Whatever
+is not understood is an error: it would be a change that is not seen.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import IO
+
+from synvirt.errors import DeltaFallback
+from synvirt.sizes import MIB
+
+RECORD_BYTES = 312
+MAGIC = 0x2F5BACBAC
+SUBSTREAM = 1
+ZVOL = 3  # dmu_objset_type_t: DMU_OST_ZVOL
+DATA_OBJECT = 1
+# DMU_OBJECT_END: to the object's end.
+TO_THE_END = 2**64 - 1
+# SPA_MAXBLOCKSIZE; a payload is a block, or less.
+PAYLOAD_BYTES_MAX = 16 * MIB
+
+
+class Kind(IntEnum):
+    BEGIN, OBJECT, FREEOBJECTS, WRITE, FREE, END, WRITE_BYREF, SPILL, WRITE_EMBEDDED, OBJECT_RANGE, REDACT = range(11)
+
+
+_HEAD = struct.Struct("<II")
+# magic, version info, time, type, flags, to, from
+_BEGIN = struct.Struct("<QQQIIQQ")
+# object, its type, type of its bonus, block size, length of the bonus, checksum, compression, slots, flags, raw length
+_OBJECT = struct.Struct("<QIIIIBBBBI")
+# object, its type, padding, offset, length, to, checksum, flags, compression, padding, key, compressed length
+_WRITE = struct.Struct("<QIIQQQBBB5x40xQ")
+# object, offset, length, to
+_RANGE = struct.Struct("<QQQQ")
+# …, compression, type, padding, length, length as it is stored
+_EMBEDDED = struct.Struct("<QQQQBB6xII")
+
+
+def changed_areas(stream: IO[bytes], *, from_guid: int, to_guid: int, size: int) -> Iterator[tuple[int, int]]:
+    """(start, length) in a disk of `size` bytes, in the stream's order. DeltaFallback, where the stream is not of these
+    snapshots, not complete, or not understood."""
+    kind, payload, body = _record(stream)
+    _check_begin(kind, body, from_guid, to_guid)
+    _skip(stream, payload)
+    while True:
+        kind, payload, body = _record(stream)
+        match kind:
+            case Kind.WRITE:
+                object_, _, _, offset, length, _, _, _, compression, stored = _WRITE.unpack_from(body)
+                _skip(stream, stored if compression else length)
+                yield from _within(object_, offset, length, size)
+            case Kind.FREE | Kind.WRITE_BYREF:
+                object_, offset, length, _ = _RANGE.unpack_from(body)
+                yield from _within(object_, offset, length, size)
+            case Kind.WRITE_EMBEDDED:
+                object_, offset, length, _, _, _, _, stored = _EMBEDDED.unpack_from(body)
+                _skip(stream, -(-stored // 8) * 8)
+                yield from _within(object_, offset, length, size)
+            case Kind.OBJECT:
+                _, _, _, _, bonus, _, _, _, _, raw = _OBJECT.unpack_from(body)
+                _skip(stream, raw or -(-bonus // 8) * 8)
+            case Kind.FREEOBJECTS:
+                first, count, _, _ = _RANGE.unpack_from(body)
+                if first <= DATA_OBJECT < first + count:
+                    raise DeltaFallback("its changes say that the volume's bytes were freed as a whole")
+            case Kind.END:
+                if stream.read(1):
+                    raise DeltaFallback("its changes go on after their end")
+                return
+            case _:
+                raise DeltaFallback(f"its changes have a record of type {kind}, which is not understood")
+
+
+def _check_begin(kind: int, body: bytes, from_guid: int, to_guid: int) -> None:
+    magic, version, _, type_, _, to, from_ = _BEGIN.unpack_from(body)
+    if kind != Kind.BEGIN or magic != MAGIC or version & 3 != SUBSTREAM or type_ != ZVOL:
+        raise DeltaFallback("its changes are no stream of a zfs volume")
+    if (to, from_) != (to_guid, from_guid):
+        raise DeltaFallback(f"its changes are from snapshot {from_:x} to {to:x}, not from {from_guid:x} to {to_guid:x}")
+
+
+def _record(stream: IO[bytes]) -> tuple[int, int, bytes]:
+    record = stream.read(RECORD_BYTES)
+    if len(record) < RECORD_BYTES:
+        raise DeltaFallback("its changes are cut off")
+    kind, payload = _HEAD.unpack_from(record)
+    return kind, payload, record[_HEAD.size :]
+
+
+def _skip(stream: IO[bytes], length: int) -> None:
+    if length > PAYLOAD_BYTES_MAX:
+        raise DeltaFallback(f"its changes have a record of {length} bytes, which is not understood")
+    if len(stream.read(length)) < length:
+        raise DeltaFallback("its changes are cut off")
+
+
+def _within(object_: int, offset: int, length: int, size: int) -> Iterator[tuple[int, int]]:
+    """A volume's last block may reach over the disk's end; what lies behind that is of no account."""
+    end = size if length == TO_THE_END else min(offset + length, size)
+    if object_ == DATA_OBJECT and offset < end:
+        yield offset, end - offset

@@ -1,0 +1,301 @@
+"""Backups of guests whose disks are zfs volumes, on real zfs: what `zfs send` says has changed, and what a run leaves."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.backups import source, source_zfs
+from synvirt.backups.disk import PointReader
+from synvirt.backups.keys import CHUNK_BYTES
+from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun
+from synvirt.backups.repositories import Repositories
+from synvirt.backups.service import Backups
+from synvirt.backups.source import Sources
+from synvirt.backups.source_ledger import Ledger, Made
+from synvirt.backups.source_zfs import OfZfs
+from synvirt.backups.zfs_moment import Moment
+from synvirt.destinations.zfs_links import Links
+from synvirt.disks import open_writer
+from synvirt.disks.specs import BlockWriterSpec
+from synvirt.store import Store
+from tests.fakes.backups import ended
+from tests.guest.zvols import POOL, zfs
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZE = 4 * MIB
+
+
+def volume(block_bytes: int = 64 * KIB, size: int = SIZE) -> str:
+    name = f"{POOL}/guest-{uuid4().hex[:8]}"
+    zfs("create", "-s", "-V", str(size), "-o", f"volblocksize={block_bytes}", "-o", "volmode=dev", name)
+    Links().device(name)
+    return name
+
+
+def write(name: str, offset: int, data: bytes) -> None:
+    writer = open_writer(BlockWriterSpec(path=Links().device(name), size_bytes=SIZE))
+    writer.write(offset, memoryview(data))
+    writer.flush()
+    writer.close()
+
+
+def discard(name: str, offset: int, length: int) -> None:
+    subprocess.run(["blkdiscard", "-o", str(offset), "-l", str(length), Links().device(name)], check=True)
+
+
+def content(device: str) -> bytes:
+    return Path(device).read_bytes()
+
+
+def moment(*volumes: str) -> Moment:
+    made = Made(id=uuid4(), job_id=uuid4(), vm_id="x", way="zfs", name=source.new_name(uuid4()), volumes=volumes)
+    found = Moment(made)
+    found.take()
+    return found
+
+
+# ── what has changed ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("block_bytes", [8 * KIB, 64 * KIB])
+def test_every_block_that_changed_is_in_the_list(block_bytes: int) -> None:
+    """Overwritten, written anew, discarded, and all of that in blocks that were holes."""
+    name, random = volume(block_bytes), Random(block_bytes)
+    write(name, 0, random.randbytes(SIZE // 2))
+    old = moment(name)
+    before, guid = content(old.device(name)), old.mark(name)
+    for _ in range(4):
+        for _ in range(4):
+            write(name, random.randrange(SIZE - 40_000), random.randbytes(random.choice([1, 512, 5000, 40_000])))
+        write(name, random.randrange(SIZE - 70_000), bytes(70_000))
+        at = random.randrange(SIZE // 4096 - 64) * 4096
+        discard(name, at, random.choice([4096, 65536, 200 * KIB // 4096 * 4096]))
+        new = moment(name)
+        after = content(new.device(name))
+        said = bytearray(SIZE)
+        for start, length in new.changed(name, old.name, guid, SIZE)():
+            said[start : start + length] = b"\1" * length
+        wrong = [at for at in range(0, SIZE, 512) if before[at : at + 512] != after[at : at + 512] and not said[at]]
+        assert wrong == []
+        assert before != after
+        assert said.count(1) < SIZE  # it is a list of changes, and not of everything
+        old.end()
+        old, before, guid = new, after, new.mark(name)
+
+
+def test_nothing_has_changed_is_an_empty_list_and_one_snapshot_is_of_one_moment() -> None:
+    names = [volume(), volume()]
+    old = moment(*names)
+    guids = [old.mark(name) for name in names]
+    new = moment(*names)
+    for name, guid in zip(names, guids, strict=True):
+        assert list(new.changed(name, old.name, guid, SIZE)()) == []
+    txgs = {zfs("get", "-Hp", "-o", "value", "createtxg", f"{name}@{new.name}") for name in names}
+    assert len(txgs) == 1
+    for one in (old, new):
+        one.forget()
+    assert zfs("list", "-Hp", "-o", "name", "-t", "snapshot,bookmark", "-r", *names) == ""
+
+
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Domain:
+    """What a run asks of libvirt, which the lab has not."""
+
+    def __init__(self, *volumes: str) -> None:
+        self.volumes = volumes
+        self.uuid = str(uuid4())
+
+    def XMLDesc(self, _flags: int) -> str:  # noqa: N802
+        disks = "".join(
+            f"<disk type='block'><driver type='raw'/><source dev='/dev/zvol/{name}'/><target dev='vd{letter}'/></disk>"
+            for name, letter in zip(self.volumes, "abc", strict=False)
+        )
+        return f"<domain><uuid>{self.uuid}</uuid><name>guest</name><devices>{disks}</devices></domain>"
+
+    def UUIDString(self) -> str:  # noqa: N802
+        return self.uuid
+
+    def name(self) -> str:
+        return "guest"
+
+    def isActive(self) -> bool:  # noqa: N802
+        return True
+
+
+class Connection:
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+
+    def use(self) -> "Connection":
+        return self
+
+
+class House:
+    def __init__(self, folder: Path, domain: Domain) -> None:
+        for name in ("keyring", "repository"):
+            (folder / name).mkdir(exist_ok=True)
+        self.domain, self.store = domain, Store(f"sqlite:///{folder / 'test.db'}")
+        self.ledger = Ledger(self.store.backups, host="local")
+        way = OfZfs("qemu:///system", self.ledger, tpm_folder=lambda: folder)
+        connection: Any = Connection(domain)
+        self.sources = Sources(connection, self.ledger, (way,))
+        self.sources.start()
+        self.sources.close()
+        repositories = Repositories(self.store.backups, host="local", keyring=folder / "keyring")
+        self.backups = Backups(
+            self.store.backups, repositories, host="local", open_guest=self.sources.open, exports=folder / "exports"
+        )
+        self.backups.start()
+        self._folder = folder
+
+    def job(self) -> BackupJob:
+        known, _ = self.backups.jobs(limit=1, cursor=None)
+        if known:
+            return known[0]
+        asked = BackupRepositoryRequest(name="here", kind="local", path=str(self._folder / "repository"))
+        repository = self.backups.add_repository(asked)
+        return self.backups.add_job(
+            BackupJobRequest(name="nightly", vm_ids=("guest",), repository_id=repository.id, quiesce="off")
+        )
+
+    def run(self) -> BackupRun:
+        run = ended(self.backups, self.backups.run_job(self.job().id).id)
+        assert (run.status, run.error) == ("completed", None)
+        return run
+
+    def restored(self, point_id: UUID) -> list[bytes]:
+        repository = self.backups.repositories.opened(self.job().repository_id)
+        found = []
+        for disk in repository.manifest(point_id).shown.disks:
+            whole = bytearray(disk.size_bytes)
+            PointReader(repository, disk).read_into(0, memoryview(whole))
+            found.append(bytes(whole))
+        return found
+
+    def left(self) -> list[str]:
+        """Beside the volumes themselves: names without their volumes."""
+        kinds = "volume,snapshot,bookmark"
+        names = zfs("list", "-Hp", "-o", "name", "-t", kinds, "-r", POOL).split()
+        ours = [name for name in names if "synvirt-" in name and any(name.startswith(one) for one in self.domain.volumes)]
+        return [*ours, *(name for name in names if name.startswith(f"{POOL}/synvirt-"))]
+
+    def close(self) -> None:
+        self.backups.close()
+        self.store.close()
+
+
+def without_libvirt() -> None:
+    """For this module alone: the lab has none, and what a domain is asked is answered by `Domain`."""
+    setattr(source, "found", lambda connection, _: connection.domain)  # noqa: B010
+    for module in (source, source_zfs):
+        setattr(module, "translated", lambda *_: contextlib.nullcontext())  # noqa: B010
+    setattr(source_zfs, "definition", lambda domain, _: domain.XMLDesc(0))  # noqa: B010
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    without_libvirt()
+    made = House(tmp_path, Domain(volume(), volume()))
+    yield made
+    made.close()
+
+
+def test_runs_read_what_changed_and_fall_back_to_everything_in_doubt(house: House) -> None:
+    first_volume, second_volume = house.domain.volumes
+    random = Random(7)
+    write(first_volume, 0, random.randbytes(3 * MIB))
+    write(second_volume, MIB, random.randbytes(MIB))
+    wanted = [content(Links().device(name)) for name in house.domain.volumes]
+    first = house.run()
+    assert (first.guests[0].way, first.warnings) == ("zfs", ())
+    assert house.restored(first.restore_point_ids[0]) == wanted
+    assert len(house.left()) == 2
+    assert all("#" in name for name in house.left())
+
+    write(first_volume, 2 * MIB + 7, random.randbytes(100))
+    discard(second_volume, MIB, 512 * KIB)
+    wanted = [content(Links().device(name)) for name in house.domain.volumes]
+    second = house.run()
+    assert second.warnings == ()
+    assert [disk.changes_only for disk in second.guests[0].disks] == [True, True]
+    assert [disk.read_bytes for disk in second.guests[0].disks] == [CHUNK_BYTES, CHUNK_BYTES]
+    assert house.restored(second.restore_point_ids[0]) == wanted
+    assert len(house.left()) == 2
+
+    check_doubts(house)
+
+
+def check_doubts(house: House) -> None:
+    """Another bookmark of the same name; none at all; a disk that was resized: each is read as a whole, with a warning."""
+    first_volume, second_volume = house.domain.volumes
+    bookmark = next(name for name in house.left() if name.startswith(first_volume))
+    zfs("destroy", bookmark)
+    write(first_volume, 0, b"changed before the bookmark, which would not tell")
+    zfs("snapshot", f"{first_volume}@theirs")
+    zfs("bookmark", f"{first_volume}@theirs", bookmark)
+    third = house.run()
+    assert [warning.code for warning in third.warnings] == ["E_BAK_DELTA_FALLBACK"]
+    assert [disk.changes_only for disk in third.guests[0].disks] == [False, True]
+
+    for name in house.left():
+        zfs("destroy", name)
+    zfs("set", f"volsize={SIZE + MIB}", second_volume)
+    fourth = house.run()
+    assert [warning.code for warning in fourth.warnings] == ["E_BAK_DELTA_FALLBACK"] * 2
+    assert "resized" in fourth.warnings[1].message
+    for run in (third, fourth):
+        assert house.restored(run.restore_point_ids[0])[0].startswith(b"changed before the bookmark")
+    assert len(house.restored(fourth.restore_point_ids[0])[1]) == SIZE + MIB
+    assert zfs("list", "-Hp", "-o", "name", "-t", "snapshot", first_volume).split() == [f"{first_volume}@theirs"]
+
+
+def test_what_is_written_meanwhile_is_not_in_the_point_and_a_kill_leaves_nothing(house: House, tmp_path: Path) -> None:
+    name = house.domain.volumes[0]
+    write(name, 0, b"at the moment")
+    open_disk = source.open_disk
+
+    def opened(disk: source.SourceDisk) -> Any:
+        write(name, 0, b"too late, all")
+        return open_disk(disk)
+
+    source.open_disk = opened
+    try:
+        run = house.run()
+    finally:
+        source.open_disk = open_disk
+    assert house.restored(run.restore_point_ids[0])[0].startswith(b"at the moment")
+    kept = house.left()
+    house.close()
+
+    code = f"""
+import os, sys
+from pathlib import Path
+from synvirt.backups import source
+from tests.guest.zfs_backups import Domain, House, without_libvirt
+without_libvirt()
+domain = Domain(*{house.domain.volumes!r})
+domain.uuid = {house.domain.uuid!r}
+def stop(disk):
+    print("held", flush=True)
+    os.kill(os.getpid(), 9)
+source.open_disk = stop
+House(Path({str(tmp_path)!r}), domain).run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/host", env=dict(os.environ))
+    assert done.returncode == -9, done.stderr
+    assert len(house.left()) > len(kept)
+    again = House(tmp_path, house.domain)
+    assert again.left() == kept
+    assert [made.state for made in again.ledger.all()] == ["lasting"]
+    assert again.run().guests[0].disks[0].changes_only
+    again.close()
