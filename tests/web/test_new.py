@@ -1,0 +1,324 @@
+"""A new migration, in a real browser: from a platform, a file of the host and a URL; by keyboard alone; without JavaScript;
+what is wrong is told where it is mended."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from synvirt.destinations.directory import DirectoryDestination
+from synvirt.errors import Conflict
+from synvirt.model import LiveKind, Migration, MigrationPlan, Mode, Source, SourceRequest
+from tests.fakes.live import FakePlatform
+from tests.fakes.platforms import with_fake
+from tests.fakes.service import Service
+from tests.offline import appliances
+from tests.remote_servers import PASSWORD as PASSWORD_THERE
+from tests.remote_servers import USER as USER_THERE
+from tests.remote_servers import nginx
+from tests.web.conftest import opened, picture, serious, serving
+from tests.web.test_pages import press_until
+
+TAKEN = "taken"
+
+
+class Small(DirectoryDestination):
+    def free_bytes(self) -> int:
+        return 4096
+
+
+def check(plan: MigrationPlan) -> None:
+    """What the engine's own check would say."""
+    if plan.target.name == TAKEN:
+        raise Conflict(f"domain {TAKEN} has the name of the guest", hint="choose another name")
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> FakePlatform:
+    platform = FakePlatform(tmp_path_factory.mktemp("platform"))
+    platform.add_vm("vm-erp", {"boot": b"e" * 65536, "data": b"d" * 65536}, family="windows")
+    platform.add_vm("vm-mail", {"boot": b"m" * 65536}, cbt=False)
+    for number in range(4):
+        platform.add_vm(f"vm-web-{number}", {"boot": b"w" * 65536})
+    return platform
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, platform: FakePlatform) -> Iterator[tuple[Service, str]]:
+    folder = tmp_path_factory.mktemp("web")
+    made = Service(folder, platforms=with_fake(platform), check=check, remote_allowed_hosts=("127.0.0.0/8",))
+    made.destinations["small"] = Small(made.settings.volumes_dir)
+    imports = made.settings.imports_dir
+    appliances.image(imports / "exports & more", "gateway.qcow2", "qcow2", appliances.raw_disk())
+    (imports / "notes.txt").write_text("no machine")
+    appliances.archive(imports / "erp.ova", appliances.appliance())
+    two = appliances.description("two_systems")
+    appliances.archive(imports / "two.ova", {"two.ovf": two})
+    with serving(made) as address:
+        yield made, address
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def source(service: Service) -> Source:
+    request = SourceRequest(name="rack 7", kind=LiveKind.LIBVIRT_REMOTE, endpoint="qemu+ssh://root@10.0.0.7/system")
+    return service.sources.add(request)
+
+
+def begun(service: Service, page: Page) -> Migration:
+    """The job whose page this is."""
+    expect(page.locator(".stations .here b")).to_have_text("Queued")
+    found = [job for job in service.begun if str(job) in page.url]
+    assert len(found) == 1
+    return service.store.get(found[0])
+
+
+def test_a_vm_of_a_platform_is_migrated_by_keyboard_alone(page: Page, service: Service, source: Source) -> None:
+    page.goto("/")
+    press_until(page, "main a[href='/new']")
+    page.keyboard.press("Enter")
+    expect(page).to_have_title("New migration · SynVirt")
+    press_until(page, f"main a[href='/new/source/{source.id}']")
+    page.keyboard.press("Enter")
+    expect(page.locator("#vms li")).to_have_count(6)
+    press_until(page, "#f-search")
+    page.keyboard.type("ERP")
+    expect(page.locator("#vms li")).to_have_count(1)
+    press_until(page, "#vms li a")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("vm-erp")
+    press_until(page, "[name=mode]")
+    page.keyboard.press("ArrowDown")
+    press_until(page, "[name=cutover]")
+    page.keyboard.press("ArrowDown")
+    press_until(page, "#f-network-1")
+    page.keyboard.type("bridge:br0")
+    press_until(page, "#f-cpu_count")
+    page.keyboard.type("4")
+    press_until(page, "#f-memory")
+    page.keyboard.type("8 GiB")
+    press_until(page, ".bottom button")
+    page.keyboard.press("Enter")
+    expect(page.locator(".changed th")).to_have_text(["Processors", "Memory", "Network"])
+    expect(page.locator(".stations b")).to_have_count(7)
+    press_until(page, ".bottom button:not([formaction])")
+    page.keyboard.press("Enter")
+    job = begun(service, page)
+    assert job.name == "vm-erp"
+    assert job.plan == MigrationPlan.model_validate(
+        {
+            "source": {"Live": "libvirt_remote"},
+            "source_ref": {"kind": "live_vm", "source_id": source.id, "vm_id": "vm-erp"},
+            "mode": "Warm",
+            "name": "vm-erp",
+            "warm": {"cutover": "manual"},
+            "target": {
+                "cpu_count": 4,
+                "memory_bytes": 8 << 30,
+                "network_map": [{"source": "", "target": "bridge:br0"}],
+            },
+        }
+    )
+
+
+def test_a_search_does_not_ask_the_platform_at_each_letter(page: Page, platform: FakePlatform, source: Source) -> None:
+    page.goto(f"/new/source/{source.id}")
+    expect(page.locator("#vms li")).to_have_count(6)
+    platform.fault("unreachable", 1)
+    page.locator("#f-search").press_sequentially("web", delay=300)
+    expect(page.locator("#vms li")).to_have_count(4)
+    page.fill("#f-search", "nothing like it")
+    expect(page.locator("#vms .nothing")).to_contain_text("nothing like it")
+    page.click("text=Ask the platform again")
+    expect(page.locator(".banner.bad")).to_contain_text("E_MIG_SOURCE_UNREACHABLE")
+
+
+def test_a_warm_one_that_cannot_be_is_said_to_run_cold(page: Page, source: Source) -> None:
+    page.goto(f"/new/machine?kind=live_vm&source_id={source.id}&vm_id=vm-mail")
+    expect(page.locator("text=Cut over when I say")).to_be_hidden()
+    page.check("[value=Warm]")
+    expect(page.locator("text=Cut over when I say")).to_be_visible()
+    expect(page.locator("#f-mode")).to_contain_text("It would run cold")
+    page.click("text=Review the plan")
+    expect(page.locator(".banner.note")).to_contain_text("It would run cold")
+    expect(page.locator(".stations b")).to_have_text(["Queued", "Copying", "Starting", "Completed"])
+
+
+def test_a_file_of_the_host_is_found_its_mistakes_told_and_its_plan_changed(page: Page, service: Service) -> None:
+    page.goto("/new/files")
+    expect(page.locator(".files li")).to_have_count(4)
+    expect(page.get_by_role("link", name="notes.txt")).to_have_count(0)
+    page.click("text=exports & more")
+    expect(page.locator(".crumbs [aria-current]")).to_have_text("exports & more")
+    page.click("text=gateway.qcow2")
+    expect(page.locator(".concerns li").first).to_be_visible()
+    page.fill("#f-memory", "four")
+    page.fill("#f-name", "gateway 2")
+    page.click("text=Review the plan")
+    expect(page.locator("#f-memory[aria-invalid=true]")).to_have_value("four")
+    expect(page.locator("#m-memory")).to_have_text("Is no size: 4 GiB and 512 MiB are")
+    page.click(".banner.bad a")
+    page.fill("#f-memory", "1536 MiB")
+    page.click("text=Review the plan")
+    expect(page.locator("tr.changed")).to_have_count(2)
+    page.click("text=Change it")
+    expect(page.locator("#f-name")).to_have_value("gateway 2")
+    expect(page.locator("#f-memory")).to_have_value("1536 MiB")
+    page.uncheck("[name=start]")
+    page.click("text=Review the plan")
+    page.click("text=The request that is sent")
+    expect(page.locator("pre")).to_contain_text('"start": false')
+    page.click("text=Start the migration")
+    job = begun(service, page)
+    assert (job.name, job.plan.mode, job.plan.source.Offline) == ("gateway 2", Mode.COLD, "qcow2")
+    assert job.plan.target.memory_bytes == 1536 << 20
+    assert not job.plan.target.start
+
+
+def machine_of(service: Service) -> str:
+    return f"/new/machine?kind=offline_host_path&path={service.settings.imports_dir}/erp.ova"
+
+
+def test_a_critical_concern_is_read_before_it_is_waived(page: Page, service: Service) -> None:
+    page.goto(machine_of(service))
+    page.select_option("#f-destination", "small")
+    page.click("text=Review the plan")
+    expect(page.locator(".concerns .bad")).to_contain_text("Disks do not fit")
+    expect(page.locator("#m-waive")).to_be_visible()
+    assert serious(page) == []
+    page.check("[name=waive]")
+    page.click("text=Review the plan")
+    expect(page.locator(".banner.bad")).to_contain_text("You go on all the same")
+    page.click("text=Start the migration")
+    job = begun(service, page)
+    assert job.plan.waive_concerns == ("target-too-small",)
+    assert job.plan.target.destination == "small"
+
+
+def test_a_plan_that_is_refused_comes_back_with_the_reason(page: Page, service: Service) -> None:
+    before = len(service.begun)
+    page.goto(machine_of(service))
+    page.fill("#f-name", TAKEN)
+    page.click("text=Review the plan")
+    page.click("text=Start the migration")
+    expect(page.locator(".banner.bad")).to_contain_text("has the name of the guest")
+    expect(page.locator(".banner.bad .hint")).to_have_text("choose another name")
+    expect(page.locator("#f-name")).to_have_value(TAKEN)
+    assert len(service.begun) == before
+
+
+def test_of_several_machines_in_a_file_one_is_chosen(page: Page) -> None:
+    page.goto("/new/files")
+    page.click("text=two.ova")
+    buttons = page.locator("ul.picks button")
+    expect(buttons).to_have_count(2)
+    name = buttons.nth(1).inner_text()
+    assert serious(page) == []
+    buttons.nth(1).click()
+    expect(page.locator("h1")).to_have_text(name)
+
+
+def test_a_file_elsewhere_is_looked_into_and_its_password_shown_nowhere(page: Page, service: Service, tmp_path: Path) -> None:
+    with nginx(tmp_path) as server:
+        data = (service.settings.imports_dir / "exports & more" / "gateway.qcow2").read_bytes()
+        (server.folder / "there.qcow2").write_bytes(data)
+        page.goto("/new")
+        page.fill("#f-url", "ftp://files.example/x.ova")
+        page.click("text=Look inside")
+        expect(page.locator("#m-url")).to_contain_text("url: is not of the form it must have")
+        expect(page.locator("#f-url")).to_have_value("ftp://files.example/x.ova")
+        page.fill("#f-url", f"{server.url.replace('/open/', '/private/')}there.qcow2")
+        page.click("text=Credentials and certificate")
+        page.fill("#f-username", USER_THERE)
+        page.fill("#f-password", PASSWORD_THERE)
+        said: list[str] = []
+        page.on(
+            "response", lambda answer: said.append(answer.text()) if answer.request.method == "POST" and answer.ok else None
+        )
+        page.click("text=Look inside")
+        expect(page.locator("h1")).to_have_text("there")
+        page.click("text=Review the plan")
+        page.click("text=Change it")
+        page.click("text=Review the plan")
+        page.click("text=Start the migration")
+        job = begun(service, page)
+    assert job.plan.source_ref.kind == "remote_url"
+    assert len(said) >= 3
+    assert not any(PASSWORD_THERE in text for text in [*said, job.model_dump_json()])
+    assert service.store.sealed(job.id) is not None
+
+
+def test_it_works_without_javascript(browser: Browser, served: tuple[Service, str], source: Source) -> None:
+    service, address = served
+    with opened(browser, address, java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto("/new")
+        page.click("text=rack 7")
+        page.fill("#f-search", "web-2")
+        page.click("text=Search")
+        page.click("text=vm-web-2")
+        page.fill("#f-cpu_count", "0")
+        page.click("text=Review the plan")
+        expect(page.locator("#m-cpu_count")).to_have_text("Must be 1 or more")
+        page.fill("#f-cpu_count", "2")
+        page.click("text=Review the plan")
+        page.click("text=Start the migration")
+        assert begun(service, page).plan.target.cpu_count == 2
+
+
+def test_a_stranger_gets_no_form_to_send(page: Page, service: Service) -> None:
+    """A page that was made up, or is of a time before an upgrade."""
+    before = len(service.begun)
+    page.goto("/new")
+    for path, form in (
+        ("/new/submit", {"plan": "{}"}),
+        ("/new/review", {"ref": "nonsense"}),
+        ("/new/review", {"ref": '{"kind": "offline_host_path", "path": "/etc/passwd"}'}),
+        ("/new/review", {"ref": '{"kind": "remote_url", "url": "http://127.0.0.1/x.ova"}', "sealed": "bm8="}),
+    ):
+        answer = page.request.post(path, form=form, headers={"Sec-Fetch-Site": "same-origin"})
+        assert answer.status == 400, path
+        assert re.search(r"E_MIG_(BAD_REQUEST|HOST_PATH_REJECTED)", answer.text())
+    assert page.request.post("/new/submit", form={}, headers={"Sec-Fetch-Site": "cross-site"}).status == 403
+    assert len(service.begun) == before
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("device", "width"), [("desk", 1200), ("phone", 390)])
+@pytest.mark.timeout(180)
+def test_it_can_be_read_by_everybody(
+    browser: Browser, served: tuple[Service, str], source: Source, scheme: str, device: str, width: int
+) -> None:
+    service, address = served
+    shown = {
+        "new": "/new",
+        "new-vms": f"/new/source/{source.id}",
+        "new-files": "/new/files",
+        "new-machine": f"/new/machine?kind=live_vm&source_id={source.id}&vm_id=vm-erp",
+        "new-concerns": machine_of(service),
+    }
+    with opened(browser, address, color_scheme=scheme, viewport={"width": width, "height": 844}) as context:
+        page = context.new_page()
+
+        def looked_at(name: str) -> None:
+            picture(page, f"{name}-{device}-{scheme}")
+            assert serious(page) == [], name
+            too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert too_wide <= 0, f"{name} is wider than a {device}"
+
+        for name, path in shown.items():
+            page.goto(path)
+            if name == "new-machine":
+                page.check("[value=Warm]")
+            looked_at(name)
+        page.click("summary:text-is('More')")
+        page.fill("#f-bandwidth", "fast")
+        page.click("text=Review the plan")
+        expect(page.locator("#m-bandwidth")).to_be_visible()
+        looked_at("new-mistake")
+        page.fill("#f-bandwidth", "100 MiB")
+        page.click("text=Review the plan")
+        expect(page.locator("tr.changed")).to_have_count(1)
+        looked_at("new-review")
