@@ -85,7 +85,7 @@ def same(house: VimHouse, job: Migration, disk: Path) -> bool:
 
 def test_a_guest_that_keeps_writing_is_moved_warm_and_loses_nothing(house: VimHouse, platform: VCenter, disk: Path) -> None:
     with busy_guest(platform) as written:
-        job = house.intake.submit(plan(warm={"delta_threshold_bytes": 1 << 20, "max_passes": 20}))
+        job = house.intake.submit(plan(warm={"delta_threshold_bytes": 64 << 20}))
         job = house.run(job.id)
     assert job.state is State.COMPLETED, job.last_error
     assert job.mode_effective is Mode.WARM

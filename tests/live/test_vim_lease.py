@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.fakes.vcenter import DISK_BYTES, VCenter
 from tests.live.test_vim_jobs import VM, VimHouse, busy_guest, plan, same
 from tests.needs import need
+from tests.processes import until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -69,13 +72,22 @@ async def opened(adapter: VimApi, name: str = "synvirt-a-1") -> ReaderSpec:
     return await adapter.open_disk(VM, snapshot, one, None)
 
 
+def forgotten(adapter: VimApi) -> ExportLease:
+    """Its lease, which the adapter does not end."""
+    lease, adapter._lease = adapter._lease, None
+    assert lease is not None
+    assert lease._guard is not None
+    lease._guard.leave()
+    return lease
+
+
 @pytest.fixture
 def spec(platform: VCenter, disk: Path) -> LeaseSpec:
     """Of a lease that lives, with nobody who says its progress, until the test ends."""
 
     async def use(adapter: VimApi) -> ReaderSpec:
         found = await opened(adapter)
-        adapter._lease = None
+        forgotten(adapter)
         adapter._session.close = adapter._session._forget  # type: ignore[method-assign]
         return found
 
@@ -233,11 +245,11 @@ def test_a_lease_that_is_never_ready_is_given_up_and_aborted(
 
 
 def test_a_lease_that_a_crash_left_is_waited_for(platform: VCenter, disk: Path) -> None:
-    platform.next_leases(timeout_ms=1500)
+    platform.next_leases(timeout_ms=4000)
 
     async def crash(adapter: VimApi) -> None:
         await opened(adapter)
-        adapter._lease = None
+        forgotten(adapter)
 
     ask(by_lease(platform), crash)
     assert isinstance(ask(by_lease(platform), opened), LeaseSpec)
@@ -463,6 +475,31 @@ def test_files_that_are_closed_and_no_lease_either_is_told_at_once(by_any_way: V
     assert job.last_error.code == "E_MIG_AUTH_FAILED"
     assert "403" in job.last_error.message
     assert platform.snapshots() == []
+
+
+def test_a_service_killed_in_the_middle_leaves_no_lease_and_its_job_goes_on(
+    house: LeaseHouse, platform: VCenter, disk: Path, tmp_path: Path
+) -> None:
+    # The host sends half, and holds the rest back for as long as the service lives.
+    platform.fault("nfc", "hold")
+    job = house.intake.submit(plan("Cold"))
+    house.close()
+    argv = [sys.executable, "-m", "tests.live.lease_service", str(house.folder), str(job.id)]
+    argv += [platform.url, platform.fingerprint, platform._control]
+    with subprocess.Popen(argv, cwd=Path(__file__).parents[2], start_new_session=True) as service:
+        try:
+            until(lambda: platform.calls("nfc") or service.poll() is not None)
+            assert service.poll() is None
+            assert platform.leases() == 1
+        finally:
+            service.kill()
+    until(lambda: platform.leases() == 0 and platform.sessions() == 0)
+    assert platform.calls("HttpNfcLeaseAbort") == 1
+    with contextlib.closing(LeaseHouse(house.folder, platform)) as again:
+        ended = again.run(job.id)
+        assert ended.state is State.COMPLETED, ended.last_error
+        assert same(again, ended, disk)
+    assert (platform.leases(), platform.snapshots(), platform.sessions()) == (0, [], 0)
 
 
 def test_every_disk_of_a_cold_job_is_read_by_its_key(house: LeaseHouse, platform: VCenter, disk: Path) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -94,6 +95,7 @@ def _thaw(domain: Any) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who stops the service stops all its processes, and this one has yet to thaw
     try:
         _hold(json.loads(sys.stdin.readline()))
     except (SynvirtError, ValueError, KeyError, library().libvirtError, BrokenPipeError) as error:

@@ -8,6 +8,7 @@
     vim_ways         by which way a disk is read                             no I/O
     vim_files        the datastore's files, the second way                   blocking
     vim_lease        the export lease, the third way                         blocking
+    vim_lease_guard  a process that ends it when the service is killed
     vim_power        off, on, marked                                         blocking
     this file        the adapter: asyncio outside, threads inside; bytes by disks/{vddk,datastore,exported}
 

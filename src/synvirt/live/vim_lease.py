@@ -3,7 +3,8 @@
     ask ─▶ initializing ─▶ ready: a URL a disk ─▶ progress said now and then, while they are read ─▶ complete (else abort)
 
 «vSphere Web Services API», HttpNfcLease. A lease whose progress nobody says ends by itself after `leaseTimeout`: so does one
-that a crash has left. It belongs to the session that asked for it.
+that its service left when the whole host went down; one of a service that was killed is aborted at once (`vim_lease_guard`). It
+belongs to the session that asked for it.
 """
 
 import time
@@ -16,6 +17,7 @@ import structlog
 from synvirt.disks.specs import LeaseSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceUnreachable, SynvirtError, UnsupportedFormat, VmNotFound
 from synvirt.live.vim_disks import place_name, virtual_disks
+from synvirt.live.vim_lease_guard import LeaseGuard
 from synvirt.live.vim_session import VimSession, library
 
 READY_TIMEOUT_S: Final = 120.0
@@ -40,12 +42,15 @@ class ExportLease:
         self._session, self.snapshot_id = session, snapshot_id
         self._lease: Any = None
         self._urls: Sequence[Any] = ()
+        self._guard: LeaseGuard | None = None
         self.renewed_every_s = RENEWED_EVERY_S
 
     def open(self) -> None:
         """SnapshotFailed when the snapshot is no more, SourceUnreachable when the platform has no lease for us in time."""
+        self._guard = LeaseGuard(self._session)
         try:
             self._lease = self._asked()
+            self._guard.watch(self._lease._moId)  # noqa: SLF001 - pyvmomi's own name of an object's id
             self._wait_until_ready()
         except VmNotFound as error:
             raise SnapshotFailed(error.detail, hint="the snapshot or its lease is no more: it is taken anew") from error
@@ -109,8 +114,12 @@ class ExportLease:
     def end(self) -> None:
         """Completed; aborted where it cannot be: it was never ready, or ran out. Idempotent."""
         lease, self._lease, self._urls = self._lease, None, ()
-        if lease is None:
-            return
+        if lease is not None:
+            self._end(lease)
+        if self._guard is not None:
+            self._guard.leave()
+
+    def _end(self, lease: Any) -> None:
         for end in (lease.HttpNfcLeaseComplete, lease.HttpNfcLeaseAbort):
             try:
                 self._session.call("end an export", lambda _: end())  # noqa: B023
