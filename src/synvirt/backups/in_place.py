@@ -33,8 +33,8 @@ from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.undoing import Thing, Undo, Undoing
 from synvirt.blocks import DiskReader
 from synvirt.copying import copy
-from synvirt.destinations.zfs import zvol_name
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
+from synvirt.destinations.zfs_links import zvol_name
 from synvirt.disks import open_writer
 from synvirt.disks.qcow2_file import write_qcow2
 from synvirt.disks.raw import open_file_writer
