@@ -1,7 +1,7 @@
 """{base_url}/api/v1/backup: repositories, jobs, runs, restore points. All of it blocks, and runs in threads."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
@@ -11,54 +11,62 @@ from starlette.responses import StreamingResponse
 
 from synvirt.api.document import problem_described
 from synvirt.api.paging import Cursor, cursor_of, number_of
+from synvirt.api.peer import offers_of, peer_router
 from synvirt.api.received import documented, json_body
 from synvirt.api.sources import PAGE_LIMIT
 from synvirt.api.stream import STREAM_HEADERS, Pace, Unseen, event_id_of, followed, sent
 from synvirt.backups.model import (
     BackupJob,
+    BackupJobChange,
     BackupJobRequest,
     BackupRepository,
     BackupRepositoryRequest,
     BackupRun,
+    PointFate,
     RecoveryKey,
     RestorePoint,
+    RestorePointChange,
     RestoreRequest,
     RunUpdate,
     Status,
 )
+from synvirt.backups.retention import Retention
 from synvirt.backups.service import Backups
-from synvirt.errors import BackupBadRequest
+from synvirt.errors import BackupBadRequest, BackupNotFound
 from synvirt.model import Model, Progress
 from synvirt.settings import Settings
 from synvirt.store.backups import RunEvent
 
+Item = TypeVar("Item", bound=Model)
 
-class BackupRepositoryPage(Model):
+
+class Page(Model, Generic[Item]):
     """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
 
-    items: tuple[BackupRepository, ...]
+    items: tuple[Item, ...]
     next_cursor: str | None
 
 
-class BackupJobPage(Model):
-    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
-
-    items: tuple[BackupJob, ...]
-    next_cursor: str | None
+class BackupRepositoryPage(Page[BackupRepository]):
+    __doc__ = Page.__doc__
 
 
-class BackupRunPage(Model):
-    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
-
-    items: tuple[BackupRun, ...]
-    next_cursor: str | None
+class BackupJobPage(Page[BackupJob]):
+    __doc__ = Page.__doc__
 
 
-class RestorePointPage(Model):
-    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+class BackupRunPage(Page[BackupRun]):
+    __doc__ = Page.__doc__
 
-    items: tuple[RestorePoint, ...]
-    next_cursor: str | None
+
+class RestorePointPage(Page[RestorePoint]):
+    __doc__ = Page.__doc__
+
+
+class RetentionPlan(Model):
+    """The restore points of a job, newest first: which of them go, and why each of the others stays."""
+
+    items: tuple[PointFate, ...]
 
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -92,14 +100,16 @@ Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT)]
 def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | None = None) -> None:
     """At {base_url}/api/v1/backup: behind the same door as the rest, and in the same document."""
     base_url = settings.base_url.strip("/")
-    router = backups_router(backups, stopping=app.state.stopping.is_set, pace=pace or Pace())
-    app.include_router(router, prefix=f"{'/' if base_url else ''}{base_url}/api/v1")
+    prefix = f"{'/' if base_url else ''}{base_url}/api/v1"
+    app.include_router(backups_router(backups, stopping=app.state.stopping.is_set, pace=pace or Pace()), prefix=prefix)
+    app.include_router(peer_router(offers_of(settings)), prefix=prefix)
 
 
 def backups_router(backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
     router = APIRouter(prefix="/backup", tags=["backup"], responses=_PROBLEMS)
     _repositories(router, backups)
     _jobs(router, backups)
+    _retention(router, backups)
     _stream(router, backups, stopping=stopping, pace=pace)
     _runs(router, backups)
     _points(router, backups)
@@ -136,6 +146,18 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
         """Forget a repository. What lies in it stays, and so does its key. 409 while jobs write to it."""
         backups.forget_repository(repository_id)
 
+    @router.post("/repositories/{repository_id}/verify", status_code=202, response_model=BackupRun)
+    def verify_repository(repository_id: UUID) -> BackupRun:
+        """Read all of a repository, and hold it to what was written. The run's `report` says what is wrong."""
+        return backups.verify_repository(repository_id)
+
+    @router.post("/repositories/{repository_id}/collect", status_code=202, response_model=BackupRun)
+    def collect_garbage(
+        repository_id: UUID, dry_run: Annotated[bool, Query(description="remove nothing, only count")] = False
+    ) -> BackupRun:
+        """Remove what no restore point needs, in two steps a day apart, as each backup run does: `collected` of the run."""
+        return backups.collect(repository_id, dry_run=dry_run)
+
     @router.get("/repositories/{repository_id}/recovery-key", response_model=RecoveryKey)
     def recovery_key(repository_id: UUID) -> RecoveryKey:
         """The key that opens the repository where this host is no more. Keep it elsewhere."""
@@ -147,7 +169,7 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
     def add_backup_job(
         asked: Annotated[BackupJobRequest, Depends(json_body(BackupJobRequest))], request: Request, response: Response
     ) -> BackupJob:
-        """Make a backup job. Nothing runs until it is asked for."""
+        """Make a backup job. Without a schedule nothing runs until it is asked for."""
         made = backups.add_job(asked)
         response.headers["Location"] = f"{request.url.path}/{made.id}"
         return made
@@ -163,6 +185,11 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
         """Load one backup job."""
         return backups.job(job_id)
 
+    @router.patch("/jobs/{job_id}", response_model=BackupJob, openapi_extra=documented(BackupJobChange))
+    def change_backup_job(job_id: UUID, asked: Annotated[BackupJobChange, Depends(json_body(BackupJobChange))]) -> BackupJob:
+        """Change a backup job: what is not sent stays as it is. A run that is under way goes on as it began."""
+        return backups.change_job(job_id, asked)
+
     @router.delete("/jobs/{job_id}", status_code=204)
     def remove_backup_job(job_id: UUID) -> None:
         """Remove a backup job; its restore points stay. 409 while it runs."""
@@ -172,6 +199,19 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
     def run_backup_job(job_id: UUID) -> BackupRun:
         """Start a run of a backup job; no body. 409 while it runs."""
         return backups.run_job(job_id)
+
+
+def _retention(router: APIRouter, backups: Backups) -> None:
+    @router.get("/jobs/{job_id}/retention", response_model=RetentionPlan)
+    def preview_retention(job_id: UUID, lines: Annotated[Retention, Query()]) -> RetentionPlan:
+        """Show what retention would do now, and remove nothing: with the job's own lines, or those of the query, if any."""
+        chosen = lines if lines.model_fields_set else None
+        return RetentionPlan(items=tuple(backups.retiring.planned(backups.job(job_id), chosen)))
+
+    @router.post("/jobs/{job_id}/retention", response_model=RetentionPlan)
+    def apply_retention(job_id: UUID) -> RetentionPlan:
+        """Remove what the job's retention does not keep, as each of its runs does. 409 while it runs."""
+        return RetentionPlan(items=tuple(backups.retire(job_id)))
 
 
 def _stream(router: APIRouter, backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> None:
@@ -230,9 +270,16 @@ def _points(router: APIRouter, backups: Backups) -> None:
         """Load one restore point."""
         return backups.points.get(point_id)
 
+    @router.patch("/restore-points/{point_id}", response_model=RestorePoint, openapi_extra=documented(RestorePointChange))
+    def protect_restore_point(
+        point_id: UUID, asked: Annotated[RestorePointChange, Depends(json_body(RestorePointChange))]
+    ) -> RestorePoint:
+        """Protect a restore point from retention and removal, or take the protection off it."""
+        return backups.protect(point_id, asked)
+
     @router.delete("/restore-points/{point_id}", status_code=204)
     def remove_restore_point(point_id: UUID) -> None:
-        """Remove a restore point. What only it needs is collected by a later run."""
+        """Remove a restore point. What only it needs is collected by a later run. 409 where it is protected."""
         backups.remove_point(point_id)
 
     @router.post("/restore-points/{point_id}/verify", status_code=202, response_model=BackupRun)
@@ -247,5 +294,23 @@ def _points(router: APIRouter, backups: Backups) -> None:
         openapi_extra=documented(RestoreRequest),
     )
     def restore_point(point_id: UUID, asked: Annotated[RestoreRequest, Depends(json_body(RestoreRequest))]) -> BackupRun:
-        """Write the disks of a restore point, and its domain's XML, into a new folder of {data_dir}/exports."""
+        """Restore a point: to files in a new folder, to a new domain, or to the one that it is of, which must be shut off."""
         return backups.restore(point_id, asked)
+
+    @router.post("/restore-points/{point_id}/boot-test", status_code=202, response_model=BackupRun)
+    def boot_test_restore_point(point_id: UUID) -> BackupRun:
+        """Start a point's guest beside the others, cut off from all networks, and see whether it boots. Nothing of it stays but
+        the point's `boot_test`."""
+        return backups.boot_test(point_id)
+
+    @router.get(
+        "/restore-points/{point_id}/screenshot",
+        response_class=Response,
+        responses={200: {"content": {"image/png": {}}, "description": "The guest's screen at the end of its last boot test"}},
+    )
+    def restore_point_screenshot(point_id: UUID) -> Response:
+        """The screen of a point's last boot test. 404 where there is none."""
+        picture = backups.screenshot(point_id)
+        if picture is None:
+            raise BackupNotFound(f"restore point {point_id} has no screenshot")
+        return Response(picture, media_type="image/png", headers={"X-Content-Type-Options": "nosniff"})

@@ -7,7 +7,14 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from synvirt.api.problems import MEDIA_TYPE
-from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest, RunUpdate
+from synvirt.backups.model import (
+    BackupJobChange,
+    BackupJobRequest,
+    BackupRepositoryRequest,
+    RestorePointChange,
+    RestoreRequest,
+    RunUpdate,
+)
 from synvirt.model import (
     HostFileRequest,
     Migration,
@@ -29,6 +36,8 @@ _MODELS = (
     SourceChange,
     BackupRepositoryRequest,
     BackupJobRequest,
+    BackupJobChange,
+    RestorePointChange,
     RestoreRequest,
     RunUpdate,
     ProblemDetails,
