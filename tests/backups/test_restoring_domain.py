@@ -1,0 +1,171 @@
+"""A restore point's domain rewritten: what two machines cannot share, and what a boot test must not reach."""
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from defusedxml import ElementTree
+
+from synvirt.backups import restoring_domain as rewriting
+from synvirt.backups.restoring_domain import Place, Rewritten
+from synvirt.errors import RepositoryDamaged
+from synvirt.hypervisor.identity import identity_of
+
+OLD, NEW = UUID(int=1), UUID(int=2)
+XML = f"""<domain type='kvm' id='7' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+<name>old</name><uuid>{OLD}</uuid><genid>{OLD}</genid>
+<metadata><synvirt:job xmlns:synvirt='https://synvirt.org/xmlns/job/1' id='{OLD}' bus='sata'/><o:x xmlns:o='https://o/'>kept</o:x></metadata>
+<memory>1</memory>
+<sysinfo type='smbios'><system><entry name='uuid'>{OLD}</entry><entry name='serial'>s</entry></system></sysinfo>
+<os firmware='efi'><firmware><feature name='secure-boot' enabled='yes'/></firmware><loader>/fw/CODE.fd</loader>
+<nvram template='/fw/VARS.fd' format='raw'>/var/old_VARS.fd</nvram></os>
+<cpu mode='host-passthrough'><topology sockets='1' cores='4' threads='1'/><feature name='vmx'/></cpu>
+<features><acpi/><hyperv><relaxed state='on'/></hyperv></features>
+<devices><emulator>/usr/bin/qemu</emulator>
+<disk type='block' device='disk'><driver name='qemu' type='raw' cache='none' io='native' discard='unmap'/>
+<source dev='/dev/old'/><backingStore/><target dev='vda' bus='virtio'/><serial>s1</serial><boot order='1'/></disk>
+<disk type='network'><auth username='u'><secret type='ceph' usage='x'/></auth><source protocol='rbd' name='p/i'/>
+<target dev='vdb'/></disk>
+<disk type='file'><source file='/elsewhere'/><target dev='vdc'/></disk>
+<disk type='file' device='cdrom'><source file='/nowhere.iso'/><target dev='sda'/></disk>
+<interface type='network'><mac address='52:54:00:00:00:01'/><source network='lan'/><model type='e1000'/>
+<address type='pci' slot='0x5'/></interface>
+<interface type='bridge'><mac address='52:54:00:00:00:02'/><source bridge='br7'/><filterref filter='f'/></interface>
+<serial type='pty'><log file='/log/synvirt-{OLD}.log' append='on'/></serial>
+<serial type='file'><log file='/log/theirs'/></serial>
+<channel type='unix'><source mode='bind' path='/run/old'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+<channel type='spicevmc'><target type='virtio' name='com.redhat.spice.0'/></channel>
+<graphics type='vnc' port='5905' autoport='no' listen='0.0.0.0'/><hostdev type='pci' mode='subsystem'/>
+<filesystem type='mount'><source dir='/srv'/><target dir='srv'/></filesystem></devices>
+<seclabel type='dynamic' model='apparmor'><label>libvirt-{OLD}</label></seclabel>
+<qemu:commandline><qemu:arg value='-netdev'/></qemu:commandline></domain>"""
+
+
+def domain() -> Rewritten:
+    return rewriting.parsed(XML)
+
+
+def mac(number: int) -> str:
+    return f"52:54:00:aa:bb:0{number}"
+
+
+def again(one: Rewritten) -> Any:
+    """Read from what is written."""
+    return ElementTree.fromstring(one.xml)
+
+
+def test_another_machine_shares_nothing_with_the_first() -> None:
+    one = domain()
+    rewriting.renewed(one, name="new", run_id=NEW, mac=mac)
+    found = again(one)
+    assert str(OLD) not in one.xml
+    assert (found.findtext("name"), found.findtext("uuid"), found.get("id")) == ("new", str(NEW), None)
+    assert found.find("sysinfo/system/entry[@name='uuid']").text == str(NEW)
+    assert found.find("sysinfo/system/entry[@name='serial']").text == "s"
+    assert [one.get("address") for one in found.iterfind("devices/interface/mac")] == [mac(0), mac(1)]
+    assert identity_of(one.xml).job_id == str(NEW)
+    assert found.findtext("metadata/{https://o/}x") == "kept"
+    assert found.find("genid").text is None
+    assert [log.get("file") for log in found.iterfind("devices/serial/log")] == [f"/log/synvirt-{NEW}.log"]
+    assert found.find("devices/channel/source") is None
+    graphics = found.find("devices/graphics")
+    assert (graphics.get("port"), graphics.get("autoport"), graphics.get("listen")) == (None, "yes", "0.0.0.0")
+    assert found.find("seclabel") is None
+    assert found.find("devices/hostdev") is not None, "the rest is the guest's own"
+    assert one.told == ["its vnc screen gets a port of its own, not 5905"]
+
+
+def test_a_boot_test_reaches_nothing() -> None:
+    one = domain()
+    rewriting.renewed(one, name="new", run_id=NEW, mac=mac)
+    rewriting.isolated(one, serial_log="/log/new")
+    found = again(one)
+    assert [(nic.get("type"), nic.find("link").get("state")) for nic in found.iterfind("devices/interface")] == [
+        ("user", "down")
+    ] * 2
+    assert {child.tag for nic in found.iterfind("devices/interface") for child in nic} == {"mac", "model", "address", "link"}
+    for gone in ("hostdev", "filesystem"):
+        assert found.find(f"devices/{gone}") is None
+    assert "commandline" not in one.xml
+    assert "/nowhere.iso" not in one.xml
+    assert [channel.find("target").get("name") for channel in found.iterfind("devices/channel")] == [rewriting.AGENT]
+    assert [log.get("file") for log in found.iterfind("devices/serial/log")] == ["/log/new"]
+    assert [screen.find("listen").get("type") for screen in found.iterfind("devices/graphics")] == ["socket"]
+
+
+def test_disks_lie_where_they_were_restored_to() -> None:
+    one = domain()
+    places = {"vda": Place("/new/vda.raw"), "vdb": Place("/dev/zvol/p/v", "block")}
+    rewriting.with_disks(one, places, wanted=frozenset({"vda", "vdb", "vdc"}))
+    found = again(one)
+    first, second, drive = found.findall("devices/disk")
+    assert (first.get("type"), first.find("source").get("file"), first.findtext("serial")) == ("file", "/new/vda.raw", "s1")
+    assert dict(first.find("driver").attrib) == {"name": "qemu", "type": "raw", "discard": "unmap"}
+    assert first.find("boot").get("order") == "1"
+    assert first.find("backingStore") is None
+    assert (second.get("type"), second.find("source").get("dev"), second.find("auth")) == ("block", "/dev/zvol/p/v", None)
+    assert drive.find("source") is None
+    assert one.told == [
+        "its disk vdc is left out: it is not part of the restore point",
+        "what was in its drive sda is not on this host: /nowhere.iso",
+    ]
+
+
+def test_a_disk_may_lie_in_a_ceph_pool() -> None:
+    one = domain()
+    rewriting.with_disks(
+        one, {"vda": Place("rbd:pool/image:id=synvirt:conf=/etc/ceph/c.conf", "rbd")}, wanted=frozenset({"vda"})
+    )
+    (disk, _) = again(one).findall("devices/disk")
+    source = disk.find("source")
+    assert (disk.get("type"), source.get("protocol"), source.get("name")) == ("network", "rbd", "pool/image")
+    assert disk.find("auth").get("username") == "synvirt"
+    assert one.told[0] == "its disk vdb is left out: it was not asked for"
+
+
+def test_variables_come_from_the_point_or_begin_anew() -> None:
+    one = domain()
+    rewriting.with_variables(one, "/kept.fd")
+    found = again(one).find("os")
+    assert (found.get("firmware"), found.find("firmware")) == (None, None)
+    assert (found.find("nvram").get("template"), found.find("nvram").text) == ("/kept.fd", None)
+    other = domain()
+    rewriting.with_variables(other, None)
+    assert again(other).find("os/nvram").get("template") == "/fw/VARS.fd"
+
+
+def test_without_kvm_it_is_emulated() -> None:
+    one = domain()
+    rewriting.emulated(one)
+    found = again(one)
+    assert (found.get("type"), found.find("cpu").get("mode"), found.find("cpu/topology").get("cores")) == (
+        "qemu",
+        "maximum",
+        "4",
+    )
+    assert found.find("cpu/feature") is None
+    assert found.find("features/hyperv") is None
+    assert "KVM" in one.told[0]
+
+
+def test_what_a_host_lacks_is_named() -> None:
+    assert rewriting.lacking(domain(), bridges=lambda name: name == "br7", networks=lambda name: False) == [
+        "the network lan of its network card 1",
+        "a device of the host that is passed through to it (pci)",
+    ]
+
+
+@pytest.mark.parametrize("xml", ["", "<domain", "<network/>", "<!DOCTYPE x [<!ENTITY a 'b'>]><domain>&a;</domain>"])
+def test_what_is_no_domain_is_damage(xml: str) -> None:
+    with pytest.raises(RepositoryDamaged):
+        rewriting.parsed(xml)
+
+
+def test_a_bare_domain_is_rewritten_too() -> None:
+    one = rewriting.parsed("<domain/>")
+    rewriting.renewed(one, name="new", run_id=NEW, mac=mac)
+    rewriting.isolated(one, serial_log="/log/new")
+    rewriting.with_disks(one, {}, wanted=frozenset())
+    rewriting.with_variables(one, "/kept.fd")
+    rewriting.emulated(one)
+    assert again(one).findtext("uuid") == str(NEW)
