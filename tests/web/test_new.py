@@ -292,7 +292,12 @@ def test_it_can_be_read_by_everybody(
     browser: Browser, served: tuple[Service, str], source: Source, scheme: str, device: str, width: int
 ) -> None:
     service, address = served
+    incoming = service.uploads.begin("web-01.ova")
+    incoming.write(memoryview(bytes(4096)))
+    upload = incoming.finish(None)
     shown = {
+        "uploads": "/uploads",
+        "uploads-remove": f"/uploads/{upload.id}/remove",
         "new": "/new",
         "new-vms": f"/new/source/{source.id}",
         "new-files": "/new/files",
