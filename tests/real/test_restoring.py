@@ -1,5 +1,6 @@
 """Restores on real libvirt and QEMU: a new domain, in place, and a boot test; and what is left of those that fail."""
 
+import base64
 import os
 import subprocess
 from collections.abc import Iterator
@@ -15,10 +16,10 @@ from synvirt.backups import in_place, new_domain, restoring_domain
 from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import RestorePoint, RestoreRequest
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SourceRunning
-from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
 from synvirt.settings import Settings
 from tests.devices import loop_device
-from tests.needs import need
+from tests.needs import lacking, need
 from tests.real.guests import WRITES, boot_sector
 from tests.real.restores import Room
 
@@ -29,6 +30,7 @@ XML = """<domain type='{type}'><name>{name}</name><uuid>{uuid}</uuid><memory uni
 <disk type='file' device='cdrom'><source file='/nowhere/setup.iso'/><target dev='sda' bus='sata'/><readonly/></disk>
 <interface type='bridge'><mac address='52:54:00:12:34:56'/><source bridge='{bridge}'/><model type='virtio'/></interface>
 <graphics type='vnc' port='5999' autoport='no'/>{more}</devices></domain>"""
+NVRAM_TOO = 4  # VIR_DOMAIN_UNDEFINE_NVRAM
 CONTENT = Random(3).randbytes(CHUNK_BYTES + 512) + bytes(2 * CHUNK_BYTES)
 
 
@@ -143,6 +145,56 @@ def test_in_place_a_guest_is_as_it_was(room: Room, format_: str) -> None:
     assert found.findtext("memory") == str(64 * 1024)
     assert {path.name for path in (room.folder / "images").iterdir()} == {"disk.first", now.name}
     assert room.store.backups.all("unfinished", host="local") == []
+
+
+UEFI = "<loader readonly='yes' type='pflash'>{code}</loader><nvram>{variables}</nvram></os><features><acpi/></features>"
+TPM = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"
+
+
+def with_uefi(room: Room, definition: str) -> tuple[str, Path, bytes]:
+    """Such a guest, where its variables lie, and some that no other has."""
+    firmware = installed_uefi()
+    if firmware is None:
+        lacking("needs UEFI firmware: apt-get install ovmf")
+    path = room.folder / "images/own_VARS.fd"
+    variables = bytearray(Path(firmware.variables).read_bytes())
+    variables[-16:] = b"from the backup!"
+    path.write_bytes(b"other variables")
+    return definition.replace("</os>", UEFI.format(code=firmware.code, variables=path)), path, bytes(variables)
+
+
+def test_variables_and_tpm_state_come_along(room: Room, data_dir: Path) -> None:
+    need("swtpm", "swtpm")
+    uuid = uuid4()
+    disk = image(room)
+    definition, path, variables = with_uefi(room, xml(disk, uuid=str(uuid), name="uefi", more=TPM))
+    parts = {"nvram": base64.b64encode(variables).decode(), "tpm": {"tpm2-00.permall": "c3RhdGU="}}
+    point = room.point(definition, {"vda": disk}, vm_id=uuid, **parts)
+    run = room.restored(point, target="new_domain", name="restored")
+    assert run.error is None, run.error
+    state = data_dir / f"libvirt/lib/swtpm/{run.id}/tpm2/tpm2-00.permall"
+    assert state.read_bytes() == b"state"
+    found: Any = ElementTree.fromstring(room.connection.use().lookupByName("restored").XMLDesc(0))
+    template = Path(found.find("os/nvram").get("template"))
+    assert [template.read_bytes() == variables] == [True]
+    assert found.findtext("os/nvram") != str(path), "the other guest's stay the other guest's"
+    state.unlink()  # what swtpm is given here is no state of its
+
+    room.connection.use().defineXML(definition)
+    assert room.restored(point, target="in_place").error is None
+    assert [path.read_bytes() == variables] == [True]
+    assert (data_dir / f"libvirt/lib/swtpm/{uuid}/tpm2/tpm2-00.permall").read_bytes() == b"state"
+    for name in ("restored", "uefi"):
+        room.connection.use().lookupByName(name).undefineFlags(NVRAM_TOO)
+
+
+def test_a_firmware_that_this_host_has_not_is_refused(room: Room) -> None:
+    definition = xml(image(room)).replace("</os>", "<loader readonly='yes' type='pflash'>/nowhere/CODE.fd</loader></os>")
+    point = room.point(definition, {"vda": image(room)})
+    run = room.restored(point, target="new_domain")
+    assert run.error is not None
+    assert (run.error.code, "CODE.fd" in run.error.message) == ("E_BAK_HOST_LACKS", True)
+    nothing_left(room, point)
 
 
 def test_in_place_is_refused_while_the_guest_runs_or_is_gone(room: Room) -> None:
