@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.needs import lacking, need, need_root
+from tests.ports import free_port
 
 POOL = "vms"
 GIB = 1 << 30
@@ -85,7 +85,7 @@ def rbd(conf: Path, *arguments: str) -> str:
 def _start(folder: Path) -> None:
     for name in ("mon", "mgr", "osd", "run", "log"):
         (folder / name).mkdir()
-    v1, v2 = _free_ports()
+    v1, v2 = free_port(), free_port()
     fsid = str(uuid.uuid4())
     conf = folder / "ceph.conf"
     conf.write_text(_CONFIG.format(fsid=fsid, v1=v1, v2=v2, folder=folder, disk_bytes=8 * GIB))
@@ -99,7 +99,7 @@ def _start(folder: Path) -> None:
     _run("ceph-mon", "-c", conf, "--mkfs", "-i", "a", "--monmap", folder / "monmap", "--keyring", mon_keys)
     shutil.copy(mon_keys, folder / "mon" / "keyring")
     _run("ceph-mon", "-c", conf, "-i", "a")
-    ceph = ("ceph", "-c", conf, "--connect-timeout", "30")
+    ceph = ("ceph", "-c", conf, "--connect-timeout", "100")
     keys = _run(*ceph, "auth", "get-or-create", "mgr.x", "mon", "allow profile mgr", "osd", "allow *", "mds", "allow *")
     (folder / "mgr.x.keyring").write_text(keys)
     _run("ceph-mgr", "-c", conf, "-i", "x")
@@ -123,13 +123,6 @@ def _stop(folder: Path) -> None:
 
 
 def _run(*argv: str | Path, words: str = "") -> str:
-    done = subprocess.run(list(map(str, argv)), input=words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(list(map(str, argv)), input=words, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, f"{argv[0]} {argv[1]}: {done.stderr}"
     return done.stdout
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]

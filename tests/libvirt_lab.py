@@ -25,8 +25,9 @@ from synvirt.live import libvirt_remote_backup as backup
 from synvirt.live.libvirt_remote_manifest import data_disks, parse
 from synvirt.programs import end_group
 from tests.needs import need, need_root
+from tests.ports import free_port
 
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 120
 SMALL_BYTES = 12 << 20
 
 _ENTER = """\
@@ -91,8 +92,8 @@ class LibvirtLab:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.tcp_port, self.tls_port, self.ssh_port = _free_ports(3)
-        self.nbd_ports = tuple(sorted(_free_ports(2)))
+        self.tcp_port, self.tls_port, self.ssh_port = free_port(), free_port(), free_port()
+        self.nbd_ports = tuple(sorted((free_port(), free_port())))
         self._children: list[subprocess.Popen[bytes]] = []
         self._daemon: subprocess.Popen[bytes] | None = None
         self.connection: Any = None
@@ -335,11 +336,3 @@ def _listens(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

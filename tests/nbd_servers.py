@@ -9,7 +9,7 @@ from pathlib import Path
 from synvirt.programs import end_group
 from tests.needs import need
 
-START_TIMEOUT_S = 20
+START_TIMEOUT_S = 60
 
 
 @contextmanager

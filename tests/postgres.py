@@ -33,7 +33,7 @@ def server() -> Iterator[str]:
     data = folder / "data"
 
     def run(*argv: str | Path) -> None:
-        subprocess.run([*as_account, *map(str, argv)], check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=60)
+        subprocess.run([*as_account, *map(str, argv)], check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=250)
 
     run(programs / "initdb", "--auth=trust", "--no-sync", f"--username={account}", "-D", data)
     # fsync off: this server's crashes are not what is tested, and a test machine's disk is slow.

@@ -30,16 +30,10 @@ from cryptography.x509.oid import NameOID
 
 from synvirt.remote import Remote
 from tests.needs import need, need_root
+from tests.ports import free_port
 
 LOOPBACK = ("127.0.0.0/8", "::1")
 USER, PASSWORD = "importer", "p@ss:wörd"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def wait_for_port(port: int, process: "subprocess.Popen[bytes]", log: Path | None = None) -> None:
@@ -54,7 +48,7 @@ def wait_for_port(port: int, process: "subprocess.Popen[bytes]", log: Path | Non
 
 
 @contextlib.contextmanager
-def running(argv: list[str], port: int, log: Path, env: dict[str, str] | None = None) -> Iterator[None]:
+def running(argv: list[str], ports: tuple[int, ...], log: Path, env: dict[str, str] | None = None) -> Iterator[None]:
     with log.open("ab") as output:
         process = subprocess.Popen(
             argv,
@@ -65,7 +59,8 @@ def running(argv: list[str], port: int, log: Path, env: dict[str, str] | None = 
             env={**os.environ, **(env or {})},
         )
     try:
-        wait_for_port(port, process, log)
+        for port in ports:
+            wait_for_port(port, process, log)
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -186,7 +181,7 @@ def nginx(folder: Path) -> Iterator[Nginx]:
         text = f"user root;\n{text}"
     (folder / "nginx.conf").write_text(text)
     argv = [program, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
-    with running(argv, server.port, folder / "output.log"):
+    with running(argv, (server.port, server.tls_port, server.elsewhere), folder / "output.log"):
         yield server
 
 
@@ -247,7 +242,7 @@ def samba(folder: Path) -> Iterator[Samba]:
             timeout=60,
         )
         argv = [program, "--foreground", "--no-process-group", f"--configfile={configuration}", "--debug-stdout"]
-        with running(argv, server.port, home / "output.log"):
+        with running(argv, (server.port,), home / "output.log"):
             yield server
     finally:
         shutil.rmtree(home, ignore_errors=True)
@@ -282,7 +277,7 @@ def s3(folder: Path, *, checked: bool = True) -> Iterator[S3]:
     port = free_port()
     # Three requests make the user.
     argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with running(argv, port, folder / "moto.log", {"INITIAL_NO_AUTH_ACTION_COUNT": "3"} if checked else {}):
+    with running(argv, (port,), folder / "moto.log", {"INITIAL_NO_AUTH_ACTION_COUNT": "3"} if checked else {}):
         options = {"endpoint_url": f"http://127.0.0.1:{port}", "region_name": "us-east-1"}
         iam = boto3.client("iam", aws_access_key_id="first", aws_secret_access_key="first", **options)
         iam.create_user(UserName="importer")

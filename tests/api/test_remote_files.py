@@ -9,6 +9,7 @@ import pytest
 from tests import remote_servers as servers
 from tests.fakes.service import Service
 from tests.offline import appliances
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_not_there_and_not_listening(client: httpx.Client, nginx: servers.Nginx)
     gone = client.post("/remote-files/inspect", json={"url": f"{nginx.url}gone.ova?signed=hush-1"})
     assert (gone.status_code, gone.json()["code"]) == (404, "E_MIG_NOT_FOUND")
     assert "hush-1" not in gone.text
-    away = client.post("/remote-files/inspect", json={"url": f"http://127.0.0.1:{servers.free_port()}/x.ova"})
+    away = client.post("/remote-files/inspect", json={"url": f"http://127.0.0.1:{free_port()}/x.ova"})
     assert (away.status_code, away.json()["code"]) == (502, "E_MIG_SOURCE_UNREACHABLE")
     ranges = client.post("/remote-files/inspect", json={"url": nginx.url.replace("/open/", "/whole/") + "winsrv.ova"})
     assert (ranges.status_code, ranges.json()["code"]) == (400, "E_MIG_UNSUPPORTED_FORMAT")

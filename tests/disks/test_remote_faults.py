@@ -17,6 +17,7 @@ from synvirt.remote import reading
 from synvirt.remote.reading import RemoteReader
 from tests import remote_servers as servers
 from tests.contracts.readers import read, read_all
+from tests.ports import free_port
 from tests.remote_servers import Asked, Script, honest
 
 CONTENT = Random(21).randbytes((6 << 20) + 17)
@@ -395,7 +396,7 @@ def test_what_speaks_no_smb_is_no_smb_server(nginx: servers.Nginx) -> None:
 
 
 def test_nobody_listens_there() -> None:
-    port = servers.free_port()
+    port = free_port()
     for url in (f"http://127.0.0.1:{port}/", f"https://127.0.0.1:{port}/", f"smb://127.0.0.1:{port}/share/"):
         with pytest.raises(SourceUnreachable, match=f"127.0.0.1, port {port}|127.0.0.1:{port}"):
             RemoteReader(servers.remote(url), NAME)
