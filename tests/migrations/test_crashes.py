@@ -141,7 +141,9 @@ def test_a_cancel_at_every_commit_leaves_nothing(name: str, tmp_path: Path) -> N
     for commit in range(1, commits + 1):
         house = scenario.house(tmp_path / f"cancel-{commit}", FakeHypervisor())
         job = house.intake.submit(scenario.plan(house))
-        house.store.on_commit = _cancel_at(commit, house, job)
+        # How many there are hangs on how long the copy takes: each run counts its own.
+        after: list[int] = []
+        house.store.on_commit = _cancel_at(commit, house, job, then=lambda: after.append(1))  # noqa: B023
         ended = house.run(job.id)
         if ended.state == State.CANCELLED:
             assert ended.last_error is not None
@@ -151,7 +153,7 @@ def test_a_cancel_at_every_commit_leaves_nothing(name: str, tmp_path: Path) -> N
             assert not scenario.live or house.platform.vm(VM)["power"] == "on"
         else:
             # The wish came after the last moment at which a step looks for it.
-            assert commit >= commits - 4
+            assert len(after) <= 4
             _check_end(scenario, house, ended)
         house.close()
 

@@ -506,7 +506,7 @@ def _kill_workers(store: Store, job: Migration, times: int, killed: list[int]) -
 
 def test_a_killed_worker_costs_nothing_but_the_bytes_since_its_watermark(house: House) -> None:
     content = some_disk(8 * MIB)
-    plan = offline_plan(imported(house, {DISK: content}), limits={"bandwidth_bps": 4 * MIB})
+    plan = offline_plan(imported(house, {DISK: content}), limits={"bandwidth_bps": 3 * MIB // 2})
     job = house.intake.submit(plan)
     killed: list[int] = []
     killer = threading.Thread(target=_kill_workers, args=(house.store, job, 2, killed))
@@ -521,7 +521,7 @@ def test_a_killed_worker_costs_nothing_but_the_bytes_since_its_watermark(house: 
 
 def test_progress_never_goes_back_and_ends_whole(house: House) -> None:
     content = some_disk(6 * MIB)
-    job = house.intake.submit(offline_plan(imported(house, {DISK: content}), limits={"bandwidth_bps": 6 * MIB}))
+    job = house.intake.submit(offline_plan(imported(house, {DISK: content}), limits={"bandwidth_bps": 2 * MIB}))
     seen: list[tuple[int, int]] = []
     ended = threading.Event()
 
