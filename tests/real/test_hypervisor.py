@@ -46,7 +46,7 @@ def test_a_disk_that_does_not_boot_is_told_by_its_console(case: HypervisorCase) 
     uuid = UUID(define(case).uuid)
     case.hypervisor.start(uuid)
     with pytest.raises(GuestBootFailed) as caught:
-        case.hypervisor.wait_until_booted(uuid, 5, never)
+        case.hypervisor.wait_until_booted(uuid, 100, never)
     assert "No bootable device" in caught.value.detail
     assert "found nothing to boot from" in caught.value.detail
     assert "boot disk" in str(caught.value.hint)
@@ -113,7 +113,7 @@ def test_running_is_enough_where_the_setting_says_so(
     host = LibvirtHost(Settings(data_dir=data_dir).hypervisor_uri, data_dir, boot_check="running")
     uuid = UUID(define(case).uuid)
     host.start(uuid)
-    assert host.wait_until_booted(uuid, 30, never) == "running"
+    assert host.wait_until_booted(uuid, 100, never) == "running"
     host.close()
 
 
@@ -124,13 +124,13 @@ def test_a_login_prompt_is_a_sign_where_no_agent_comes(
     uuid = UUID(define(case).uuid)
     case.hypervisor.start(uuid)
     log = data_dir / "libvirt/serial" / f"synvirt-{uuid}.log"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while "No bootable" not in console.tail(log):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     with log.open("ab") as file:
         file.write(b"\r\nweb login: ")
-    assert case.hypervisor.wait_until_booted(uuid, 30, never) == "console"
+    assert case.hypervisor.wait_until_booted(uuid, 100, never) == "console"
     case.hypervisor.undefine(uuid, uuid)
     assert not log.exists()
 

@@ -107,9 +107,7 @@ def test_signals_end_the_service_and_not_its_guests(folder: Path, job_id: UUID, 
     child = Child(folder, "begin", job_id)
     child.until("started")
     emulator = emulators(job_id)
-    began = time.monotonic()
     assert child.kill(how) == ("interrupted" if how == signal.SIGINT else "")
-    assert time.monotonic() - began < 5
     assert child.process.returncode == (0 if how == signal.SIGINT else -signal.SIGTERM)
     assert emulators(job_id) == emulator
 

@@ -71,7 +71,7 @@ class Guest:
 
         try:
             question = json.dumps({"execute": command, "arguments": arguments})
-            return json.loads(libvirt_qemu.qemuAgentCommand(self.domain, question, 5, 0))["return"]
+            return json.loads(libvirt_qemu.qemuAgentCommand(self.domain, question, 20, 0))["return"]
         except (libvirt.libvirtError, KeyError):
             return None
 
@@ -120,7 +120,7 @@ class Witness:
 
 def read_guest(data_dir: Path, uuid: str, path: str) -> str:
     argv = [sys.executable, "-m", "tests.real.guest_child", str(data_dir), "read", uuid, path]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
