@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from synvirt.backups.zfs_stream import MAGIC, RECORD_BYTES, TO_THE_END, Kind, changed_areas
 from synvirt.errors import DeltaFallback
+from tests.cases import cases
 
 FROM, TO, SIZE = 7, 9, 1 << 20
 
@@ -122,12 +123,14 @@ def refused_or_within(content: bytes) -> None:
     assert all(start >= 0 and length > 0 and start + length <= SIZE for start, length in found)
 
 
+@cases(200)
 @given(st.integers(0, len(SOUND) - 1))
 def test_a_stream_that_is_cut_anywhere_is_refused(at: int) -> None:
     with pytest.raises(DeltaFallback):
         areas(SOUND[:at])
 
 
+@cases(200)
 @given(st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.integers(0, 255)), min_size=1, max_size=8))
 def test_a_stream_that_is_changed_anywhere_names_areas_of_the_disk_or_is_refused(changes: list[tuple[int, int]]) -> None:
     content = bytearray(SOUND)
@@ -136,6 +139,7 @@ def test_a_stream_that_is_changed_anywhere_names_areas_of_the_disk_or_is_refused
     refused_or_within(bytes(content))
 
 
+@cases(200)
 @given(st.binary(max_size=700).map(lambda tail: begin() + tail))
 def test_any_bytes_are_refused_or_read(content: bytes) -> None:
     refused_or_within(content)
@@ -144,6 +148,7 @@ def test_any_bytes_are_refused_or_read(content: bytes) -> None:
 Record = Callable[[int, int], bytes]
 
 
+@cases(200)
 @given(st.lists(st.tuples(st.sampled_from([write, free]), st.integers(0, SIZE - 1), st.integers(1, 70000)), max_size=12))
 def test_every_area_of_a_sound_stream_is_named(records: list[tuple[Record, int, int]]) -> None:
     stream = begin() + b"".join(make(offset, length) for make, offset, length in records) + END
