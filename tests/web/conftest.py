@@ -106,6 +106,17 @@ def serious(page: Page) -> list[str]:
     ]
 
 
+def look_at(page: Page, name: str) -> None:
+    """Can it be read at a desk in the light, and on a phone in the dark? Pictures of both are kept."""
+    for scheme, device, width in (("light", "desk", 1200), ("dark", "phone", 390)):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        page.set_viewport_size({"width": width, "height": 844})
+        picture(page, f"{name}-{device}-{scheme}")
+        assert serious(page) == [], name
+        too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert too_wide <= 0, f"{name} is wider than a {device}"
+
+
 def picture(page: Page, name: str) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=PICTURES / f"{name}.png", full_page=True)

@@ -1,18 +1,17 @@
 """The pages of backups: a repository, a job, its runs, and what becomes of its restore points; real backups of files."""
 
 import random
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepository, BackupRepositoryRequest, RestorePoint
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
-from tests.web.conftest import opened, picture, serious
+from tests.web.conftest import look_at
 from tests.web.test_pages import press_until
 
 CONTENT = random.Random(8).randbytes(1 << 20) + bytes(1 << 20)
@@ -245,38 +244,22 @@ def test_a_repository_is_verified_and_collected(page: Page, repository: BackupRe
             expect(page.locator("section[aria-labelledby=h-report]")).to_contain_text("All of it is as it was written.")
 
 
-@pytest.mark.parametrize(("scheme", "device", "width"), [("dark", "desk", 1200), ("light", "phone", 390)])
 @pytest.mark.timeout(300)
-def test_backups_can_be_read_by_everybody(
-    browser: Browser,
-    served: tuple[Service, str],
-    repository: BackupRepository,
-    point: RestorePoint,
-    scheme: str,
-    device: str,
-    width: int,
-) -> None:
-    here, lies = f"/backups/points/{point.id}", f"/backups/repositories/{repository.id}"
+def test_backups_can_be_read_by_everybody(page: Page, repository: BackupRepository, point: RestorePoint) -> None:
+    here = f"/backups/points/{point.id}"
     pages = {
         "jobs": "/backups",
         "job": f"/backups/jobs/{point.job_id}",
         "job-form": "/backups/jobs/new",
         "run": f"/backups/runs/{point.run_id}",
-        "runs": "/backups/runs",
         "points": "/backups/points",
         "point": here,
         "restore": f"{here}/restore",
-        "verify": f"{here}/verify",
         "repositories": "/backups/repositories",
-        "repository": f"{lies}?is_new=true",
+        "repository": f"/backups/repositories/{repository.id}?is_new=true",
         "repository-form": "/backups/repositories/new",
     }
-    with opened(browser, served[1], color_scheme=scheme, viewport={"width": width, "height": 844}) as context:
-        page = context.new_page()
-        for name, path in pages.items():
-            page.goto(path)
-            expect(page.get_by_role("heading", level=1)).to_have_text(re.compile("."))
-            picture(page, f"backup-{name}-{device}-{scheme}")
-            assert serious(page) == [], name
-            too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert too_wide <= 0, f"{name} is wider than a {device}"
+    for name, path in pages.items():
+        page.goto(path)
+        expect(page.get_by_role("heading", level=1)).to_have_count(1)
+        look_at(page, f"backup-{name}")

@@ -9,14 +9,14 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from pydantic import SecretStr
 
 from synvirt.live import SourceAccess, VmRow
-from synvirt.live.registry import BY_KIND, PLATFORMS
+from synvirt.live.registry import BY_KIND
 from synvirt.model import LiveKind, LiveVmRef, Source, SourceRequest, State
 from synvirt.web.fields import fields, values
 from synvirt.web.forms import Form
 from tests.fakes.live import FakeAdapter, FakePlatform
 from tests.fakes.service import Service
 from tests.web import jobs
-from tests.web.conftest import opened, picture, serious, serving
+from tests.web.conftest import look_at, opened, serving
 from tests.web.test_pages import press_until
 
 SECRET = " tr0ub4dor & 3 "
@@ -133,6 +133,7 @@ def test_two_thousand_machines_are_searched_and_paged(page: Page, service: Servi
     expect(machines.first).to_contain_text("web-0000")
     page.locator("a[rel=next]").click()
     expect(machines.first).to_contain_text("web-0100")
+    page.wait_for_load_state("load")  # what is typed before the script is there is searched for by the button
     page.get_by_role("searchbox").fill("WEB-17")
     expect(machines.first).to_contain_text("web-1700")
     expect(machines).to_have_count(100)
@@ -181,26 +182,17 @@ def test_a_source_is_removed_once_that_is_confirmed_and_nothing_reads_from_it(pa
     expect(page.locator(f"#source-{source.id}")).to_have_count(0)
 
 
-@pytest.mark.parametrize(("scheme", "device", "width"), [("light", "desk", 1200), ("dark", "phone", 390)])
-@pytest.mark.timeout(180)
-def test_sources_can_be_read_by_everybody(
-    browser: Browser, served: tuple[Service, str], scheme: str, device: str, width: int
-) -> None:
+def test_sources_can_be_read_by_everybody(page: Page, served: tuple[Service, str]) -> None:
     service, address = served
-    source = added(service, f"looked-at-on-a-{device}", address, fingerprint_sha256=WRONG_PIN)
+    source = added(service, "looked-at", address, fingerprint_sha256=WRONG_PIN)
     here = f"/sources/{source.id}"
-    pages = {"sources": "/sources", "source-kinds": "/sources/new", "source-remove": f"{here}/remove"}
-    pages |= {f"source-form-{one.kind}": f"/sources/new/{one.kind}" for one in PLATFORMS} | {"source": here}
-    with opened(browser, address, color_scheme=scheme, viewport={"width": width, "height": 844}) as context:
-        page = context.new_page()
-        for name, path in pages.items():
-            page.goto(path)
-            if name == "source":
-                expect(page.locator("#ask-pin")).to_be_visible()
-            picture(page, f"{name}-{device}-{scheme}")
-            assert serious(page) == [], name
-            too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert too_wide <= 0, f"{name} is wider than a {device}"
+    pages = {"sources": "/sources", "source-kinds": "/sources/new", "source-remove": f"{here}/remove", "source": here}
+    pages |= {f"source-form-{kind}": f"/sources/new/{kind}" for kind in (LiveKind.LIBVIRT_REMOTE, LiveKind.VIM_API)}
+    for name, path in pages.items():
+        page.goto(path)
+        if name == "source":
+            expect(page.locator("#ask-pin")).to_be_visible()
+        look_at(page, name)
 
 
 def test_it_is_added_and_tested_without_javascript(browser: Browser, served: tuple[Service, str]) -> None:

@@ -37,7 +37,7 @@ _WAYS = {
     "scan": "all of it, while it ran",
     "offline": "shut off",
 }
-_TRIGGERS = {"asked": "by somebody", "schedule": "by its schedule", "again": "again, as the one before was cut off"}
+_TRIGGERS = {"asked": "somebody", "schedule": "its schedule", "again": "its schedule, as the run before was cut off"}
 
 
 def run_words(run: BackupRun) -> str:

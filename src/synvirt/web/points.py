@@ -41,14 +41,18 @@ TARGETS = (
         "Files",
         "The disks, and the guest's definition, as files in a new folder of this host.",
         "Its disks are written into a new folder. No guest is touched.",
-        {"name": "Name of the folder", "path": "Where the folder is made", "format": "Format of the disks"},
+        {
+            "name": "Name of the folder (without one: the run's id)",
+            "path": "Where it is made (without: in the service's own exports)",
+            "format": "Format of the disks",
+        },
     ),
     Target(
         "new_domain",
         "Another guest",
         "A guest beside the others, with addresses of its own.",
         "A new guest is defined here with these disks. The guest that was backed up is not touched.",
-        {"name": "Its name", "start": "Start it when it is restored"},
+        {"name": "Its name (without one: as it was)", "start": "Start it when it is restored"},
     ),
     Target(
         "in_place",
