@@ -68,6 +68,8 @@ class MemoryFolder:
     def delete(self, name: str) -> None:
         self.files.pop(name, None)
 
+    def close(self) -> None: ...
+
     def cut(self, how: Cut, random: Random) -> "MemoryFolder":
         """What is found when the power is back."""
         after = MemoryFolder()
@@ -147,6 +149,9 @@ class Counted:
         found: list[list[Entry]] = []
         self._pass(lambda: found.append(self.inner.entries(folder)))
         return found[0]
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 def io_error() -> SynvirtError:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from synvirt.api.tls import fingerprint
@@ -23,8 +24,9 @@ class Peer:
 
     def __init__(self, home: Path, *, keep_days: float = 0) -> None:
         self.folder, self._home = home / "offered", home / "peer"
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._keep_days, self._listen = keep_days, "127.0.0.1:0"
+        self._opened: list[PeerFolder] = []
         self.place = PeerPlace(url="https://127.0.0.1/", fingerprint_sha256="", username=USER, password=PASSWORD)
 
     @contextmanager
@@ -41,6 +43,8 @@ class Peer:
                     password=PASSWORD,
                 )
                 yield self
+                for folder in self._opened:
+                    folder.close()
         finally:
             service.close()
 
@@ -50,5 +54,7 @@ class Peer:
     def forget_certificate(self) -> None:
         (self._home / "keyring/tls.crt").unlink()
 
-    def opened(self, *, patience_s: float = 20) -> PeerFolder:
-        return PeerFolder(self.place, patience_s=patience_s)
+    def opened(self, *, patience_s: float = 20, **others: str) -> PeerFolder:
+        """The folder as another host sees it; `others`: what is different in the place that it calls."""
+        self._opened.append(PeerFolder(replace(self.place, **others), patience_s=patience_s))
+        return self._opened[-1]

@@ -31,9 +31,7 @@ def _directory(home: Path) -> Iterator[Folder]:
 
 def _peer(home: Path) -> Iterator[Folder]:
     with Peer(home).served() as peer:
-        folder = peer.opened()
-        yield folder
-        folder.close()
+        yield peer.opened()
 
 
 @pytest.fixture(params=[_memory, _directory, _peer], ids=["memory", "directory", "peer"])

@@ -150,7 +150,7 @@ def test_a_repository_is_made_in_an_empty_folder_only(tmp_path: Path) -> None:
     with pytest.raises(RepositoryUnreachable):
         HostFolder(tmp_path / "nowhere")
     with pytest.raises(RepositoryUnreachable, match="mounted"):
-        HostFolder(tmp_path, is_mount=True)
+        HostFolder(tmp_path, is_nfs=True)
 
 
 def test_a_folder_of_this_host_holds_a_sparse_disk(tmp_path: Path) -> None:

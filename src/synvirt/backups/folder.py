@@ -17,6 +17,8 @@ from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreacha
 
 # What is being written, and has no name that counts. What a crash leaves here is swept by the next collection of garbage.
 UNFINISHED = "tmp"
+MOUNTS = Path("/proc/self/mountinfo")
+_NFS = frozenset({"nfs", "nfs4"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Folder(Protocol):
     - `rename`: at once or not at all; it replaces.
     - `read`: exactly what is asked for. RepositoryDamaged, where the file is missing or shorter.
     - `entries`: of one folder, by name. `delete`: idempotent.
+    - `close`: lets go of connections; it may be used again.
     - Every failure is a SynvirtError of a backup.
     """
 
@@ -44,6 +47,7 @@ class Folder(Protocol):
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes: ...
     def entries(self, folder: str) -> list[Entry]: ...
     def delete(self, name: str) -> None: ...
+    def close(self) -> None: ...
 
 
 def put(folder: Folder, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
@@ -55,20 +59,41 @@ def put(folder: Folder, name: str, pieces: Iterable[bytes | bytearray | memoryvi
     folder.sync_folder(name.rpartition("/")[0])
 
 
-class HostFolder:
-    """A folder of this host. `is_mount`: refused while nothing is mounted there, lest backups fill the host's own disk."""
+def file_system_of(path: Path, mounts: Path = MOUNTS) -> str | None:
+    """Its kind, as proc_pid_mountinfo(5) has it for the device that the path lies on; None: it does not say. A line:
+    `36 35 0:51 / /mnt rw,noatime master:1 - nfs4 server:/export rw,vers=4.2`. RepositoryUnreachable."""
+    with _told(str(path)):
+        device = path.stat().st_dev
+        lines = mounts.read_text(errors="replace").splitlines()
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        mount, separator, file_system = line.partition(" - ")
+        if separator and mount.split(" ")[2:3] == [wanted]:
+            return file_system.partition(" ")[0]
+    return None
 
-    def __init__(self, path: Path, *, is_mount: bool = False) -> None:
-        self._path, self._is_mount = path, is_mount
+
+class HostFolder:
+    """A folder of this host. `is_nfs`: refused while no NFS export is mounted there, lest backups fill the host's own disk.
+
+    What NFS promises is enough: files are written once, by one host, and found by their names; no time of reading, no lock.
+    """
+
+    def __init__(self, path: Path, *, is_nfs: bool = False, mounts: Path = MOUNTS) -> None:
+        self._path, self._is_nfs, self._mounts = path, is_nfs, mounts
         self.check()
 
     def check(self) -> None:
         """RepositoryUnreachable."""
         if not self._path.is_dir():
             raise RepositoryUnreachable(f"there is no folder {self._path}", hint="make it, or mount what it should hold")
-        if self._is_mount and not os.path.ismount(self._path):
+        if not self._is_nfs:
+            return
+        kind = file_system_of(self._path, self._mounts)
+        if kind not in _NFS:
             raise RepositoryUnreachable(
-                f"nothing is mounted at {self._path}", hint=f"mount the NFS export there: mount {self._path}"
+                f"no NFS export is mounted at {self._path}: it lies on {kind or 'a file system that is not known'}",
+                hint=f"mount the export there: mount {self._path}",
             )
 
     def room(self) -> tuple[int, int]:
@@ -148,6 +173,9 @@ class HostFolder:
     def delete(self, name: str) -> None:
         with _told(name):
             (self._path / name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
 @contextmanager

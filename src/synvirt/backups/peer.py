@@ -206,7 +206,7 @@ class PeerFolder:
             answer = self._sent(connection, method, path, pieces)
             good = answer.status in (200, 204)
             limit = _ANSWER_BYTES_MAX if good else _PROBLEM_BYTES_MAX
-            body = answer.read(limit + 1)
+            body = _body(answer, limit)
         except SourceUnreachable as error:  # another certificate
             connection.close()
             raise RepositoryUnreachable(
@@ -271,6 +271,16 @@ class PeerFolder:
         if status in _PASSING:
             return _Away(f"it answers {status}")
         return StoreWriteFailed(f"the peer {self._where} answers {status} for {what}{said}")
+
+
+def _body(answer: http.client.HTTPResponse, limit: int) -> bytes:
+    """All of it, or one byte more than `limit`. IncompleteRead: of a body that breaks off, http.client only says it when all is
+    asked for."""
+    length = answer.headers.get("content-length", "")
+    body = answer.read(limit + 1)
+    if length.isdecimal() and len(body) < min(int(length), limit + 1):
+        raise http.client.IncompleteRead(body[:0], int(length) - len(body))
+    return body
 
 
 def _said(error: BaseException) -> str:

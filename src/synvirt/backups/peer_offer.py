@@ -46,18 +46,19 @@ class Offer:
 
     def __init__(self, path: Path, *, keep_s: float, clock: Callable[[], float] = time.time, cache: Path | None = None) -> None:
         self._path, self.keep_s, self._clock, self._cache = path, keep_s, clock, cache
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._needs: Needs | None = None
         self._swept = False
 
     def _folder(self) -> HostFolder:
         """RepositoryUnreachable, where it is away."""
         folder = HostFolder(self._path)
-        if not self._swept and (self._path / UNFINISHED).is_dir():
-            for entry in folder.entries(UNFINISHED):
-                if entry.name.startswith(_BEGUN):
-                    folder.delete(f"{UNFINISHED}/{entry.name}")
-            self._swept = True
+        with self._lock:
+            if not self._swept and (self._path / UNFINISHED).is_dir():
+                for entry in folder.entries(UNFINISHED):
+                    if entry.name.startswith(_BEGUN):
+                        folder.delete(f"{UNFINISHED}/{entry.name}")
+                self._swept = True
         return folder
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────

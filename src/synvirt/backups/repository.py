@@ -93,6 +93,7 @@ class Repository:
     def close(self) -> None:
         """Nothing can be read from here on."""
         self.index.close()
+        self.folder.close()
 
     # ── the index ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -103,6 +103,7 @@ class Backups:
     def close(self) -> None:
         """Runs under way stop; the next start says that they were cut off."""
         self.runs.close()
+        self.repositories.close()
 
     # ── repositories and their jobs ──────────────────────────────────────────────────────────────────────────────────
 

@@ -38,13 +38,17 @@ class Report(Model):
 
 
 def verify_repository(
-    repository: Repository, stop: Stop = lambda: False, on_progress: OnProgress = lambda total, done: None
+    repository: Repository,
+    stop: Stop = lambda: False,
+    on_progress: OnProgress = lambda total, done: None,
+    *,
+    threads: int | None = None,
 ) -> Report:
     """Reads all of the repository once. `on_progress` is called from several threads. Cancelled, once `stop()`."""
     repository.refresh()
     wrongs = [*_header_and_lists(repository), *repository.unreadable.values()]
     sizes = repository.pack_sizes()
-    broken = _broken_packs(repository, sizes, stop, on_progress)
+    broken = _broken_packs(repository, sizes, stop, on_progress, threads or default_threads())
     wrongs += broken.values()
     bad_names = {name for pack in broken for name in _changed_frames(repository, pack)}
     damaged: list[UUID] = []
@@ -74,7 +78,9 @@ def _header_and_lists(repository: Repository) -> Iterator[str]:
             yield error.detail
 
 
-def _broken_packs(repository: Repository, sizes: dict[str, int], stop: Stop, on_progress: OnProgress) -> dict[str, str]:
+def _broken_packs(
+    repository: Repository, sizes: dict[str, int], stop: Stop, on_progress: OnProgress, threads: int
+) -> dict[str, str]:
     """Why each pack that is not whole is not."""
     total, done, lock = sum(sizes.values()), 0, threading.Lock()
 
@@ -94,7 +100,9 @@ def _broken_packs(repository: Repository, sizes: dict[str, int], stop: Stop, on_
             return name, error.detail
         return None
 
-    with ThreadPoolExecutor(default_threads(), thread_name_prefix="verify") as pool:
+    if threads == 1:
+        return dict(found for found in map(look, sorted(sizes)) if found is not None)
+    with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
         try:
             return dict(found for found in pool.map(look, sorted(sizes)) if found is not None)
         finally:

@@ -1,0 +1,248 @@
+"""A repository on a peer when things go wrong: cables, disks, certificates, passwords, and a peer that is killed."""
+
+import base64
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from synvirt.backups import packs
+from synvirt.backups.folder import put
+from synvirt.backups.keys import CHUNK_BYTES
+from synvirt.backups.model import BackupRepositoryRequest
+from synvirt.backups.peer import PeerFolder, PeerPlace
+from synvirt.backups.repositories import Repositories
+from synvirt.backups.repository import Repository
+from synvirt.errors import BackupBadRequest, RepositoryFull, RepositoryUnreachable
+from synvirt.store import Store
+from tests.backups.peers import PASSWORD, USER, Peer
+from tests.backups.points import KEY, back_up, opened, restored
+from tests.fakes.disks import MemoryReader
+from tests.needs import need_root
+from tests.processes import until
+from tests.remote_servers import wire
+
+
+@pytest.fixture(autouse=True)
+def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "PACK_BYTES", 2 * CHUNK_BYTES)
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[Peer]:
+    with Peer(tmp_path / "home").served() as made:
+        yield made
+
+
+def _noise(chunks: int, seed: int = 8) -> MemoryReader:
+    found = MemoryReader("A" * chunks, block_bytes=CHUNK_BYTES)
+    found.content = Random(seed).randbytes(len(found.content))
+    return found
+
+
+def _pack() -> tuple[str, bytes]:
+    made = packs.Pack()
+    made.add(b"n" * 32, packs.CHUNK, Random(2).randbytes(900_000), CHUNK_BYTES)
+    name, content, _ = made.closed()
+    return f"packs/{name}", bytes(content)
+
+
+def _half_sent(place: PeerPlace, name: str, content: bytes) -> ssl.SSLSocket:
+    """A PUT of which half has been sent."""
+    parts = urlsplit(place.url)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    sock = context.wrap_socket(socket.create_connection((parts.hostname, parts.port), 10))
+    basic = base64.b64encode(f"{place.username}:{place.password}".encode()).decode()
+    head = f"PUT {parts.path}/files/{name} HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Basic {basic}\r\n"
+    sock.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content[: len(content) // 2])
+    return sock
+
+
+def _begun(folder: Path) -> list[Path]:
+    return list((folder / "tmp").iterdir())
+
+
+def test_an_upload_that_breaks_off_leaves_nothing_and_can_be_made_again(peer: Peer) -> None:
+    folder = peer.opened()
+    opened(folder, new=True)
+    name, content = _pack()
+    sock = _half_sent(peer.place, name, content)
+    until(lambda: _begun(peer.folder))
+    sock.close()
+    until(lambda: not _begun(peer.folder))
+    assert folder.entries("packs") == []
+    put(folder, name, [content])
+    assert folder.read(name) == content
+
+
+def test_connections_that_break_off_are_made_again(peer: Peer) -> None:
+    folder = peer.opened()
+    repository = opened(folder, new=True)
+    noise = _noise(6)
+    parts = urlsplit(peer.place.url)
+    assert parts.port is not None
+    with wire(parts.port) as between:
+        between.cuts = {1: 9_000, 2: 700_000, 3: 1_200_000, 4: 50_000}
+        shaky = peer.opened(url=peer.place.url.replace(str(parts.port), str(between.port)))
+        point = back_up(repository, noise)
+        again = Repository(shaky, KEY)
+        assert restored(again, point) == [noise.content]
+        assert between.connections > 4
+
+
+def test_another_certificate_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    home = Peer(tmp_path / "home")
+    with home.served():
+        first = home.place.fingerprint_sha256
+        opened(home.opened(), new=True)
+    home.forget_certificate()
+    with home.served():
+        with pytest.raises(RepositoryUnreachable, match=r"certificate .* is not the pinned one"):
+            home.opened(fingerprint_sha256=first, patience_s=0).entries("packs")
+        assert home.opened().entries("packs") == []
+
+
+def test_who_has_the_wrong_password_or_another_account_is_told_so(peer: Peer) -> None:
+    with pytest.raises(RepositoryUnreachable, match="refuses") as refused:
+        peer.opened(password="wrong").entries("")
+    assert "wrong" not in refused.value.detail.replace("the password is wrong", "")
+    with pytest.raises(RepositoryUnreachable):
+        peer.opened(url=peer.place.url.replace("office", "cellar")).entries("")
+    base = peer.place.url.partition("/backup/peer")[0]
+    with httpx.Client(verify=False, auth=(USER, PASSWORD)) as client:
+        for path in (
+            "/backup/jobs",
+            "/migrator/migrations",
+            "/backup/peer/officeX",
+            "/backup/peer",
+            "/backup/peer/office/../../jobs",
+        ):
+            assert client.get(f"{base}{path}").status_code == 401, path
+        assert client.get(f"{base}/backup/peer/office").json()["keep_days"] == 0
+    with httpx.Client(verify=False, auth=("admin", "admin's")) as client:
+        assert client.get(f"{base}/backup/jobs").status_code == 200
+        assert client.get(f"{base}/backup/peer/cellar").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "url", ["http://peer:8441/x", "https://", "https://u:p@peer/x", "https://peer:99999/x", "https://peer/x?y=1"]
+)
+def test_a_url_that_is_none_is_refused(url: str, peer: Peer) -> None:
+    with pytest.raises(BackupBadRequest):
+        peer.opened(url=url)
+
+
+def test_a_full_peer_is_told_and_the_run_can_be_made_again(tmp_path: Path) -> None:
+    need_root("mount")
+    home = Peer(tmp_path / "home")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", home.folder], check=True)
+    try:
+        with home.served():
+            folder = home.opened()
+            repository = opened(folder, new=True)
+            with pytest.raises(RepositoryFull, match=r"the peer 127\.0\.0\.1:\d+: .*No space left"):
+                back_up(repository, _noise(6))
+            assert _begun(home.folder) == []
+            assert repository.point_ids() == []
+            subprocess.run(["mount", "-o", "remount,size=50m", home.folder], check=True)
+            point = back_up(repository, _noise(6))
+            assert restored(Repository(folder, KEY), point) == [_noise(6).content]
+    finally:
+        subprocess.run(["umount", home.folder], check=True)
+
+
+def test_a_run_goes_on_when_the_peer_is_back(tmp_path: Path) -> None:
+    home = Peer(tmp_path / "home")
+    with home.served():
+        folder = home.opened(patience_s=60)
+        repository = opened(folder, new=True)
+    with pytest.raises(RepositoryUnreachable, match="does not answer"):
+        home.opened(patience_s=0).entries("packs")
+    points = []
+    running = threading.Thread(target=lambda: points.append(back_up(repository, _noise(3))))
+    running.start()
+    with home.served():
+        running.join(60)
+        assert restored(Repository(folder, KEY), points[0]) == [_noise(3).content]
+
+
+def test_a_peer_that_is_killed_in_the_middle_of_a_put_keeps_what_it_had_and_nothing_half(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with subprocess.Popen([sys.executable, "-m", "tests.backups.peer_child", home], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            url, fingerprint = next(line for line in child.stdout if line.startswith("https://")).split()
+            place = PeerPlace(url=url, fingerprint_sha256=fingerprint, username=USER, password=PASSWORD)
+            folder = PeerFolder(place)
+            earlier = back_up(opened(folder, new=True), _noise(4))
+            before = {entry.name for entry in folder.entries("packs")}
+            folder.close()
+            sock = _half_sent(place, *_pack())
+            until(lambda: _begun(home / "offered"))
+        finally:
+            child.kill()
+    sock.close()
+    assert _begun(home / "offered"), "a killed service cannot have removed it"
+    again = Peer(home)
+    with again.served():
+        folder = again.opened()
+        repository = Repository(folder, KEY)
+        session = repository.session()
+        later = back_up(repository, _noise(4), _noise(2, seed=9), session=session)
+        assert session.new_bytes < 3 * CHUNK_BYTES, "what is there is not sent again"
+        assert _begun(again.folder) == []
+        assert before < {entry.name for entry in folder.entries("packs")}
+        for point, contents in ((earlier, [_noise(4).content]), (later, [_noise(4).content, _noise(2, seed=9).content])):
+            assert restored(Repository(folder, KEY), point) == contents
+
+
+def test_a_peer_is_a_repository_as_others_are_and_its_password_is_sealed(peer: Peer, tmp_path: Path) -> None:
+    (tmp_path / "keyring").mkdir()
+    store = Store(f"sqlite:///{tmp_path / 'test.db'}")
+    repositories = Repositories(store.backups, host="local", keyring=tmp_path / "keyring", caches=tmp_path / "caches")
+    asked = {
+        "name": "elsewhere",
+        "kind": "peer",
+        "peer": {
+            "url": peer.place.url,
+            "fingerprint_sha256": peer.place.fingerprint_sha256.replace(":", "").lower(),
+            "credentials": {"username": USER, "password": PASSWORD},
+        },
+    }
+    made = repositories.add(BackupRepositoryRequest.model_validate(asked))
+    assert (made.kind, made.state, made.path) == ("peer", "ready", None)
+    assert made.capacity_bytes is not None
+    point = back_up(repositories.opened(made.id), _noise(2))
+    again = Repositories(store.backups, host="local", keyring=tmp_path / "keyring", caches=tmp_path / "caches")
+    assert restored(again.opened(made.id), point) == [_noise(2).content]
+    shown = again.shown(again.get(made.id))
+    assert (shown.points_count, shown.place) == (1, peer.place.url)
+    for text in (store.backups.get("repository", made.id, host="local"), shown.model_dump_json(), repr(shown)):
+        assert PASSWORD not in text
+    assert "sealed" not in shown.model_dump()
+    key = again.recovery_key(made.id)
+    again.forget(made.id)
+    with pytest.raises(BackupBadRequest):
+        again.add(BackupRepositoryRequest.model_validate(asked | {"peer": asked["peer"] | {"credentials": {"token": "x"}}}))  # type: ignore[operator]
+    back = again.add(BackupRepositoryRequest.model_validate(asked | {"recovery_key": key}))
+    assert again.opened(back.id).point_ids() == [point]
+    for one in (repositories, again):
+        one.close()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"kind": "peer"}, {"kind": "local"}, {"kind": "peer", "path": "/x"}, {"kind": "nfs", "peer": {}}]
+)
+def test_a_repository_lies_in_one_place(fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="peer"):
+        BackupRepositoryRequest.model_validate({"name": "x", **fields})
