@@ -3,24 +3,39 @@
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Literal
 from uuid import uuid4
 
 import pytest
 
+from synvirt.backups import source
 from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import ENDS, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.backups.source import Ask, Sources
+from synvirt.backups.source_ledger import Ledger
 from synvirt.backups.ways import sources_of
-from synvirt.errors import BackupNotFound, SourceRunning, SourceUnsupported
+from synvirt.errors import (
+    BackupNotFound,
+    Cancelled,
+    QuiesceFailed,
+    SourceReadFailed,
+    SourceRunning,
+    SourceSnapshotFailed,
+    SourceUnsupported,
+)
 from synvirt.hypervisor.connection import Connection
 from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.live import libvirt_remote_backup as jobs
 from synvirt.settings import Settings
 from synvirt.store import Store
 from tests.needs import need
+from tests.processes import until
 
 XML = """<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type></os><devices>
@@ -153,3 +168,76 @@ def test_what_cannot_be_backed_up_is_named(connection: Connection, sources: Sour
         pass
     with pytest.raises(BackupNotFound, match="nobody"), sources.open(asked("nobody")):
         pass
+
+
+TPM = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"
+
+
+def test_a_guest_that_runs_without_an_agent_is_backed_up_as_after_a_crash(
+    connection: Connection, sources: Sources, store: Store, tmp_path: Path
+) -> None:
+    """Unless that is not enough: then nothing is. The state of its TPM is part of it."""
+    need("swtpm", "swtpm")
+    name = _defined(connection, tmp_path, TPM)
+    domain = connection.use().lookupByName(name)
+    domain.create()
+    ledger, told = Ledger(store.backups, host="local"), []
+
+    def wanted(quiesce: Literal["try", "require"]) -> Ask:
+        return replace(asked(name), quiesce=quiesce, warn=lambda code, _: told.append(code))
+
+    with pytest.raises(QuiesceFailed, match="agent"), sources.open(wanted("require")):
+        pass
+    assert (ledger.all(), domain.listAllCheckpoints(0), jobs.running(domain)) == ([], [], None)
+    with sources.open(wanted("try")) as guest:
+        assert (guest.way, guest.consistency, guest.quiesced, told) == ("bitmap", "crash", False, ["E_BAK_QUIESCE_FAILED"])
+        assert guest.tpm is not None
+        assert "tpm2-00.permall" in guest.tpm
+        assert [disk.mark is not None for disk in guest.disks] == [False, True]
+        for disk in guest.disks:
+            content = bytearray(len(CONTENT))
+            with closing(source.open_disk(disk)) as reader:
+                reader.read_into(0, memoryview(content))
+            assert [bytes(content) == CONTENT] == [True]
+        guest.check_unchanged()
+        domain.abortJob()
+        until(lambda: jobs.running(domain) is None)
+        with pytest.raises(SourceReadFailed, match="ended while"):
+            guest.check_unchanged()
+    assert (ledger.all(), domain.listAllCheckpoints(0), jobs.running(domain)) == ([], [], None)
+
+
+def test_another_backup_of_the_guest_is_waited_for_or_left_alone(
+    connection: Connection, sources: Sources, name: str, tmp_path: Path
+) -> None:
+    domain = connection.use().lookupByName(name)
+    domain.create()
+    jobs.begin(domain, "synvirt-theirs-1", jobs.Server(str(tmp_path)), track=())
+    with pytest.raises(SourceSnapshotFailed, match="synvirt-theirs-1"), sources.open(asked(name)):
+        pass
+    assert jobs.running(domain) is not None
+    jobs.end(domain, lambda _: True)
+    with sources.open(asked(name)):
+        stopped = replace(asked(name), stop=lambda: True)
+        with pytest.raises(Cancelled), sources.open(stopped):
+            pass
+
+
+def test_marks_go_with_their_job_though_the_guest_is_off_by_then(
+    connection: Connection, sources: Sources, store: Store, name: str, tmp_path: Path
+) -> None:
+    domain, ask = connection.use().lookupByName(name), asked(name)
+    domain.create()
+    with sources.open(ask) as guest:
+        guest.keep_marks()
+        guest.marks_kept()
+    assert len(domain.listAllCheckpoints(0)) == 1
+    domain.destroyFlags(1)  # VIR_DOMAIN_DESTROY_GRACEFUL: QEMU closes its images
+    assert b'"bitmaps"' in _told_of(tmp_path / "disk.qcow2")
+    sources.forget(ask.job_id)
+    assert (Ledger(store.backups, host="local").all(), domain.listAllCheckpoints(0)) == ([], [])
+    assert b'"bitmaps"' not in _told_of(tmp_path / "disk.qcow2")
+
+
+def _told_of(image: Path) -> bytes:
+    return subprocess.run(["qemu-img", "info", "--output=json", "-U", str(image)], check=True, capture_output=True).stdout
