@@ -82,11 +82,11 @@ def page(context: BrowserContext) -> Iterator[Page]:
     assert complaints == []
 
 
-def opened(browser: Browser, address: str, **options: Any) -> BrowserContext:
+def opened(browser: Browser, address: str, *, password: str = PASSWORD, **options: Any) -> BrowserContext:
     # The certificate is the service's own.
     context = browser.new_context(
         base_url=address,
-        http_credentials={"username": USER, "password": PASSWORD},
+        http_credentials={"username": USER, "password": password},
         ignore_https_errors=True,
         reduced_motion="reduce",
         **options,
