@@ -14,9 +14,10 @@ PYTEST = "-m pytest --noconftest -p no:cacheprovider --junitxml=/result/results.
 
 @pytest.mark.slow
 @pytest.mark.timeout(GUEST_TIMEOUT_S + 60)
-@pytest.mark.parametrize("name", ["zfs_contracts", "zfs_destination", "zfs_import"])
-def test_in_the_guest(name: str, tmp_path: Path) -> None:
-    said = lab.run(f"cd /host && {lab.python()} {PYTEST} tests/guest/{name}.py", tmp_path, timeout_s=GUEST_TIMEOUT_S)
+@pytest.mark.parametrize("names", ["zfs_contracts", "zfs_destination", "zfs_import zfs_backups"])
+def test_in_the_guest(names: str, tmp_path: Path) -> None:
+    files = " ".join(f"tests/guest/{name}.py" for name in names.split())
+    said = lab.run(f"cd /host && {lab.python()} {PYTEST} {files}", tmp_path, timeout_s=GUEST_TIMEOUT_S)
     assert said.code == 0, f"{said.output}\n{said.console}"
     suite = next(ET.parse(tmp_path / "results.xml").getroot().iter("testsuite"))
     assert int(suite.attrib["tests"]) > 0

@@ -33,11 +33,14 @@ def mount(
         raise BackupBadRequest("mount reads the repository itself: it works on the service's own host alone")
     with _repository(options, point) as (repository, point_id):
         # Before any thread is begun, so that each of them leaves these signals to the one that waits for them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-        with mounted(repository, point_id, tuple(disk or ()), port=port) as disks:
-            _say(options, disks)
-            signal.sigwait(ENDING)
-            failures = [one.failure for one in disks if one.failure is not None]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            with mounted(repository, point_id, tuple(disk or ()), port=port) as disks:
+                _say(options, disks)
+                signal.sigwait(ENDING)
+                failures = [one.failure for one in disks if one.failure is not None]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for failure in failures:
         tell(failure.code, failure.detail, failure.hint)
     if failures:

@@ -1,0 +1,73 @@
+"""Restores, boot tests and their screens over HTTP and by the command line; guests are files, and there is no hypervisor."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from typer.testing import CliRunner
+
+from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
+from synvirt.cli import app
+from tests.fakes.backups import ended
+from tests.fakes.service import Service
+
+CONTENT = Random(1).randbytes(1_000_001)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    made = Service(tmp_path / "service")
+    made.guests.image("web", CONTENT)
+    (tmp_path / "repository").mkdir()
+    with made.served():
+        yield made
+    made.close()
+
+
+@pytest.fixture
+def point(service: Service, tmp_path: Path) -> str:
+    asked = BackupRepositoryRequest(name="here", kind="local", path=str(tmp_path / "repository"))
+    repository = service.backups.add_repository(asked)
+    job = service.backups.add_job(BackupJobRequest(name="nightly", vm_ids=("web",), repository_id=repository.id))
+    return str(ended(service.backups, service.backups.run_job(job.id).id).restore_point_ids[0])
+
+
+def said(service: Service, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["backup", *arguments, "--data-dir", str(service.settings.data_dir)])
+    return result.exit_code, result.output
+
+
+def test_the_command_exports_as_it_is_told(service: Service, point: str) -> None:
+    code, output = said(service, "restore", point, "--format", "qcow2", "--name", "out", "--disk", "vda")
+    assert (code, "exports/out" in output) == (0, True)
+    found = {one.name for one in (service.settings.data_dir / "exports/out").iterdir()}
+    assert found == {"0-vda.qcow2", "domain.xml"}
+    code, output = said(service, "restore", point, "--json", "--name", "raw")
+    assert json.loads(output)["path"] == "exports/raw"
+    assert [(service.settings.data_dir / "exports/raw/0-vda.raw").read_bytes() == CONTENT] == [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("restore", "{point}", "--path", "/"), "E_BAK_BAD_REQUEST"),
+        (("restore", "{point}", "--disk", "vdz"), "E_BAK_BAD_REQUEST"),
+        (("restore", "{point}", "--target", "new-domain", "--path", "/srv"), "E_BAK_BAD_REQUEST"),
+        (("restore", "{point}", "--target", "in-place"), "E_BAK_BAD_REQUEST"),
+        (("restore", "{point}", "--name", "out/../.."), "E_BAK_BAD_REQUEST"),
+        (("boot-test", "{point}"), "E_BAK_BAD_REQUEST"),
+        (("boot-test", "00000000-0000-0000-0000-000000000000"), "E_BAK_NOT_FOUND"),
+        (("mount", "none"), "E_BAK_BAD_REQUEST"),
+        (("mount", "00000000-0000-0000-0000-000000000000"), "E_BAK_NOT_FOUND"),
+        (("mount", "{point}", "--disk", "vdz"), "E_BAK_BAD_REQUEST"),
+        (("mount", "{point}", "--server", "https://there.invalid"), "E_BAK_BAD_REQUEST"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_its_code(service: Service, point: str, arguments: tuple[str, ...], code: str) -> None:
+    exit_code, output = said(service, *(one.format(point=point) for one in arguments))
+    assert exit_code != 0
+    assert code in output
+    assert "Traceback" not in output
+    assert not (service.settings.data_dir / "exports").exists()

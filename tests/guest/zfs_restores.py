@@ -1,0 +1,80 @@
+"""A restore in place onto a real zfs volume: what it held comes back where the restore fails, and nothing of ours stays."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+
+from synvirt.backups import in_place
+from synvirt.backups.restoring_domain import Place
+from synvirt.backups.under_way import Sum
+from synvirt.backups.undoing import Undoing
+from synvirt.blocks import Extent
+from synvirt.destinations.zfs_links import Links
+from synvirt.errors import DiskReadFailed
+from synvirt.model import Progress
+from synvirt.store import Store
+from tests.guest.zvols import POOL, zfs
+
+MIB = 1 << 20
+SIZE = 4 * MIB
+NOW, THEN = Random(1).randbytes(SIZE), Random(2).randbytes(3 * MIB)
+
+
+class Disk:
+    """As the point has it: smaller than the volume by now. `breaks`: it cannot be read to its end."""
+
+    size, max_readers = len(THEN), 1
+
+    def __init__(self, *, breaks: bool) -> None:
+        self._breaks = breaks
+
+    def extents(self) -> Iterator[Extent]:
+        yield Extent(0, MIB)
+        yield Extent(MIB, MIB, zero=True)
+        yield Extent(2 * MIB, MIB)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if self._breaks and offset >= 2 * MIB:
+            raise DiskReadFailed("broken")
+        buffer[:] = THEN[offset : offset + len(buffer)]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: bool) -> None:
+    volume = f"{POOL}/restored-{uuid4().hex[:8]}"
+    zfs("create", "-s", "-V", str(SIZE), "-o", "volblocksize=65536", "-o", "volmode=dev", volume)
+    device = Path(Links().device(volume))
+    device.write_bytes(NOW)
+    monkeypatch.setattr(in_place, "_runs", lambda domain: False)  # there is no libvirt here
+    store = Store(f"sqlite:///{tmp_path / 'test.db'}")
+    undo = in_place.undo(cast("Any", None)) | {"checkpoints": lambda run_id, name: None}
+    undoing = Undoing(store.backups, host="local", undo=undo)
+    run = SimpleNamespace(id=uuid4(), progress=Progress())
+    under_way: Any = SimpleNamespace(run=run, stop=lambda: False, figure=lambda *_: None)
+    domain = SimpleNamespace(UUIDString=lambda: str(uuid4()))
+    restored = in_place._Restored(cast("Any", None), undoing, under_way, domain, Sum(under_way))
+    place = Place(str(device), "block")
+    if breaks:
+        with pytest.raises(DiskReadFailed):
+            restored.disks({"vda": (place, Disk(breaks=True))})
+        assert zfs("list", "-Ho", "name", "-t", "snapshot", "-r", volume).split() == [f"{volume}@synvirt-restore-{run.id}"]
+        assert undoing.sweep(run.id)
+        assert [device.read_bytes() == NOW] == [True]
+    else:
+        monkeypatch.setattr(in_place, "translated", lambda *_: contextlib.nullcontext())
+        restored.disks({"vda": (place, Disk(breaks=False))})
+        restored.commit(None)
+        assert [device.read_bytes() == THEN[:MIB] + bytes(MIB) + THEN[2 * MIB :] + bytes(MIB)] == [True]
+    assert zfs("list", "-Ho", "name", "-t", "all", "-r", volume).split() == [volume]
+    assert store.backups.all("unfinished", host="local") == []
+    store.close()
+    zfs("destroy", volume)
