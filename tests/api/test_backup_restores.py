@@ -59,7 +59,7 @@ def test_the_command_exports_as_it_is_told(service: Service, point: str) -> None
         (("restore", "{point}", "--name", "out/../.."), "E_BAK_BAD_REQUEST"),
         (("boot-test", "{point}"), "E_BAK_BAD_REQUEST"),
         (("boot-test", "00000000-0000-0000-0000-000000000000"), "E_BAK_NOT_FOUND"),
-        (("mount", "none"), "E_BAK_BAD_REQUEST"),
+        (("mount", "none"), "E_BAK_NOT_FOUND"),
         (("mount", "00000000-0000-0000-0000-000000000000"), "E_BAK_NOT_FOUND"),
         (("mount", "{point}", "--disk", "vdz"), "E_BAK_BAD_REQUEST"),
         (("mount", "{point}", "--server", "https://there.invalid"), "E_BAK_BAD_REQUEST"),

@@ -9,7 +9,7 @@ import typer
 
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown, sized, tell
-from synvirt.errors import BackupBadRequest
+from synvirt.errors import BackupBadRequest, BackupNotFound
 
 ENDING = {signal.SIGINT, signal.SIGTERM}
 
@@ -17,7 +17,7 @@ ENDING = {signal.SIGINT, signal.SIGTERM}
 @with_options
 def mount(
     options: Options,
-    point: Annotated[str, typer.Argument(metavar="ID", help="The restore point's id")],
+    point: Annotated[str, typer.Argument(metavar="POINT", help="Its id, or the beginning of it")],
     disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda), and others so named")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="On 127.0.0.1 too, where all users of this host can read it; 0: any")
@@ -25,7 +25,7 @@ def mount(
 ) -> None:
     """Serve the disks of a restore point read-only by NBD, until Ctrl-C. Nothing is restored for it.
 
-    Example: synvirt backup mount ID --disk vda; then nbdfuse FOLDER URI, or guestfish --ro --format=raw -a URI -i
+    Example: synvirt backup mount POINT --disk vda; then nbdfuse FOLDER URI, or guestfish --ro --format=raw -a URI -i
     """
     from synvirt.backups.mounting import mounted
 
@@ -49,7 +49,6 @@ def mount(
 
 def _repository(options: Options, point: str) -> Any:
     import contextlib
-    from uuid import UUID
 
     from synvirt.backups.points import Points
     from synvirt.backups.repositories import Repositories
@@ -58,21 +57,27 @@ def _repository(options: Options, point: str) -> Any:
     @contextlib.contextmanager
     def opened() -> Any:
         settings = options.settings
-        try:
-            point_id = UUID(point)
-        except ValueError:
-            raise BackupBadRequest(f"{point} is no id of a restore point", hint="synvirt backup points") from None
         _check_there(settings.data_dir)
         store = Store(settings.store_url)
         try:
-            known = Points(store.backups, host=settings.host_id).get(point_id)
+            known = _chosen(Points(store.backups, host=settings.host_id).all(), point)
             caches = settings.data_dir / "backups"
             repositories = Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir, caches=caches)
-            yield repositories.opened(known.repository_id), point_id
+            yield repositories.opened(known.repository_id), known.id
         finally:
             store.close()
 
     return opened()
+
+
+def _chosen(points: Any, beginning: str) -> Any:
+    """The one whose id begins so."""
+    found = [point for point in points if str(point.id).startswith(beginning)]
+    if not found:
+        raise BackupNotFound(f"there is no restore point {beginning}", hint="synvirt backup points")
+    if len(found) > 1:
+        raise BackupBadRequest(f"the ids of {len(found)} restore points begin with {beginning}")
+    return found[0]
 
 
 def _check_there(data_dir: Path) -> None:
