@@ -200,6 +200,7 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
         Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir, caches=settings.data_dir / "backups"),
         host=settings.host_id,
         open_guest=guests.open,
+        forget_job=guests.forget,
         exports=settings.data_dir / "exports",
         export_roots=settings.backup_export_roots,
         ground=Ground(

@@ -235,6 +235,7 @@ def test_marks_go_with_their_job_though_the_guest_is_off_by_then(
     domain.destroyFlags(1)  # VIR_DOMAIN_DESTROY_GRACEFUL: QEMU closes its images
     assert b'"bitmaps"' in _told_of(tmp_path / "disk.qcow2")
     sources.forget(ask.job_id)
+    sources.close()
     assert (Ledger(store.backups, host="local").all(), domain.listAllCheckpoints(0)) == ([], [])
     assert b'"bitmaps"' not in _told_of(tmp_path / "disk.qcow2")
 

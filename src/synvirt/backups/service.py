@@ -52,7 +52,8 @@ _log = structlog.get_logger("synvirt.backups")
 
 
 class Backups:
-    """`exports`, and `export_roots` beside it: beneath which exports may be written. `ground`: what guests are restored on."""
+    """`exports`, and `export_roots` beside it: beneath which exports may be written. `ground`: what guests are restored on.
+    `forget_job`: what is kept of guests for a job's next run can go."""
 
     def __init__(
         self,
@@ -64,8 +65,9 @@ class Backups:
         exports: Path,
         export_roots: tuple[Path, ...] = (),
         ground: Ground | None = None,
+        forget_job: Callable[[UUID], None] = lambda _: None,
     ) -> None:
-        self.repositories = repositories
+        self.repositories, self._forget_job = repositories, forget_job
         self.points, self.runs = Points(rows, host=host), Runs(rows, host=host)
         self._jobs = Jobs(rows, host=host)
         self.retiring = Retiring(repositories, self.points)
@@ -155,6 +157,7 @@ class Backups:
         with self.runs.lock:
             self._check_idle(self.job(job_id))
             self._jobs.remove(job_id)
+        self._forget_job(job_id)
 
     def run_job(self, job_id: UUID) -> BackupRun:
         with self.runs.lock:

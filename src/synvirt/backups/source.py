@@ -106,17 +106,17 @@ class Sources:
         self._connection, self._ledger, self._ways = connection, ledger, ways
         self._locks: dict[str, threading.Lock] = {}
         self._locking = threading.Lock()
-        self._sweeper: threading.Thread | None = None
+        self._sweepers: list[threading.Thread] = []
 
     def start(self) -> None:
         """What a killed service left goes, in a thread of its own: it may have to wait for a guest."""
         if any(made.state != "lasting" for made in self._ledger.all()):
-            self._sweeper = threading.Thread(target=self._sweep_all, name="backup-sweep", daemon=True)
-            self._sweeper.start()
+            self._sweepers.append(threading.Thread(target=self._sweep_all, name="backup-sweep", daemon=True))
+            self._sweepers[-1].start()
 
     def close(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.join()
+        for sweeper in self._sweepers:
+            sweeper.join()
 
     @contextlib.contextmanager
     def open(self, ask: Ask) -> Iterator[Guest]:
@@ -137,11 +137,11 @@ class Sources:
         raise Internal(f"there is no way to back up {ask.vm_id}")
 
     def forget(self, job_id: UUID) -> None:
-        """The marks of a job that is no more. What cannot be reached now is tried again at the next start."""
+        """The marks of a job that is no more go, as at the start. What cannot be reached now is tried again at the next."""
         for made in self._ledger.all():
             if made.job_id == job_id:
                 self._ledger.put(made.model_copy(update={"state": "working"}))
-                self._sweep(made.vm_id)
+        self.start()
 
     @contextlib.contextmanager
     def alone(self, vm_id: str, stop: Callable[[], bool]) -> Iterator[None]:
