@@ -95,15 +95,17 @@ def test_what_is_wrong_is_said_beside_what_was_typed(page: Page, service: Servic
     page.click("summary")
     page.fill("#field-options-shutdown_timeout_s", "soon")
     page.click(".form button")
-    expect(page.locator(".banner.bad")).to_contain_text("its scheme is 'ftp'")
+    expect(page.locator(".banner.bad")).to_contain_text("Shutdown timeout (seconds): is not a number")
+    expect(page.get_by_label("Shutdown timeout")).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_label("Shutdown timeout")).to_have_accessible_description("is not a number")
     expect(page.locator("#field-endpoint")).to_have_value("ftp://vcenter.invalid")
     expect(page.locator("#field-credentials-password")).to_have_value("")
     expect(page.locator("#field-options-shutdown_timeout_s")).to_have_value("soon")
     assert SECRET.strip() not in page.content()
-    page.fill("#field-endpoint", "https://vcenter.invalid")
+    page.fill("#field-options-shutdown_timeout_s", "20")
     page.fill("#field-credentials-password", SECRET)
     page.click(".form button")
-    expect(page.locator(".banner.bad")).to_contain_text("options.shutdown_timeout_s")
+    expect(page.locator(".banner.bad")).to_contain_text("its scheme is 'ftp'")
     assert len(service.sources.page(limit=1000, cursor=None)[0]) == before
 
 

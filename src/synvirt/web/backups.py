@@ -77,7 +77,7 @@ class BackupPages:
     def job_form(self, job: BackupJob | None = None, form: Form | None = None, error: SynvirtError | None = None) -> Response:
         shown = _JobFields.of(job)
         if form is not None:
-            shown = shown.typed(form)
+            shown = shown.typed(form, error)
         return self._pages.page(
             "backups/job_form.html",
             status=error.status if error else 200,
@@ -218,8 +218,8 @@ class _JobFields:
         kept = fields(_RETENTION, "retention.", job.retention.model_dump() if job else None)
         return cls(first, [one for one in known if one.key == "quiesce"], kept)
 
-    def typed(self, form: Form) -> "_JobFields":
-        return _JobFields(typed(self.first, form), typed(self.quiesce, form), typed(self.retention, form))
+    def typed(self, form: Form, error: SynvirtError | None) -> "_JobFields":
+        return _JobFields(*(typed(known, form, error) for known in (self.first, self.quiesce, self.retention)))
 
     def values(self, form: Form) -> dict[str, Any]:
         return values([*self.first, *self.quiesce], form) | {"retention": values(self.retention, form)}

@@ -8,14 +8,15 @@ A secret is never written into a page, not even back to whoever typed it.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from synvirt.api.problems import refused
-from synvirt.model import Received
+from synvirt.errors import BadRequest, SynvirtError
 from synvirt.web.forms import Form
+from synvirt.web.words import MISTAKES
 
 # From here on a text has lines: a certificate, the lines of a known_hosts file.
 LONG_CHARS = 32_768
@@ -40,13 +41,25 @@ _UNITS = {"_s": "seconds", "_bytes": "bytes", "_bps": "bytes per second"}
 # Said to be a text in the API, and yet nothing to write into a page.
 _SECRETS = {"recovery_key"}
 
-R = TypeVar("R", bound=Received)
+# Of what has a form of its own: what that is.
+_FORMS = {
+    "path": "is no absolute path: /srv/backups, for example",
+    "scratch_dir": "is no absolute path",
+    "vddk_libdir": "is no absolute path",
+    "fingerprint_sha256": "is no SHA-256: 32 bytes in hex",
+    "name": "has a character that a name cannot have",
+    "endpoint": "has a character that an address cannot have",
+}
+# A person mends one mistake at a time; each stands beside its field besides.
+MISTAKES_TOLD = 5
+
+M = TypeVar("M", bound=BaseModel)
 Look = Literal["text", "long", "secret", "long secret", "number", "numbers", "lines", "check", "choice"]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`name`: of the form; `key`: of the model. `value`: what to begin with; `checked` for a box."""
+    """`name`: of the form; `key`: of the model. `value`: what to begin with. `mistake`: what is wrong with it."""
 
     name: str
     key: str
@@ -55,6 +68,7 @@ class Field:
     required: bool
     value: str = ""
     choices: tuple[str, ...] = ()
+    mistake: str = ""
 
     @property
     def id(self) -> str:
@@ -72,12 +86,15 @@ def fields(model: type[BaseModel], prefix: str = "", values: Mapping[str, Any] |
     ]
 
 
-def typed(known: Iterable[Field], form: Form) -> list[Field]:
-    """The same fields, with what was typed into them: but for secrets."""
+def typed(known: Iterable[Field], form: Form, error: SynvirtError | None = None) -> list[Field]:
+    """The same fields, with what was typed into them, but for secrets; and what is wrong with it."""
+    mistakes = error.mistakes if isinstance(error, Mistaken) else {}
     return [
-        Field(one.name, one.key, one.label, one.look, one.required, _shown(one, form), one.choices)
-        if "secret" not in one.look
-        else one
+        replace(
+            one,
+            value=one.value if "secret" in one.look else _shown(one, form),
+            mistake=mistakes.get(one.name, mistakes.get(one.key, "")),
+        )
         for one in known
     ]
 
@@ -88,13 +105,35 @@ def values(known: Iterable[Field], form: Form) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def judged(model: type[R], found: Mapping[str, Any]) -> R:
-    """As the API would: BadRequest, naming each mistake."""
+class Mistaken(BadRequest):
+    """What was typed is no such thing. `mistakes`: by the field's name, what is wrong with it."""
+
+    mistakes: Mapping[str, str]
+
+
+def judged(model: type[M], found: Mapping[str, Any], prefix: str = "") -> M:
+    """As the API would judge it; Mistaken. `prefix`: of the form's names."""
     try:
         return model.model_validate(found)
     except ValidationError as error:
-        mistakes = error.errors(include_url=False, include_input=False)
-        raise refused([{**mistake, "loc": ("form", *mistake["loc"])} for mistake in mistakes]) from None
+        places = [(".".join(map(str, one["loc"])), one) for one in error.errors(include_url=False, include_input=False)]
+        mistaken = Mistaken("; ".join(f"{_named(place)}: {_told(place, one)}" for place, one in places[:MISTAKES_TOLD]))
+        mistaken.mistakes = {prefix + place: _told(place, one) for place, one in places}
+        raise mistaken from None
+
+
+def _named(place: str) -> str:
+    return label(place.rpartition(".")[2]) if place else "All of it"
+
+
+def _told(place: str, one: ErrorDetails) -> str:
+    key, kind = place.rpartition(".")[2], one["type"]
+    if kind == "string_pattern_mismatch":
+        return _FORMS.get(key, "has a character that it cannot have")
+    if kind == "missing":
+        return "is required"
+    words = MISTAKES.get(kind)
+    return words.format_map(one.get("ctx", {})) if words else one["msg"].removeprefix("Value error, ")
 
 
 def explained(model: type[BaseModel]) -> str:

@@ -15,7 +15,7 @@ from synvirt.migrations.critical import still_open
 from synvirt.model import Concern, MigrationPlan, PlanSource, SourceRef, VmManifest
 from synvirt.offline.units import size_bytes
 from synvirt.web.forms import Form
-from synvirt.web.words import exact_size
+from synvirt.web.words import MISTAKES, exact_size
 
 # The form's names, and where in a plan each belongs.
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -36,17 +36,6 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 _SIZES = frozenset({"memory", "delta_threshold", "bandwidth"})
 # A job is called as its machine.
 _AT = {path: name for name, path in FIELDS.items()} | {("name",): "name"}
-# Pydantic's words are for programmers; its own `ctx` has the figures.
-_WORDS = {
-    "int_parsing": "is not a whole number",
-    "float_parsing": "is not a number",
-    "greater_than_equal": "must be {ge} or more",
-    "less_than_equal": "must be {le} or less",
-    "string_too_long": "is longer than {max_length} characters",
-    "string_pattern_mismatch": "has a character that it cannot have",
-    "literal_error": "must be {expected}",
-    "enum": "must be {expected}",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +127,7 @@ def _told(errors: list[ErrorDetails]) -> dict[str, str]:
     told: dict[str, str] = {}
     for error in errors:
         path = tuple(str(part) for part in error["loc"])
-        name, words = _AT.get(path, ""), _WORDS.get(error["type"])
+        name, words = _AT.get(path, ""), MISTAKES.get(error["type"])
         bounds = {key: exact_size(int(value)) if name in _SIZES else value for key, value in error.get("ctx", {}).items()}
         told.setdefault(name, words.format_map(bounds) if words else error["msg"].removeprefix("Value error, "))
     return told

@@ -84,7 +84,7 @@ class PointPages:
             status=error.status if error else 200,
             error=error,
             point=point,
-            targets=[(one, typed(one.fields, form) if form else one.fields) for one in TARGETS],
+            targets=[(one, typed(one.fields, form, error) if form else one.fields) for one in TARGETS],
             chosen=form.text("target") if form else TARGETS[0].name,
             disks=form.many("disks") if form else [disk.target for disk in point.disks],
         )

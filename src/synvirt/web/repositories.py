@@ -62,14 +62,14 @@ class RepositoryPages:
         return self.repository(repository_id, key=self._backups.repositories.recovery_key(repository_id))
 
     def form(self, form: Form | None = None, error: SynvirtError | None = None) -> Response:
-        known = typed(_COMMON, form) if form else _COMMON
+        known = typed(_COMMON, form, error) if form else _COMMON
         return self._pages.page(
             "backups/repository_form.html",
             status=error.status if error else 200,
             error=error,
             first=[one for one in known if one.key == "name"],
             again=[one for one in known if one.key == "recovery_key"],
-            kinds=[(one, typed(one.fields, form) if form else one.fields) for one in KINDS],
+            kinds=[(one, typed(one.fields, form, error) if form else one.fields) for one in KINDS],
             chosen=form.text("kind") if form else KINDS[0].name,
         )
 

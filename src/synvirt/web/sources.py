@@ -50,8 +50,8 @@ class _Filled:
             credentials = [Field(one.name, one.key, one.label, one.look, False) for one in credentials]
         return cls(first, credentials, fields(takes.options, "options.", source.options if source else None))
 
-    def typed(self, form: Form) -> "_Filled":
-        return _Filled(typed(self.first, form), typed(self.credentials, form), typed(self.options, form))
+    def typed(self, form: Form, error: SynvirtError) -> "_Filled":
+        return _Filled(*(typed(known, form, error) for known in (self.first, self.credentials, self.options)))
 
     def values(self, form: Form) -> dict[str, Any]:
         credentials, options = values(self.credentials, form), values(self.options, form)
@@ -92,11 +92,16 @@ class SourcePages:
         )
 
     def add(self, kind: LiveKind, form: Form) -> Response:
-        filled = _Filled.of(self._sources.form(kind), None)
+        takes = self._sources.form(kind)
+        filled = _Filled.of(takes, None)
+        wanted = filled.values(form)
         try:
-            source = self._sources.add(judged(SourceRequest, {"kind": kind} | filled.values(form)))
+            request = judged(SourceRequest, {"kind": kind} | wanted)
+            judged(takes.credentials, wanted["credentials"], "credentials.")
+            judged(takes.options, wanted["options"], "options.")
+            source = self._sources.add(request)
         except SynvirtError as error:
-            return self.form(kind, None, filled.typed(form), error)
+            return self.form(kind, None, filled.typed(form, error), error)
         return self.see(f"/sources/{source.id}")
 
     def change_form(self, source_id: UUID) -> Response:
@@ -105,7 +110,8 @@ class SourcePages:
 
     def change(self, source_id: UUID, form: Form) -> Response:
         source = self._sources.get(source_id)
-        filled = _Filled.of(self._sources.form(source.kind), source)
+        takes = self._sources.form(source.kind)
+        filled = _Filled.of(takes, source)
         wanted = filled.values(form)
         if not wanted["credentials"]:
             del wanted["credentials"]
@@ -113,9 +119,13 @@ class SourcePages:
         if wanted.get("endpoint") == source.endpoint:
             del wanted["endpoint"]
         try:
-            self._sources.change(source_id, judged(SourceChange, wanted))
+            change = judged(SourceChange, wanted)
+            if "credentials" in wanted:
+                judged(takes.credentials, wanted["credentials"], "credentials.")
+            judged(takes.options, wanted["options"], "options.")
+            self._sources.change(source_id, change)
         except SynvirtError as error:
-            return self.form(source.kind, source, filled.typed(form), error)
+            return self.form(source.kind, source, filled.typed(form, error), error)
         return self.see(f"/sources/{source_id}")
 
     def source(self, source_id: UUID) -> Response:

@@ -107,3 +107,16 @@ def moment(at: datetime | None) -> str:
 
 def clock(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%H:%M:%S")
+
+
+# Pydantic's words are for programmers; its own `ctx` has the figures.
+MISTAKES = {
+    "int_parsing": "is not a whole number",
+    "float_parsing": "is not a number",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than_equal": "must be {le} or less",
+    "string_too_long": "is longer than {max_length} characters",
+    "string_pattern_mismatch": "has a character that it cannot have",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+}
