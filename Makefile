@@ -1,11 +1,12 @@
 # make run: install what is needed and do the main job. make test: prove it. make check: style, types, layers.
 # make lab: build the guest with zfs that some tests boot; once, some minutes, as root; kept in ~/.cache/synvirt-lab.
+# make deb: a Debian package of it, in dist/.
 # make bench: speed, as ratios against other tools in the same run.
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-again check bench clean setup-test lab
+.PHONY: help setup run test test-again check bench clean setup-test lab deb
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -45,6 +46,9 @@ check: setup-test
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+deb: setup
+	packaging/build-deb.sh dist
 
 bench: setup-test
 	$(BIN)/python -m bench

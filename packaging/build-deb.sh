@@ -1,0 +1,77 @@
+#!/bin/sh
+# Build the Debian package: packaging/build-deb.sh FOLDER. Prints the path of what it made there. After `make setup`; needs no root.
+# The package has a virtual environment of Debian's own Python in /usr/lib/synvirt, with the locked packages, by hash: nothing is
+# fetched on the host that it is installed on, but Debian's packages (packages.txt), which apt gets.
+set -eu
+umask 022
+here=$(cd "$(dirname "$0")/.." && pwd)
+out=$(mkdir -p "$1" && cd "$1" && pwd)
+pip="$here/.venv/bin/pip"
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$here/pyproject.toml")
+architecture=$(dpkg --print-architecture)
+tree=$(mktemp -d)
+chmod 755 "$tree"
+trap 'rm -rf "$tree"' EXIT
+# What the package says of itself does not hang on when it was built, but on what it was built from.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(stat -c %Y "$here/CHANGELOG.md")}
+export SOURCE_DATE_EPOCH
+
+home=usr/lib/synvirt
+packages=$home/lib/python3.11/site-packages
+mkdir -p "$tree/DEBIAN" "$tree/$packages" "$tree/$home/bin" "$tree/usr/bin" "$tree/lib/systemd/system" "$tree/etc/synvirt" \
+    "$tree/usr/share/doc/synvirt"
+
+# A virtual environment is a link to Python, and a file beside it that says so: made here, since `python3 -m venv` and pip write
+# the path of where they are run into what they make. System packages, for Debian's libvirt and libnbd.
+ln -s /usr/bin/python3.11 "$tree/$home/bin/python3"
+ln -s python3 "$tree/$home/bin/python"
+printf 'home = /usr/bin\ninclude-system-site-packages = true\nversion = 3.11\n' > "$tree/$home/pyvenv.cfg"
+quiet="-q --disable-pip-version-check --no-input --no-compile"
+"$pip" install $quiet --no-deps --target "$tree/$packages" --require-hashes -r "$here/requirements.txt"
+"$pip" install $quiet --no-deps --upgrade --target "$tree/$packages" "$here"
+rm -rf "$tree/$packages/bin" "$tree/$packages"/synvirt-*.dist-info/direct_url.json
+printf '#!/usr/lib/synvirt/bin/python3\nimport sys\n\nfrom synvirt.__main__ import main\n\nsys.exit(main())\n' > "$tree/$home/bin/synvirt"
+chmod 755 "$tree/$home/bin/synvirt"
+ln -s ../lib/synvirt/bin/synvirt "$tree/usr/bin/synvirt"
+# The service cannot write there, so what is compiled comes along.
+/usr/bin/python3.11 -m compileall -q -j 0 -x /tests/ --invalidation-mode unchecked-hash -s "$tree" "$tree/$packages" >/dev/null || true
+
+sed -e 's#/opt/synvirt/.venv/bin/synvirt#/usr/bin/synvirt#' -e 's#/etc/synvirt.toml#/etc/synvirt/synvirt.toml#' \
+    -e 's#/opt/synvirt/docs#/usr/share/doc/synvirt#' "$here/packaging/systemd/synvirt.service" > "$tree/lib/systemd/system/synvirt.service"
+sed -e 's#/etc/synvirt.toml#/etc/synvirt/synvirt.toml#' -e 's#docs/settings.md#/usr/share/doc/synvirt/settings.md#' \
+    "$here/packaging/synvirt.toml" > "$tree/etc/synvirt/synvirt.toml"
+chmod 640 "$tree/etc/synvirt/synvirt.toml"
+cp "$here"/docs/*.md "$tree/usr/share/doc/synvirt/"
+gzip -9nc "$here/CHANGELOG.md" > "$tree/usr/share/doc/synvirt/changelog.gz"
+{
+    printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nCopyright: the authors of SynVirt\n'
+    printf 'License: Apache-2.0\n On Debian systems, the full text is in /usr/share/common-licenses/Apache-2.0.\n\n'
+    printf 'Comment: The Python packages in /%s have licences of their own,\n each in its .dist-info folder.\n' "$packages"
+} > "$tree/usr/share/doc/synvirt/copyright"
+
+for script in postinst prerm postrm; do
+    install -m 755 "$here/packaging/deb/$script" "$tree/DEBIAN/$script"
+done
+echo /etc/synvirt/synvirt.toml > "$tree/DEBIAN/conffiles"
+# Debian's Python, of the version that the compiled packages are for; what `make setup` installs; and no venv to be made.
+depends=$(sed 's/#.*//' "$here/packaging/packages.txt" | grep -v '^python3-venv' | tr -s ' \n' '\n' | sed '/^$/d' | paste -sd, | sed 's/,/, /g')
+cat > "$tree/DEBIAN/control" <<CONTROL
+Package: synvirt
+Version: $version
+Architecture: $architecture
+Section: admin
+Priority: optional
+Maintainer: SynVirt <root@localhost>
+Installed-Size: $(du -sk --exclude=DEBIAN "$tree" | cut -f1)
+Depends: python3 (>= 3.11), python3 (<< 3.12), $depends
+Recommends: zfsutils-linux, virt-v2v
+Description: brings virtual machines home: imports them into a KVM host
+ Imports virtual machines from other platforms and from files into this
+ host's KVM, by an HTTP API, a page and a command line, cold or warm; and
+ backs them up. Nothing is started when it is installed: look at
+ /etc/synvirt/synvirt.toml, then systemctl enable --now synvirt
+CONTROL
+(cd "$tree" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum > DEBIAN/md5sums)
+package="$out/synvirt_${version}_$architecture.deb"
+dpkg-deb --root-owner-group -Zzstd -z6 --build "$tree" "$package" >/dev/null
+echo "$package"

@@ -1,0 +1,122 @@
+"""The Debian package: built, put into a root folder of the test's own by dpkg, run from there, removed and purged."""
+
+import hashlib
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from synvirt.settings import load
+from tests.needs import need, need_root
+
+ROOT = Path(__file__).parent.parent
+HOME = "usr/lib/synvirt"
+
+
+def dpkg(root: Path, *arguments: str | Path) -> str:
+    """Dependencies are the host's: in a bare folder there are none. Its scripts run here, and are told where the root is."""
+    argv = ["dpkg", f"--root={root}", "--force-depends", "--force-script-chrootless", "--force-unsafe-io", *arguments]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=300, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_package_from_its_build_to_its_purge(tmp_path: Path) -> None:
+    """One test, since it is built for half a minute."""
+    need("dpkg-deb", "dpkg")
+    need_root("dpkg sets owners")
+    done = subprocess.run([ROOT / "packaging/build-deb.sh", tmp_path / "built"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (package,) = (tmp_path / "built").iterdir()
+    assert done.stdout.strip() == str(package)
+    says_what_it_is(package)
+    root = tmp_path / "root"
+    for name in ("info", "updates", "triggers"):
+        (root / "var/lib/dpkg" / name).mkdir(parents=True)
+    (root / "var/lib/dpkg/status").touch()
+    assert "installed and not started" in dpkg(root, "--install", package)
+    is_whole(root)
+    runs(root, tmp_path)
+    unit_and_settings(root)
+    leaves_what_was_not_its_own(root)
+
+
+def control(package: Path, field: str) -> str:
+    return subprocess.run(["dpkg-deb", "--field", package, field], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def says_what_it_is(package: Path) -> None:
+    """And wants what `make setup` installs."""
+    assert control(package, "Version") in (ROOT / "pyproject.toml").read_text()
+    wanted = re.findall(r"^([\w.+-]+)", (ROOT / "packaging/packages.txt").read_text(), re.MULTILINE)
+    depends = control(package, "Depends").split(", ")
+    assert set(wanted) - {"python3-venv"} == {one for one in depends if "(" not in one}
+    assert {"python3 (>= 3.11)", "python3 (<< 3.12)"} <= set(depends)
+
+
+def runs(installed: Path, folder: Path) -> None:
+    """With Debian's Python, its own packages and no others: this checkout is not among them."""
+    script = (installed / HOME / "bin/synvirt").read_text()
+    assert script.startswith(f"#!/{HOME}/bin/python3\n")
+    assert (installed / "usr/bin/synvirt").resolve() == (installed / HOME / "bin/synvirt").resolve()
+    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)}
+    python = installed / HOME / "bin/python3"
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run([python, *arguments], capture_output=True, text=True, timeout=120, env=environ, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert run("-m", "synvirt", "--version").startswith("synvirt ")
+    code = "import synvirt, numpy, libvirt, nbd, sys; print(synvirt.__file__, numpy.__file__, sys.prefix, sep='\\n')"
+    assert {str(installed / HOME)} == {line[: len(str(installed / HOME))] for line in run("-c", code).splitlines()}
+    assert run("-m", "synvirt", "serve", "--help")
+
+
+def is_whole(installed: Path) -> None:
+    """Every file is as it was packed, is no other user's, and says nothing of where it was built."""
+    sums = (installed / "var/lib/dpkg/info/synvirt.md5sums").read_text().splitlines()
+    assert len(sums) > 1000
+    names = set()
+    for digest, name in (line.split(maxsplit=1) for line in sums):
+        content = (installed / name).read_bytes()
+        assert hashlib.md5(content, usedforsecurity=False).hexdigest() == digest, name
+        assert str(ROOT).encode() not in content, name
+        names.add(name)
+        found = (installed / name).stat()
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o022) == (0, 0, 0), name
+    assert {f"{HOME}/pyvenv.cfg", "lib/systemd/system/synvirt.service", "etc/synvirt/synvirt.toml"} <= names
+    assert {Path(name).parts[0] for name in names} == {"usr", "lib", "etc"}
+    assert any(name.endswith("synvirt/__pycache__/main.cpython-311.pyc") for name in names), "the service could not write it"
+
+
+def unit_and_settings(installed: Path) -> None:
+    """They name what it installs."""
+    unit = (installed / "lib/systemd/system/synvirt.service").read_text()
+    assert "ExecStart=/usr/bin/synvirt serve --config /etc/synvirt/synvirt.toml\n" in unit
+    for path in re.findall(r"file://(\S+)", unit):
+        assert (installed / path.lstrip("/")).exists()
+    assert "/opt/" not in unit
+    settings = load(config=installed / "etc/synvirt/synvirt.toml", environ={})
+    assert str(settings.data_dir) == "/var/lib/synvirt"
+    assert (installed / "etc/synvirt/synvirt.toml").stat().st_mode & 0o777 == 0o640
+
+
+def leaves_what_was_not_its_own(installed: Path) -> None:
+    data, config = installed / "var/lib/synvirt", installed / "etc/synvirt/synvirt.toml"
+    data.mkdir()
+    (data / "migrator.db").write_text("jobs")
+    config.write_text('auth = "file"\n')
+    dpkg(installed, "--remove", "synvirt")
+    assert config.read_text() == 'auth = "file"\n'
+    assert not (installed / HOME).exists()
+    assert "/var/lib/synvirt stays" in dpkg(installed, "--purge", "synvirt")
+    assert (data / "migrator.db").read_text() == "jobs"
+    assert not (installed / "etc/synvirt").exists()
+    assert not (installed / "usr/bin/synvirt").exists()
