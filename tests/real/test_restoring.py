@@ -12,10 +12,11 @@ from uuid import UUID, uuid4
 import pytest
 from defusedxml import ElementTree
 
-from synvirt.backups import in_place, new_domain, restoring_domain
+from synvirt.backups import in_place, restoring_domain
 from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import RestorePoint, RestoreRequest
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SourceRunning
+from synvirt.hypervisor.hardware import own_mac
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
 from synvirt.settings import Settings
 from tests.devices import loop_device
@@ -346,7 +347,7 @@ def test_a_service_that_was_killed_leaves_nothing_either(room: Room) -> None:
     definition = xml(disk).replace("<source bridge='nobridge0'/>", "").replace(" cache='none' io='native'", "")
     point = room.point(definition, {"vda": disk})
     domain = restoring_domain.parsed(definition)
-    restoring_domain.renewed(domain, name="restored", run_id=run_id, mac=lambda number: new_domain.own_mac(run_id, number))
+    restoring_domain.renewed(domain, name="restored", run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
     restoring_domain.isolated(domain, serial_log=str(room.host.console_log(run_id)))
     volume = ground.default()[1].volume_name(run_id, "vda")
     undoing.record(run_id, "volume", f"directory {volume}")

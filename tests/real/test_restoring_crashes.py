@@ -78,6 +78,7 @@ def restored(room: Room, point: RestorePoint, asked: RestoreRequest, steps: Step
         (in_place, "copy"),
         (in_place, "write_qcow2"),
         (in_place, "_swap"),
+        (in_place, "_define"),
         (new_domain, "copy"),
         (new_domain, "define"),
     ):

@@ -26,6 +26,7 @@ from synvirt.backups.undoing import Undo, Undoing
 from synvirt.disks.nbd_server import NbdServer
 from synvirt.errors import BootTestFailed, DiskWriteFailed, GuestBootFailed
 from synvirt.hypervisor import eyes
+from synvirt.hypervisor.hardware import own_mac
 from synvirt.model import Domain, now
 from synvirt.programs import ProgramFailed, run
 
@@ -56,7 +57,7 @@ class BootTesting:
         manifest = repository.manifest(point.id)
         domain = restoring_domain.parsed(manifest.sealed.domain_xml)
         name = f"boot-test-{run_id}"
-        restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: new_domain.own_mac(run_id, number))
+        restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
         new_domain.fit(ground, self._undoing, run_id, domain, manifest)
         restoring_domain.isolated(domain, serial_log=str(ground.hypervisor.console_log(run_id)))
         places = dict(self._overlays(run_id, repository, new_domain.chosen_disks(manifest, ()), closing))

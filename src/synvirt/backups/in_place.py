@@ -151,10 +151,11 @@ class InPlace:
                 if target not in places
             ),
         ]
+        self._undoing.record(under_way.run.id, "defined", before)
         with translated(HostLacks, "libvirt does not take the domain as it was", lambda _: "restore to a new domain"):
-            self._ground.connection.use().defineXML(then.xml)
+            _define(self._ground, then.xml)
         with translated(Internal, "libvirt does not take the domain as it is"):
-            self._ground.connection.use().defineXML(before)
+            _define(self._ground, before)
         for one in told:
             under_way.warn(restoring_domain.DIFFERS, one, manifest.sealed.vm_id)
         return then.xml
@@ -310,6 +311,10 @@ def _disks_of(now: Rewritten) -> Iterator[tuple[str, Place]]:
             yield target, Place(path, disk.get("type", "file"), "raw" if driver is None else driver.get("type", "raw"))
 
 
+def _define(ground: Ground, xml: str) -> None:
+    ground.connection.use().defineXML(xml)
+
+
 def _check_place(target: str, place: Place, size: int) -> None:
     try:
         mode = Path(place.path).stat().st_mode
@@ -378,8 +383,8 @@ def undo(ground: Ground) -> dict[str, Undo]:
         zfs("destroy", name)
 
     def defined(run_id: UUID, xml: str) -> None:
-        with translated(Internal, "libvirt does not take the domain as it was"):
-            ground.connection.use().defineXML(xml)
+        with translated(Internal, "libvirt does not take the domain's definition"):
+            _define(ground, xml)
 
     def checkpoints(run_id: UUID, vm_id: str) -> None:
         """What libvirt knows of them: their bitmaps went with the old disks."""

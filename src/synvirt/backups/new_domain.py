@@ -24,7 +24,7 @@ from synvirt.backups.undoing import Undo, Undoing
 from synvirt.copying import copy
 from synvirt.disks import open_writer
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
-from synvirt.hypervisor.hardware import digest_of
+from synvirt.hypervisor.hardware import own_mac
 from synvirt.model import Domain
 
 HOST_LACKS = "E_BAK_HOST_LACKS"
@@ -48,7 +48,7 @@ class NewDomain:
         self._check_room(repository, disks)
         domain = restoring_domain.parsed(manifest.sealed.domain_xml)
         name = asked.name or point.vm_name
-        restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, number))
+        restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
         self._fit(under_way, domain, manifest, starts=asked.start)
         places = self._volumes(run_id, disks)
         wanted = frozenset(asked.disks or disks)
@@ -129,12 +129,6 @@ def chosen_disks(manifest: Manifest, targets: tuple[str, ...]) -> dict[str, Disk
     """By target; all, where none is named."""
     pairs = zip(manifest.sealed.disks, manifest.shown.disks, strict=True)
     return {named.target: disk for named, disk in pairs if not targets or named.target in targets}
-
-
-def own_mac(run_id: UUID, number: int) -> str:
-    """52:54:00 is QEMU's, by custom."""
-    digest = digest_of(run_id, "nic", str(number))
-    return ":".join(("52:54:00", digest[:2], digest[2:4], digest[4:6]))
 
 
 def fit(ground: Ground, undoing: Undoing, run_id: UUID, domain: Rewritten, manifest: Manifest) -> None:

@@ -159,11 +159,11 @@ def macs(job: Migration) -> dict[str, str]:
     for nic in _manifest(job).nics:
         mac = (nic.mac or "").strip().lower().replace("-", ":")
         kept = job.plan.target.identity == "keep" and _MAC.fullmatch(mac) and mac not in given.values()
-        given[nic.key] = mac if kept else _own_mac(job.id, nic.key)
+        given[nic.key] = mac if kept else own_mac(job.id, nic.key)
     return given
 
 
-def _own_mac(job_id: UUID, key: str) -> str:
+def own_mac(job_id: UUID, key: str) -> str:
     """52:54:00 is QEMU's, by custom; the rest hangs on job and card, so that defining again keeps it."""
     digest = digest_of(job_id, "nic", key)
     return ":".join(("52:54:00", digest[:2], digest[2:4], digest[4:6]))
