@@ -25,7 +25,7 @@ def mount(
 ) -> None:
     """Serve the disks of a restore point read-only by NBD, until Ctrl-C. Nothing is restored for it.
 
-    Example: synvirt backup mount POINT --disk vda; then nbdfuse FOLDER URI, or guestfish --ro --format=raw -a URI -i
+    Example: synvirt backup mount POINT --disk vda; then nbdfuse FOLDER URI, or qemu-img info URI
     """
     from synvirt.backups.mounting import mounted
 
