@@ -1,5 +1,6 @@
 """The two sockets: modes, certificate, who is in the way, and a stop that waits for nobody."""
 
+import gc
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +27,7 @@ from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings, prepare_data_dir
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
 from tests.needs import need
+from tests.processes import until
 
 
 def mode(path: Path) -> int:
@@ -68,6 +71,26 @@ def test_the_modes_of_what_it_makes(service_url: tuple[Service, str]) -> None:
     assert mode(service.settings.keyring_dir / "tls.key") == 0o600
     assert mode(service.settings.keyring_dir / "tls.crt") == 0o600
     assert mode(service.settings.keyring_dir) == 0o700
+
+
+def test_a_caller_that_says_no_goodbye_leaves_nothing_open(tmp_path: Path) -> None:
+    """As a browser does with a connection that it keeps for later: TLS would wait for half a minute."""
+    service = Service(tmp_path)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        gc.collect()
+        found.clear()  # what others left
+        with service.served() as server:
+            host, port = server.address.removeprefix("https://").split(":")
+            unchecked = ssl.create_default_context()
+            unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
+            idle = unchecked.wrap_socket(socket.create_connection((host, int(port))))
+            until(server.connections)
+        del server
+        gc.collect()
+    idle.close()
+    service.close()
+    assert [str(warning.message) for warning in found if "socket" in str(warning.message).lower()] == []
 
 
 def test_the_socket_is_gone_after_the_stop(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """A browser that people use, a service with real sockets and TLS, and jobs in every state."""
 
-import gc
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +35,9 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def serving(service: Service) -> Iterator[str]:
-    """The service's address. The event loop of a server that stops leaves a connection unclosed that a browser has just begun:
-    it is collected here, where nothing refers to the server any more, and not in the middle of another test."""
-    with ExitStack() as stack:
-        address = stack.enter_context(service.served()).address
-        try:
-            yield address
-        finally:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)
-                stack.close()
-                gc.collect()
+    """The service's address."""
+    with service.served() as server:
+        yield server.address
 
 
 @pytest.fixture(scope="module")

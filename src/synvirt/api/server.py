@@ -107,6 +107,18 @@ class Server:
             await asyncio.gather(*tasks)
         finally:
             watcher.cancel()
+            await self._cut()
+
+    async def _cut(self) -> None:
+        """Closing TLS waits half a minute for the other side's goodbye (asyncio's ssl_shutdown_timeout), and an idle browser
+        says none: the event loop would end before, and leave the connection open."""
+        for server, _ in self._servers:
+            for connection in list(server.server_state.connections):
+                connection.transport.abort()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                while self.connections():
+                    await asyncio.sleep(0)
 
     async def _watch(self, on_ready: Callable[[], None]) -> None:
         while not all(server.started for server, _ in self._servers):
