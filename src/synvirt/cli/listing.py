@@ -1,6 +1,7 @@
 """Lists of things that have ids: their table, and the id that a beginning of one means."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 # Below this many columns a UUID leaves no room for the rest of a row.
@@ -8,8 +9,24 @@ NARROW = 110
 ID_CHARS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Things of one kind: where the service lists them, and the command that shows them."""
+
+    noun: str
+    path: str
+    command: str
+    # The field by which people call them, where one may be given for an id.
+    name: str | None = None
+
+
 def full_id(client: Any, noun: str, beginning: str, *, named: bool = False) -> str:
-    """The id, of those at /`noun`s, that begins so, or whose thing is `named` so. An id in full is not looked up; none or
+    """Of one of those at /`noun`s."""
+    return id_of(client, Listed(noun, f"/{noun}s", f"synvirt {noun}s list", "name" if named else None), beginning)
+
+
+def id_of(client: Any, listed: Listed, beginning: str) -> str:
+    """The id, of those that are listed, that begins so, or whose thing is called so. An id in full is not looked up; none or
     several that fit are the caller's to see to."""
     import json
 
@@ -17,13 +34,13 @@ def full_id(client: Any, noun: str, beginning: str, *, named: bool = False) -> s
 
     if _is_whole(beginning):
         return beginning
-    items = json.loads(client.ask("GET", f"/{noun}s"))["items"]
-    ids = [item["id"] for item in items if named and item["name"] == beginning]
+    items = json.loads(client.ask("GET", listed.path))["items"]
+    ids = [item["id"] for item in items if listed.name is not None and item[listed.name] == beginning]
     ids = ids or [item["id"] for item in items if item["id"].startswith(beginning.lower())]
     if not ids:
-        raise NotFound(f"there is no {noun} {beginning}", hint=f"synvirt {noun}s list shows them")
+        raise NotFound(f"there is no {listed.noun} {beginning}", hint=f"{listed.command} shows them")
     if len(ids) > 1:
-        raise BadRequest(f"{len(ids)} {noun}s begin with {beginning}", hint="give more of the id")
+        raise BadRequest(f"{len(ids)} {listed.noun}s fit {beginning}", hint="give more of the id")
     return str(ids[0])
 
 

@@ -20,6 +20,7 @@ LINE_EVERY_S = 10.0
 
 class Display(Protocol):
     def moved(self, job: Migration) -> None: ...
+    def stands(self, state: str, name: str, progress: Progress) -> None: ...
     def progressed(self, progress: Progress) -> None: ...
     def said(self, text: str) -> None: ...
 
@@ -66,6 +67,9 @@ class _Quiet:
     def moved(self, job: Migration) -> None:
         pass
 
+    def stands(self, state: str, name: str, progress: Progress) -> None:
+        pass
+
     def progressed(self, progress: Progress) -> None:
         pass
 
@@ -79,15 +83,13 @@ class Lines:
     def __init__(self, *, out: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out or (lambda text: print(text, flush=True))
         self._clock = clock
-        self._state: State | None = None
+        self._state: str | None = None
         self._error: Problem | None = None
         self._attempts = 0
         self._told_at, self._told_part = clock(), 0
 
     def moved(self, job: Migration) -> None:
-        if job.state != self._state:
-            self._state, self._told_part = job.state, 0
-            self.said(f"{job.state}  {job.name}")
+        self.stands(str(job.state), job.name, job.progress)
         if job.last_error is not None and job.last_error != self._error and not job.last_error.fatal:
             self._error = job.last_error
             self.said(f"{self._error.code}: {self._error.message}")
@@ -95,6 +97,11 @@ class Lines:
             if attempt.trouble is not None:
                 self._attempts += 1
                 self.said(f"did not boot from {attempt.disk_bus}: {attempt.trouble}")
+
+    def stands(self, state: str, name: str, progress: Progress) -> None:
+        if state != self._state:
+            self._state, self._told_part = state, 0
+            self.said(f"{state}  {name}")
 
     def progressed(self, progress: Progress) -> None:
         part = LINES_A_COPY * progress.bytes_done // progress.bytes_total if progress.bytes_total else 0
@@ -130,8 +137,12 @@ class Bars(AbstractContextManager["Bars"]):
 
     def moved(self, job: Migration) -> None:
         self._lines.moved(job)
-        self._bar.update(self._task, description=str(job.state))
-        self.progressed(job.progress)
+        self.stands(str(job.state), job.name, job.progress)
+
+    def stands(self, state: str, name: str, progress: Progress) -> None:
+        self._lines.stands(state, name, progress)
+        self._bar.update(self._task, description=state)
+        self.progressed(progress)
 
     def progressed(self, progress: Progress) -> None:
         figures = described(progress) if progress.bytes_total else ""
