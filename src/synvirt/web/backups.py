@@ -1,13 +1,12 @@
 """{base_url}/backups: jobs and their runs. Restore points and repositories: points.py, repositories.py beside this file."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 from fastapi import APIRouter, Query
-from fastapi.concurrency import run_in_threadpool
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, BackupRun, RestorePoint
 from synvirt.backups.service import Backups
@@ -46,7 +45,7 @@ class BackupPages:
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def jobs(self, cursor: str | None) -> Response:
+    def jobs(self, cursor: After = None) -> Response:
         jobs, following = self._backups.jobs(limit=ON_A_PAGE, cursor=number(cursor))
         runs = {job.last_run_id: run for job in jobs if (run := found(self._backups.runs.get, job.last_run_id)) is not None}
         known = {job.repository_id: found(self._backups.repositories.get, job.repository_id) for job in jobs}
@@ -74,7 +73,10 @@ class BackupPages:
             points=_latest_of(job, points),
         )
 
-    def job_form(self, job: BackupJob | None = None, form: Form | None = None, error: SynvirtError | None = None) -> Response:
+    def empty_form(self) -> Response:
+        return self._job_form()
+
+    def _job_form(self, job: BackupJob | None = None, form: Form | None = None, error: SynvirtError | None = None) -> Response:
         shown = _JobFields.of(job)
         if form is not None:
             shown = shown.typed(form, error)
@@ -88,49 +90,49 @@ class BackupPages:
             chosen=form.text("repository_id") if form else "",
         )
 
-    def add_job(self, form: Form) -> Response:
+    def add_job(self, form: Sent) -> Response:
         asked = _JobFields.of(None).values(form) | {"repository_id": form.text("repository_id")}
         try:
             job = self._backups.add_job(judged(BackupJobRequest, asked))
         except SynvirtError as error:
-            return self.job_form(None, form, error)
-        return self.see(f"/backups/jobs/{job.id}")
+            return self._job_form(None, form, error)
+        return self._pages.see(f"/backups/jobs/{job.id}")
 
     def change_form(self, job_id: UUID) -> Response:
-        return self.job_form(self._backups.job(job_id))
+        return self._job_form(self._backups.job(job_id))
 
-    def change_job(self, job_id: UUID, form: Form) -> Response:
+    def change_job(self, job_id: UUID, form: Sent) -> Response:
         job = self._backups.job(job_id)
         # What is empty now is to be nothing: without the key it would stay as it was.
         asked = {"schedule": None} | _JobFields.of(job).values(form)
         try:
             self._backups.change_job(job_id, judged(BackupJobChange, asked))
         except SynvirtError as error:
-            return self.job_form(job, form, error)
-        return self.see(f"/backups/jobs/{job_id}")
+            return self._job_form(job, form, error)
+        return self._pages.see(f"/backups/jobs/{job_id}")
 
     def remove_job_asked(self, job_id: UUID) -> Response:
-        return ask(
-            self._pages,
+        return self._pages.ask(
             "Remove this backup job?",
             self._backups.job(job_id).name,
             "Nothing is backed up by it any more. Its restore points stay.",
             action=f"/backups/jobs/{job_id}/remove",
             back=f"/backups/jobs/{job_id}",
             yes="remove it",
+            here="/backups",
             danger=True,
         )
 
     def remove_job(self, job_id: UUID) -> Response:
         self._backups.remove_job(job_id)
-        return self.see("/backups")
+        return self._pages.see("/backups")
 
     def run_job(self, job_id: UUID) -> Response:
-        return self.see(f"/backups/runs/{self._backups.run_job(job_id).id}")
+        return self._pages.see(f"/backups/runs/{self._backups.run_job(job_id).id}")
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def runs(self, cursor: str | None) -> Response:
+    def runs(self, cursor: After = None) -> Response:
         runs, following = self._backups.runs.page(limit=ON_A_PAGE, cursor=number(cursor))
         jobs, _ = self._backups.jobs(limit=LOOKED_THROUGH, cursor=None)
         return self._pages.page(
@@ -155,49 +157,20 @@ class BackupPages:
 
     def cancel_asked(self, run_id: UUID) -> Response:
         run = self._backups.runs.get(run_id)
-        return ask(
-            self._pages,
+        return self._pages.ask(
             "Cancel this run?",
             f"It is {run.status}.",
             "What it has made so far is removed, or found by the next run and not stored twice. Older restore points stay.",
             action=f"/backups/runs/{run_id}/cancel",
             back=f"/backups/runs/{run_id}",
             yes="cancel it",
+            here="/backups",
             danger=True,
         )
 
     def cancel(self, run_id: UUID) -> Response:
         self._backups.runs.cancel(run_id)
-        return self.see(f"/backups/runs/{run_id}")
-
-    def see(self, path: str) -> Response:
-        return RedirectResponse(f"{self._pages.root}{path}", status_code=303)
-
-
-def ask(
-    pages: Pages,
-    question: str,
-    subject: str,
-    *meaning: str,
-    action: str,
-    back: str,
-    yes: str,
-    danger: bool = False,
-    hidden: Iterable[tuple[str, str]] = (),
-) -> Response:
-    """A page that wants something confirmed. `hidden`: what goes along with the answer."""
-    return pages.page(
-        "ask.html",
-        here="/backups",
-        question=question,
-        subject=subject,
-        meaning=meaning,
-        action=action,
-        back=back,
-        yes=yes,
-        danger=danger,
-        hidden=hidden,
-    )
+        return self._pages.see(f"/backups/runs/{run_id}")
 
 
 _RETENTION = type(BackupJobRequest.model_fields["retention"].default)
@@ -233,65 +206,22 @@ def _latest_of(job: BackupJob, newest: list[OfJob]) -> list[OfJob]:
 
 
 def backups_router(pages: Pages, backups: Backups) -> APIRouter:
-    router = pages.router()
     made = BackupPages(pages, backups)
     pages.know(*WORDS)
-    _of_jobs(router, made)
-    _of_runs(router, made)
-    return router
-
-
-def _of_jobs(router: APIRouter, made: BackupPages) -> None:
-    @router.get("/backups")
-    def jobs(cursor: After = None) -> Response:
-        return made.jobs(cursor)
-
-    @router.get("/backups/jobs/new")
-    def job_form() -> Response:
-        return made.job_form()
-
-    @router.post("/backups/jobs/new")
-    async def add_job(sent: Sent) -> Response:
-        return await run_in_threadpool(made.add_job, sent)
-
-    @router.get("/backups/jobs/{job_id}")
-    def job(job_id: UUID) -> Response:
-        return made.job(job_id)
-
-    @router.get("/backups/jobs/{job_id}/change")
-    def change_job_form(job_id: UUID) -> Response:
-        return made.change_form(job_id)
-
-    @router.post("/backups/jobs/{job_id}/change")
-    async def change_job(job_id: UUID, sent: Sent) -> Response:
-        return await run_in_threadpool(made.change_job, job_id, sent)
-
-    @router.post("/backups/jobs/{job_id}/run")
-    def run_job(job_id: UUID) -> Response:
-        return made.run_job(job_id)
-
-    @router.get("/backups/jobs/{job_id}/remove")
-    def remove_job_asked(job_id: UUID) -> Response:
-        return made.remove_job_asked(job_id)
-
-    @router.post("/backups/jobs/{job_id}/remove")
-    def remove_job(job_id: UUID) -> Response:
-        return made.remove_job(job_id)
-
-
-def _of_runs(router: APIRouter, made: BackupPages) -> None:
-    @router.get("/backups/runs")
-    def runs(cursor: After = None) -> Response:
-        return made.runs(cursor)
-
-    @router.get("/backups/runs/{run_id}")
-    def run(run_id: UUID) -> Response:
-        return made.run(run_id)
-
-    @router.get("/backups/runs/{run_id}/cancel")
-    def cancel_asked(run_id: UUID) -> Response:
-        return made.cancel_asked(run_id)
-
-    @router.post("/backups/runs/{run_id}/cancel")
-    def cancel(run_id: UUID) -> Response:
-        return made.cancel(run_id)
+    return pages.router(
+        {
+            "GET /backups": made.jobs,
+            "GET /backups/jobs/new": made.empty_form,
+            "POST /backups/jobs/new": made.add_job,
+            "GET /backups/jobs/{job_id}": made.job,
+            "GET /backups/jobs/{job_id}/change": made.change_form,
+            "POST /backups/jobs/{job_id}/change": made.change_job,
+            "POST /backups/jobs/{job_id}/run": made.run_job,
+            "GET /backups/jobs/{job_id}/remove": made.remove_job_asked,
+            "POST /backups/jobs/{job_id}/remove": made.remove_job,
+            "GET /backups/runs": made.runs,
+            "GET /backups/runs/{run_id}": made.run,
+            "GET /backups/runs/{run_id}/cancel": made.cancel_asked,
+            "POST /backups/runs/{run_id}/cancel": made.cancel,
+        }
+    )

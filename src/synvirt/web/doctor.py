@@ -1,7 +1,7 @@
 """{base_url}/doctor: what this host has and lacks, as `synvirt doctor` says it."""
 
 from fastapi import APIRouter
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from synvirt.doctor import Checkup, needs_met
 from synvirt.web.pages import Pages
@@ -26,6 +26,6 @@ def doctor_router(pages: Pages, checkup: Checkup) -> APIRouter:
     @router.post("/doctor")
     def look_again() -> Response:
         checkup.renew()
-        return RedirectResponse(f"{pages.root}/doctor", status_code=303)
+        return pages.see("/doctor")
 
     return router

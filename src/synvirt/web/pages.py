@@ -5,7 +5,7 @@ even if the templates' escaping had a hole.
 """
 
 import hashlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from synvirt import __version__
 from synvirt.api.problems import incident, refused
@@ -99,11 +99,44 @@ class Pages:
         """With a hash of the content: a browser keeps it for good, and asks anew after an upgrade."""
         return f"{self.root}/static/{name}?{hashlib.sha256(self.files[name]).hexdigest()[:12]}"
 
-    def router(self) -> APIRouter:
-        """A router whose errors are pages."""
+    def router(self, endpoints: Mapping[str, Callable[..., Any]] | None = None) -> APIRouter:
+        """A router whose errors are pages. `endpoints`: by method and path, "GET /sources"."""
         router = APIRouter(route_class=_failing_with(self.failure), default_response_class=HTMLResponse)
+        for asked, endpoint in (endpoints or {}).items():
+            method, path = asked.split()
+            router.add_api_route(path, endpoint, methods=[method])
         self._routers.append(router)
         return router
+
+    def see(self, path: str) -> Response:
+        """What a form's answer leads to: reloading it asks for nothing again (RFC 9110, section 15.4.4)."""
+        return RedirectResponse(f"{self.root}{path}", status_code=303)
+
+    def ask(
+        self,
+        question: str,
+        subject: str,
+        *meaning: str,
+        action: str,
+        back: str,
+        yes: str,
+        here: str,
+        danger: bool = False,
+        hidden: Iterable[tuple[str, str]] = (),
+    ) -> Response:
+        """A page that wants something confirmed. `here`: the navigation's entry; `hidden`: what goes along with the answer."""
+        return self.page(
+            "ask.html",
+            here=here,
+            question=question,
+            subject=subject,
+            meaning=meaning,
+            action=action,
+            back=back,
+            yes=yes,
+            danger=danger,
+            hidden=hidden,
+        )
 
     def _navigation(self) -> list[tuple[str, str]]:
         served = self._served()

@@ -4,13 +4,12 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from fastapi import APIRouter
-from fastapi.concurrency import run_in_threadpool
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from synvirt.backups.model import BackupRepositoryRequest, PeerRequest
 from synvirt.backups.service import Backups
 from synvirt.errors import SynvirtError
-from synvirt.web.backups import ON_A_PAGE, After, ask, number
+from synvirt.web.backups import ON_A_PAGE, After, number
 from synvirt.web.fields import Field, fields, judged, typed, values
 from synvirt.web.forms import Form, Sent
 from synvirt.web.pages import Pages
@@ -49,19 +48,25 @@ class RepositoryPages:
     def __init__(self, pages: Pages, backups: Backups) -> None:
         self._pages, self._backups = pages, backups
 
-    def repositories(self, cursor: str | None) -> Response:
+    def repositories(self, cursor: After = None) -> Response:
         items, following = self._backups.repositories.page(limit=ON_A_PAGE, cursor=number(cursor))
         return self._pages.page("backups/repositories.html", repositories=items, following=following, cursor=cursor)
 
-    def repository(self, repository_id: UUID, *, is_new: bool = False, key: str | None = None) -> Response:
+    def repository(self, repository_id: UUID, is_new: bool = False) -> Response:
+        return self._shown(repository_id, is_new=is_new)
+
+    def _shown(self, repository_id: UUID, *, is_new: bool = False, key: str | None = None) -> Response:
         known = self._backups.repositories
         shown = known.shown(known.get(repository_id))
         return self._pages.page("backups/repository.html", repository=shown, is_new=is_new, key=key)
 
     def key(self, repository_id: UUID) -> Response:
-        return self.repository(repository_id, key=self._backups.repositories.recovery_key(repository_id))
+        return self._shown(repository_id, key=self._backups.repositories.recovery_key(repository_id))
 
-    def form(self, form: Form | None = None, error: SynvirtError | None = None) -> Response:
+    def empty_form(self) -> Response:
+        return self._form()
+
+    def _form(self, form: Form | None = None, error: SynvirtError | None = None) -> Response:
         known = typed(_COMMON, form, error) if form else _COMMON
         return self._pages.page(
             "backups/repository_form.html",
@@ -73,7 +78,7 @@ class RepositoryPages:
             chosen=form.text("kind") if form else KINDS[0].name,
         )
 
-    def add(self, form: Form) -> Response:
+    def add(self, form: Sent) -> Response:
         kind = next((one for one in KINDS if one.name == form.text("kind")), KINDS[0])
         asked = values(_COMMON, form) | {"kind": kind.name}
         place = values(kind.fields, form)
@@ -85,8 +90,8 @@ class RepositoryPages:
         try:
             made = self._backups.add_repository(judged(BackupRepositoryRequest, asked))
         except SynvirtError as error:
-            return self.form(form, error)
-        return self._see(f"/backups/repositories/{made.id}{'' if 'recovery_key' in asked else '?is_new=true'}")
+            return self._form(form, error)
+        return self._pages.see(f"/backups/repositories/{made.id}{'' if 'recovery_key' in asked else '?is_new=true'}")
 
     def verify_asked(self, repository_id: UUID) -> Response:
         return self._ask(
@@ -98,7 +103,7 @@ class RepositoryPages:
         )
 
     def verify(self, repository_id: UUID) -> Response:
-        return self._see(f"/backups/runs/{self._backups.verify_repository(repository_id).id}")
+        return self._pages.see(f"/backups/runs/{self._backups.verify_repository(repository_id).id}")
 
     def collect_asked(self, repository_id: UUID) -> Response:
         return self._ask(
@@ -110,7 +115,7 @@ class RepositoryPages:
         )
 
     def collect(self, repository_id: UUID) -> Response:
-        return self._see(f"/backups/runs/{self._backups.collect(repository_id, dry_run=False).id}")
+        return self._pages.see(f"/backups/runs/{self._backups.collect(repository_id, dry_run=False).id}")
 
     def forget_asked(self, repository_id: UUID) -> Response:
         return self._ask(
@@ -124,69 +129,32 @@ class RepositoryPages:
 
     def forget(self, repository_id: UUID) -> Response:
         self._backups.forget_repository(repository_id)
-        return self._see("/backups/repositories")
+        return self._pages.see("/backups/repositories")
 
     def _ask(self, repository_id: UUID, question: str, meaning: str, *, asked: str, yes: str, danger: bool = False) -> Response:
         here = f"/backups/repositories/{repository_id}"
         name = self._backups.repositories.get(repository_id).name
-        return ask(self._pages, question, name, meaning, action=f"{here}/{asked}", back=here, yes=yes, danger=danger)
-
-    def _see(self, path: str) -> Response:
-        return RedirectResponse(f"{self._pages.root}{path}", status_code=303)
+        return self._pages.ask(
+            question, name, meaning, action=f"{here}/{asked}", back=here, yes=yes, here="/backups", danger=danger
+        )
 
 
 def repositories_router(pages: Pages, backups: Backups) -> APIRouter:
-    router = pages.router()
     made = RepositoryPages(pages, backups)
-    _shown(router, made)
-    _asked(router, made)
-    return router
-
-
-def _shown(router: APIRouter, made: RepositoryPages) -> None:
-    @router.get("/backups/repositories")
-    def repositories(cursor: After = None) -> Response:
-        return made.repositories(cursor)
-
-    @router.get("/backups/repositories/new")
-    def form() -> Response:
-        return made.form()
-
-    @router.get("/backups/repositories/{repository_id}")
-    def repository(repository_id: UUID, is_new: bool = False) -> Response:
-        return made.repository(repository_id, is_new=is_new)
-
-    @router.get("/backups/repositories/{repository_id}/verify")
-    def verify_asked(repository_id: UUID) -> Response:
-        return made.verify_asked(repository_id)
-
-    @router.get("/backups/repositories/{repository_id}/collect")
-    def collect_asked(repository_id: UUID) -> Response:
-        return made.collect_asked(repository_id)
-
-    @router.get("/backups/repositories/{repository_id}/forget")
-    def forget_asked(repository_id: UUID) -> Response:
-        return made.forget_asked(repository_id)
-
-
-def _asked(router: APIRouter, made: RepositoryPages) -> None:
-    @router.post("/backups/repositories/new")
-    async def add(sent: Sent) -> Response:
-        return await run_in_threadpool(made.add, sent)
-
-    @router.post("/backups/repositories/{repository_id}/key")
-    def key(repository_id: UUID) -> Response:
-        """By POST, so that no history, log or prefetching holds an address that shows it."""
-        return made.key(repository_id)
-
-    @router.post("/backups/repositories/{repository_id}/verify")
-    def verify(repository_id: UUID) -> Response:
-        return made.verify(repository_id)
-
-    @router.post("/backups/repositories/{repository_id}/collect")
-    def collect(repository_id: UUID) -> Response:
-        return made.collect(repository_id)
-
-    @router.post("/backups/repositories/{repository_id}/forget")
-    def forget(repository_id: UUID) -> Response:
-        return made.forget(repository_id)
+    here = "/backups/repositories/{repository_id}"
+    return pages.router(
+        {
+            "GET /backups/repositories": made.repositories,
+            "GET /backups/repositories/new": made.empty_form,
+            "POST /backups/repositories/new": made.add,
+            f"GET {here}": made.repository,
+            # By POST, so that no history, log or prefetching holds an address that shows it.
+            f"POST {here}/key": made.key,
+            f"GET {here}/verify": made.verify_asked,
+            f"POST {here}/verify": made.verify,
+            f"GET {here}/collect": made.collect_asked,
+            f"POST {here}/collect": made.collect,
+            f"GET {here}/forget": made.forget_asked,
+            f"POST {here}/forget": made.forget,
+        }
+    )

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Header, Query
 from fastapi.concurrency import run_in_threadpool
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from synvirt.errors import SynvirtError
 from synvirt.live.form import Form as Takes
@@ -62,14 +62,17 @@ class SourcePages:
     def __init__(self, pages: Pages, sources: Sources) -> None:
         self._pages, self._sources = pages, sources
 
-    def listed(self, cursor: str | None) -> Response:
+    def listed(self, cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:
         items, following = self._sources.page(limit=ON_A_PAGE, cursor=int(cursor) if cursor else None)
         return self._pages.page("sources/list.html", sources=items, following=following, cursor=cursor)
 
     def kinds(self) -> Response:
         return self._pages.page("sources/kinds.html", kinds=list(EXAMPLES.items()))
 
-    def form(
+    def empty_form(self, kind: LiveKind) -> Response:
+        return self._form(kind, None)
+
+    def _form(
         self, kind: LiveKind, source: Source | None, filled: _Filled | None = None, error: SynvirtError | None = None
     ) -> Response:
         takes = self._sources.form(kind)
@@ -91,7 +94,7 @@ class SourcePages:
             error=error,
         )
 
-    def add(self, kind: LiveKind, form: Form) -> Response:
+    def add(self, kind: LiveKind, form: Sent) -> Response:
         takes = self._sources.form(kind)
         filled = _Filled.of(takes, None)
         wanted = filled.values(form)
@@ -101,14 +104,14 @@ class SourcePages:
             judged(takes.options, wanted["options"], "options.")
             source = self._sources.add(request)
         except SynvirtError as error:
-            return self.form(kind, None, filled.typed(form, error), error)
-        return self.see(f"/sources/{source.id}")
+            return self._form(kind, None, filled.typed(form, error), error)
+        return self._pages.see(f"/sources/{source.id}")
 
     def change_form(self, source_id: UUID) -> Response:
         source = self._sources.get(source_id)
-        return self.form(source.kind, source)
+        return self._form(source.kind, source)
 
-    def change(self, source_id: UUID, form: Form) -> Response:
+    def change(self, source_id: UUID, form: Sent) -> Response:
         source = self._sources.get(source_id)
         takes = self._sources.form(source.kind)
         filled = _Filled.of(takes, source)
@@ -125,8 +128,8 @@ class SourcePages:
             judged(takes.options, wanted["options"], "options.")
             self._sources.change(source_id, change)
         except SynvirtError as error:
-            return self.form(source.kind, source, filled.typed(form, error), error)
-        return self.see(f"/sources/{source_id}")
+            return self._form(source.kind, source, filled.typed(form, error), error)
+        return self._pages.see(f"/sources/{source_id}")
 
     def source(self, source_id: UUID) -> Response:
         source = self._sources.get(source_id)
@@ -135,9 +138,17 @@ class SourcePages:
             "sources/source.html", source=source, options=options, **self._tested(source, source.last_test, begin=True)
         )
 
-    def test(self, source_id: UUID, test: SourceTest) -> Response:
-        source = self._sources.get(source_id)
-        return self._pages.page("sources/test.html", source=source, **self._tested(source, test, begin=False))
+    async def test(self, source_id: UUID, part: Annotated[str, Header(alias="HX-Request")] = "") -> Response:
+        """The part of the page, where htmx asks for it; the page, where a form does."""
+        result = await self._sources.test(source_id)
+        if not part:
+            return self._pages.see(f"/sources/{source_id}")
+        source = await run_in_threadpool(self._sources.get, source_id)
+        return self._pages.page("sources/test.html", source=source, **self._tested(source, result, begin=False))
+
+    async def deep(self, source_id: UUID) -> Response:
+        await self._sources.test(source_id, deep=True)
+        return self._pages.see(f"/sources/{source_id}")
 
     def _tested(self, source: Source, test: SourceTest | None, *, begin: bool) -> dict[str, Any]:
         """`begin`: one that has never been tested is, as soon as its page is looked at."""
@@ -159,14 +170,14 @@ class SourcePages:
             *meaning,
             asked="certificate",
             yes="pin it",
-            hidden=[("fingerprint_sha256", shown.fingerprint)],
+            hidden=(("fingerprint_sha256", shown.fingerprint),),
         )
 
-    def pin(self, source_id: UUID, form: Form) -> Response:
+    def pin(self, source_id: UUID, form: Sent) -> Response:
         """What was shown is pinned, and not what may be shown by now."""
         options = self._sources.get(source_id).options | {"fingerprint_sha256": form.text("fingerprint_sha256")}
         self._sources.change(source_id, judged(SourceChange, {"options": options}))
-        return self.see(f"/sources/{source_id}")
+        return self._pages.see(f"/sources/{source_id}")
 
     def remove_asked(self, source_id: UUID) -> Response:
         meaning = "Its credentials are forgotten. What was migrated from it stays, and it stays as it is."
@@ -182,7 +193,7 @@ class SourcePages:
 
     def remove(self, source_id: UUID) -> Response:
         self._sources.remove(source_id)
-        return self.see("/sources")
+        return self._pages.see("/sources")
 
     def _ask(
         self,
@@ -192,99 +203,41 @@ class SourcePages:
         asked: str,
         yes: str,
         danger: bool = False,
-        hidden: list[tuple[str, str]] | None = None,
+        hidden: tuple[tuple[str, str], ...] = (),
     ) -> Response:
-        return self._pages.page(
-            "ask.html",
-            here="/sources",
-            question=question,
-            subject=source.name,
-            meaning=meaning,
+        return self._pages.ask(
+            question,
+            source.name,
+            *meaning,
             action=f"/sources/{source.id}/{asked}",
             back=f"/sources/{source.id}",
             yes=yes,
+            here="/sources",
             danger=danger,
-            hidden=hidden or [],
+            hidden=hidden,
         )
-
-    def see(self, path: str) -> Response:
-        return RedirectResponse(f"{self._pages.root}{path}", status_code=303)
 
 
 def sources_router(pages: Pages, sources: Sources) -> APIRouter:
-    router = pages.router()
     made = SourcePages(pages, sources)
-    _adding(router, made)
-    _of_one(router, made)
-    _testing(router, made, sources)
-    return router
-
-
-def _adding(router: APIRouter, made: SourcePages) -> None:
-    @router.get("/sources")
-    def listed(cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:
-        return made.listed(cursor)
-
-    @router.get("/sources/new")
-    def kinds() -> Response:
-        return made.kinds()
-
-    @router.get("/sources/new/{kind}")
-    def form(kind: LiveKind) -> Response:
-        return made.form(kind, None)
-
-    @router.post("/sources/new/{kind}")
-    async def add(kind: LiveKind, sent: Sent) -> Response:
-        return await run_in_threadpool(made.add, kind, sent)
-
-
-def _of_one(router: APIRouter, made: SourcePages) -> None:
-    @router.get("/sources/{source_id}")
-    def source(source_id: UUID) -> Response:
-        return made.source(source_id)
-
-    @router.get("/sources/{source_id}/change")
-    def change_form(source_id: UUID) -> Response:
-        return made.change_form(source_id)
-
-    @router.post("/sources/{source_id}/change")
-    async def change(source_id: UUID, sent: Sent) -> Response:
-        return await run_in_threadpool(made.change, source_id, sent)
-
-    @router.get("/sources/{source_id}/certificate")
-    def certificate(source_id: UUID) -> Response:
-        return made.certificate(source_id)
-
-    @router.post("/sources/{source_id}/certificate")
-    async def pin(source_id: UUID, sent: Sent) -> Response:
-        return await run_in_threadpool(made.pin, source_id, sent)
-
-    @router.get("/sources/{source_id}/remove")
-    def remove_asked(source_id: UUID) -> Response:
-        return made.remove_asked(source_id)
-
-    @router.post("/sources/{source_id}/remove")
-    def remove(source_id: UUID) -> Response:
-        return made.remove(source_id)
-
-
-def _testing(router: APIRouter, made: SourcePages, sources: Sources) -> None:
-    @router.post("/sources/{source_id}/test")
-    async def test(source_id: UUID, part: Annotated[str, Header(alias="HX-Request")] = "") -> Response:
-        """The part of the page, where htmx asks for it; the page, where a form does."""
-        result = await sources.test(source_id)
-        if part:
-            return await run_in_threadpool(made.test, source_id, result)
-        return made.see(f"/sources/{source_id}")
-
-    @router.get("/sources/{source_id}/deep")
-    def deep_asked(source_id: UUID) -> Response:
-        return made.deep_asked(source_id)
-
-    @router.post("/sources/{source_id}/deep")
-    async def deep(source_id: UUID) -> Response:
-        await sources.test(source_id, deep=True)
-        return made.see(f"/sources/{source_id}")
+    return pages.router(
+        {
+            "GET /sources": made.listed,
+            "GET /sources/new": made.kinds,
+            "GET /sources/new/{kind}": made.empty_form,
+            "POST /sources/new/{kind}": made.add,
+            "GET /sources/{source_id}": made.source,
+            "GET /sources/{source_id}/change": made.change_form,
+            "POST /sources/{source_id}/change": made.change,
+            "POST /sources/{source_id}/test": made.test,
+            "GET /sources/{source_id}/deep": made.deep_asked,
+            "POST /sources/{source_id}/deep": made.deep,
+            "GET /sources/{source_id}/certificate": made.certificate,
+            "POST /sources/{source_id}/certificate": made.pin,
+            "GET /sources/{source_id}/remove": made.remove_asked,
+            "POST /sources/{source_id}/remove": made.remove,
+        }
+    )
 
 
 def _said(value: object) -> str:
