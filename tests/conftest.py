@@ -28,6 +28,13 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
+# Each of these takes minutes: begun first, so that no worker is alone with one at the end.
+LONG = ("tests/real/test_zfs.py", "tests/real/test_windows.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
