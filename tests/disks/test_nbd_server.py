@@ -14,9 +14,11 @@ import nbd
 import pytest
 
 from synvirt.blocks import DiskReader
+from synvirt.disks import nbd_server
 from synvirt.disks.nbd import NbdReader
 from synvirt.disks.nbd_server import OPTION_BYTES_MAX, REQUEST_BYTES_MAX, NbdServer
 from synvirt.errors import DiskReadFailed
+from synvirt.sizes import MIB
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.fakes.disks import MemoryReader
 from tests.needs import need
@@ -172,6 +174,18 @@ def test_noise_does_not_bring_it_down(tmp_path: Path) -> None:
                 option = struct.pack(">II", random.choice((3, 6, 7, 8, 9, 10, 99)), length := random.randrange(40))
                 client.sendall(b"IHAVEOPT" + option + random.randbytes(length))
                 client.sendall(b"IHAVEOPT" + struct.pack(">II", 1, 0) + random.randbytes(random.randrange(200)))
+        assert _first_bytes(uri, 10) == disk.content[:10]
+
+
+def test_who_takes_no_answer_is_hung_up_on_and_the_others_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nbd_server, "SEND_TIMEOUT_S", 1)
+    disk = MemoryReader("A" * 64, block_bytes=MIB)
+    with served(disk, tmp_path) as (_, uri), contextlib.ExitStack() as clients:
+        for _ in range(nbd_server.THREADS):
+            client = clients.enter_context(_greeted(tmp_path, flags=3))
+            client.sendall(b"IHAVEOPT" + struct.pack(">II", 1, 0))
+            _got(client, 10)
+            client.sendall(struct.pack(">IHHQQI", 0x25609513, 0, 0, 1, 0, 32 * MIB))
         assert _first_bytes(uri, 10) == disk.content[:10]
 
 

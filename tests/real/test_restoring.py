@@ -2,7 +2,9 @@
 
 import base64
 import os
+import shutil
 import subprocess
+from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -31,6 +33,7 @@ XML = """<domain type='{type}'><name>{name}</name><uuid>{uuid}</uuid><memory uni
 <disk type='file' device='cdrom'><source file='/nowhere/setup.iso'/><target dev='sda' bus='sata'/><readonly/></disk>
 <interface type='bridge'><mac address='52:54:00:12:34:56'/><source bridge='{bridge}'/><model type='virtio'/></interface>
 <graphics type='vnc' port='5999' autoport='no'/>{more}</devices></domain>"""
+DiskUsage = namedtuple("DiskUsage", "total used free")
 NVRAM_TOO = 4  # VIR_DOMAIN_UNDEFINE_NVRAM
 CONTENT = Random(3).randbytes(CHUNK_BYTES + 512) + bytes(2 * CHUNK_BYTES)
 
@@ -114,6 +117,23 @@ def test_a_bridge_that_is_missing_is_refused_where_the_guest_shall_start(room: R
     assert run.error.code == "E_BAK_HOST_LACKS"
     assert "nobridge0" in run.error.message
     nothing_left(room, point)
+
+
+def test_a_destination_or_a_folder_without_room_is_said_before_anything_is_written(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuid = uuid4()
+    disk = image(room)
+    definition = xml(disk, uuid=str(uuid), name="without-room")
+    room.connection.use().defineXML(definition)
+    point = room.point(definition, {"vda": disk}, vm_id=uuid)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(10, 0, 1000))
+    for target in ("new_domain", "in_place"):
+        run = room.restored(point, target=target)
+        assert run.error is not None
+        assert (run.error.code, "1000" in run.error.message) == ("E_BAK_DISK_WRITE_FAILED", True)
+        nothing_left(room, point)
+    assert [path.name for path in disk.parent.iterdir()] == ["disk.raw"]
 
 
 def test_damage_leaves_nothing_of_a_new_domain(room: Room) -> None:

@@ -15,6 +15,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -180,6 +181,12 @@ class _Restored:
 
     def _file(self, target: str, place: Place, reader: DiskReader) -> None:
         with self._staged(Path(place.path)) as staged:
+            needed, free = new_domain.data_bytes(reader), shutil.disk_usage(staged.parent).free
+            if needed > free:
+                raise DiskWriteFailed(
+                    f"disk {target} is written beside what it is now: it needs {needed} bytes there, and {free} are free",
+                    hint="free space there, or restore to a new domain",
+                )
             if place.format == "qcow2":
                 write_qcow2(reader, staged, stop=self._under_way.stop, on_progress=self._done.next_disk())
                 return

@@ -21,6 +21,7 @@ from synvirt.backups.repository import Repository
 from synvirt.backups.restoring_domain import Place, Rewritten
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.undoing import Undo, Undoing
+from synvirt.blocks import DiskReader
 from synvirt.copying import copy
 from synvirt.disks import open_writer
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
@@ -90,9 +91,7 @@ class NewDomain:
             )
 
     def _check_room(self, repository: Repository, disks: dict[str, DiskMap]) -> None:
-        needed = sum(
-            extent.length for disk in disks.values() for extent in PointReader(repository, disk).extents() if not extent.zero
-        )
+        needed = sum(data_bytes(PointReader(repository, disk)) for disk in disks.values())
         name, destination = self._ground.default()
         free = destination.free_bytes()
         if needed > free:
@@ -123,6 +122,11 @@ class NewDomain:
             self._ground.hypervisor.start(run_id)
         except SynvirtError as error:
             under_way.warn("E_BAK_START_FAILED", f"it is restored, and does not start: {error.detail}", point.vm_id)
+
+
+def data_bytes(reader: DiskReader) -> int:
+    """What of the disk is not known to be zeros."""
+    return sum(extent.length for extent in reader.extents() if not extent.zero)
 
 
 def chosen_disks(manifest: Manifest, targets: tuple[str, ...]) -> dict[str, DiskMap]:

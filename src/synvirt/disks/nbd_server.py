@@ -28,6 +28,8 @@ CONNECTIONS_MAX = 64
 # Of an option: an export's name has 4096 bytes at most, and a client asks for a handful of contexts.
 OPTION_BYTES_MAX = 64 << 10
 HANDSHAKE_TIMEOUT_S = 20.0
+# A client that takes no byte of an answer for so long is hung up on: it holds a thread that others wait for.
+SEND_TIMEOUT_S = 60
 # Of extents in one answer; the client asks on from where it ends.
 EXTENTS_MAX = 8192
 ALLOCATION = b"base:allocation"
@@ -179,7 +181,8 @@ class _Connection:
         (flags,) = struct.unpack(">I", self._received(4))
         while not self._agreed(pad=not flags & _NO_ZEROES):
             pass
-        self._socket.settimeout(None)
+        self._socket.settimeout(None)  # who asks nothing may stay
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         while self._next_request():
             pass
 
@@ -281,8 +284,9 @@ class _Connection:
             self._server.failed(error)
             with contextlib.suppress(OSError):
                 self._refuse(cookie, _EIO, error.detail)
-        except OSError:
-            pass  # the client is gone, and the thread that listens to it knows
+        except OSError:  # the client is gone, or takes nothing: of an answer that was begun the rest cannot follow
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         finally:
             self._server.room.release()
 
