@@ -14,7 +14,7 @@ from synvirt.backups.disk import Before, Chunks, ChunkWriter, PointReader
 from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.manifest import PAGE_CHUNKS, Manifest, Mark
 from synvirt.backups.repository import Repository
-from synvirt.backups.source import Area, SourceDisk
+from synvirt.backups.source import SourceDisk
 from synvirt.backups.taking import Taken, take
 from synvirt.blocks import DiskReader, Extent
 from synvirt.disks.specs import RawSpec
@@ -72,7 +72,7 @@ class Host:
         self,
         disk: DiskReader,
         base: Manifest | None = None,
-        changed: Callable[[], list[Area]] | None = None,
+        changed: Callable[[], list[Extent]] | None = None,
         *,
         whole_because: str = "",
         stop: Callable[[], bool] = lambda: False,
@@ -113,9 +113,9 @@ def chunk(seed: int) -> bytes:
     return Random(seed).randbytes(CHUNK_BYTES)
 
 
-def areas(*numbers: int) -> Callable[[], list[Area]]:
+def areas(*numbers: int) -> Callable[[], list[Extent]]:
     """A byte within each of these chunks."""
-    return lambda: [(number * CHUNK_BYTES + 5, 1) for number in numbers]
+    return lambda: [Extent(number * CHUNK_BYTES + 5, 1) for number in numbers]
 
 
 # ── what is read ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,6 +153,18 @@ def test_an_unchanged_disk_costs_no_more_if_it_is_larger(host: Host, monkeypatch
         assert taken.disk == first.shown.disks[0]
         cost.append(counted.calls)
     assert cost[1] < 2 * cost[0] + 100
+
+
+def test_what_is_zeros_now_is_read_where_it_was_not_before(host: Host) -> None:
+    """A disk that is mostly holes costs nothing for them, though its list of changes has them all."""
+    size = 3 * GIB
+    _, first = host.take(Disk(size, {number: chunk(number) for number in (0, 1500, 1501)}))
+    changed = Disk(size, {0: chunk(0), 1501: chunk(7)})
+    taken, second = host.take(changed, first, lambda: [Extent(CHUNK_BYTES, size - CHUNK_BYTES, zero=True), *areas(1501)()])
+    assert (taken.whole, host.doubts) == (False, [])
+    assert taken.read_bytes <= 2 * CHUNK_BYTES
+    for number in (0, 1, 1500, 1501, 3071):
+        assert host.chunk(second, number) == changed.chunks.get(number, bytes(CHUNK_BYTES))
 
 
 def test_the_rows_that_are_looked_at_go_round(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +205,7 @@ def test_a_few_samples_find_who_leaves_out_everything(host: Host) -> None:
     assert host.chunk(made, 30) == chunk(2)
 
 
-def failing() -> list[Area]:
+def failing() -> list[Extent]:
     raise DiskReadFailed("the bitmap cannot be read")
 
 
@@ -203,13 +215,13 @@ def failing() -> list[Area]:
         (9, list, "", "resized from"),
         (11, list, "", "resized from"),
         (10, failing, "", "the bitmap cannot be read"),
-        (10, lambda: [(10 * CHUNK_BYTES, 1)], "", "leaves the disk"),
-        (10, lambda: [(-1, 1)], "", "leaves the disk"),
+        (10, lambda: [Extent(10 * CHUNK_BYTES, 1)], "", "leaves the disk"),
+        (10, lambda: [Extent(-1, 1, zero=True)], "", "leaves the disk"),
         (10, None, "its bitmap was lost", "its bitmap was lost"),
     ],
 )
 def test_any_doubt_reads_the_whole_disk(
-    host: Host, size: int, changed: Callable[[], list[Area]] | None, because: str, said: str
+    host: Host, size: int, changed: Callable[[], list[Extent]] | None, because: str, said: str
 ) -> None:
     _, made = host.take(Disk(10 * CHUNK_BYTES, {1: chunk(1)}))
     disk = Disk(size * CHUNK_BYTES, {1: chunk(1), 2: chunk(2)})
@@ -320,7 +332,7 @@ def test_a_chunk_that_never_comes_or_comes_twice_or_was_not_to_come_is_refused()
 
 @cases(50)
 @given(st.lists(st.tuples(st.integers(0, 3000 * CHUNK_BYTES - 1), st.integers(1, 40 * CHUNK_BYTES)), max_size=8))
-def test_areas_are_the_chunks_that_were_touched(touched: list[Area]) -> None:
+def test_areas_are_the_chunks_that_were_touched(touched: list[tuple[int, int]]) -> None:
     size = 3000 * CHUNK_BYTES
     chunks = Chunks(size)
     wanted = set()

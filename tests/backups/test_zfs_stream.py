@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.backups.zfs_stream import MAGIC, RECORD_BYTES, TO_THE_END, Kind, changed_areas
+from synvirt.blocks import Extent
 from synvirt.errors import DeltaFallback
 from tests.cases import cases
 
@@ -49,7 +50,7 @@ def free_objects(first: int, count: int) -> bytes:
 END = record(Kind.END, b"\1" * 40)
 
 
-def areas(content: bytes) -> list[tuple[int, int]]:
+def areas(content: bytes) -> list[Extent]:
     return list(changed_areas(io.BytesIO(content), from_guid=FROM, to_guid=TO, size=SIZE))
 
 
@@ -73,13 +74,13 @@ def test_all_that_may_differ_is_named_and_other_objects_are_passed_over() -> Non
         END,
     ]
     assert areas(b"".join(stream)) == [
-        (65536, 65536),
-        (0, 65536),
-        (131072, 4096),
-        (196608, 65536),
-        (300000, 512),
-        (SIZE - 512, 512),
-        (SIZE - 1, 1),
+        Extent(65536, 65536),
+        Extent(0, 65536),
+        Extent(131072, 4096, zero=True),
+        Extent(196608, 65536),
+        Extent(300000, 512),
+        Extent(SIZE - 512, 512),
+        Extent(SIZE - 1, 1, zero=True),
     ]
     assert areas(begin() + END) == []
 
@@ -120,7 +121,7 @@ def refused_or_within(content: bytes) -> None:
         found = areas(content)
     except DeltaFallback:
         return
-    assert all(start >= 0 and length > 0 and start + length <= SIZE for start, length in found)
+    assert all(one.start >= 0 and one.length > 0 and one.end <= SIZE for one in found)
 
 
 @cases(200)
@@ -152,4 +153,4 @@ Record = Callable[[int, int], bytes]
 @given(st.lists(st.tuples(st.sampled_from([write, free]), st.integers(0, SIZE - 1), st.integers(1, 70000)), max_size=12))
 def test_every_area_of_a_sound_stream_is_named(records: list[tuple[Record, int, int]]) -> None:
     stream = begin() + b"".join(make(offset, length) for make, offset, length in records) + END
-    assert areas(stream) == [(offset, min(length, SIZE - offset)) for _, offset, length in records]
+    assert areas(stream) == [Extent(offset, min(length, SIZE - offset), zero=make is free) for make, offset, length in records]

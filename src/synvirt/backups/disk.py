@@ -167,15 +167,33 @@ class Chunks:
 
     def add(self, start: int, length: int) -> None:
         """Those that the bytes touch. DiskReadFailed, where they are not all within the disk."""
+        for which, within, until in self._cut(start, length):
+            self._page(which)[within:until] = b"\1" * (until - within)
+
+    def add_zeros(self, start: int, length: int, before: "Before") -> None:
+        """Those that the bytes touch, which are zeros now, but for chunks that were all zeros before: they still are. So a disk
+        that is mostly holes is not read for them."""
+        for which, within, until in self._cut(start, length):
+            if bytes.fromhex(before.disk.pages[which]) == NONE:
+                continue
+            names = before.page(which)
+            for at in range(within, until):
+                if names[at * NAME_BYTES : (at + 1) * NAME_BYTES] != NONE:
+                    self._page(which)[at] = 1
+
+    def _cut(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """(page, first of its chunks, that after the last) of the chunks that the bytes touch."""
         if start < 0 or length < 0 or start + length > self._size:
             raise DiskReadFailed(f"a changed area at {start}, {length} bytes, leaves the disk of {self._size} bytes")
         number, end = start // CHUNK_BYTES, -(-(start + length) // CHUNK_BYTES)
         while number < end:
             which, within = divmod(number, PAGE_CHUNKS)
             until = min(PAGE_CHUNKS, within + end - number)
-            page = self.pages.setdefault(which, bytearray(min(PAGE_CHUNKS, chunks_of(self._size) - which * PAGE_CHUNKS)))
-            page[within:until] = b"\1" * (until - within)
+            yield which, within, until
             number += until - within
+
+    def _page(self, which: int) -> bytearray:
+        return self.pages.setdefault(which, bytearray(min(PAGE_CHUNKS, chunks_of(self._size) - which * PAGE_CHUNKS)))
 
     def __contains__(self, number: int) -> bool:
         which, within = divmod(number, PAGE_CHUNKS)

@@ -21,7 +21,7 @@ import structlog
 
 from synvirt.backups.manifest import Manifest, Mark
 from synvirt.backups.source_ledger import Ledger, Made
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, Extent
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import BackupNotFound, Cancelled, Internal, SynvirtError
@@ -31,21 +31,20 @@ from synvirt.model import now
 LOCK_POLL_S = 0.2
 
 Consistency = Literal["application", "filesystem", "crash", "offline"]
-Area = tuple[int, int]  # start, length
 
 _log = structlog.get_logger("synvirt.backups")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceDisk:
-    """`changed`: the areas that may differ from the base's disk of the same target; it may raise a SynvirtError, which says why
-    they are not known after all. `whole_because`: why they were known to be unknown; empty, where nobody expected them.
+    """`changed`: what may differ from the base's disk of the same target, in any order; it may raise a SynvirtError, which says
+    why that is not known after all. `whole_because`: why it was known to be unknown; empty, where nobody expected it.
     `mark`: what the next run can count from."""
 
     target: str
     path: str
     spec: ReaderSpec
-    changed: Callable[[], Iterable[Area]] | None = None
+    changed: Callable[[], Iterable[Extent]] | None = None
     whole_because: str = ""
     mark: Mark | None = None
 

@@ -19,9 +19,10 @@ from defusedxml import ElementTree
 from synvirt.backups import domain_parts
 from synvirt.backups.manifest import Manifest, Mark
 from synvirt.backups.quiescing import held
-from synvirt.backups.source import Area, Ask, Guest, Keeping, SourceDisk, new_name
+from synvirt.backups.source import Ask, Guest, Keeping, SourceDisk, new_name
 from synvirt.backups.source_definition import definition
 from synvirt.backups.source_ledger import Ledger, Made
+from synvirt.blocks import Extent
 from synvirt.disks import open_reader
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSnapshotFailed, SourceUnsupported
@@ -242,11 +243,11 @@ def _path(disk: Any) -> str:
     return next((value for name in ("file", "dev", "name", "dir", "volume") if (value := source.get(name))), "")
 
 
-def _changed(spec: NbdSpec) -> Callable[[], Iterator[Area]]:
-    def areas() -> Iterator[Area]:
+def _changed(spec: NbdSpec) -> Callable[[], Iterator[Extent]]:
+    def areas() -> Iterator[Extent]:
         reader = open_reader(spec)
         try:
-            yield from ((extent.start, extent.length) for extent in reader.extents())
+            yield from reader.extents()
         finally:
             reader.close()
 

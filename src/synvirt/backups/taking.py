@@ -104,8 +104,11 @@ def _planned(
     if shown.size_bytes != reader.size:
         raise DeltaFallback(f"it was resized from {shown.size_bytes} to {reader.size} bytes")
     before, changed = Before(repository, shown), Chunks(reader.size)
-    for start, length in disk.changed():
-        changed.add(start, length)
+    for extent in disk.changed():
+        if extent.zero:
+            changed.add_zeros(extent.start, extent.length, before)
+        else:
+            changed.add(extent.start, extent.length)
     for number in _samples(reader.size, named.checked_to, changed):
         if stop():
             raise Cancelled

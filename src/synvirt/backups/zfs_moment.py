@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from synvirt.backups.source_ledger import Made
 from synvirt.backups.zfs_stream import changed_areas
+from synvirt.blocks import Extent
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.destinations.zfs_links import Links
 from synvirt.errors import DeltaFallback
@@ -51,10 +52,10 @@ class Moment:
         self._zfs("bookmark", snapshot, f"{volume}#{self._made.name}")
         return self._guid(snapshot)
 
-    def changed(self, volume: str, mark: str, guid: str, size: int) -> Callable[[], Iterator[tuple[int, int]]]:
+    def changed(self, volume: str, mark: str, guid: str, size: int) -> Callable[[], Iterator[Extent]]:
         """Since that bookmark of the volume. The iterator raises DeltaFallback for any doubt."""
 
-        def areas() -> Iterator[tuple[int, int]]:
+        def areas() -> Iterator[Extent]:
             since, until = f"{volume}#{mark}", f"{volume}@{self._made.name}"
             try:
                 if self._guid(since) != guid:
@@ -67,7 +68,9 @@ class Moment:
         return areas
 
     def end(self) -> None:
-        """Clones and snapshots are gone; idempotent. ZfsRefused."""
+        """Clones and snapshots are gone; idempotent. ZfsRefused, where their pool is away: there they may still be."""
+        for pool in {volume.partition("/")[0] for volume in self._made.volumes}:
+            self._zfs.names("-d", "0", pool)
         for volume in self._made.volumes:
             for name in (self._clone(volume), f"{volume}@{self._made.name}"):
                 if self._is_ours(name):

@@ -4,7 +4,7 @@ OpenZFS, include/sys/zfs_ioctl.h, dmu_replay_record_t: records of 312 bytes in t
 
     BEGIN             magic, type of the data set, guids of both snapshots
     WRITE, …          object, offset, length, and the bytes, which are passed over
-    FREE              object, offset, length; the largest number means to its end
+    FREE              object, offset, length; the largest number means to its end. Also of holes that always were some
     OBJECT, …         objects, as they come and go
     END               all that came before is complete
     the others        are in no plain stream of a volume
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import IO
 
+from synvirt.blocks import Extent
 from synvirt.errors import DeltaFallback
 from synvirt.sizes import MIB
 
@@ -49,9 +50,9 @@ _RANGE = struct.Struct("<QQQQ")
 _EMBEDDED = struct.Struct("<QQQQBB6xII")
 
 
-def changed_areas(stream: IO[bytes], *, from_guid: int, to_guid: int, size: int) -> Iterator[tuple[int, int]]:
-    """(start, length) in a disk of `size` bytes, in the stream's order. DeltaFallback, where the stream is not of these
-    snapshots, not complete, or not understood."""
+def changed_areas(stream: IO[bytes], *, from_guid: int, to_guid: int, size: int) -> Iterator[Extent]:
+    """Of a disk of `size` bytes, in the stream's order, which is none; zero: what was freed, or never written. DeltaFallback,
+    where the stream is not of these snapshots, not complete, or not understood."""
     kind, payload, body = _record(stream)
     _check_begin(kind, body, from_guid, to_guid)
     _skip(stream, payload)
@@ -64,7 +65,7 @@ def changed_areas(stream: IO[bytes], *, from_guid: int, to_guid: int, size: int)
                 yield from _within(object_, offset, length, size)
             case Kind.FREE | Kind.WRITE_BYREF:
                 object_, offset, length, _ = _RANGE.unpack_from(body)
-                yield from _within(object_, offset, length, size)
+                yield from _within(object_, offset, length, size, zero=kind == Kind.FREE)
             case Kind.WRITE_EMBEDDED:
                 object_, offset, length, _, _, _, _, stored = _EMBEDDED.unpack_from(body)
                 _skip(stream, -(-stored // 8) * 8)
@@ -107,8 +108,8 @@ def _skip(stream: IO[bytes], length: int) -> None:
         raise DeltaFallback("its changes are cut off")
 
 
-def _within(object_: int, offset: int, length: int, size: int) -> Iterator[tuple[int, int]]:
+def _within(object_: int, offset: int, length: int, size: int, *, zero: bool = False) -> Iterator[Extent]:
     """A volume's last block may reach over the disk's end; what lies behind that is of no account."""
     end = size if length == TO_THE_END else min(offset + length, size)
     if object_ == DATA_OBJECT and offset < end:
-        yield offset, end - offset
+        yield Extent(offset, end - offset, zero)
