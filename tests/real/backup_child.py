@@ -102,6 +102,8 @@ class Child:
         def begun(*args: Any, **kwargs: Any) -> None:
             if at == "frozen":
                 stay(at)
+            while at == "slow" and agent.ask(self.domain, "guest-fsfreeze-status") == "frozen":
+                time.sleep(0.2)
             begin(*args, **kwargs)
             if reference:
                 self._copy(Path(reference))

@@ -105,6 +105,11 @@ def test_every_point_is_what_the_disks_were_at_its_moment(
         assert (left["states"], left["job"], left["scratch"]) == (["lasting"], None, [])
         assert len(left["checkpoints"]) == 1
 
+        # A service that lives, and is too slow: somebody else thaws the guest, and nobody says that it was quiesced.
+        slow = child.ask("run", "require", "slow")
+        assert (slow["run"]["status"], slow["run"]["error"]["code"]) == ("failed", "E_BAK_QUIESCE_FAILED")
+        assert (child.ask("status"), child.ask("left")) == ("thawed", left)
+
         assert child.ask("run", "require", "frozen") == "frozen"
         child.kill()
     check_nothing_is_left_of_a_run_that_froze(data_dir, left)
