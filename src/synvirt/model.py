@@ -171,6 +171,8 @@ class VmManifest(Model):
     vm_id: str
     name: str
     uuid: str | None = None
+    # Which of its platform's hosts it is on; empty where the platform is one host, or does not say.
+    host: str = ""
     power_state: Literal["on", "off", "suspended", "unknown"] = "off"
     firmware: Literal["bios", "uefi"] = "bios"
     secure_boot: bool = False

@@ -107,7 +107,7 @@ class Settings(Received):
     # Empty: the embedded driver, qemu:///embed?root={data_dir}/libvirt. The appliance sets qemu:///system
     libvirt_uri: str = ""
     jobs_at_once: Annotated[int, Field(ge=1, le=256)] = 4
-    # Each reads disks that its source's own guests need too.
+    # On each of its hosts: every job reads disks that the host's own guests need too.
     jobs_per_source: Annotated[int, Field(ge=1, le=256)] = 4
     # None: what `make bench` found best for this many cores.
     copy_threads: Annotated[int, Field(ge=1, le=64)] | None = None

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import structlog
@@ -34,8 +35,8 @@ from synvirt.live import SourceAccess
 from synvirt.live.registry import BY_KIND
 from synvirt.live.vim_api import VimApi
 from synvirt.live.vim_changes import coarser
-from synvirt.live.vim_privileges import PRIVILEGES
-from synvirt.live.vim_session import warn_if_missing
+from synvirt.live.vim_privileges import EXPORT, PRIVILEGES
+from synvirt.live.vim_session import library, warn_if_missing
 from synvirt.model import LiveKind
 from tests.cases import cases
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
@@ -102,6 +103,7 @@ def test_the_inventory_is_listed_with_its_folders(platform: VCenter, disk: Path)
 def test_a_manifest_has_what_the_platform_knows(platform: VCenter, disk: Path) -> None:
     manifest = ask(platform.access(), lambda adapter: adapter.inspect(VM))
     assert (manifest.name, manifest.firmware, manifest.power_state) == ("DC0_H0_VM0", "bios", "on")
+    assert manifest.host == "DC0_H0"
     assert (manifest.cpu_count, manifest.memory_bytes) == (1, 32 << 20)
     one = manifest.disks[0]
     assert (one.capacity_bytes, one.format, one.source_path) == (DISK_BYTES, "vmdk", "[LocalDS_0] DC0_H0_VM0/disk1.vmdk")
@@ -489,6 +491,71 @@ def test_a_snapshot_that_somebody_removed_is_to_be_taken_anew(platform: VCenter,
             await adapter.open_disk(VM, snapshot, one, None)
 
     ask(platform.access(), use)
+
+
+def test_disks_that_need_it_are_consolidated(platform: VCenter, disk: Path) -> None:
+    ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1"))
+    ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
+    assert platform.calls("ConsolidateVMDisks_Task") == 0
+    platform.control("unconsolidated", vm=VM)
+    for _ in range(2):
+        ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
+    assert platform.calls("ConsolidateVMDisks_Task") == 1
+
+
+def test_a_session_is_kept_alive_and_made_anew_while_nobody_asks(platform: VCenter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synvirt.live.vim_api.KEEP_ALIVE_S", 0.05)
+
+    async def use(adapter: VimApi) -> None:
+        while platform.calls("CurrentTime") < 2:
+            await asyncio.sleep(0.02)
+        platform.control("sessions")
+        while platform.sessions() == 0:
+            await asyncio.sleep(0.02)
+
+    ask(platform.access(), use)
+    assert platform.sessions() == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=6))
+@cases(50)
+def test_a_list_that_comes_in_pages_is_whole_and_in_order(pages: list[list[int]]) -> None:
+    """The simulator gives all at once, whatever it is asked; vCenter does not."""
+
+    class Collector:
+        asked: ClassVar[list[str]] = []
+
+        def page(self, number: int) -> Any:
+            objects = [SimpleNamespace(obj=SimpleNamespace(_moId=str(one)), propSet=None) for one in pages[number]]
+            return SimpleNamespace(objects=objects, token=str(number + 1) if number + 1 < len(pages) else None)
+
+        def RetrievePropertiesEx(self, _filters: object, options: Any) -> Any:  # noqa: N802 - VMware's name
+            assert options.maxObjects
+            return self.page(0) if pages else None
+
+        def ContinueRetrievePropertiesEx(self, token: str) -> Any:  # noqa: N802 - VMware's name
+            return self.page(int(token))
+
+    session = VimApi(SourceAccess("https://vcenter", {"user": "u", "password": "p"}))._session
+    rows = session._retrieved(SimpleNamespace(propertyCollector=Collector()), [])
+    assert [row.id for row in rows] == [str(one) for page in pages for one in page]
+
+
+def test_each_call_that_wants_a_privilege_has_it_in_our_list() -> None:
+    """By VMware's own word: pyvmomi knows of each method what it wants."""
+    vim = library().vim
+    machine, snapshot = vim.VirtualMachine, vim.vm.Snapshot
+    called = [
+        machine.CreateSnapshot,
+        machine.QueryChangedDiskAreas,
+        machine.PowerOff,
+        machine.PowerOn,
+        snapshot.Remove,
+        snapshot.ExportSnapshot,
+    ]
+    wanted = {method.info.privId for method in called}
+    listed = {name for name, _ in (*PRIVILEGES, EXPORT)}
+    assert wanted - {None, "System.Anonymous", "System.Read"} <= listed, wanted
 
 
 def test_a_vm_that_is_gone_needs_no_cleanup(platform: VCenter) -> None:

@@ -1,5 +1,6 @@
 """Whole jobs from VMware's own simulator to a volume: the warm engine, vim_api and the copy worker as they are."""
 
+import asyncio
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -217,6 +218,31 @@ def test_a_job_that_fails_leaves_the_source_as_it_was(house: VimHouse, platform:
     assert house.leftovers() == []
     assert platform.snapshots() == []
     assert platform.guest_writes(VM, 0, b"it still runs")
+
+
+def test_a_vm_that_goes_in_the_middle_ends_the_job_with_its_name(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    job = house.intake.submit(plan())
+
+    def committed() -> None:
+        house.store.on_commit = lambda: None
+        if house.store.get(job.id).state is State.DELTA_SYNCING:
+            in_session(lambda: VimApi(platform.access()), unregistered)
+        else:
+            house.store.on_commit = committed
+
+    async def unregistered(adapter: VimApi) -> None:
+        session = adapter._session
+        await adapter.shutdown(VM)
+        await asyncio.to_thread(session.call, "forget it", lambda _: session.machine(VM).UnregisterVM())
+
+    house.store.on_commit = committed
+    ended = house.run(job.id)
+    assert ended.state is State.FAILED
+    assert ended.last_error is not None
+    assert ended.last_error.code == "E_MIG_VM_NOT_FOUND"
+    assert VM in ended.last_error.message
+    assert house.leftovers() == []
+    assert platform.sessions() == 0
 
 
 @pytest.mark.parametrize("commit", [6, 12, 18, 24, 30])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from synvirt.disks.sampling import BLOCK_BYTES, LEAST_BLOCKS, SHARE, blocks_to_check, differing
 from synvirt.migrations import warm
 from synvirt.migrations.forecast import forecast
-from synvirt.migrations.slots import Slots
+from synvirt.migrations.slots import Slots, SourceHost
 from synvirt.model import KIB, MIB, Migration, Mode, Pass, State
 from tests.cases import cases
 from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
@@ -415,10 +415,11 @@ def test_an_old_snapshot_is_followed_by_one_more_before_the_guest_goes_down(
 def test_a_source_is_read_by_so_many_at_once_and_a_cutover_never_waits() -> None:
     import asyncio
 
-    slots, source, other = Slots(2), uuid4(), uuid4()
+    slots, source = Slots(2), SourceHost(uuid4(), "esx1")
+    other = source._replace(host="esx2")
     inside: list[int] = []
 
-    async def read(where: UUID, *, urgent: bool = False) -> int:
+    async def read(where: SourceHost, *, urgent: bool = False) -> int:
         async with slots.held(where, asyncio.sleep, urgent=urgent):
             inside.append(1)
             at_once = len(inside)
@@ -439,7 +440,7 @@ def test_a_job_that_waits_for_its_source_can_be_cancelled(house: House) -> None:
     source = live_plan().source_ref
     assert source.kind == "live_vm"
     for _ in range(4):
-        assert house.rooms.slots._take(source.source_id, urgent=False)
+        assert house.rooms.slots._take(SourceHost(source.source_id, ""), urgent=False)
     canceller = threading.Timer(0.5, lambda: house.intake.cancel(job.id))
     canceller.start()
     ended = house.run(job.id)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from synvirt.errors import AuthFailed, BadRequest, SourceUnreachable, SynvirtError
@@ -24,6 +25,10 @@ CONNECT_TIMEOUT_S = 20
 # With nothing heard for so long the other host is taken as gone: three questions without an answer.
 ALIVE_EVERY_S, ALIVE_MISSED_MAX = 5, 3
 _SAID_CHARS = 400
+# Preferred to OpenSSH's own first choice (ChaCha20), which takes twice the time of a core for each byte where there are
+# instructions for AES; the others stay behind them, for a host that has only those.
+FAST_CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
+_CPUINFO = Path("/proc/cpuinfo")
 
 # setpriv ends a child with the thread that started it: this one lives as long as the process.
 _starter = ThreadPoolExecutor(1, thread_name_prefix="tunnels")
@@ -73,6 +78,8 @@ class Door:
             "PermitLocalCommand": "no",
             "LogLevel": "ERROR",
         }
+        if _has_aes():
+            options["Ciphers"] = FAST_CIPHERS
         if not self.verify:
             options["UserKnownHostsFile"] = "/dev/null"
         elif self.known_hosts is not None:
@@ -103,6 +110,16 @@ class Door:
         path.touch(mode=0o600)
         path.write_text(content)
         return path
+
+
+@cache
+def _has_aes() -> bool:
+    """Does this host's processor have instructions for AES?"""
+    try:
+        said = _CPUINFO.read_text(errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^(flags|Features)\s*:.*\baes\b", said, re.MULTILINE) is not None
 
 
 class Tunnel:

@@ -151,7 +151,15 @@ class VimApi:
         stores = found.get("datastore") or ()
         types = self._store_types(stores)
         disks = virtual_disks(found.get("config.hardware.device") or ())
-        return manifest(vm_id, found, types, self._chosen_ways(disks, stores, types))
+        ways = self._chosen_ways(disks, stores, types)
+        return manifest(vm_id, found, types, ways, host=self._host_name(found.get("runtime.host")))
+
+    def _host_name(self, host: Any) -> str:
+        if host is None:
+            return ""
+        with contextlib.suppress(AuthFailed, VmNotFound):  # not for us to see, or removed meanwhile
+            return str(self._session.properties(host, ("name",), what="look at a host").get("name") or "")
+        return ""
 
     def _store_types(self, stores: Sequence[Any]) -> Mapping[str, str]:
         found = [

@@ -27,6 +27,7 @@ INSPECTED: Final = (
     "parent",
     "runtime.powerState",
     "runtime.connectionState",
+    "runtime.host",
     "capability.changeTrackingSupported",
     "config.changeTrackingEnabled",
     "config.version",
@@ -84,8 +85,11 @@ def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
     )
 
 
-def manifest(vm_id: str, found: Mapping[str, Any], store_types: Mapping[str, str], ways: Mapping[str, Way]) -> VmManifest:
-    """`store_types`: of each datastore's name, its type. `ways`: of each disk's key, by which way it will be read."""
+def manifest(
+    vm_id: str, found: Mapping[str, Any], store_types: Mapping[str, str], ways: Mapping[str, Way], *, host: str = ""
+) -> VmManifest:
+    """`store_types`: of each datastore's name, its type. `ways`: of each disk's key, by which way it will be read. `host`: the
+    name of the one it is on."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
     boot = found.get("config.bootOptions")
     disks = _disks(found, devices, boot, ways)
@@ -94,6 +98,7 @@ def manifest(vm_id: str, found: Mapping[str, Any], store_types: Mapping[str, str
         vm_id=vm_id,
         name=str(found.get("name") or vm_id),
         uuid=found.get("config.uuid"),
+        host=host,
         power_state=_POWER.get(str(found.get("runtime.powerState")), "unknown"),
         firmware="uefi" if found.get("config.firmware") == "efi" else "bios",
         secure_boot=bool(getattr(boot, "efiSecureBootEnabled", False)),

@@ -126,9 +126,10 @@ async def run_opened_pass(
     while True:
         offsets = {key: mark.offset_bytes for key, mark in marks.items()}
         try:
-            async with opened() as disks:
+            # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
+            async with _started_worker() as worker, opened() as disks:
                 order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
-                await _run_worker(job, order, _Listener(job, number, tally, clock))
+                await _run_worker(job, worker, order, _Listener(job, number, tally, clock))
             break
         except (WorkerDied, SourceUnreachable, ReadForbidden) as error:
             # What is forbidden by one way may be opened by another.
@@ -287,10 +288,9 @@ class _Listener:
             )
 
 
-async def _run_worker(job: Job, order: CopyOrder, listener: _Listener) -> None:
-    """One worker from start to end. Its Broken is raised as the error it names; WorkerDied when it ended without a word."""
-    if not order.disks:
-        return
+@asynccontextmanager
+async def _started_worker() -> AsyncIterator[asyncio.subprocess.Process]:
+    """One that waits for its order; at the end it is gone, whatever it was doing."""
     worker = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -303,6 +303,22 @@ async def _run_worker(job: Job, order: CopyOrder, listener: _Listener) -> None:
         env={key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH") if key in os.environ},
         start_new_session=True,
     )
+    try:
+        yield worker
+    finally:
+        await _end(worker)
+
+
+async def _end(worker: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    await worker.wait()
+
+
+async def _run_worker(job: Job, worker: asyncio.subprocess.Process, order: CopyOrder, listener: _Listener) -> None:
+    """Its order, to the end. Its Broken is raised as the error it names; WorkerDied when it ended without a word."""
+    if not order.disks:
+        return
     stderr = asyncio.create_task(_tail(worker))
     stopper = asyncio.create_task(_end_when(job.stop.is_set, worker))
     try:
@@ -310,9 +326,7 @@ async def _run_worker(job: Job, order: CopyOrder, listener: _Listener) -> None:
         returncode = await worker.wait()
     finally:
         stopper.cancel()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
-        await worker.wait()
+        await _end(worker)
         said = await stderr
     job.stop.check()
     # Stopped, but not by the operator: someone ended the worker from outside.

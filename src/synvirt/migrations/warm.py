@@ -30,6 +30,7 @@ from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.migrations.forecast import forecast, why_not
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.passes import PassDisk, run_opened_pass
+from synvirt.migrations.slots import SourceHost
 from synvirt.model import Disk, Mode, Pass, Problem, VmManifest, now
 from synvirt.store import LedgerEntry, Watermark
 
@@ -223,7 +224,8 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
         raise RuntimeError("an Offline plan has no source VM")
     done = next((one for one in job.migration.passes if one.number == number and one.finished_at is not None), None)
     if done is None:
-        async with job.rooms.slots.held(source_ref.source_id, job.stop.sleep, urgent=kind == "final"):
+        where = SourceHost(source_ref.source_id, job.manifest.host)
+        async with job.rooms.slots.held(where, job.stop.sleep, urgent=kind == "final"):
             while done is None:
                 done = await _tried(job, number, kind)
     if kind == "final":

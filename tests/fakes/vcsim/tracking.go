@@ -189,6 +189,12 @@ func LayOver(vmID string, file string) error {
 	return fmt.Errorf("%s has no disk", vmID)
 }
 
+// LeaveToConsolidate: the VM has files of a snapshot that is no more, as a removal that failed half-way leaves them.
+func LeaveToConsolidate(vmID string) {
+	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
+	vm.Runtime.ConsolidationNeeded = types.NewBool(true)
+}
+
 // SetMode of the disk of a VM at this place, from 0: persistent, independent_persistent.
 func SetMode(vmID string, place int, mode string) error {
 	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
