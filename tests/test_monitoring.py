@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from synvirt.api.backup_metrics import BackupMetrics
 from synvirt.api.metrics import Metrics
 from synvirt.migrations.board import Board
 from synvirt.store import Store
+from tests.fakes.backups import FakeGuests, backups_of
 from tests.needs import need
 
 FOLDER = Path(__file__).parent.parent / "docs/monitoring"
@@ -18,11 +20,18 @@ BOARD = json.loads((FOLDER / "board.json").read_text())
 _NAME = re.compile(r"\b(?:synvirt|process)_[a-z_]+\b")
 
 
+def _metrics(store: Store, folder: Path) -> Metrics:
+    metrics = Metrics(store, Board(), host="local", jobs_at_once=4)
+    BackupMetrics(backups_of(store, FakeGuests(folder / "guests"), folder), metrics.registry)
+    return metrics
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Every name of a series that /metrics can have."""
-    store = Store(f"sqlite:///{tmp_path_factory.mktemp('store') / 'store.db'}")
-    metrics = Metrics(store, Board(), host="local", jobs_at_once=4)
+    folder = tmp_path_factory.mktemp("store")
+    store = Store(f"sqlite:///{folder / 'store.db'}")
+    metrics = _metrics(store, folder)
     names = set()
     for family in metrics.registry.collect():
         match family.type:
@@ -68,7 +77,7 @@ def test_prometheus_takes_the_rules() -> None:
     tool = need("promtool", "prometheus")
     done = subprocess.run([tool, "check", "rules", FOLDER / "alerts.yml"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 rules found" in done.stdout
+    assert "12 rules found" in done.stdout
 
 
 def test_prometheus_takes_the_boards_expressions(tmp_path: Path) -> None:
@@ -85,7 +94,7 @@ def test_prometheus_takes_the_boards_expressions(tmp_path: Path) -> None:
 def test_prometheus_finds_nothing_to_mend_in_what_is_told(tmp_path: Path) -> None:
     tool = need("promtool", "prometheus")
     store = Store(f"sqlite:///{tmp_path / 'store.db'}")
-    text, _ = Metrics(store, Board(), host="local", jobs_at_once=4).text("")
+    text, _ = _metrics(store, tmp_path).text("")
     store.close()
     done = subprocess.run([tool, "check", "metrics"], input=text, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()

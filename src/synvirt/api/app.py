@@ -51,7 +51,8 @@ def create_app(
     checkup: Callable[[], tuple[datetime, list[Finding]] | None] = lambda: None,
 ) -> FastAPI:
     """`routers` are mounted beside /migrations, behind the same door; so is what `pages` makes, at {base_url}: it is given what
-    says that its streams are to end. `checkup`: what the doctor found last, at once. `app.state.stopping` ends the streams."""
+    says that its streams are to end. `checkup`: what the doctor found last, at once. `app.state.stopping` ends the streams;
+    what else is mounted adds to `app.state.metrics`."""
     base_url = "/" + settings.base_url.strip("/") if settings.base_url.strip("/") else ""
     api_prefix = f"{base_url}/api/v1"
     app = FastAPI(
@@ -84,6 +85,7 @@ def create_app(
         return Health(status="ok", version=__version__, detail=detail)
 
     metrics = Metrics(intake.store, intake.board, host=settings.host_id, jobs_at_once=settings.jobs_at_once)
+    app.state.metrics = metrics
     app.include_router(metrics_router(metrics))
     app.openapi = cache(lambda: described(app, api_prefix=api_prefix))  # type: ignore[method-assign]
 

@@ -9,6 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse
 from starlette.responses import StreamingResponse
 
+from synvirt.api.backup_metrics import BackupMetrics
 from synvirt.api.document import problem_described
 from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.peer import offers_of, peer_router
@@ -72,7 +73,7 @@ class RetentionPlan(Model):
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: problem_described("E_BAK_BAD_REQUEST, E_BAK_KEY_WRONG: what was sent cannot be used"),
     404: problem_described("E_BAK_NOT_FOUND: there is no such thing"),
-    409: problem_described("E_BAK_CONFLICT: the request does not fit the present state"),
+    409: problem_described("E_BAK_CONFLICT, E_BAK_SOURCE_RUNNING: the request does not fit the present state"),
     502: problem_described("E_BAK_REPOSITORY_UNREACHABLE: the repository cannot be reached"),
 }
 
@@ -99,6 +100,7 @@ Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT)]
 
 def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | None = None) -> None:
     """At {base_url}/api/v1/backup: behind the same door as the rest, and in the same document."""
+    BackupMetrics(backups, app.state.metrics.registry)
     base_url = settings.base_url.strip("/")
     prefix = f"{'/' if base_url else ''}{base_url}/api/v1"
     app.include_router(backups_router(backups, stopping=app.state.stopping.is_set, pace=pace or Pace()), prefix=prefix)

@@ -130,6 +130,7 @@ class BackupJob(Model):
     schedule: Schedule | None = None
     created_at: Time
     last_run_id: UUID | None = None
+    last_success_at: Time | None = None
     next_run_at: Time | None = None
     # Of the schedule, the times up to here are done with.
     scheduled_to: Time | None = None

@@ -148,6 +148,9 @@ class Backups:
     def jobs(self, *, limit: int, cursor: int | None) -> tuple[list[BackupJob], int | None]:
         return self._jobs.page(limit=limit, cursor=cursor)
 
+    def all_jobs(self) -> list[BackupJob]:
+        return self._jobs.all()
+
     def change_job(self, job_id: UUID, asked: BackupJobChange) -> BackupJob:
         with self.runs.lock:
             return self._jobs.put(of_jobs.changed(self.job(job_id), asked))
@@ -185,7 +188,12 @@ class Backups:
     def _run(self, job: BackupJob, trigger: Trigger) -> BackupRun:
         run = BackupRun(id=uuid4(), job_id=job.id, repository_id=job.repository_id, trigger=trigger, created_at=now())
         row = self._jobs.row(job.model_copy(update={"last_run_id": run.id}))
-        return self.runs.begin(run, lambda under_way: self._backing_up.back_up(under_way, job), with_=(row,))
+        return self.runs.begin(run, lambda under_way: self._back_up(under_way, job), with_=(row,))
+
+    def _back_up(self, under_way: UnderWay, job: BackupJob) -> None:
+        self._backing_up.back_up(under_way, job)
+        with self.runs.lock:  # the job may have been changed meanwhile
+            self._jobs.put(self.job(job.id).model_copy(update={"last_success_at": now()}))
 
     def _check_idle(self, job: BackupJob) -> None:
         if job.last_run_id is not None and self.runs.get(job.last_run_id).status not in ENDS:

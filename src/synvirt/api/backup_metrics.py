@@ -1,0 +1,117 @@
+"""What /metrics tells of backups: how runs end, what they read and store, and how old the newest restore points are.
+
+    events of runs since the last look ─▶ counters
+    jobs and points, as they are now   ─▶ ages and states, looked at anew only when a run was written, and once a minute
+
+No label grows with use but the jobs, which people make by hand: their ids, and the names they gave them.
+"""
+
+import json
+import threading
+import time
+from collections import Counter as Count
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from prometheus_client import Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from synvirt.backups.model import ENDS, BackupJob, RestorePoint, Status
+from synvirt.backups.service import Backups
+from synvirt.model import now
+
+EVENTS_A_PAGE = 200
+# Points change without a run, too: they are protected and removed by hand.
+LOOK_AGAIN_S = 60.0
+POINT_STATES = ("ok", "unverified", "damaged")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    jobs: list[BackupJob]
+    # The newest restore point that is not damaged, of each guest of each job.
+    newest: dict[tuple[UUID, str], datetime]
+    states: dict[str, int]
+
+
+class BackupMetrics(Collector):
+    def __init__(self, backups: Backups, registry: CollectorRegistry) -> None:
+        self._backups, self._lock = backups, threading.Lock()
+        self._cursor = backups.runs.last_event_id()
+        self._looked: tuple[int, float, _Seen] | None = None
+        registry.register(self)  # before its counters: it is asked first, and brings them up to date
+        self._ended = Counter("synvirt_backup_runs_ended", "Runs that ended", ["kind", "status"], registry=registry)
+        self._read = Counter("synvirt_backup_read_bytes", "Bytes that backup runs read of disks", registry=registry)
+        self._stored = Counter("synvirt_backup_stored_bytes", "Bytes that repositories grew by", registry=registry)
+        for kind in ("backup", "verify"):
+            self._ended.labels(kind, "failed")  # from 0 on: the first one is an increase that an alert sees
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            self._catch_up()
+            seen = self._look()
+        under_way = Count(str(status) for status, _ in self._backups.runs.figures.latest().values())
+        runs = GaugeMetricFamily("synvirt_backup_runs", "Runs under way", labels=["status"])
+        for status in Status:
+            if status not in ENDS:
+                runs.add_metric([str(status)], under_way[str(status)])
+        yield runs
+        points = GaugeMetricFamily("synvirt_backup_points", "Restore points", labels=["state"])
+        for state in POINT_STATES:
+            points.add_metric([state], seen.states.get(state, 0))
+        yield points
+        labels, moment = ["backup_job", "name"], now()
+        success = GaugeMetricFamily(
+            "synvirt_backup_last_success_age_seconds",
+            "Since the last run of a job that completed; since it was made, where none did",
+            labels=labels,
+        )
+        guests = GaugeMetricFamily(
+            "synvirt_backup_oldest_guest_age_seconds",
+            "Age of the newest good restore point, of the guest of a job that is worst off",
+            labels=labels,
+        )
+        for job in seen.jobs:
+            key = [str(job.id), job.name]
+            success.add_metric(key, max(0.0, (moment - (job.last_success_at or job.created_at)).total_seconds()))
+            mine = [at for (job_id, _), at in seen.newest.items() if job_id == job.id]
+            if mine:
+                guests.add_metric(key, max(0.0, (moment - min(mine)).total_seconds()))
+        yield success
+        yield guests
+
+    def _catch_up(self) -> None:
+        while True:
+            page = self._backups.runs.events_after(self._cursor, limit=EVENTS_A_PAGE)
+            for event in page:
+                run = json.loads(event.document)
+                self._cursor = event.id
+                if run["status"] in ENDS:
+                    self._ended.labels(run["kind"], run["status"]).inc()
+                    self._stored.inc(run["stored_bytes"])
+                    if run["kind"] == "backup":
+                        self._read.inc(run["progress"]["bytes_done"])
+            if len(page) < EVENTS_A_PAGE:
+                return
+
+    def _look(self) -> _Seen:
+        commits, moment = self._backups.runs.figures.commits, time.monotonic()
+        if self._looked is not None and self._looked[0] == commits and moment - self._looked[1] < LOOK_AGAIN_S:
+            return self._looked[2]
+        points = self._backups.points.all()
+        seen = _Seen(self._backups.all_jobs(), _newest(points), Count(point.state for point in points))
+        self._looked = (commits, moment, seen)
+        return seen
+
+
+def _newest(points: list[RestorePoint]) -> dict[tuple[UUID, str], datetime]:
+    found: dict[tuple[UUID, str], datetime] = {}
+    for point in points:
+        if point.state != "damaged":
+            key = (point.job_id, point.vm_id)
+            found[key] = max(point.created_at, found.get(key, point.created_at))
+    return found
