@@ -1,4 +1,7 @@
-"""python -m bench [ROW …]: measures the rows whose names contain one of the words, or all; prints a Markdown table."""
+"""python -m bench [ROW …]: measures the rows whose names contain one of the words, or all; prints Markdown tables.
+
+`backup` stands for the rows of backups, which have a table of their own.
+"""
 
 import argparse
 import json
@@ -7,8 +10,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
+from bench import backup
 from bench.measure import Result, RunFailed, measure
 from bench.reflink import NoReflinks, reflink_folder
 from bench.rows import ROWS, Row
@@ -25,12 +30,15 @@ FAST_ROUNDS, FAST_DATA_MIB = 1, 200
 def main() -> None:
     options = _options()
     rows = [row for row in ROWS if not options.rows or any(word in row.name for word in options.rows)]
-    missing = [f"{name} (apt-get install {package})" for name, package in PROGRAMS.items() if find(name) is None]
-    if not rows or missing:
+    backups = not options.rows or "backup" in options.rows
+    wanted = PROGRAMS | (backup.PROGRAMS if backups else {})
+    missing = [f"{name} (apt-get install {package})" for name, package in wanted.items() if find(name) is None]
+    if not (rows or backups) or missing:
         sys.exit(f"needs {', '.join(missing)}" if missing else f"no row is named so; there are: {[row.name for row in ROWS]}")
     folder = _folder(options.folder, options.data_mib, keep=options.keep)
     target = folder / f"target-{os.getpid()}.raw"
     results: list[Result] = []
+    lines: list[backup.Line] = []
     failures: list[str] = []
     try:
         sources = Sources(folder / f"data-{options.data_mib}", options.data_mib)
@@ -44,12 +52,21 @@ def main() -> None:
                 failures.append(f"{row.name}: {failure}")
             if not options.keep:
                 _drop_unneeded(sources, ordered[number + 1 :])
+        if backups:
+            print("measuring backups …", file=sys.stderr, flush=True)
+            try:
+                lines = backup.measured(sources.get("disk.raw"), folder / f"backup-{os.getpid()}", options.rounds)
+            except RunFailed as failure:
+                failures.append(f"backup: {failure}")
     finally:
         target.unlink(missing_ok=True)
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
     results.sort(key=lambda result: ROWS.index(result.row))
-    print(json.dumps([_as_json(result) for result in results]) if options.json else _table(results))
+    if options.json:
+        print(json.dumps([*map(_as_json, results), *map(asdict, lines)]))
+    else:
+        print("\n\n".join([*([_table(results)] if results else []), *([backup.table(lines)] if lines else [])]))
     if failures:
         sys.exit("\n".join(["not measured:", *failures]))
 

@@ -6,9 +6,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.rows import Row
 from synvirt.disks.raw import RawReader
@@ -83,22 +84,23 @@ def measure(row: Row, get: Callable[[str], Path], target: Path, original: Path, 
         peer_argv[0] = OURS[0]
     ours, peers, equal = [], [], True
     for turn in range(rounds + 1):
-        run = _timed(ours_argv)
+        run = timed(ours_argv)
         if turn == 0:
             equal = same_content(original, target)
         else:
             ours.append(run)
         target.unlink()
-        run = _timed(peer_argv)
+        run = timed(peer_argv)
         if turn > 0:
             peers.append(run)
         target.unlink()
     return Result(row, ours, peers, equal)
 
 
-def _timed(argv: list[str]) -> Run:
+def timed(argv: list[str], extra: Mapping[str, str] = MappingProxyType({})) -> Run:
+    """`extra`: of its environment. RunFailed."""
     # As installed: with byte code cached. An environment that forbids caching would have us compile ourselves each time.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | dict(extra)
     began = time.perf_counter()
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True) as child:
         stderr = child.stderr.read() if child.stderr else ""

@@ -143,12 +143,13 @@ class HostFolder:
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         try:
             descriptor = os.open(self._path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb", buffering=0) as file:
+            try:
                 wanted = max(os.fstat(descriptor).st_size - offset, 0) if length is None else length
-                file.seek(offset)
-                found = bytearray()
-                while len(found) < wanted and (piece := file.read(wanted - len(found))):
-                    found += piece
+                found = os.pread(descriptor, wanted, offset)
+                while len(found) < wanted and (more := os.pread(descriptor, wanted - len(found), offset + len(found))):
+                    found += more
+            finally:
+                os.close(descriptor)
         except FileNotFoundError as error:
             raise RepositoryDamaged(f"{name} is missing from the repository") from error
         except OSError as error:
@@ -157,7 +158,7 @@ class HostFolder:
             raise RepositoryDamaged(
                 f"{name} ends at {offset + len(found)}, where bytes {offset} to {offset + wanted} are wanted"
             )
-        return bytes(found)
+        return found
 
     def entries(self, folder: str) -> list[Entry]:
         found = []

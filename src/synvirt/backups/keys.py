@@ -58,9 +58,13 @@ class Keys:
     def content(self, name: bytes, frame: bytes, length: int) -> bytes:
         """The chunk, which has `length` bytes. RepositoryDamaged, where it is not what was stored under this name."""
         plain = self.unseal(frame, belongs_to=name, what=f"chunk {name.hex()[:16]}")
-        how, packed = plain[:1], plain[1:]
+        if not hasattr(self._local, "decompressor"):
+            self._local.decompressor = zstandard.ZstdDecompressor()
         try:
-            content = packed if how == AS_IT_IS else zstandard.ZstdDecompressor().decompress(packed, max_output_size=length)
+            if plain[:1] == AS_IT_IS:
+                content = plain[1:]
+            else:
+                content = self._local.decompressor.decompress(memoryview(plain)[1:], max_output_size=length)
         except zstandard.ZstdError as error:
             raise RepositoryDamaged(f"chunk {name.hex()[:16]} cannot be unpacked: {error}") from error
         if len(content) != length or self.chunk_name(content) != name:
@@ -73,7 +77,7 @@ class Keys:
 
     def unseal(self, sealed: bytes, *, belongs_to: bytes, what: str) -> bytes:
         try:
-            return self._gcm.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], belongs_to)
+            return self._gcm.decrypt(sealed[:NONCE_BYTES], memoryview(sealed)[NONCE_BYTES:], belongs_to)
         except (InvalidTag, ValueError) as error:
             raise RepositoryDamaged(f"{what} cannot be opened: its bytes have changed") from error
 

@@ -1,0 +1,79 @@
+"""A process to be measured: `python -m bench.backup_worker full|changes|restore|verify REPOSITORY IMAGE [AREAS]`.
+
+The data path of a run, without the service around it: a disk is taken into a repository as `backups/taking.py` takes it.
+AREAS: a file of JSON, [[start, length], …], what has changed since the newest point.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from synvirt.backups.disk import PointReader
+from synvirt.backups.folder import HostFolder
+from synvirt.backups.manifest import Manifest, Named, Sealed, Shown
+from synvirt.backups.repository import Repository, create
+from synvirt.backups.source import SourceDisk
+from synvirt.backups.taking import take
+from synvirt.backups.verify import verify_point
+from synvirt.copying import copy
+from synvirt.disks.new_file import new_file
+from synvirt.disks.specs import RawSpec
+from synvirt.model import now
+
+KEY = bytes(range(32))
+TARGET = "vda"
+
+
+def main() -> None:
+    what, folder, image, *areas = sys.argv[1:]
+    if what == "full":
+        create(HostFolder(Path(folder)), KEY)
+    repository = Repository(HostFolder(Path(folder)), KEY, cache=Path(f"{folder}.footers"))
+    match what:
+        case "full":
+            _back_up(repository, image, None, None)
+        case "changes":
+            _back_up(repository, image, _newest(repository), [tuple(area) for area in json.loads(Path(areas[0]).read_text())])
+        case "restore":
+            _restore(repository, Path(image))
+        case "verify":
+            wrong = verify_point(repository, _newest(repository).shown.id)
+            if wrong:
+                sys.exit(wrong)
+    repository.close()
+
+
+def _newest(repository: Repository) -> Manifest:
+    return max((repository.manifest(point) for point in repository.point_ids()), key=lambda found: found.shown.created_at)
+
+
+def _back_up(repository: Repository, image: str, base: Manifest | None, areas: list[tuple[int, int]] | None) -> None:
+    def changed() -> Iterator[tuple[int, int]]:
+        return iter(areas or [])
+
+    disk = SourceDisk(TARGET, image, RawSpec(path=image), changed=None if areas is None else changed)
+    session = repository.session()
+    taken = take(disk, base, repository, session, stop=lambda: False, on_progress=lambda copied: None, doubt=sys.exit)
+    named = Named(target=TARGET, path=image, size_bytes=taken.disk.size_bytes, checked_to=taken.checked_to)
+    sealed = Sealed(
+        vm_id="bench",
+        vm_name="bench",
+        consistency="offline",
+        job_id=UUID(int=0),
+        run_id=uuid4(),
+        domain_xml="<domain/>",
+        disks=(named,),
+    )
+    session.commit(Manifest(shown=Shown(id=uuid4(), created_at=now(), disks=(taken.disk,)), sealed=sealed))
+
+
+def _restore(repository: Repository, path: Path) -> None:
+    (disk,) = _newest(repository).shown.disks
+    with new_file(path, disk.size_bytes) as writer:
+        copy(PointReader(repository, disk), writer)
+
+
+if __name__ == "__main__":
+    main()
