@@ -80,7 +80,7 @@ def test_a_wrong_digest_ends_the_copy_with_its_own_error(archive: Path) -> None:
     began = time.monotonic()
     with pytest.raises(MalformedArchive), Checksums((spec_of(archive, wrong=True),)) as checksums:
         copy(reader, MemoryWriter(10_000 * BLOCK_BYTES), stop=checksums.stop)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_a_cancel_stays_a_cancel(archive: Path) -> None:

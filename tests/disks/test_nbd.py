@@ -27,6 +27,7 @@ from tests.contracts.readers import ReaderCase, ReaderContract, read_all
 from tests.disks.block_images import bytes_of, qemu
 from tests.nbd_servers import nbdkit, qemu_nbd, serving
 from tests.needs import need
+from tests.ports import free_port
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -202,19 +203,23 @@ def test_an_export_that_does_not_exist(disk: Path) -> None:
 
 
 def test_a_server_that_stops_answering_is_given_up(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nbd, "SILENCE_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(nbd, "CONNECT_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(nbd, "MORE_CONNECTIONS_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(nbd, "_POLL_MS", 50)
     address = disk.parent / "stopped.sock"
     argv = [need("nbdkit", "nbdkit"), "-f", "-r", "-U", str(address), "file", str(disk)]
     with serving(argv, address) as server:
         reader = NbdReader(f"nbd+unix:///?socket={address}")
+        for name, value in {
+            "SILENCE_TIMEOUT_S": 0.5,
+            "CONNECT_TIMEOUT_S": 0.5,
+            "MORE_CONNECTIONS_TIMEOUT_S": 0.5,
+            "_POLL_MS": 50,
+        }.items():
+            monkeypatch.setattr(nbd, name, value)
         os.kill(server.pid, signal.SIGSTOP)
         _wait_until_stopped(server.pid)
         with pytest.raises(SourceUnreachable, match=r"said nothing|not answered"):
             bytes_of(reader, 0, MIB)
         os.kill(server.pid, signal.SIGCONT)
+        monkeypatch.undo()
         assert bytes_of(reader, 0, MIB) == disk.read_bytes()[:MIB]
         reader.close()
 
@@ -244,13 +249,11 @@ def test_as_many_connections_as_the_server_allows_are_used(disk: Path, mode: str
 
 @contextmanager
 def tcp_server(disk: Path, *options: str) -> Iterator[int]:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = int(unused.getsockname()[1])
+    port = free_port()
     argv = [need("nbdkit", "nbdkit"), "-f", "-r", "-i", "127.0.0.1", "-p", str(port), *options, "file", str(disk)]
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as child:
         try:
-            for _ in range(200):
+            for _ in range(1200):
                 with socket.socket() as client:
                     if client.connect_ex(("127.0.0.1", port)) == 0:
                         break

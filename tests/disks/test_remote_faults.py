@@ -188,7 +188,7 @@ def test_closing_ends_what_is_under_way() -> None:
 
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
         if asked.start:
-            answer.wait(30)
+            answer.wait(100)
         return honest(CONTENT, asked)
 
     with servers.scripted(script) as url, ThreadPoolExecutor(1) as pool:
@@ -198,7 +198,7 @@ def test_closing_ends_what_is_under_way() -> None:
             time.sleep(0.01)
         reader.close()
         with pytest.raises(Exception):  # noqa: B017 - whatever it is, it comes at once
-            waiting.result(timeout=10)
+            waiting.result(timeout=60)
         answer.set()
 
 

@@ -338,8 +338,8 @@ def test_a_service_that_is_killed_takes_its_tool_along_and_begins_anew(tmp_path:
     job = house.intake.submit(offline_plan(exported(house), kind="vmcx_export"))
     with service(tmp_path, "hang") as process:
         until(lambda: any((tmp_path / "passthrough").rglob("web-sda")))
+        until(lambda: any("sleep" in command for command in children(process.pid).values()))
         family = children(process.pid)
-        assert any("sleep" in command for command in family.values())
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         until(lambda: not any(Path(f"/proc/{pid}").exists() and command_line(pid) == family[pid] for pid in family))

@@ -147,11 +147,10 @@ def _kill_workers(store: Store, job: Migration, times: int, killed: list[int]) -
         time.sleep(0.01)
 
 
-@pytest.mark.timeout(120)
 @both
 def test_a_killed_worker_goes_on_from_its_watermark(packing: str, house: House) -> None:
     path = exported(house.imports, packing)
-    job = house.intake.submit(offline_plan(path, kind="xva_archive", limits={"bandwidth_bps": 4 * MIB}))
+    job = house.intake.submit(offline_plan(path, kind="xva_archive", limits={"bandwidth_bps": 3 * MIB // 2}))
     killed: list[int] = []
     killer = threading.Thread(target=_kill_workers, args=(house.store, job, 2, killed))
     killer.start()
