@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepository, BackupRepositoryRequest, RestorePoint
+from synvirt.backups.model import (
+    BackupJob,
+    BackupJobChange,
+    BackupJobRequest,
+    BackupRepository,
+    BackupRepositoryRequest,
+    RestorePoint,
+)
+from synvirt.backups.retention import Retention
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
 from tests.web.conftest import look_at
@@ -231,6 +239,23 @@ def test_a_protected_point_is_not_removed(page: Page, service: Service, reposito
     page.click("#ask-remove")
     page.get_by_role("button", name="Yes: remove it").click()
     expect(page.locator(f"#point-{run.restore_point_ids[0]}")).to_have_count(0)
+
+
+def test_what_retention_does_is_shown_before_it_is_done(page: Page, service: Service, repository: BackupRepository) -> None:
+    job = added(service, repository, "keeps-less")
+    for _ in range(2):
+        ended(service.backups, service.backups.run_job(job.id).id)
+    page.goto(f"/backups/jobs/{job.id}")
+    points = page.locator("section[aria-labelledby=h-points] li")
+    expect(points).to_contain_text(["everything is kept", "everything is kept"])
+    service.backups.change_job(job.id, BackupJobChange(retention=Retention(keep_last=1)))
+    page.reload()
+    expect(points).to_contain_text(["one of the newest", "Goes with the next run"])
+    page.click("#ask-retire")
+    expect(page.locator(".lead")).to_have_text("keeps-less: 1 restore point")
+    page.get_by_role("button", name="Yes: remove them").click()
+    expect(points).to_contain_text(["one of the newest"])
+    expect(page.locator("#ask-retire")).to_have_count(0)
 
 
 @pytest.mark.usefixtures("point")

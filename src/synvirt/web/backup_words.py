@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from synvirt.backups.model import BackupRun, Status
+from synvirt.backups.model import BackupRun, PointFate, Status
 
 _RUNS = {
     "backup": "Backup",
@@ -30,6 +30,17 @@ _KEPT = {
     "keep_weekly": "weeks",
     "keep_monthly": "months",
     "keep_yearly": "years",
+}
+_KEPT_BY = {
+    "all": "everything is kept",
+    "newest": "the last one left",
+    "protected": "protected",
+    "keep_last": "one of the newest",
+    "keep_hourly": "the hour's last",
+    "keep_daily": "the day's last",
+    "keep_weekly": "the week's last",
+    "keep_monthly": "the month's last",
+    "keep_yearly": "the year's last",
 }
 _WAYS = {
     "zfs": "by a snapshot of zfs",
@@ -61,6 +72,10 @@ def retention_words(retention: BaseModel) -> str:
     return ", ".join(said) or "everything"
 
 
+def kept_words(fate: PointFate) -> str:
+    return ", ".join(_KEPT_BY.get(line, line) for line in fate.kept_by)
+
+
 def way_words(way: str) -> str:
     return _WAYS.get(way, way)
 
@@ -75,6 +90,7 @@ WORDS = (
     consistency_words,
     quiesce_words,
     retention_words,
+    kept_words,
     way_words,
     trigger_words,
 )

@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, BackupRun, RestorePoint
+from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, BackupRun, PointFate, RestorePoint
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupNotFound, SynvirtError
 from synvirt.web.backup_words import WORDS
@@ -16,6 +16,7 @@ from synvirt.web.fields import Field, fields, judged, typed, values
 from synvirt.web.forms import Form, Sent
 from synvirt.web.jobs import NUMBER
 from synvirt.web.pages import Pages
+from synvirt.web.words import moment
 
 ON_A_PAGE = 100
 # Of a job, on its own page; all are on the pages of runs and of points.
@@ -71,7 +72,35 @@ class BackupPages:
             repository=repository.name if repository else "gone",
             runs=_latest_of(job, runs),
             points=_latest_of(job, points),
+            fates=self._fates(job),
         )
+
+    def _fates(self, job: BackupJob) -> dict[UUID, PointFate]:
+        """What retention would do with each point now; nothing, while the repository cannot be asked."""
+        try:
+            return {fate.restore_point_id: fate for fate in self._backups.retiring.planned(job)}
+        except SynvirtError:
+            return {}
+
+    def retire_asked(self, job_id: UUID) -> Response:
+        job = self._backups.job(job_id)
+        going = [fate for fate in self._backups.retiring.planned(job) if fate.removed]
+        return self._pages.ask(
+            "Remove what is not kept?",
+            f"{job.name}: {len(going)} restore point{'' if len(going) == 1 else 's'}",
+            *(f"{fate.vm_name}, {moment(fate.created_at)}" for fate in going[:LATEST]),
+            *([f"and {len(going) - LATEST} more"] if len(going) > LATEST else []),
+            "The job's next run does the same at its end.",
+            action=f"/backups/jobs/{job_id}/retire",
+            back=f"/backups/jobs/{job_id}",
+            yes="remove them",
+            here="/backups",
+            danger=True,
+        )
+
+    def retire(self, job_id: UUID) -> Response:
+        self._backups.retire(job_id)
+        return self._pages.see(f"/backups/jobs/{job_id}")
 
     def empty_form(self) -> Response:
         return self._job_form()
@@ -217,6 +246,8 @@ def backups_router(pages: Pages, backups: Backups) -> APIRouter:
             "GET /backups/jobs/{job_id}/change": made.change_form,
             "POST /backups/jobs/{job_id}/change": made.change_job,
             "POST /backups/jobs/{job_id}/run": made.run_job,
+            "GET /backups/jobs/{job_id}/retire": made.retire_asked,
+            "POST /backups/jobs/{job_id}/retire": made.retire,
             "GET /backups/jobs/{job_id}/remove": made.remove_job_asked,
             "POST /backups/jobs/{job_id}/remove": made.remove_job,
             "GET /backups/runs": made.runs,
