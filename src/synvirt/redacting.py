@@ -11,9 +11,10 @@ GONE = "(redacted)"
 
 # Fields whose value is a secret whatever it looks like. A disk's `key` and a `fingerprint` are not.
 _SECRET_NAME = re.compile(
-    r"passw|passphrase|secret|token|credential|authori[sz]ation|cookie|private_?key|access_?key|api_?key|sealed|signature", re.I
+    r"passw|passphrase|secret|token|credential|authori[sz]ation|cookie|private_?key|access_?key|api_?key|recovery_?key|sealed|signature",
+    re.I,
 )
-_NAME = r"(?:passw|passphrase|secret|token|credential|private_?key|access_?key|api_?key)[\w.-]{0,40}"
+_NAME = r"(?:passw|passphrase|secret|token|credential|private_?key|access_?key|api_?key|recovery_?key)[\w.-]{0,40}"
 _VALUE = r"\\\"(?:[^\"\\]|\\(?!\"))*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&\"'}\]]+"
 # Each: what is found, and what stays of it. Their order matters: whole blocks first. What comes before a literal is of bounded
 # length, so that a hostile line costs no more than its length.

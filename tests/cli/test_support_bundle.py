@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
 from synvirt.model import Domain, Problem, State, now
 from tests.cli.conftest import Run
+from tests.fakes.backups import ended
 from tests.fakes.service import Service
 
 SECRET = "Zq8-vexed-otter"
@@ -44,9 +46,19 @@ def plant(service: Service, tmp_path: Path) -> None:
         f"secret_access_key={SECRET} region=eu",
         f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----",
         f"connected to postgresql://synvirt:{SECRET}@db/synvirt",
+        f"SYNVIRT_RECOVERY_KEY={SECRET}",
         "a line that stays",
     ]
     (tmp_path / "demo.log").write_text("\n".join(lines))
+    known = BackupRepositoryRequest(name="here", kind="local", path=str(_empty(tmp_path / "repository")))
+    repository = service.backups.add_repository(known)
+    made = BackupJobRequest(name="nightly", vm_ids=(f"qemu+ssh://root:{SECRET}@host/x",), repository_id=repository.id)
+    ended(service.backups, service.backups.run_job(service.backups.add_job(made).id).id)
+
+
+def _empty(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def test_nothing_secret_is_in_it(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +91,9 @@ def test_nothing_secret_is_in_it(service: Service, run: Run, tmp_path: Path, mon
     assert json.loads(found["sources.json"])["items"][0]["endpoint"] == "https://vcenter.example"
     assert {check["name"] for check in json.loads(found["doctor.json"])["checks"]}
     assert "db.example/synvirt" in json.loads(found["settings.json"])["database_url"]
+    assert json.loads(found["backup-runs.json"])["items"][0]["error"]["code"] == "E_BAK_NOT_FOUND"
+    assert json.loads(found["backup-jobs.json"])["items"][0]["name"] == "nightly"
+    assert json.loads(found["backup-repositories.json"])["items"][0]["points_count"] == 0
     assert "a line that stays" in found["logs/demo.log"]
     assert "keyring" not in " ".join(found)
 
@@ -96,6 +111,7 @@ def test_it_is_made_without_the_service_too(tmp_path: Path, run: Run) -> None:
     jobs = json.loads(found["migrations.json"])
     assert [one["id"] for one in jobs["items"]] == [str(job.id)]
     assert "no service answers" in jobs["service"]
+    assert json.loads(found["backup-runs.json"])["items"] == []
     assert "no service answers" in json.loads(found["sources.json"])["missing"]
 
 

@@ -1,6 +1,6 @@
 """synvirt support-bundle: one archive to send to whoever helps, without what is secret.
 
-    logs, doctor, settings, jobs, sources ─▶ redacted ─▶ NAME.tar.gz, mode 0600
+    logs, doctor, settings, jobs, sources, backups ─▶ redacted ─▶ NAME.tar.gz, mode 0600
 
 Works without the service too: that is when it is wanted. What cannot be had is said in the archive, and stops nothing else.
 """
@@ -39,7 +39,7 @@ def support_bundle(
     log: Annotated[list[Path] | None, typer.Option(help="A log of the service that is elsewhere; may be given again")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML); also SYNVIRT_CONFIG")] = None,
 ) -> None:
-    """Pack logs, doctor, settings and jobs for whoever helps. Passwords, keys and tokens are not in it; names are.
+    """Pack logs, doctor, settings, jobs and backups for whoever helps. Passwords, keys and tokens are not in it; names are.
 
     Example: synvirt support-bundle /tmp/help.tar.gz
     Example: synvirt support-bundle --log /var/log/synvirt.log
@@ -112,6 +112,10 @@ def _parts(options: Options, settings: "Settings", logs: tuple[Path, ...]) -> It
         ("migrations", lambda: _jobs(options, settings)),
         ("sources", lambda: _asked(options, "/sources")),
         ("destinations", lambda: _asked(options, "/destinations")),
+        ("backup-repositories", lambda: _asked(options, "/backup/repositories")),
+        ("backup-jobs", lambda: _asked(options, "/backup/jobs")),
+        ("backup-runs", lambda: _backups(options, settings, "run", "/backup/runs")),
+        ("restore-points", lambda: _backups(options, settings, "point", "/backup/restore-points")),
     ):
         yield f"{name}.json", _told(ask, known)
     for path in (*logs, *sorted(settings.data_dir.glob(LOG_NAMES))):
@@ -160,6 +164,16 @@ def _asked(options: Options, path: str, **asked: Any) -> Any:
 
 
 def _jobs(options: Options, settings: "Settings") -> Any:
+    query = "SELECT document FROM migrations ORDER BY number DESC LIMIT ?"
+    return _asked_or_read(options, settings, "/migrations", query, ())
+
+
+def _backups(options: Options, settings: "Settings", kind: str, path: str) -> Any:
+    query = "SELECT document FROM backups WHERE kind = ? ORDER BY number DESC LIMIT ?"
+    return _asked_or_read(options, settings, path, query, (kind,))
+
+
+def _asked_or_read(options: Options, settings: "Settings", path: str, query: str, chosen: tuple[str, ...]) -> Any:
     """Of the service; where it is down, out of its SQLite file, which is only read."""
     import json
     import sqlite3
@@ -168,13 +182,13 @@ def _jobs(options: Options, settings: "Settings") -> Any:
     from synvirt.cli.client import ServiceUnreachable
 
     try:
-        return _asked(options, "/migrations", limit=JOBS_MAX)
+        return _asked(options, path, limit=JOBS_MAX)
     except ServiceUnreachable as error:
         if settings.database_url or options.address is not None:
             raise
         try:
             with closing(sqlite3.connect(f"file:{quote(str(settings.data_dir / 'migrator.db'))}?mode=ro", uri=True)) as store:
-                rows = store.execute("SELECT document FROM migrations ORDER BY number DESC LIMIT ?", (JOBS_MAX,)).fetchall()
+                rows = store.execute(query, (*chosen, JOBS_MAX)).fetchall()
         except sqlite3.Error as away:
             raise OSError(f"{error.detail}; and the store cannot be read: {away}") from away
         return {"service": error.detail, "items": [json.loads(document) for (document,) in rows]}
