@@ -26,14 +26,12 @@ from synvirt.blocks import Extent
 from synvirt.disks import open_reader
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSnapshotFailed, SourceUnsupported
-from synvirt.hypervisor.connection import Connection, load, translated
+from synvirt.hypervisor.connection import Connection, embedded_root, load, translated
 from synvirt.live import libvirt_remote_backup as jobs
+from synvirt.live import libvirt_remote_scratch as scratch
 from synvirt.live.libvirt_remote_manifest import backed_up_disks, data_disks, disk_format
 from synvirt.programs import ProgramFailed, run
-from synvirt.sizes import MIB
 
-# What a guest may overwrite between two looks, and then some: without room QEMU would pause the guest, or fail its writes.
-LEAST_FREE_BYTES = 512 * MIB
 LOOK_EVERY_S = 1.0
 QEMU_IMG_TIMEOUT_S = 60
 
@@ -47,6 +45,7 @@ class ByJob:
         self, connection: Connection, ledger: Ledger, *, folder: Callable[[], Path], tpm_folder: Callable[[], Path]
     ) -> None:
         self._connection, self._ledger, self._folder, self._tpm_folder = connection, ledger, folder, tpm_folder
+        self._embedded = embedded_root(connection.uri) is not None
 
     def fits(self, domain: Any) -> str | None:
         with translated(Internal, "the hypervisor does not say how the guest is"):
@@ -60,7 +59,8 @@ class ByJob:
             vm_id, name = str(domain.UUIDString()), str(domain.name())
             taken = [str(one.getName()) for one in domain.listAllCheckpoints(0)]
         _refuse_passed_through(root)
-        folder = self._ready(root)
+        least = scratch.least_free(_capacity_bytes(domain, root))
+        folder = self._ready(least)
         made = Made(
             id=uuid4(), job_id=ask.job_id, vm_id=vm_id, way="bitmap", name=new_name(ask.job_id, taken), folder=str(folder)
         )
@@ -77,7 +77,7 @@ class ByJob:
                 xml = definition(domain, root)
             if begun is None or begun.path is None:
                 raise SourceSnapshotFailed(f"the backup job of {name} ended as soon as it had begun")
-            watch = stack.enter_context(_room(folder, lambda: self._end(domain, made)))
+            watch = stack.enter_context(_room(folder, least, lambda: self._end(domain, made)))
 
             def check_unchanged() -> None:
                 watch.raise_if_full()
@@ -106,17 +106,20 @@ class ByJob:
                 marks_kept=keeping.commit,
             )
 
-    def _ready(self, root: Any) -> Path:
-        """The folder is there, with room."""
+    def _ready(self, least_bytes: int) -> Path:
+        """The folder is there, QEMU's user may write in it, and it has room."""
         folder = self._folder()
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o711)
+            if self._embedded:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            else:
+                scratch.make(self._connection.use(), str(folder))  # QEMU runs as another user there
             free = _free_bytes(folder)
         except OSError as error:
-            raise SourceSnapshotFailed(f"the scratch folder {folder.name} cannot be made: {error.strerror}") from error
-        if free < LEAST_FREE_BYTES:
+            raise SourceSnapshotFailed(f"the scratch folder {folder} cannot be made: {error.strerror}") from error
+        if free < least_bytes:
             raise SourceSnapshotFailed(
-                f"the scratch folder {folder.name} has {free} bytes free, and {LEAST_FREE_BYTES} are wanted",
+                f"the scratch folder {folder} has {free} bytes free, and {least_bytes} are wanted",
                 hint="it holds what the guest overwrites while its disks are read: make room there",
             )
         return folder
@@ -136,8 +139,11 @@ class ByJob:
         domain = self._domain(made)
         if domain is not None:
             self._end(domain, made)
+        if not self._embedded:
+            scratch.clear(self._connection.use(), made.folder, made.name)
         for path in Path(made.folder).glob(f"{made.name}*"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(PermissionError):  # it is QEMU's user's, and was looked after above
+                path.unlink(missing_ok=True)
 
     def sweep(self, made: Made) -> None:
         self.end(made)
@@ -181,6 +187,11 @@ class ByJob:
 
 def _described(domain: Any) -> Any:
     return ElementTree.fromstring(domain.XMLDesc(0))
+
+
+def _capacity_bytes(domain: Any, root: Any) -> int:
+    with translated(SourceSnapshotFailed, "the hypervisor does not say how large the disks are"):
+        return sum(int(domain.blockInfo(key)[0]) for key, _ in backed_up_disks(root))
 
 
 def _refuse_passed_through(root: Any) -> None:
@@ -270,13 +281,14 @@ class _Room:
 
 
 @contextlib.contextmanager
-def _room(folder: Path, end: Callable[[], None]) -> Iterator[_Room]:
-    """Looked after by a thread, which ends the job in time; what reads then fails, and this says why."""
+def _room(folder: Path, least_bytes: int, end: Callable[[], None]) -> Iterator[_Room]:
+    """Looked after by a thread, which ends the job in time: without room QEMU would pause the guest, or fail its writes. What
+    reads then fails, and this says why."""
     room, stopped = _Room(folder), threading.Event()
 
     def look() -> None:
         while not stopped.wait(LOOK_EVERY_S):
-            if _free_bytes(folder) < LEAST_FREE_BYTES:
+            if _free_bytes(folder) < least_bytes:
                 room.full = True
                 with contextlib.suppress(Internal):
                     end()

@@ -1,0 +1,85 @@
+"""Guests of a libvirtd, in which several processes may ask: quiesced for a backup, and thawed though the service is killed."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from synvirt.backups import source
+from synvirt.backups.source import Ask, Sources
+from synvirt.backups.source_bitmap import ByJob
+from synvirt.backups.source_ledger import Ledger
+from synvirt.hypervisor.connection import Connection
+from synvirt.sample import Sample, build
+from synvirt.store import Store
+from tests.libvirt_lab import LibvirtLab, lab, until
+from tests.needs import need
+from tests.real.test_libvirt_remote_warm import Guest
+
+HOLDS = """\
+import sys, time
+from synvirt.hypervisor.connection import Connection
+from synvirt.hypervisor.freezing import still
+uri, name = sys.argv[1:]
+with still(uri, Connection(uri, lambda: None).use().lookupByName(name)) as found:
+    print(found.why_not or "held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[LibvirtLab]:
+    with lab() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    need("syslinux", "syslinux")
+    return build(tmp_path_factory.mktemp("sample"), payload_mib=0, keep_raw=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_guest_of_a_libvirtd_is_quiesced_and_never_left_frozen(host: LibvirtLab, sample: Sample, tmp_path: Path) -> None:
+    guest = Guest(host, sample)
+    uri, store = f"qemu+unix:///system?socket={host.socket}", Store(f"sqlite:///{tmp_path / 'test.db'}")
+    ledger, connection = Ledger(store.backups, host="local"), Connection(uri, lambda: None)
+    told: list[str] = []
+    way = ByJob(connection, ledger, folder=lambda: host.folder / "scratch", tpm_folder=lambda: tmp_path)
+    ask = Ask(
+        vm_id=guest.domain.name(),
+        job_id=uuid4(),
+        quiesce="require",
+        base=lambda _: None,
+        move=told.append,
+        warn=lambda code, _: told.append(code),
+        stop=lambda: False,
+    )
+    with Sources(connection, ledger, (way,)).open(ask) as held:
+        assert (held.quiesced, held.consistency, held.way) == (True, "filesystem", "bitmap")
+        assert told == ["quiescing", "snapshotting"]
+        assert guest.ask("guest-fsfreeze-status") == "thawed"
+        with closing(source.open_disk(held.disks[0])) as reader:
+            sector = bytearray(512)
+            reader.read_into(0, memoryview(sector))
+        assert sector[510:] == b"\x55\xaa"
+        held.check_unchanged()
+    assert host.snapshots(guest.domain) == []
+    assert list((host.folder / "scratch").iterdir()) == []
+    assert ledger.all() == []
+
+    argv = [sys.executable, "-c", HOLDS, uri, guest.domain.name()]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == "held\n"
+        assert guest.ask("guest-fsfreeze-status") == "frozen"
+        service.kill()
+    until(lambda: guest.ask("guest-fsfreeze-status") == "thawed")
+    assert guest.run("/bin/busybox", "sh", "-c", "echo alive > /alive && /bin/busybox cat /alive") == "alive\n"
+    connection.close()
+    store.close()
