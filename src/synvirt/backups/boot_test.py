@@ -15,7 +15,7 @@ from uuid import UUID
 
 from synvirt.backups import new_domain, restoring_domain
 from synvirt.backups.disk import PointReader
-from synvirt.backups.ground import Ground
+from synvirt.backups.ground import QEMU_USERS, Ground
 from synvirt.backups.manifest import DiskMap
 from synvirt.backups.model import BootTest, RestorePoint, Status
 from synvirt.backups.points import Points
@@ -79,7 +79,7 @@ class BootTesting:
             closing.callback(server.close)
             socket, overlay = folder / str(number), folder / f"{number}.qcow2"
             options = ["-q", "-f", "qcow2", "-F", "raw", "-b", server.listen(socket)]
-            self._ground.let_qemu_in(socket)
+            self._ground.give(socket, QEMU_USERS)
             try:
                 create = ["qemu-img", "create", *options, str(overlay), str(disk.size_bytes)]
                 run(create, timeout_s=OVERLAY_TIMEOUT_S, missing=DiskWriteFailed)

@@ -12,8 +12,9 @@ from synvirt.errors import DiskWriteFailed, Internal
 from synvirt.hypervisor import Hypervisor
 from synvirt.hypervisor.connection import Connection, embedded_root, load
 
-# Who QEMU runs as under the host's own libvirtd: Debian's, then Fedora's.
-_QEMU_USERS = ("libvirt-qemu", "qemu")
+# Who QEMU and swtpm run as under the host's own libvirtd: Debian's, then Fedora's (swtpm_user of qemu.conf).
+QEMU_USERS = ("libvirt-qemu", "qemu")
+SWTPM_USERS = ("tss",)
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Ground:
     boot_timeout_s: float
     alone: Callable[[str, Callable[[], bool]], contextlib.AbstractContextManager[None]]
 
-    def let_qemu_in(self, path: Path) -> None:
-        """Under the host's own libvirtd, QEMU is another user than we are. DiskWriteFailed."""
+    def give(self, path: Path, users: tuple[str, ...]) -> None:
+        """To the first of these that there is: under the host's own libvirtd guests run as others than we. DiskWriteFailed."""
         if embedded_root(self.connection.uri) is not None:
             return
-        for user in _QEMU_USERS:
+        for user in users:
             with contextlib.suppress(LookupError):
                 try:
                     shutil.chown(path, user)

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from synvirt.backups import domain_parts, restoring_domain
 from synvirt.backups.disk import PointReader
-from synvirt.backups.ground import Ground
+from synvirt.backups.ground import SWTPM_USERS, Ground
 from synvirt.backups.manifest import DiskMap, Manifest
 from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
 from synvirt.backups.repository import Repository
@@ -179,6 +179,8 @@ def put_tpm(ground: Ground, undoing: Undoing, run_id: UUID, manifest: Manifest) 
         for path, content in tpm_files(folder, manifest):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.write_bytes(content)
+            for one in (folder, path.parent, path):
+                ground.give(one, SWTPM_USERS)
     except OSError as error:
         raise DiskWriteFailed(f"the state of the guest's TPM cannot be written: {error.strerror}") from error
 
