@@ -4,5 +4,6 @@
     volume     ◀─ copy() ◀─ PointReader ◀─ Repository
 
 Reading order: folder.py (what a storage must promise), keys.py and packs.py (the format, as docs/backup-format.md has it),
-manifest.py, repository.py, disk.py; then source.py, runs.py, backing_up.py, restoring.py and service.py.
+manifest.py, repository.py, disk.py; then source.py and its ways (ways.py), taking.py, runs.py, backing_up.py, restoring.py and
+service.py.
 """

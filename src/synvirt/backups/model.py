@@ -18,7 +18,7 @@ VmId = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"
 
 
 class Status(StrEnum):
-    """`quiescing` and `snapshotting` belong to guests that run, which are not backed up yet."""
+    """`quiescing`: a guest that runs is about to be frozen; `snapshotting`: its disks are held at one moment."""
 
     QUEUED = "queued"
     PREPARING = "preparing"

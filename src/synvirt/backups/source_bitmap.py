@@ -71,7 +71,7 @@ class ByJob:
             with translated(SourceSnapshotFailed, f"the disks of {name} cannot be held at one moment"):
                 _drop_stale(domain, made, base)
                 with held(self._connection.uri, domain, ask) as moment:
-                    _begin(domain, made, root, stack)
+                    _begin(domain, made, root)
                 begun = jobs.running(domain)
                 tracked = jobs.has_checkpoint(domain, made.name)
                 xml = definition(domain, root)
@@ -217,7 +217,7 @@ def _mark_names(base: Manifest | None) -> set[str]:
     return {disk.mark.name for disk in disks if disk.mark is not None and disk.mark.kind == "checkpoint"}
 
 
-def _begin(domain: Any, made: Made, root: Any, stack: contextlib.ExitStack) -> None:
+def _begin(domain: Any, made: Made, root: Any) -> None:
     """With the guest still: as little as can be."""
     track = [key for key, disk in backed_up_disks(root) if _holds_bitmaps(disk)] if domain.isPersistent() else []
     try:
