@@ -17,6 +17,7 @@ from synvirt.backups.repository import Repository, create
 from synvirt.backups.source import SourceDisk
 from synvirt.backups.taking import take
 from synvirt.backups.verify import verify_point
+from synvirt.blocks import Extent
 from synvirt.copying import copy
 from synvirt.disks.new_file import new_file
 from synvirt.disks.specs import RawSpec
@@ -35,7 +36,7 @@ def main() -> None:
         case "full":
             _back_up(repository, image, None, None)
         case "changes":
-            _back_up(repository, image, _newest(repository), [tuple(area) for area in json.loads(Path(areas[0]).read_text())])
+            _back_up(repository, image, _newest(repository), json.loads(Path(areas[0]).read_text()))
         case "restore":
             _restore(repository, Path(image))
         case "verify":
@@ -50,8 +51,8 @@ def _newest(repository: Repository) -> Manifest:
 
 
 def _back_up(repository: Repository, image: str, base: Manifest | None, areas: list[tuple[int, int]] | None) -> None:
-    def changed() -> Iterator[tuple[int, int]]:
-        return iter(areas or [])
+    def changed() -> Iterator[Extent]:
+        return (Extent(start, length) for start, length in areas or [])
 
     disk = SourceDisk(TARGET, image, RawSpec(path=image), changed=None if areas is None else changed)
     session = repository.session()

@@ -156,3 +156,45 @@ class Counted:
 
 def io_error() -> SynvirtError:
     return StoreWriteFailed("the disk: Input/output error")
+
+
+class Stale(Counted):
+    """A host's look at a folder that shows what was there before: until its call number `fresh_at` it sees nothing of what
+    others change, as NFS may show it for a while; what it changes itself it sees at once."""
+
+    def __init__(self, inner: MemoryFolder, *, fresh_at: int) -> None:
+        super().__init__(inner)
+        self._real, self._fresh_at = inner, fresh_at
+        self._seen = MemoryFolder()
+        self._seen.files, self._seen.now = dict(inner.files), inner.now
+
+    def _own(self, name: str) -> None:
+        if name in self._real.files:
+            self._seen.files[name] = self._real.files[name]
+        else:
+            self._seen.files.pop(name, None)
+
+    def write(self, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+        super().write(name, pieces)
+        self._own(name)
+
+    def rename(self, old: str, new: str) -> None:
+        super().rename(old, new)
+        self._own(old)
+        self._own(new)
+
+    def delete(self, name: str) -> None:
+        super().delete(name)
+        self._own(name)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        if self.calls >= self._fresh_at:
+            return super().read(name, offset, length)
+        self.calls += 1
+        return self._seen.read(name, offset, length)
+
+    def entries(self, folder: str) -> list[Entry]:
+        if self.calls >= self._fresh_at:
+            return super().entries(folder)
+        self.calls += 1
+        return self._seen.entries(folder)
