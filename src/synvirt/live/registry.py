@@ -9,14 +9,18 @@ from synvirt.live import LiveAdapter, SourceAccess
 from synvirt.live.form import Form
 from synvirt.live.libvirt_remote import FORM as LIBVIRT_REMOTE
 from synvirt.live.libvirt_remote import libvirt_remote
+from synvirt.live.prism_api import COMING as PRISM_API_COMING
 from synvirt.live.prism_api import FORM as PRISM_API
 from synvirt.live.prism_api import prism_api
+from synvirt.live.pve_api import COMING as PVE_API_COMING
 from synvirt.live.pve_api import FORM as PVE_API
 from synvirt.live.pve_api import pve_api
 from synvirt.live.vim_api import FORM as VIM_API
 from synvirt.live.vim_api import VimApi
+from synvirt.live.wmi_api import COMING as WMI_API_COMING
 from synvirt.live.wmi_api import FORM as WMI_API
 from synvirt.live.wmi_api import wmi_api
+from synvirt.live.xen_api import COMING as XEN_API_COMING
 from synvirt.live.xen_api import FORM as XEN_API
 from synvirt.live.xen_api import xen_api
 from synvirt.model import LiveKind
@@ -25,10 +29,11 @@ from synvirt.model import LiveKind
 @dataclass(frozen=True, slots=True)
 class Platform:
     """`form`: what a source of it takes. `open`: its adapter, of which nothing is reached yet; BadRequest where the form is
-    not kept."""
+    not kept. `coming`: of one that is registered and not served yet, what is missing."""
 
     form: Form[Any, Any]
     open: Callable[[SourceAccess], LiveAdapter]
+    coming: str = ""
 
     @property
     def kind(self) -> LiveKind:
@@ -37,11 +42,11 @@ class Platform:
 
 PLATFORMS: tuple[Platform, ...] = (
     Platform(VIM_API, VimApi),
-    Platform(WMI_API, wmi_api),
-    Platform(PVE_API, pve_api),
+    Platform(WMI_API, wmi_api, WMI_API_COMING),
+    Platform(PVE_API, pve_api, PVE_API_COMING),
     Platform(LIBVIRT_REMOTE, libvirt_remote),
-    Platform(XEN_API, xen_api),
-    Platform(PRISM_API, prism_api),
+    Platform(XEN_API, xen_api, XEN_API_COMING),
+    Platform(PRISM_API, prism_api, PRISM_API_COMING),
 )
 
 BY_KIND: Mapping[LiveKind, Platform] = MappingProxyType({platform.kind: platform for platform in PLATFORMS})

@@ -118,6 +118,10 @@ class Sources:
             raise BadRequest(f"kind: {kind} is not served")
         return platform.form
 
+    def coming(self, kind: LiveKind) -> str:
+        """What is missing before the kind is served; nothing, where it is."""
+        return self._platforms[kind].coming
+
     def certificate(self, source_id: UUID) -> tls.Shown:
         """What the platform shows now, whatever is pinned. BadRequest where it is not spoken to by HTTPS; SourceUnreachable."""
         source = self.get(source_id)
