@@ -268,16 +268,59 @@ def test_it_works_without_javascript(browser: Browser, served: tuple[Service, st
         assert begun(service, page).plan.target.cpu_count == 2
 
 
+def test_several_machines_of_a_source_become_a_job_each(page: Page, service: Service, source: Source) -> None:
+    before = len(service.begun)
+    page.goto(f"/new/source/{source.id}")
+    expect(page.get_by_role("button", name="Set up the chosen together")).to_be_hidden()
+    for name in ("vm-erp", "vm-mail", "vm-web-0", "vm-web-1"):
+        page.get_by_role("checkbox", name=f"Take {name}").check()
+    expect(page.get_by_role("link", name="Set up all 6 together")).to_be_visible()
+    page.click("text=Set up the chosen together")
+    expect(page.locator("h1")).to_have_text("4 machines")
+    page.uncheck("[name=take][value=vm-web-0]")
+    page.check("[value=Warm]")
+    page.fill("#f-network-1", "bridge:br0")
+    page.get_by_label("Processors of vm-erp").fill("none")
+    page.get_by_label("Name of vm-mail").fill(TAKEN)
+    page.click("text=Review the plans")
+    expect(page.locator(".banner.bad")).to_contain_text("vm-erp: Processors: is not a whole number")
+    assert serious(page) == []
+    page.get_by_label("Processors of vm-erp").fill("6")
+    page.click("text=Review the plans")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    expect(page.locator("tbody tr").nth(0)).to_contain_text("Processors: 1 → 6")
+    expect(page.locator("tbody tr").nth(1)).to_contain_text("cold")
+    assert serious(page) == []
+    page.click("text=Change them")
+    expect(page.get_by_label("Processors of vm-erp")).to_have_value("6")
+    expect(page.locator("[name=take][value=vm-web-0]")).not_to_be_checked()
+    page.click("text=Review the plans")
+    page.click("text=Start 3 migrations")
+    # One is refused, and keeps no other from its job.
+    expect(page.locator(".banner.bad")).to_contain_text("has the name of the guest")
+    expect(page.locator("main .picks li")).to_have_text(["vm-erp", "vm-web-1"])
+    assert serious(page) == []
+    begun = [service.store.get(job_id) for job_id in service.begun[before:]]
+    assert [(job.name, job.plan.mode, job.plan.target.cpu_count) for job in begun] == [
+        ("vm-erp", Mode.WARM, 6),
+        ("vm-web-1", Mode.WARM, None),
+    ]
+    assert {entry.target for job in begun for entry in job.plan.target.network_map} == {"bridge:br0"}
+
+
 def test_a_stranger_gets_no_form_to_send(page: Page, service: Service) -> None:
     """A page that was made up, or is of a time before an upgrade."""
     before = len(service.begun)
     page.goto("/new")
-    for path, form in (
+    made_up: list[tuple[str, dict[str, str | float | bool]]] = [
         ("/new/submit", {"plan": "{}"}),
+        ("/new/several/submit", {"plan": "{}"}),
+        ("/new/several/review", {"source_id": "none", "vm_id": "x"}),
         ("/new/review", {"ref": "nonsense"}),
         ("/new/review", {"ref": '{"kind": "offline_host_path", "path": "/etc/passwd"}'}),
         ("/new/review", {"ref": '{"kind": "remote_url", "url": "http://127.0.0.1/x.ova"}', "sealed": "bm8="}),
-    ):
+    ]
+    for path, form in made_up:
         answer = page.request.post(path, form=form, headers={"Sec-Fetch-Site": "same-origin"})
         assert answer.status == 400, path
         assert re.search(r"E_MIG_(BAD_REQUEST|HOST_PATH_REJECTED)", answer.text())
@@ -285,8 +328,8 @@ def test_a_stranger_gets_no_form_to_send(page: Page, service: Service) -> None:
     assert len(service.begun) == before
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("device", "width"), [("desk", 1200), ("phone", 390)])
+# Width and colours have nothing to do with each other: two of the four are enough.
+@pytest.mark.parametrize(("scheme", "device", "width"), [("light", "desk", 1200), ("dark", "phone", 390)])
 @pytest.mark.timeout(180)
 def test_it_can_be_read_by_everybody(
     browser: Browser, served: tuple[Service, str], source: Source, scheme: str, device: str, width: int
@@ -300,6 +343,7 @@ def test_it_can_be_read_by_everybody(
         "uploads-remove": f"/uploads/{upload.id}/remove",
         "new": "/new",
         "new-vms": f"/new/source/{source.id}",
+        "new-several": f"/new/several?source_id={source.id}&vm_id=vm-erp&vm_id=vm-mail&vm_id=vm-gone",
         "new-files": "/new/files",
         "new-machine": f"/new/machine?kind=live_vm&source_id={source.id}&vm_id=vm-erp",
         "new-concerns": machine_of(service),

@@ -21,6 +21,7 @@ from synvirt.web.new import Beginning, new_router
 from synvirt.web.pages import Pages, static_router
 from synvirt.web.points import points_router
 from synvirt.web.repositories import repositories_router
+from synvirt.web.several import Several, several_router
 from synvirt.web.sources import sources_router
 from synvirt.web.uploads import uploads_router
 
@@ -44,13 +45,14 @@ def web_routers(
     `stopping` ends the streams."""
     path = settings.base_url.strip("/")
     pages, pace = Pages(f"/{path}" if path else ""), pace or Pace()
-    beginning = Beginning(pages, sources, finder.uploads)
+    beginning, setup = Beginning(pages, sources, finder.uploads), Setup(pages, finder, intake, networks)
     return (
         static_router(pages),
         jobs_router(pages, intake, stopping=stopping, pace=pace),
         job_router(JobView(pages, intake, screenshot), stopping=stopping, pace=pace),
         new_router(pages, beginning, sources, finder.uploads),
-        machine_router(Setup(pages, finder, intake, networks), beginning),
+        machine_router(setup, beginning),
+        several_router(Several(setup)),
         uploads_router(pages, finder.uploads),
         sources_router(pages, sources),
         backups_router(pages, backups),

@@ -22,6 +22,8 @@ from synvirt.web.pages import Pages
 VMS_ON_A_PAGE, FILES_ON_A_PAGE = 100, 200
 # All that anybody registers; more are on the page of sources.
 SOURCES_SHOWN = 50
+# Set up together: each is looked into, in a session with the platform of some seconds.
+MACHINES_MAX = 50
 UPLOADS_SHOWN = 5
 
 
@@ -66,7 +68,7 @@ def new_router(pages: Pages, beginning: Beginning, sources: Sources, uploads: Up
         vms, following = await sources.list_vms(
             source_id, limit=VMS_ON_A_PAGE, cursor=number_of(cursor) or 0, search=search.strip(), kept=kept
         )
-        return pages.page("new/vms.html", source=source, vms=vms, following=following, search=search)
+        return pages.page("new/vms.html", source=source, vms=vms, following=following, search=search, together_max=MACHINES_MAX)
 
     @router.get("/new/files")
     def files(path: str = "", cursor: str | None = None) -> Response:
