@@ -1,5 +1,6 @@
 """What goes into a repository comes out of it, and nothing is stored twice."""
 
+import os
 from pathlib import Path
 from random import Random
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from synvirt.backups import manifest as manifests
 from synvirt.backups import packs
 from synvirt.backups.disk import ChunkWriter, PointReader
-from synvirt.backups.folder import HostFolder
+from synvirt.backups.folder import HostFolder, file_system_of
 from synvirt.backups.keys import CHUNK_BYTES, from_recovery_text, new_key, recovery_text
 from synvirt.backups.repository import Repository, create
 from synvirt.backups.verify import verify_point, verify_repository
@@ -151,6 +152,34 @@ def test_a_repository_is_made_in_an_empty_folder_only(tmp_path: Path) -> None:
         HostFolder(tmp_path / "nowhere")
     with pytest.raises(RepositoryUnreachable, match="mounted"):
         HostFolder(tmp_path, is_nfs=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("36 35 {device} / /mnt rw,noatime master:1 - nfs4 nas:/export rw,vers=4.2", "nfs4"),
+        ("36 35 {device} / /a\\040folder rw shared:5 master:1 - nfs nas:/export rw", "nfs"),
+        ("36 35 {device} / / rw - ext4 /dev/vda rw", "ext4"),
+        ("36 35 250:77 / /mnt rw - nfs4 nas:/export rw", None),
+        ("36 35 250:77 / /mnt rw {device} - nfs4 nas:/export rw", None),
+        ("no line of that kind", None),
+    ],
+)
+def test_a_repository_of_kind_nfs_lies_on_nfs(line: str, kind: str | None, tmp_path: Path) -> None:
+    """The kernel's table of mounts is played: an export can be mounted only where the kernel has NFS."""
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 1 250:78 / / rw - tmpfs none rw\n{line.format(device=f'{os.major(device)}:{os.minor(device)}')}\n")
+    assert file_system_of(tmp_path, mounts) == kind
+    if kind in ("nfs", "nfs4"):
+        assert HostFolder(tmp_path, is_nfs=True, mounts=mounts).room()[0] > 0
+    else:
+        with pytest.raises(RepositoryUnreachable, match="no NFS export is mounted"):
+            HostFolder(tmp_path, is_nfs=True, mounts=mounts)
+
+
+def test_the_kernel_says_what_a_file_system_is() -> None:
+    assert file_system_of(Path("/proc/self")) == "proc"
 
 
 def test_a_folder_of_this_host_holds_a_sparse_disk(tmp_path: Path) -> None:
