@@ -19,7 +19,7 @@ from synvirt.model import now
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
 
-WAIT_S = 30
+WAIT_S = 60
 
 
 class Work:
@@ -212,4 +212,4 @@ def test_old_events_are_swept_and_ids_go_on_growing(tmp_path: Path, monkeypatch:
 
 def _client(service: Service) -> httpx.Client:
     transport = httpx.HTTPTransport(uds=str(service.settings.socket_path))
-    return httpx.Client(transport=transport, base_url="http://synvirt/api/v1/backup", timeout=20)
+    return httpx.Client(transport=transport, base_url="http://synvirt/api/v1/backup", timeout=60)

@@ -32,7 +32,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 @pytest.fixture
 def client(service: Service) -> Iterator[httpx.Client]:
     transport = httpx.HTTPTransport(uds=str(service.settings.socket_path))
-    with httpx.Client(transport=transport, base_url="http://synvirt/api/v1/backup", timeout=20) as made:
+    with httpx.Client(transport=transport, base_url="http://synvirt/api/v1/backup", timeout=60) as made:
         yield made
 
 

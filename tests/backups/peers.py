@@ -10,6 +10,7 @@ from synvirt.backups.peer import PeerFolder, PeerPlace
 from synvirt.errors import Unauthorized
 from synvirt.model import Fingerprint
 from tests.fakes.service import Service
+from tests.ports import free_port
 
 USER, PASSWORD = "office", "an offered folder's password"
 
@@ -25,7 +26,7 @@ class Peer:
     def __init__(self, home: Path, *, keep_days: float = 0) -> None:
         self.folder, self._home = home / "offered", home / "peer"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._keep_days, self._listen = keep_days, "127.0.0.1:0"
+        self._keep_days, self._listen = keep_days, f"127.0.0.1:{free_port()}"
         self._opened: list[PeerFolder] = []
         self.place = PeerPlace(url="https://127.0.0.1/", fingerprint_sha256="", username=USER, password=PASSWORD)
 

@@ -1,7 +1,6 @@
 """Jobs that run by themselves: when, once each time, made up for after a time without the service."""
 
 import threading
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,10 +19,11 @@ from synvirt.backups.service import running
 from synvirt.errors import PersistFailed
 from synvirt.store.backups import Row
 from tests.backups.test_service import CONTENT, House
+from tests.processes import until
 
 SCHEDULE: TypeAdapter[str] = TypeAdapter(Schedule)
 START = datetime(2026, 3, 28, 12, tzinfo=UTC)
-LONG_S = 30
+LONG_S = 60
 
 
 @pytest.fixture
@@ -103,21 +103,19 @@ def test_a_time_without_the_service_is_made_up_for_by_one_run(house: House) -> N
 def test_a_run_that_the_services_end_cut_off_is_made_again_once(house: House) -> None:
     job = _scheduled(house)
     assert job.next_run_at is not None
-    opened, go = threading.Event(), threading.Event()
+    opened = threading.Event()
 
     def held() -> None:
         opened.set()
-        go.wait(LONG_S)
+        until(lambda: all(stop.is_set() for stop in house.backups.runs._stops.values()))  # the service ends
 
     moment, triggers = job.next_run_at, []
     for _ in range(2):  # the second is cut off too
         opened.clear()
-        go.clear()
         house.guests.gate = held
         (run,) = house.backups.run_due(moment)
         triggers.append(run.trigger)
         assert opened.wait(LONG_S)
-        threading.Timer(0.05, go.set).start()
         house.close()
         house = House(house.folder)
         assert house.backups.runs.get(run.id).status == "failed"
@@ -224,15 +222,12 @@ def test_the_thread_looks_again_after_an_error_and_ends() -> None:
 def test_a_service_starts_what_is_due(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.image("web", CONTENT)
-    job = _scheduled(house, "* * * * *")
+    job = _scheduled(house)  # once a day: a minute may end while this runs
     house.backups._jobs.put(job.model_copy(update={"scheduled_to": job.created_at - timedelta(days=1)}))
     house.close()
     again = House(tmp_path, started=False)
     with running(again.backups):
-        until = time.monotonic() + LONG_S
-        while not again.backups.runs.page(limit=1, cursor=None)[0]:
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until(lambda: again.backups.runs.page(limit=1, cursor=None)[0])
         (run,) = _runs(again)
         assert (run.status, run.trigger) == ("completed", "schedule")
     again.close()

@@ -8,6 +8,7 @@ from playwright.sync_api import Browser, expect
 
 from synvirt.model import Progress, State
 from tests.fakes.service import Service
+from tests.ports import free_port
 from tests.web import jobs
 from tests.web.conftest import opened, serious, serving
 
@@ -40,7 +41,7 @@ def test_a_thousand_jobs(browser: Browser, served: tuple[Service, str]) -> None:
 
 @pytest.mark.timeout(180)
 def test_a_page_finds_the_service_again_after_its_restart(browser: Browser, tmp_path: Path) -> None:
-    before = Service(tmp_path)
+    before = Service(tmp_path, listen=f"127.0.0.1:{free_port()}")  # which it gets again
     here = jobs.added(before, "here", (State.QUEUED, 5), (State.COPYING_FULL, 4))
     with ExitStack() as stack:
         with serving(before) as address:
