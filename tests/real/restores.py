@@ -26,13 +26,13 @@ PATIENCE_S = 120.0
 
 
 class Room:
-    """`folder` holds all of it but the hypervisor, which is that of `data_dir`."""
+    """`folder` holds all of it but the hypervisor, which is that of `data_dir`, or at `uri`."""
 
-    def __init__(self, host: LibvirtHost, data_dir: Path, folder: Path) -> None:
+    def __init__(self, host: LibvirtHost, data_dir: Path, folder: Path, *, uri: str | None = None) -> None:
         for name in ("keyring", "repository", "volumes", "images"):
             (folder / name).mkdir(exist_ok=True)
         self.folder, self.host = folder, host
-        self.connection = Connection(Settings(data_dir=data_dir).hypervisor_uri, lambda: None)
+        self.connection = Connection(uri or Settings(data_dir=data_dir).hypervisor_uri, lambda: None)
         self.store = Store(f"sqlite:///{folder / 'test.db'}")
         self.volumes = folder / "volumes"
         self.ground = Ground(
@@ -51,9 +51,7 @@ class Room:
         self.known = self.backups.add_repository(asked)
 
     def scratch(self) -> Path:
-        root = short_root(self.connection.uri)
-        assert root is not None
-        return root / "boot-tests"
+        return (short_root(self.connection.uri) or self.folder) / "boot-tests"
 
     def service(self) -> Backups:
         def nobody(*_: object) -> object:

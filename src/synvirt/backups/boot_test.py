@@ -24,7 +24,7 @@ from synvirt.backups.restoring_domain import Place
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.undoing import Undo, Undoing
 from synvirt.disks.nbd_server import NbdServer
-from synvirt.errors import BootTestFailed, DiskWriteFailed, GuestBootFailed
+from synvirt.errors import BootTestFailed, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HostLacks
 from synvirt.hypervisor import eyes
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.model import Domain, now
@@ -95,7 +95,10 @@ class BootTesting:
         self._undoing.record(run_id, "domain", domain.uuid)
         new_domain.define(self._ground, domain)
         under_way.move(Status.TRANSFERRING)
-        hypervisor.start(run_id)
+        try:
+            hypervisor.start(run_id)
+        except DomainDefineFailed as error:
+            raise HostLacks(f"the guest cannot be started on this host: {error.detail}", hint=error.hint) from error
         began = time.monotonic()
         try:
             sign = hypervisor.wait_until_booted(run_id, self._ground.boot_timeout_s, under_way.stop)
