@@ -170,6 +170,7 @@ def test_a_reset_counts_once_whenever_it_comes_and_costs_one_pass_over_the_whole
         now = house.store.get(job.id)
         if MOMENTS[moment](house.store, now):
             platform.control("reset", vm=VM)
+            platform.control("lie")  # whoever has lost its tracking is not asked what was ever written
             platform.guest_writes(VM, 777, b"after the reset")
         else:
             house.store.on_commit = committed
@@ -183,6 +184,22 @@ def test_a_reset_counts_once_whenever_it_comes_and_costs_one_pass_over_the_whole
     assert house.store.noted(job.id, "cbt_resets") == "1"
     assert same(house, ended, disk)
     assert platform.snapshots() == []
+
+
+@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+def test_a_host_that_lies_about_what_was_ever_written_is_found_out(
+    house: VimHouse, platform: VCenter, disk: Path, mode: str
+) -> None:
+    """As hosts did for disks that were written before their tracking was switched on, or extended since."""
+    keys = [one.key for one in in_session(lambda: VimApi(platform.access()), lambda adapter: adapter.inspect(VM)).disks]
+    in_session(lambda: VimApi(platform.access()), lambda adapter: adapter.enable_cbt(VM, keys))
+    platform.control("lie")
+    ended = house.run(house.intake.submit(plan(mode)).id)
+    assert ended.state is State.COMPLETED, ended.last_error
+    assert same(house, ended, disk)
+    assert ended.last_error is not None
+    assert (ended.last_error.code, ended.last_error.fatal) == ("E_MIG_CBT_RESET", False)
+    assert "empty, and it is not" in ended.last_error.message
 
 
 def test_a_second_reset_ends_the_job_and_leaves_the_source_as_it_was(house: VimHouse, platform: VCenter, disk: Path) -> None:

@@ -1,7 +1,8 @@
-"""A delta is doubted: blocks that the source calls unchanged are read there and here, and compared.
+"""Change tracking is doubted: blocks that the source calls unchanged are read there and here, and compared; in a first pass
+some of those that it calls never written.
 
-Change tracking has lied on every platform at some time (vSphere's after a disk was extended, others' after a crash). What it
-left out nobody would see until the guest reads it; a sample of each pass finds a source that lies more than rarely.
+It has lied on every platform at some time (vSphere's after a disk was extended, others' after a crash). What it left out nobody
+would see until the guest reads it; a sample of each pass finds a source that lies more than rarely.
 """
 
 import random
@@ -16,6 +17,8 @@ BLOCK_BYTES = 4 * KIB
 # The least that is looked at, and the share of a large delta: a pass reads no more than 2 % beyond what changed.
 LEAST_BLOCKS = 64
 SHARE = 0.01
+# Of what was never written: each is a question of its own over a network.
+UNWRITTEN_BLOCKS = 64
 # So many places are tried for each block that is wanted: where nearly all has changed, few are left.
 TRIES_A_BLOCK = 4
 
@@ -28,13 +31,14 @@ def blocks_to_check(delta_bytes: int) -> int:
     return max(LEAST_BLOCKS, int(delta_bytes * SHARE) // BLOCK_BYTES)
 
 
-def differing(source: DiskReader, copy: DiskReader, seed: str, blocks: int) -> tuple[int | None, int]:
+def differing(source: DiskReader, copy: DiskReader, seed: str, blocks: int, *, zeros: bool = False) -> tuple[int | None, int]:
     """The offset of a block outside the source's extents that is not the same in the copy, or None; and how many bytes of such
-    blocks were read. The same seed looks at the same places. Half of them are where the copy has data."""
+    blocks were read. With `zeros`, those that the source says are zeros are doubted too, though the copy has no others. The
+    same seed looks at the same places. Half of them are where the copy has data."""
     chosen = sorted(set(_places(source, copy, random.Random(seed), blocks)))  # noqa: S311 - nobody gains by foreseeing it
     mine, theirs = bytearray(BLOCK_BYTES), bytearray(BLOCK_BYTES)
     done = 0
-    for start in _unchanged(source, chosen):
+    for start in _unchanged(source, chosen, zeros=zeros):
         length = min(BLOCK_BYTES, source.size - start)
         source.read_into(start, memoryview(theirs)[:length])
         copy.read_into(start, memoryview(mine)[:length])
@@ -60,9 +64,10 @@ def _places(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: i
             yield at // BLOCK_BYTES * BLOCK_BYTES
 
 
-def _unchanged(source: DiskReader, places: list[int]) -> list[int]:
-    """Those that touch none of the source's extents, in an order that spreads an early stop over the disk."""
-    changed = source.extents()
+def _unchanged(source: DiskReader, places: list[int], *, zeros: bool) -> list[int]:
+    """Those that touch none of the source's extents (if `zeros`, of those with data), in an order that spreads an early stop over
+    the disk."""
+    changed = (extent for extent in source.extents() if not (zeros and extent.zero))
     extent = next(changed, None)
     found = []
     for start in places:

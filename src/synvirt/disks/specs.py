@@ -10,7 +10,7 @@ on the command line need not wait for pydantic. Offsets and lengths are bytes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from synvirt.remote import Remote
@@ -98,6 +98,16 @@ class DatastoreSpec(Spec):
     path: str
     size_bytes: int | None
     areas: tuple[tuple[int, int], ...] | None = None
+
+
+def told_empty(spec: "ReaderSpec") -> bool:
+    """Does the reader leave out what its platform's change tracking calls never written?"""
+    return isinstance(spec, DatastoreSpec) and spec.areas is not None
+
+
+def read_whole(spec: "ReaderSpec") -> "ReaderSpec":
+    """The same disk, and nothing of it left out because a platform says that it was never written."""
+    return replace(spec, areas=None) if isinstance(spec, DatastoreSpec) else spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

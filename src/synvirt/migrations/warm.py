@@ -4,7 +4,7 @@
                               │ gone? taken anew            not before n is copied: until then n - 1 is what n builds on
                               │ change tracking lost, or found to lie? whole disks are compared
 
-Change tracking is not trusted: each delta also looks at some of what it leaves out (`disks.sampling`).
+Change tracking is not trusted: each pass also looks at some of what it leaves out (`disks.sampling`).
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 import structlog
 
 from synvirt.disks.sampling import ChangesMissed
+from synvirt.disks.specs import read_whole, told_empty
 from synvirt.errors import (
     CbtReset,
     CbtUnsupported,
@@ -248,7 +249,7 @@ async def _tried(job: Job, number: int, kind: Kind) -> Pass | None:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Sequence[PassDisk]]:
         async with job.session() as adapter:
-            yield await job.stop.or_stop(_opened_disks(job, adapter, snapshot, before, number))
+            yield await job.stop.or_stop(_opened_disks(job, adapter, snapshot, before, number, whole=whole))
 
     await _stamp(job, number, kind, whole=whole and number > 1)
     try:
@@ -264,14 +265,18 @@ async def _tried(job: Job, number: int, kind: Kind) -> Pass | None:
 
 
 async def _opened_disks(
-    job: Job, adapter: LiveAdapter, snapshot: SnapshotRef, before: SnapshotRef | None, number: int
+    job: Job, adapter: LiveAdapter, snapshot: SnapshotRef, before: SnapshotRef | None, number: int, *, whole: bool
 ) -> list[PassDisk]:
+    """`whole`: what the source says of changes, and of what was never written, is not believed."""
+
     async def opened(disk: Disk, volume: str) -> PassDisk:
         since = None if before is None else before.change_ids.get(disk.key)
         if before is not None and since is None:
             raise CbtReset(f"disk {disk.key} has no change id in snapshot {before.id}")
         reader = await adapter.open_disk(vm_id(job), snapshot, disk, since)
-        sample = None if since is None else f"{job.id} {number} {disk.key}"
+        if whole:
+            reader = read_whole(reader)
+        sample = f"{job.id} {number} {disk.key}" if since is not None or told_empty(reader) else None
         return PassDisk(disk.key, reader, volume, disk.capacity_bytes, compare=since is None and number > 1, sample=sample)
 
     return [await opened(disk, volume) for disk, volume in copied_disks(job)]

@@ -28,8 +28,17 @@ from synvirt.disks.cloning import clone
 from synvirt.disks.datastore import ReadForbidden
 from synvirt.disks.passing import PassingWriter
 from synvirt.disks.rewriting import ComparingWriter
-from synvirt.disks.sampling import ChangesMissed, blocks_to_check, differing
-from synvirt.disks.specs import ChecksumSpec, FileWriterSpec, NbdSpec, RbdWriterSpec, ReaderSpec, WriterSpec, written
+from synvirt.disks.sampling import UNWRITTEN_BLOCKS, ChangesMissed, blocks_to_check, differing
+from synvirt.disks.specs import (
+    ChecksumSpec,
+    FileWriterSpec,
+    NbdSpec,
+    RbdWriterSpec,
+    ReaderSpec,
+    WriterSpec,
+    told_empty,
+    written,
+)
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
 from synvirt.sizes import GIB
 
@@ -199,12 +208,16 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int) -> int:
         return 0
     volume = open_reader(written(disk.writer))
     try:
-        offset, checked = differing(reader, volume, disk.sample, blocks_to_check(delta_bytes))
+        # A first pass leaves nothing out but what is said to be empty.
+        empty = told_empty(disk.reader)
+        blocks = UNWRITTEN_BLOCKS if empty else blocks_to_check(delta_bytes)
+        offset, checked = differing(reader, volume, disk.sample, blocks, zeros=empty)
     finally:
         volume.close()
     if offset is not None:
+        told = "empty, and it is not" if empty else "unchanged, and it has changed"
         raise ChangesMissed(
-            f"the source called the block at offset {offset} unchanged, and it has changed",
+            f"the source called the block at offset {offset} {told}",
             hint="its change tracking cannot be trusted: look for a newer version of the platform, and check its disks",
         )
     return checked

@@ -40,6 +40,7 @@ type tracking struct {
 	known      map[string]string           // VM/disk key/changeId -> a copy of the disk as it was
 	reachable  map[string]bool             // VM that was stunned since its tracking was switched on
 	disks      []string                    // flat files that tests write to
+	Lies       bool                        // nothing was ever written, it says
 }
 
 // Tracker must be registered: simulator.Map.AddHandler(simulator.Tracker)
@@ -379,6 +380,10 @@ func (vm *VirtualMachine) QueryChangedDiskAreas(req *types.QueryChangedDiskAreas
 		before, _ = os.ReadFile(from)
 	}
 	info := types.DiskChangeInfo{StartOffset: req.StartOffset, Length: size - req.StartOffset}
+	if t.Lies && req.ChangeId == "*" {
+		body.Res = &types.QueryChangedDiskAreasResponse{Returnval: info}
+		return body
+	}
 	zeros := make([]byte, trackedBytes)
 	for at := req.StartOffset; at < size; at += trackedBytes {
 		end := at + trackedBytes
