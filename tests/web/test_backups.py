@@ -137,6 +137,11 @@ def test_a_run_is_watched_live_and_cancelled(
     page.goto(f"/backups/jobs/{job.id}")
     page.get_by_role("button", name="Run now").click()
     the_runs_end(page, "Preparing")
+    # What has the focus has it still when the page was brought up to date.
+    press_until(page, "#to-job")
+    page.evaluate("document.querySelector('#run').dataset.before = 'yes'")
+    expect(page.locator("#run[data-before]")).to_have_count(0)
+    expect(page.locator("#to-job")).to_be_focused()
     page.click("#ask-cancel")
     page.get_by_role("button", name="Yes: cancel it").click()
     gate.set()
