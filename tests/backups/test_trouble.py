@@ -1,0 +1,229 @@
+"""Runs that are cut off: cancelled at each state, killed at any moment, with a guest that cannot be backed up.
+
+Whatever happens, the points of before are whole, nothing half-made counts, and what was stored is not stored again.
+"""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from synvirt.backups import packs
+from synvirt.backups.keys import CHUNK_BYTES
+from synvirt.backups.model import BackupRun, RestoreRequest, Status
+from synvirt.backups.repository import Session
+from synvirt.backups.under_way import Rate, UnderWay
+from synvirt.backups.verify import verify_repository
+from synvirt.errors import DiskReadFailed, RepositoryFull, RepositoryUnreachable
+from synvirt.model import now
+from tests.backups.test_service import House
+
+CONTENT = Random(5).randbytes(12 * CHUNK_BYTES)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    made.image("web", CONTENT)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "PACK_BYTES", 2 * CHUNK_BYTES)
+
+
+def _check_whole(house: House, points: int) -> None:
+    (known,), _ = house.backups.repositories.page(limit=9, cursor=None)
+    report = verify_repository(house.backups.repositories.opened(known.id))
+    assert (report.wrongs, report.points) == ((), points)
+    assert len(house.backups.points.all()) == points
+
+
+@pytest.mark.parametrize("status", [Status.QUEUED, Status.PREPARING, Status.TRANSFERRING, Status.COMMITTING])
+def test_a_cancel_at_each_state_leaves_nothing_half_made(house: House, monkeypatch: pytest.MonkeyPatch, status: Status) -> None:
+    job, asked = house.job("web"), threading.Event()
+    house.guests.gate = lambda: status != Status.QUEUED or asked.wait(60)
+    with monkeypatch.context() as patched:
+        move = UnderWay.move
+
+        def cancelling(self: UnderWay, to: Status, **changes: Any) -> None:
+            move(self, to, **changes)
+            if to == status:
+                house.backups.runs.cancel(self.run.id)
+
+        patched.setattr(UnderWay, "move", cancelling)
+        run = house.backups.run_job(job.id)
+        if status == Status.QUEUED:
+            house.backups.runs.cancel(run.id)
+            asked.set()
+        run = house.ended(run)
+    made = 1 if run.status == "completed" else 0
+    assert made == 0 or status == Status.COMMITTING, "the last moment may be too late"
+    if not made:
+        assert run.error is not None
+        assert (run.status, run.error.code) == ("cancelled", "E_BAK_CANCELLED")
+        assert run.restore_point_ids == ()
+    _check_whole(house, made)
+    again = house.run(job)
+    assert again.status == "completed"
+    _check_whole(house, made + 1)
+
+
+def test_one_that_waits_is_cancelled_at_once(house: House) -> None:
+    """Both threads are busy: it is not theirs to wait for."""
+    go = threading.Event()
+    house.guests.gate = lambda: go.wait(60)
+    repository = house.repository()
+    busy = [house.backups.run_job(house.job("web", repository=repository).id) for _ in range(2)]
+    waiting = house.backups.run_job(house.job("web", repository=repository).id)
+    assert house.backups.runs.cancel(waiting.id).status == "cancelled"
+    go.set()
+    assert [house.ended(run).status for run in busy] == ["completed", "completed"]
+
+
+CHILD = """
+import os, sys
+from pathlib import Path
+from synvirt.backups import packs, repository, under_way
+from synvirt.backups.keys import CHUNK_BYTES
+from tests.backups.test_service import House
+
+packs.PACK_BYTES = 2 * CHUNK_BYTES
+under_way.SAVE_EVERY_S = 0.0
+where, count = sys.argv[2], int(sys.argv[3])
+seen = 0
+
+def dying(call):
+    def called(*args, **kwargs):
+        global seen
+        seen += 1
+        if seen == count:
+            os._exit(9)
+        return call(*args, **kwargs)
+    return called
+
+house = House(Path(sys.argv[1]))
+if where == "put":
+    repository.put = dying(repository.put)
+else:
+    house.backups.points.put = dying(house.backups.points.put)
+(job,), _ = house.backups.jobs(limit=9, cursor=None)
+house.ended(house.backups.run_job(job.id))
+os._exit(1)
+"""
+
+
+def _killed(house: House, where: str, count: int) -> House:
+    """The service, after one that was killed at the `count`th of these calls of a run."""
+    house.close()
+    root = Path(__file__).parent.parent.parent
+    argv = [sys.executable, "-c", CHILD, str(house.folder), where, str(count)]
+    done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 9, done.stdout + done.stderr
+    return House(house.folder)
+
+
+def test_a_kill_says_what_is_stored_and_the_next_run_goes_on_cheaply(house: House) -> None:
+    job = house.job("web")
+    again = _killed(house, "put", 8)
+    try:
+        (cut,), _ = again.backups.runs.page(limit=9, cursor=None)
+        assert cut.error is not None
+        assert (cut.status, cut.error.code) == ("failed", "E_BAK_INTERRUPTED")
+        assert "GiB are stored" in cut.error.message
+        assert cut.stored_bytes >= 4 * CHUNK_BYTES
+        _check_whole(again, 0)
+        run = again.run(job)
+        assert run.status == "completed"
+        # Each pack that was stored is used: what is stored now is the rest.
+        assert run.stored_bytes < len(CONTENT) - 5 * CHUNK_BYTES
+        _check_whole(again, 1)
+        restored = again.ended(again.backups.restore(run.restore_point_ids[0], RestoreRequest(target="export", name="out")))
+        assert restored.status == "completed", restored.error
+        assert [(again.folder / "exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
+    finally:
+        again.close()
+
+
+def test_a_point_whose_registration_a_kill_cut_off_is_found_again(house: House) -> None:
+    job = house.job("web")
+    again = _killed(house, "register", 1)
+    try:
+        assert again.backups.points.all() == []
+        again.backups.look()
+        (point,) = again.backups.points.all()
+        assert (point.job_id, point.vm_name) == (job.id, "web")
+        _check_whole(again, 1)
+        assert again.ended(again.backups.verify(point.id)).status == "completed"
+    finally:
+        again.close()
+
+
+def test_a_guest_that_fails_keeps_none_of_the_others_from_it(house: House) -> None:
+    house.image("db", CONTENT[:5000])
+    run = house.run(house.job("gone", "web", "nowhere", "db"))
+    assert (run.status, len(run.restore_point_ids)) == ("failed", 2)
+    assert run.error is not None
+    assert run.error.message.startswith("2 of 4 guests were not backed up; gone: ")
+    assert [(warning.vm_id, warning.code) for warning in run.warnings] == [
+        ("gone", "E_BAK_NOT_FOUND"),
+        ("nowhere", "E_BAK_NOT_FOUND"),
+    ]
+    _check_whole(house, 2)
+
+
+@pytest.mark.parametrize("error", [RepositoryFull("no room"), RepositoryUnreachable("gone away")])
+def test_a_repository_that_fails_ends_the_run_at_once(house: House, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    house.image("db", CONTENT[:5000])
+    tried = []
+
+    def broken(self: Session, manifest: Any) -> None:
+        tried.append(manifest.sealed.vm_name)
+        raise error
+
+    job = house.job("web", "db")
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "commit", broken)
+        run = house.run(job)
+    assert run.error is not None
+    assert (tried, run.status, run.error.message) == (["web"], "failed", str(error))
+    assert house.run(job).status == "completed"
+
+
+def test_errors_of_shared_rooms_are_told_by_a_code_of_this_side(house: House) -> None:
+    def fails(_: UnderWay) -> None:
+        raise DiskReadFailed("sector 5")
+
+    def breaks(_: UnderWay) -> None:
+        raise ValueError("/secret/path")
+
+    for work, code in ((fails, "E_BAK_SOURCE_READ_FAILED"), (breaks, "E_BAK_INTERNAL")):
+        with house.backups.runs.lock:
+            run = house.backups.runs.begin(BackupRun(id=uuid4(), created_at=now()), work)
+        error = house.ended(run).error
+        assert error is not None
+        assert error.code == code
+        assert "secret" not in error.message
+
+
+def test_the_rate_is_of_the_last_seconds() -> None:
+    clock = [0.0]
+    rate = Rate(clock=lambda: clock[0])
+    assert rate.at(0) == 0.0
+    for second in range(1, 61):
+        clock[0] = second
+        figure = rate.at(second * 100)
+    assert figure == pytest.approx(100)
+    for second in range(61, 81):  # it stands still
+        clock[0] = second
+        figure = rate.at(6000)
+    assert figure == 0.0
+    assert rate.at(0) == 0.0, "what goes back is no rate below nothing"
