@@ -23,6 +23,7 @@ ENV_NOT_SETTINGS = frozenset(
         "SYNVIRT_CONFIG",
         "SYNVIRT_LAB",  # where `make lab` keeps its guest
         "SYNVIRT_PASSWORD",
+        "SYNVIRT_PEER_PASSWORD",
         "SYNVIRT_RECOVERY_KEY",
         "SYNVIRT_REMOTE_DOMAIN",
         "SYNVIRT_REMOTE_PASSWORD",
