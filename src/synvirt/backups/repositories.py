@@ -66,6 +66,10 @@ class Repositories:
         texts, following = self._rows.page("repository", host=self._host, limit=limit, cursor=cursor)
         return [self.shown(_Known.model_validate_json(text)) for text in texts], following
 
+    def known(self) -> list[BackupRepository]:
+        """As they were added, oldest first: none is looked at, and so none is waited for."""
+        return [_Known.model_validate_json(text) for text in self._rows.all("repository", host=self._host)]
+
     def shown(self, known: BackupRepository) -> BackupRepository:
         """With what is found there now."""
         try:

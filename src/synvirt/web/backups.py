@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, BackupRun, PointFate, RestorePoint
+from synvirt.backups.retiring import fates
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupNotFound, SynvirtError
 from synvirt.web.backup_words import WORDS
@@ -56,7 +57,7 @@ class BackupPages:
             runs=runs,
             running=any(run.status not in ENDS for run in runs.values()),
             repositories={id_: one.name for id_, one in known.items() if one is not None},
-            has_repository=bool(jobs) or bool(self._backups.repositories.page(limit=1, cursor=None)[0]),
+            has_repository=bool(self._backups.repositories.known()),
             following=following,
             cursor=cursor,
         )
@@ -76,15 +77,15 @@ class BackupPages:
         )
 
     def _fates(self, job: BackupJob) -> dict[UUID, PointFate]:
-        """What retention would do with each point now; nothing, while the repository cannot be asked."""
-        try:
-            return {fate.restore_point_id: fate for fate in self._backups.retiring.planned(job)}
-        except SynvirtError:
-            return {}
+        """What retention would do with each point now, as far as is known here: a repository that is away is not waited for."""
+        mine = [point for point in self._backups.points.all() if point.job_id == job.id]
+        here = [point for point in mine if point.repository_id == job.repository_id]
+        protected = {point.id for point in here if point.protected}
+        return {fate.restore_point_id: fate for fate in fates(here, job.retention, protected=protected)}
 
     def retire_asked(self, job_id: UUID) -> Response:
         job = self._backups.job(job_id)
-        going = [fate for fate in self._backups.retiring.planned(job) if fate.removed]
+        going = [fate for fate in self._fates(job).values() if fate.removed]
         return self._pages.ask(
             "Remove what is not kept?",
             f"{job.name}: {len(going)} restore point{'' if len(going) == 1 else 's'}",
@@ -115,7 +116,7 @@ class BackupPages:
             error=error,
             job=job,
             fields=shown,
-            repositories=self._backups.repositories.page(limit=LOOKED_THROUGH, cursor=None)[0],
+            repositories=self._backups.repositories.known(),
             chosen=form.text("repository_id") if form else "",
         )
 
