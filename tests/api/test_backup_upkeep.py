@@ -57,13 +57,14 @@ def test_a_job_is_changed_in_what_was_sent_alone(host: Host) -> None:
     assert {name: changed[name] for name in same} == {name: was[name] for name in same}
     assert host.asked("GET", f"/jobs/{host.job}") == changed
     assert host.asked("PATCH", f"/jobs/{host.job}", json={"schedule": None})["next_run_at"] is None
-    for wrong in (
+    wrongs: list[dict[str, Any]] = [
         {"schedule": "at night"},
         {"name": ""},
         {"vm_ids": []},
         {"repository_id": host.repository},
         {"retention": None},
-    ):
+    ]
+    for wrong in wrongs:
         assert host.asked("PATCH", f"/jobs/{host.job}", 400, json=wrong)["code"] == "E_BAK_BAD_REQUEST"
 
 
