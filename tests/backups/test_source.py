@@ -245,6 +245,28 @@ def test_a_base_whose_pages_are_damaged_is_a_doubt_and_no_more(host: Host) -> No
     assert "is in no pack" in host.doubts[0]
 
 
+def test_what_the_repository_has_lost_is_stored_again(host: Host) -> None:
+    """A pack that somebody removed, and one whose footer is damaged: the next run heals what it still can read."""
+    disk = Disk(4 * CHUNK_BYTES, {1: chunk(1), 2: chunk(2)})
+    _, made = host.take(disk)
+    (pack,) = [name for name in host.folder.files if name.startswith("packs/")]
+    page = host.repository.read_page(bytes.fromhex(made.shown.disks[0].pages[0]))
+    whole = host.folder.files.pop(pack)
+    session = host.repository.session()
+    session.add_page(page)  # what the manifest names is there, what that names is not
+    session.commit(manifest_of(made.shown.disks[0]))
+    taken, second = host.take(disk, made, list)
+    assert taken.whole
+    assert "are missing from the repository" in host.doubts[0]
+    assert host.chunk(second, 2) == chunk(2)
+
+    whole.content = whole.content[:-1]
+    host.folder.files[pack] = whole
+    taken, _ = host.take(disk, second, list)
+    assert taken.whole
+    assert "cannot be read" in host.doubts[0]
+
+
 def test_nobody_warns_where_nothing_was_expected(host: Host) -> None:
     disk = Disk(4 * CHUNK_BYTES, {1: chunk(1)})
     _, made = host.take(disk)

@@ -3,10 +3,10 @@
     areas that changed ─▶ whole chunks ─▶ samples of the others are looked at ─▶ read; the others keep their names
              └──────── any doubt ────────────────┴──────────────▶ the whole disk is read, and the run warns
 
-Nobody is trusted with what has not changed: of each disk a run looks at SAMPLES chunks at random that are said not to have, and
-at the next SLICE_CHUNKS in a row, where the run before left off. So a list that lies about a part f of the disk is caught at
-once with a chance of 1 - (1 - f)^64, and for certain once the rows have gone round: a disk of 7.5 GiB in 30 runs. That is
-320 MiB to read, whatever the disk's size.
+Nobody is trusted with what has not changed, nor the repository to have it still: of each disk a run looks at SAMPLES chunks at
+random that are said not to have, and at the next SLICE_CHUNKS in a row, where the run before left off. So a list that lies
+about a part f of the disk is caught at once with a chance of 1 - (1 - f)^64, and for certain once the rows have gone round: a
+disk of 7.5 GiB in 30 runs. That is 320 MiB to read, whatever the disk's size.
 """
 
 import random
@@ -103,6 +103,8 @@ def _planned(
     shown, named = found
     if shown.size_bytes != reader.size:
         raise DeltaFallback(f"it was resized from {shown.size_bytes} to {reader.size} bytes")
+    if repository.unreadable:
+        raise DeltaFallback("packs of the repository cannot be read, and what they held is wanted again")
     before, changed = Before(repository, shown), Chunks(reader.size)
     for extent in disk.changed():
         if extent.zero:
@@ -133,6 +135,8 @@ def _check(reader: DiskReader, before: Before, number: int, repository: Reposito
     content = bytearray(min(CHUNK_BYTES, reader.size - offset))
     reader.read_into(offset, memoryview(content))
     wanted = before.name(number)
+    if wanted != NONE and repository.place(wanted) is None:
+        raise DeltaFallback(f"its bytes from offset {offset} on are missing from the repository")
     same = content.count(0) == len(content) if wanted == NONE else repository.keys.chunk_name(content) == wanted
     if not same:
         raise DeltaFallback(f"its bytes from offset {offset} on have changed, and were said not to have")
