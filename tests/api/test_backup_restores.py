@@ -49,25 +49,23 @@ def test_the_command_exports_as_it_is_told(service: Service, point: str) -> None
     assert [(service.settings.data_dir / "exports/raw/0-vda.raw").read_bytes() == CONTENT] == [True]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (("restore", "{point}", "--path", "/"), "E_BAK_BAD_REQUEST"),
-        (("restore", "{point}", "--disk", "vdz"), "E_BAK_BAD_REQUEST"),
-        (("restore", "{point}", "--target", "new-domain", "--path", "/srv"), "E_BAK_BAD_REQUEST"),
-        (("restore", "{point}", "--target", "in-place"), "E_BAK_BAD_REQUEST"),
-        (("restore", "{point}", "--name", "out/../.."), "E_BAK_BAD_REQUEST"),
-        (("boot-test", "{point}"), "E_BAK_BAD_REQUEST"),
-        (("boot-test", "00000000-0000-0000-0000-000000000000"), "E_BAK_NOT_FOUND"),
-        (("mount", "none"), "E_BAK_NOT_FOUND"),
-        (("mount", "00000000-0000-0000-0000-000000000000"), "E_BAK_NOT_FOUND"),
-        (("mount", "{point}", "--disk", "vdz"), "E_BAK_BAD_REQUEST"),
-        (("mount", "{point}", "--server", "https://there.invalid"), "E_BAK_BAD_REQUEST"),
-    ],
+REFUSED = (
+    ("E_BAK_BAD_REQUEST", "restore {point} --path /"),
+    ("E_BAK_BAD_REQUEST", "restore {point} --disk vdz"),
+    ("E_BAK_BAD_REQUEST", "restore {point} --target new-domain --path /srv"),
+    ("E_BAK_BAD_REQUEST", "restore {point} --target in-place"),
+    ("E_BAK_BAD_REQUEST", "restore {point} --name out/../.."),
+    ("E_BAK_BAD_REQUEST", "boot-test {point}"),
+    ("E_BAK_NOT_FOUND", "boot-test 00000000-0000-0000-0000-000000000000"),
+    ("E_BAK_NOT_FOUND", "mount none"),
+    ("E_BAK_NOT_FOUND", "mount 00000000-0000-0000-0000-000000000000"),
+    ("E_BAK_BAD_REQUEST", "mount {point} --disk vdz"),
+    ("E_BAK_BAD_REQUEST", "mount {point} --server https://there.invalid"),
 )
-def test_what_cannot_be_done_is_said_with_its_code(service: Service, point: str, arguments: tuple[str, ...], code: str) -> None:
-    exit_code, output = said(service, *(one.format(point=point) for one in arguments))
-    assert exit_code != 0
-    assert code in output
-    assert "Traceback" not in output
-    assert not (service.settings.data_dir / "exports").exists()
+
+
+def test_what_cannot_be_done_is_said_with_its_code(service: Service, point: str) -> None:
+    for code, command in REFUSED:
+        exit_code, output = said(service, *command.format(point=point).split())
+        assert (exit_code != 0, code in output, "Traceback" in output) == (True, True, False), (command, output)
+        assert not (service.settings.data_dir / "exports").exists(), command

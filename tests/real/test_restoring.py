@@ -332,31 +332,30 @@ def test_in_place_a_zfs_volume_is_rolled_back_where_the_restore_fails(
         assert [Path(device).read_bytes() == (before if damaged else CONTENT + bytes(65536))] == [True]
 
 
-def test_a_boot_test_sees_the_guest_boot_and_leaves_nothing(room: Room) -> None:
+def test_boot_tests_see_who_boots_and_who_does_not_and_leave_nothing(room: Room) -> None:
+    """Two at once."""
     disk = boot_sector(room.folder / "images/disk.raw", WRITES)
     before = disk.read_bytes()
-    point = room.point(xml(disk), {"vda": disk})
-    run = room.ended(room.backups.boot_test(point.id))
-    assert (run.status, run.error) == ("completed", None)
-    found = room.backups.points.get(point.id).boot_test
+    good = room.point(xml(disk), {"vda": disk})
+    bad = room.point(xml(disk), {"vda": image(room, bytes(CHUNK_BYTES), name="empty.raw")})
+    begun = [room.backups.boot_test(point.id) for point in (good, bad)]
+    booted, failed = (room.ended(run) for run in begun)
+    assert (booted.status, booted.error) == ("completed", None)
+    found = room.backups.points.get(good.id).boot_test
     assert found is not None
     assert (found.result, found.sign, found.screenshot) == ("booted", "activity", True)
-    assert (room.backups.screenshot(point.id) or b"").startswith(b"\x89PNG")
+    assert (room.backups.screenshot(good.id) or b"").startswith(b"\x89PNG")
     assert disk.read_bytes() == before
-    _nothing_of_the_test(room, run.id, point)
 
-
-def test_a_point_that_does_not_boot_is_said_to(room: Room) -> None:
-    disk = image(room, bytes(CHUNK_BYTES))
-    point = room.point(xml(disk), {"vda": disk})
-    run = room.ended(room.backups.boot_test(point.id))
-    assert run.error is not None
-    assert run.error.code == "E_BAK_BOOT_TEST_FAILED"
-    found = room.backups.points.get(point.id).boot_test
+    assert failed.error is not None
+    assert failed.error.code == "E_BAK_BOOT_TEST_FAILED"
+    found = room.backups.points.get(bad.id).boot_test
     assert found is not None
     assert found.result == "failed"
     assert "nothing to boot from" in (found.trouble or "")
-    _nothing_of_the_test(room, run.id, point)
+    for run, point in ((booted, good), (failed, bad)):
+        _nothing_of_the_test(room, run.id, point)
+    assert {path.name for path in room.ground.screens.iterdir()} == {f"{good.id}.png", f"{bad.id}.png"}
 
 
 def test_a_service_that_was_killed_leaves_nothing_either(room: Room) -> None:
@@ -393,7 +392,6 @@ def _nothing_of_the_test(room: Room, run_id: UUID, point: RestorePoint) -> None:
     nothing_left(room, point)
     assert f"boot-test-{run_id}" not in room.names()
     assert not (room.scratch() / str(run_id)).exists()
-    assert [path.name for path in room.ground.screens.iterdir()] == [f"{point.id}.png"]
     processes = subprocess.run(["pgrep", "-f", str(run_id)], capture_output=True, text=True).stdout.split()
     assert [pid for pid in processes if pid != str(os.getpid())] == []
 

@@ -1,7 +1,9 @@
 """A restore that is killed, before and after each of its steps: the next start leaves nothing of it, or finishes it."""
 
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from uuid import UUID, uuid4
@@ -13,8 +15,11 @@ from synvirt.backups import in_place, new_domain
 from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest
 from synvirt.backups.under_way import UnderWay
+from synvirt.disks import open_reader
+from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.model import now
+from tests.contracts.readers import read_all
 from tests.needs import need
 from tests.real.restores import Room
 
@@ -105,8 +110,11 @@ def written(room: Room, name: str, content: bytes) -> Path:
 def guest(room: Room, uuid: str, name: str, memory: int, content: bytes) -> str:
     """It is defined so, and its disks have this content; its XML."""
     first = written(room, "first.raw", content)
-    convert = [need("qemu-img", "qemu-utils"), "convert", "-f", "raw", "-O", "qcow2"]
-    subprocess.run([*convert, first, room.folder / "images/second.qcow2"], check=True)
+    kept = room.folder / f"{memory}.qcow2"
+    if not kept.exists():
+        convert = [need("qemu-img", "qemu-utils"), "convert", "-f", "raw", "-O", "qcow2"]
+        subprocess.run([*convert, first, kept], check=True)
+    shutil.copyfile(kept, room.folder / "images/second.qcow2")
     definition = XML.format(name=name, uuid=uuid, memory=memory, folder=room.folder / "images")
     room.connection.use().defineXML(definition)
     return definition
@@ -115,10 +123,9 @@ def guest(room: Room, uuid: str, name: str, memory: int, content: bytes) -> str:
 def state(room: Room, uuid: str) -> tuple[str, bool, bool]:
     """Its memory; whether each disk is as it was then."""
     found = ElementTree.fromstring(room.connection.use().lookupByUUIDString(uuid).XMLDesc(0))
-    raw = room.folder / "read"
-    subprocess.run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", room.folder / "images/second.qcow2", raw], check=True)
-    contents = [(room.folder / "images/first.raw").read_bytes(), raw.read_bytes()]
-    raw.unlink()
+    first, second = room.folder / "images/first.raw", room.folder / "images/second.qcow2"
+    with closing(open_reader(ImageSpec(format="qcow2", over=RawSpec(path=str(second))))) as reader:
+        contents = [first.read_bytes(), read_all(reader)]
     assert all(content in (THEN, NOW) for content in contents)
     return str(found.findtext("memory")), contents[0] == THEN, contents[1] == THEN
 
