@@ -270,10 +270,21 @@ def test_it_works_without_javascript(browser: Browser, served: tuple[Service, st
 
 def test_several_machines_of_a_source_become_a_job_each(page: Page, service: Service, source: Source) -> None:
     before = len(service.begun)
+    page.goto(f"/new/several?source_id={source.id}" + "".join(f"&vm_id=vm-{number}" for number in range(51)))
+    expect(page.locator(".banner.bad")).to_contain_text("51 machines were chosen")
     page.goto(f"/new/source/{source.id}")
     expect(page.get_by_role("button", name="Set up the chosen together")).to_be_hidden()
-    for name in ("vm-erp", "vm-mail", "vm-web-0", "vm-web-1"):
+    for name in ("vm-erp", "vm-mail"):
         page.get_by_role("checkbox", name=f"Take {name}").check()
+    # Those that a search does not find stay taken.
+    page.fill("#f-search", "web")
+    expect(page.locator("#vms li")).to_have_count(4)
+    expect(page.locator(".ticked label")).to_have_text(["vm-erp", "vm-mail"])
+    for name in ("vm-web-0", "vm-web-1"):
+        page.get_by_role("checkbox", name=f"Take {name}").check()
+    page.fill("#f-search", "")
+    expect(page.locator("#vms li")).to_have_count(6)
+    expect(page.locator("#vms [name=vm_id]:checked")).to_have_count(4)
     expect(page.get_by_role("link", name="Set up all 6 together")).to_be_visible()
     page.click("text=Set up the chosen together")
     expect(page.locator("h1")).to_have_text("4 machines")

@@ -62,13 +62,24 @@ def new_router(pages: Pages, beginning: Beginning, sources: Sources, uploads: Up
         search: Annotated[str, Query(max_length=255)] = "",
         cursor: Cursor = None,
         kept: bool = False,
+        vm_id: Annotated[list[str] | None, Query()] = None,
     ) -> Response:
-        """`kept`: what the platform said a moment ago will do: a search does not ask it at each letter."""
+        """`kept`: what the platform said a moment ago will do: a search does not ask it at each letter. `vm_id`: those ticked
+        already, which stay so whatever is searched for."""
         source = await run_in_threadpool(sources.get, source_id)
         vms, following = await sources.list_vms(
             source_id, limit=VMS_ON_A_PAGE, cursor=number_of(cursor) or 0, search=search.strip(), kept=kept
         )
-        return pages.page("new/vms.html", source=source, vms=vms, following=following, search=search, together_max=MACHINES_MAX)
+        return pages.page(
+            "new/vms.html",
+            source=source,
+            vms=vms,
+            following=following,
+            search=search,
+            ticked=vm_id or (),
+            elsewhere=sorted({*(vm_id or ())} - {vm.vm_id for vm in vms}),
+            together_max=MACHINES_MAX,
+        )
 
     @router.get("/new/files")
     def files(path: str = "", cursor: str | None = None) -> Response:

@@ -160,7 +160,7 @@ def several_router(several: Several) -> APIRouter:
     router = several.setup.pages.router()
 
     @router.get("/new/several")
-    async def begin(source_id: UUID, vm_id: Annotated[list[str] | None, Query(max_length=MACHINES_MAX)] = None) -> Response:
+    async def begin(source_id: UUID, vm_id: Annotated[list[str] | None, Query()] = None) -> Response:
         return await several.begin(source_id, tuple(vm_id or ()))
 
     @router.post("/new/several/review")
