@@ -1,9 +1,12 @@
 """synvirt backup mount: a restore point's disks by NBD, until Ctrl-C. No service is needed, only its data_dir."""
 
+import contextlib
 import json
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -31,12 +34,14 @@ def mount(
 
     if options.address is not None:
         raise BackupBadRequest("mount reads the repository itself: it works on the service's own host alone")
-    with _repository(options, point) as (repository, point_id):
+    told = sys.stdout
+    # What is logged goes elsewhere: who reads our output reads what is told.
+    with contextlib.redirect_stdout(sys.stderr), _repository(options, point) as (repository, point_id):
         # Before any thread is begun, so that each of them leaves these signals to the one that waits for them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             with mounted(repository, point_id, tuple(disk or ()), port=port) as disks:
-                _say(options, disks)
+                _say(options, disks, told)
                 signal.sigwait(ENDING)
                 failures = [one.failure for one in disks if one.failure is not None]
         finally:
@@ -47,27 +52,23 @@ def mount(
         raise typer.Exit(FAILED)
 
 
-def _repository(options: Options, point: str) -> Any:
-    import contextlib
-
+@contextlib.contextmanager
+def _repository(options: Options, point: str) -> Iterator[Any]:
+    """The open repository of that restore point, and the point's id."""
     from synvirt.backups.points import Points
     from synvirt.backups.repositories import Repositories
     from synvirt.store import Store
 
-    @contextlib.contextmanager
-    def opened() -> Any:
-        settings = options.settings
-        _check_there(settings.data_dir)
-        store = Store(settings.store_url)
-        try:
-            known = _chosen(Points(store.backups, host=settings.host_id).all(), point)
-            caches = settings.data_dir / "backups"
-            repositories = Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir, caches=caches)
-            yield repositories.opened(known.repository_id), known.id
-        finally:
-            store.close()
-
-    return opened()
+    settings = options.settings
+    _check_there(settings.data_dir)
+    store = Store(settings.store_url)
+    try:
+        known = _chosen(Points(store.backups, host=settings.host_id).all(), point)
+        caches = settings.data_dir / "backups"
+        repositories = Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir, caches=caches)
+        yield repositories.opened(known.repository_id), known.id
+    finally:
+        store.close()
 
 
 def _chosen(points: Any, beginning: str) -> Any:
@@ -88,11 +89,11 @@ def _check_there(data_dir: Path) -> None:
         )
 
 
-def _say(options: Options, disks: Any) -> None:
+def _say(options: Options, disks: Any, told: TextIO) -> None:
     if options.json:
         found = [{"target": one.target, "size_bytes": one.size_bytes, "uris": list(one.uris)} for one in disks]
-        print(json.dumps({"disks": found}), flush=True)
+        print(json.dumps({"disks": found}), file=told, flush=True)
         return
     for one in disks:
-        print(f"{shown(one.target)}  {sized(one.size_bytes)}  {'  '.join(one.uris)}")
-    print("Read-only, until Ctrl-C", flush=True)
+        print(f"{shown(one.target)}  {sized(one.size_bytes)}  {'  '.join(one.uris)}", file=told)
+    print("Read-only, until Ctrl-C", file=told, flush=True)
