@@ -34,7 +34,6 @@ _KEPT = {
 _KEPT_BY = {
     "all": "everything is kept",
     "newest": "the last one left",
-    "protected": "protected",
     "keep_last": "one of the newest",
     "keep_hourly": "the hour's last",
     "keep_daily": "the day's last",
@@ -73,7 +72,8 @@ def retention_words(retention: BaseModel) -> str:
 
 
 def kept_words(fate: PointFate) -> str:
-    return ", ".join(_KEPT_BY.get(line, line) for line in fate.kept_by)
+    """But for its protection, which is shown of every point."""
+    return ", ".join(_KEPT_BY.get(line, line) for line in fate.kept_by if line != "protected")
 
 
 def way_words(way: str) -> str:
