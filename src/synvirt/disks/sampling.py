@@ -65,7 +65,7 @@ def _places(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: i
 
 
 def _unchanged(source: DiskReader, places: list[int], *, zeros: bool) -> list[int]:
-    """Those that touch none of the source's extents (if `zeros`, of those with data), ordered so that an early stop has seen all
+    """Those that touch none of the source's extents (if `zeros`, of those with data), shuffled: who stops early has seen all
     parts of the disk."""
     changed = (extent for extent in source.extents() if not (zeros and extent.zero))
     extent = next(changed, None)

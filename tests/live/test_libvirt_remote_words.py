@@ -1,0 +1,48 @@
+"""What libvirt and ssh are told, and what is made of what they say, without either."""
+
+from pathlib import Path
+
+import pytest
+
+from synvirt.live import libvirt_remote_ssh
+from synvirt.live.libvirt_remote_backup import Server, _hint
+from synvirt.live.libvirt_remote_ssh import FAST_CIPHERS, Door
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Could not create '/s/x.scratch': Permission denied", "AppArmor or SELinux"),
+        ("Failed to bind socket to /s/x.sock: Permission denied", "AppArmor or SELinux"),
+        ("qemu-img: /s/x.scratch: No space left on device", "is full"),
+        ("unable to find tls x509 certificates", "backup_tls_x509_cert_dir"),
+        ("Timed out during operation: cannot acquire state change lock (held by monitor=x)", "another operation"),
+        ("something that nobody foresaw", None),
+    ],
+)
+def test_a_refusal_that_is_known_says_what_to_do(said: str, told: str | None) -> None:
+    hint = _hint(said, Server("/s"))
+    assert (hint is None) if told is None else told in str(hint)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "chosen"),
+    [
+        ("flags\t\t: fpu sse2 aes avx\n", True),
+        ("Features\t: fp asimd aes pmull\n", True),
+        ("flags\t\t: fpu sse2 vaes_not\n", False),
+        ("model name\t: aes\n", False),
+        (None, False),
+    ],
+)
+def test_ciphers_are_those_that_the_processor_is_fast_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None, chosen: bool
+) -> None:
+    said = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        said.write_text(cpuinfo)
+    monkeypatch.setattr(libvirt_remote_ssh, "_CPUINFO", said)
+    libvirt_remote_ssh._has_aes.cache_clear()
+    argv = Door(host="kvm7", port=22, user=None, folder=tmp_path).argv()
+    libvirt_remote_ssh._has_aes.cache_clear()
+    assert (f"Ciphers={FAST_CIPHERS}" in argv) == chosen
