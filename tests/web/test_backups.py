@@ -48,7 +48,7 @@ def point(served: tuple[Service, str], repository: BackupRepository) -> RestoreP
 def gate(service: Service) -> Iterator[threading.Event]:
     """No run goes on before it is set."""
     gate = threading.Event()
-    service.guests.gate = lambda: gate.wait(60)
+    service.guests.gate = lambda: gate.wait(280)
     yield gate
     gate.set()
     service.guests.gate = lambda: None
