@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from synvirt.backups import packs
 from synvirt.backups.folder import put
 from synvirt.backups.keys import CHUNK_BYTES
-from synvirt.backups.model import BackupRepositoryRequest
+from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
 from synvirt.backups.peer import PeerFolder, PeerPlace
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.repository import Repository
@@ -25,6 +26,7 @@ from synvirt.errors import BackupBadRequest, RepositoryFull, RepositoryUnreachab
 from synvirt.store import Store
 from tests.backups.peers import PASSWORD, USER, Peer
 from tests.backups.points import KEY, back_up, opened, restored
+from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.fakes.disks import MemoryReader
 from tests.needs import need_root
 from tests.processes import until
@@ -237,6 +239,38 @@ def test_a_peer_is_a_repository_as_others_are_and_its_password_is_sealed(peer: P
     assert again.opened(back.id).point_ids() == [point]
     for one in (repositories, again):
         one.close()
+    store.close()
+
+
+def test_runs_on_a_peer_keep_what_it_keeps_and_restore(tmp_path: Path) -> None:
+    """Through the service: retention asks for one point, and the peer keeps all for thirty days."""
+    home, guests = Peer(tmp_path / "home", keep_days=30), FakeGuests(tmp_path / "guests")
+    store = Store(f"sqlite:///{tmp_path / 'test.db'}")
+    backups = backups_of(store, guests, tmp_path)
+    backups.start()
+    with home.served():
+        peer = {
+            "url": home.place.url,
+            "fingerprint_sha256": home.place.fingerprint_sha256,
+            "credentials": {"username": USER, "password": PASSWORD},
+        }
+        asked = BackupRepositoryRequest.model_validate({"name": "there", "kind": "peer", "peer": peer})
+        repository = backups.add_repository(asked)
+        lines = {"name": "nightly", "vm_ids": ("web",), "repository_id": repository.id, "retention": {"keep_last": 1}}
+        job = backups.add_job(BackupJobRequest.model_validate(lines))
+        points: list[UUID] = []
+        for seed in (1, 2):
+            guests.image("web", _noise(3, seed).content)
+            run = ended(backups, backups.run_job(job.id).id)
+            assert (run.status, run.error, run.warnings) == ("completed", None, ())
+            points += run.restore_point_ids
+        for seed, point in zip((1, 2), points, strict=True):
+            assert backups.points.get(point).repository_kind == "peer"
+            export = ended(backups, backups.restore(point, RestoreRequest(target="export", name=f"of-{seed}")).id)
+            assert export.status == "completed", export.error
+            (image,) = (tmp_path / f"exports/of-{seed}").glob("*.raw")
+            assert [image.read_bytes() == _noise(3, seed).content] == [True]
+        backups.close()
     store.close()
 
 

@@ -1,7 +1,7 @@
 """{base_url}/api/v1/migrator/uploads: send an archive, list, load, remove, and say what is in one."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
@@ -11,18 +11,17 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
+from synvirt.api.body import pieces
 from synvirt.api.document import problem_described
 from synvirt.api.multipart import UploadForm, refuse_length
 from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.problems import problem
 from synvirt.errors import BadRequest, SynvirtError, UploadRejected, UploadTooLarge
 from synvirt.migrations.uploads import Uploads
-from synvirt.model import MIB, Inspection, Model, Upload
+from synvirt.model import Inspection, Model, Upload
 from synvirt.offline import browsing
 
 PAGE_LIMIT = 1000
-# A thread is asked once for so much: the event loop only gathers.
-PIECE_BYTES = MIB
 # A caller whose network is gone says nothing at all; what it began must not stay for ever.
 IDLE_S = 60.0
 # How long a refused caller may go on sending: closing a connection with unread bytes can take the answer back (RFC 9112 9.6).
@@ -120,7 +119,7 @@ async def received(request: Request, uploads: Uploads, idle_s: float, *, blank_s
         blank_sha256=blank_sha256,
     )
     try:
-        async for piece in _pieces(request.stream(), idle_s):
+        async for piece in pieces(request.stream(), idle_s):
             await run_in_threadpool(form.feed, piece)
         return await run_in_threadpool(form.finish)
     except ClientDisconnect as error:
@@ -130,22 +129,6 @@ async def received(request: Request, uploads: Uploads, idle_s: float, *, blank_s
     finally:
         # The event loop's own threads: it waits for them when it ends, which is when this is cancelled as well.
         await asyncio.to_thread(form.discard)
-
-
-async def _pieces(stream: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[bytes]:
-    """The body in pieces worth a thread's while. TimeoutError when the caller says nothing for so long."""
-    gathered = bytearray()
-    while True:
-        async with asyncio.timeout(idle_s):
-            chunk = await anext(stream, None)
-        if chunk is None:
-            break
-        gathered += chunk
-        if len(gathered) >= PIECE_BYTES:
-            yield bytes(gathered)
-            gathered.clear()
-    if gathered:
-        yield bytes(gathered)
 
 
 class Parting(Response):

@@ -8,7 +8,7 @@ from synvirt.backups.model import BackupJob, PointFate, RestorePoint
 from synvirt.backups.points import Points
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retention import Retention, kept
-from synvirt.errors import SynvirtError
+from synvirt.errors import BackupImmutable, SynvirtError
 
 
 def fates(points: Iterable[RestorePoint], retention: Retention, *, protected: Collection[UUID] = ()) -> list[PointFate]:
@@ -59,6 +59,8 @@ class Retiring:
                 continue
             try:
                 repository.remove(fate.restore_point_id)
+            except BackupImmutable:
+                continue  # a peer keeps it for longer: a later run removes it
             except SynvirtError as error:
                 refused = refused or error
             else:
