@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synvirt.backups import footers
 from synvirt.backups import index as indexes
 from synvirt.backups import packs
 from synvirt.backups.index import Index
@@ -51,13 +52,15 @@ def _agrees(index: Index, model: dict[str, list[int]]) -> None:
         max_size=12,
     ),
     st.sampled_from([2, 1 << 16]),
+    st.sampled_from([1, 100]),
 )
-def test_the_index_says_what_the_footers_say(steps: list[tuple[str, list[int]]], recent_max: int) -> None:
+def test_the_index_says_what_the_footers_say(steps: list[tuple[str, list[int]]], recent_max: int, few: int) -> None:
     folder, model = MemoryFolder(), dict[str, list[int]]()
     folder.make_folders(["packs"])
     index = Index(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(indexes, "_RECENT_MAX", recent_max)
+        patch.setattr(footers, "_FEW", few)
         for what, numbers in steps:
             if what == "remove" and model:
                 gone = sorted(model)[numbers[0] % len(model)]

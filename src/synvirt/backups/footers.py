@@ -19,6 +19,8 @@ from synvirt.sizes import MIB
 
 # Footers that are held in memory: of 64 MiB packs some 10 KiB each, so that a disk's neighbours are found without a query.
 HELD_BYTES = 8 * MIB
+# So many are asked for one by one; more by reading all of the file.
+_FEW = 100
 _BUSY_S = 10.0
 
 _log = structlog.get_logger("synvirt.backups")
@@ -49,7 +51,7 @@ class Footers:
     def all(self, sizes: dict[str, int], unreadable: dict[str, str]) -> Iterator[tuple[str, bytes]]:
         """Of each pack in `sizes`, its entries; of those that are damaged, why, in `unreadable`."""
         known = set()
-        for pack, size_bytes, tail in self._rows("SELECT pack, size, tail FROM footers"):
+        for pack, size_bytes, tail in self._cached(sizes):
             if pack in sizes and (footer := _checked(pack, sizes[pack], size_bytes, tail)) is not None:
                 known.add(pack)
                 yield pack, footer
@@ -60,6 +62,14 @@ class Footers:
                 unreadable[pack] = error.detail
                 continue
             yield pack, footer
+
+    def _cached(self, sizes: dict[str, int]) -> Iterator[tuple]:  # type: ignore[type-arg]
+        """At least what there is of these: of many, all that there is."""
+        if len(sizes) > _FEW:
+            yield from self._rows("SELECT pack, size, tail FROM footers")
+            return
+        for pack in sizes:
+            yield from self._rows("SELECT pack, size, tail FROM footers WHERE pack = ?", pack)
 
     def keep(self, pack: str, size_bytes: int, tail: bytes) -> None:
         self._write("INSERT OR REPLACE INTO footers (pack, size, tail) VALUES (?, ?, ?)", pack, size_bytes, tail)
