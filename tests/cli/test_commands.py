@@ -159,7 +159,7 @@ def test_the_beginning_of_an_id_is_enough(service: Service, run: Run) -> None:
     for _ in range(40):
         service.submit()
     ambiguous = [run("migrations", "show", digit) for digit in "0123456789abcdef"]
-    assert any(done.exit_code == 2 and "migrations begin with" in done.stderr for done in ambiguous)
+    assert any(done.exit_code == 2 and "migrations fit" in done.stderr for done in ambiguous)
 
 
 def test_cancel_and_cutover(service: Service, run: Run) -> None:
