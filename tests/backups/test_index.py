@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.backups import footers
+from synvirt.backups import footers, packs
 from synvirt.backups import index as indexes
-from synvirt.backups import packs
 from synvirt.backups.index import Index
 from synvirt.backups.repository import Repository
 from synvirt.backups.verify import verify_repository
