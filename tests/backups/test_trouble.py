@@ -89,8 +89,21 @@ def test_one_that_waits_is_cancelled_at_once(house: House) -> None:
     assert [house.ended(run).status for run in busy] == ["completed", "completed"]
 
 
+def test_a_restore_does_not_stand_in_line_behind_backups(house: House) -> None:
+    repository = house.repository()
+    (point,) = house.run(house.job("web", repository=repository)).restore_point_ids
+    go = threading.Event()
+    house.guests.gate = lambda: go.wait(60)
+    busy = [house.backups.run_job(house.job("web", repository=repository).id) for _ in range(3)]
+    restored = house.ended(house.backups.restore(point, RestoreRequest(target="export", name="out")))
+    assert restored.status == "completed", restored.error
+    assert not any(house.backups.runs.get(run.id).status == "completed" for run in busy)
+    go.set()
+    assert {house.ended(run).status for run in busy} == {"completed"}
+
+
 CHILD = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from synvirt.backups import packs, repository, under_way
 from synvirt.backups.keys import CHUNK_BYTES
@@ -106,6 +119,8 @@ def dying(call):
         global seen
         seen += 1
         if seen == count:
+            while where == "put" and house.backups.runs.page(limit=1, cursor=None)[0][0].stored_bytes < 4 * CHUNK_BYTES:
+                time.sleep(0.01)  # it is written every few seconds: here, at each figure
             os._exit(9)
         return call(*args, **kwargs)
     return called

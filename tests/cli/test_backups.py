@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from synvirt.cli import backup_jobs
 from synvirt.cli import backups as commands
 from tests.cli.conftest import Run
 from tests.cli.test_watching import SYNVIRT
@@ -225,14 +226,14 @@ def test_the_tables_fit_80_columns(run: Run, job: str, monkeypatch: pytest.Monke
     run("backup", "protect", _point(run))
     for noun, table in (
         ("repositories", commands._repositories),
-        ("jobs", commands._jobs),
+        ("jobs", backup_jobs._jobs),
         ("runs", commands._runs),
         ("points", commands._points),
     ):
         items = json.loads(run("backup", noun, "--json").stdout)["items"]
         assert _width(monkeypatch, table, items) <= 80
     fates = json.loads(run("backup", "retention", "nightly", "--json").stdout)["items"]
-    assert _width(monkeypatch, commands._fates, fates) <= 80
+    assert _width(monkeypatch, backup_jobs._fates, fates) <= 80
 
 
 def _width(monkeypatch: pytest.MonkeyPatch, table: Any, items: list[Any]) -> int:

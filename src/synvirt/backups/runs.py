@@ -25,6 +25,8 @@ from synvirt.store.backups import BackupRows, Row, RunEvent
 
 # Each reads with a thread a core: more would only take turns.
 RUNS_AT_ONCE = 2
+# What somebody waits for does not stand in line behind the backups of a night.
+URGENT = frozenset({"restore", "boot_test"})
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -41,7 +43,7 @@ class Runs:
 
     def __init__(self, rows: BackupRows, *, host: str) -> None:
         self._rows, self._host = rows, host
-        self._pool = ThreadPoolExecutor(RUNS_AT_ONCE, thread_name_prefix="backup")
+        self._pool, self._urgent = (ThreadPoolExecutor(RUNS_AT_ONCE, name) for name in ("backup", "restore"))
         self.lock = threading.RLock()
         self._stops: dict[UUID, threading.Event] = {}
         self._waiting: dict[UUID, Future[None]] = {}
@@ -65,7 +67,8 @@ class Runs:
             self._closing = True
             for stop in self._stops.values():
                 stop.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._pool, self._urgent):
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def get(self, run_id: UUID) -> BackupRun:
         """BackupNotFound."""
@@ -112,7 +115,8 @@ class Runs:
             raise BackupConflict("the service is being stopped")
         self._save(run, with_=with_)
         self._stops[run.id] = threading.Event()
-        self._waiting[run.id] = self._pool.submit(self._do, run, work)
+        pool = self._urgent if run.kind in URGENT else self._pool
+        self._waiting[run.id] = pool.submit(self._do, run, work)
         return run
 
     def _do(self, run: BackupRun, work: Callable[[UnderWay], None]) -> None:

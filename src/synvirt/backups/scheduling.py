@@ -8,6 +8,8 @@ import structlog
 
 # A cron expression has minutes; a job that is some seconds late is not.
 LOOK_EVERY_S = 10.0
+# A look may hang with an NFS server that is away: the service's end does not wait for that.
+ENDS_WITHIN_S = 5.0
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -32,4 +34,4 @@ def looking(look: Callable[[], object], *, every_s: float = LOOK_EVERY_S) -> Ite
         yield
     finally:
         stop.set()
-        thread.join()
+        thread.join(ENDS_WITHIN_S)

@@ -7,32 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
+from synvirt.cli.backup_asking import (
+    JOBS,
+    POINTS,
+    REPOSITORIES,
+    RUNS,
+    Cursor,
+    Job,
+    Limit,
+    Point,
+    Repository,
+    Run,
+    ask,
+    list_things,
+    start_run,
+)
+from synvirt.cli.backup_jobs import add_job, change_job, jobs, remove_job, retention
 from synvirt.cli.backup_mount import mount
 from synvirt.cli.backup_runs import follow
-from synvirt.cli.listing import Listed, at, id_of, print_page, print_table
+from synvirt.cli.listing import at, id_of, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown, sized
 
 app = typer.Typer(no_args_is_help=True, help="Backups of this host's guests: docs/backup.md.")
-
-REPOSITORIES = Listed("repository", "/backup/repositories", "synvirt backup repositories", "name")
-JOBS = Listed("backup job", "/backup/jobs", "synvirt backup jobs", "name")
-RUNS = Listed("run", "/backup/runs", "synvirt backup runs")
-POINTS = Listed("restore point", "/backup/restore-points", "synvirt backup points")
-
-ShortId = "Its id, or the beginning of it"
-Run = Annotated[str, typer.Argument(metavar="RUN", help=ShortId)]
-Point = Annotated[str, typer.Argument(metavar="POINT", help=ShortId)]
-Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name or id")]
-Repository = Annotated[str, typer.Argument(metavar="REPOSITORY", help="Its name or id")]
-Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most this many")]
-Cursor = Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")]
-
-
-class Quiesce(StrEnum):
-    OFF = "off"
-    TRY = "try"
-    REQUIRE = "require"
 
 
 class Target(StrEnum):
@@ -46,35 +43,6 @@ class Format(StrEnum):
     QCOW2 = "qcow2"
 
 
-# ── what they have in common ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _list(options: Options, listed: Listed, table: Any, limit: int, cursor: str | None) -> None:
-    params = {"limit": limit} | ({"cursor": cursor} if cursor else {})
-    with options.connect() as client:
-        answer = client.ask("GET", listed.path, params=params)
-    things = listed.path.rpartition("/")[2].replace("-", " ")
-    print_page(answer, none=f"There are no {things}", show=table, as_json=options.json)
-
-
-def _ask(options: Options, method: str, listed: Listed, one: str, rest: str = "", *, said: str, json: Any = None) -> None:
-    """Something that is done when it is answered."""
-    with options.connect() as client:
-        id_ = id_of(client, listed, one)
-        answer = client.ask(method, f"{listed.path}/{id_}{rest}", json=json)
-    if not options.json:
-        print(f"{listed.noun.capitalize()} {id_} {said}")
-    elif answer:
-        print(answer)
-
-
-def _start(options: Options, listed: Listed, one: str, rest: str, *, json: Any = None, params: Any = None) -> None:
-    """Something that becomes a run."""
-    with options.connect() as client:
-        path = f"{listed.path}/{id_of(client, listed, one)}/{rest}"
-        follow(options, client, client.ask("POST", path, json=json, params=params))
-
-
 # ── repositories ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -85,7 +53,7 @@ def repositories(options: Options, limit: Limit = 1000, cursor: Cursor = None) -
 
     Example: synvirt backup repositories
     """
-    _list(options, REPOSITORIES, _repositories, limit, cursor)
+    list_things(options, REPOSITORIES, _repositories, limit, cursor)
 
 
 @app.command("add-repository")
@@ -152,7 +120,7 @@ def verify_repository(options: Options, repository: Repository) -> None:
 
     Example: synvirt backup verify-repository here
     """
-    _start(options, REPOSITORIES, repository, "verify")
+    start_run(options, REPOSITORIES, repository, "verify")
 
 
 @app.command("collect")
@@ -166,7 +134,7 @@ def collect(
 
     Example: synvirt backup collect here --dry-run
     """
-    _start(options, REPOSITORIES, repository, "collect", params={"dry_run": dry_run})
+    start_run(options, REPOSITORIES, repository, "collect", params={"dry_run": dry_run})
 
 
 @app.command("forget-repository")
@@ -176,144 +144,16 @@ def forget_repository(options: Options, repository: Repository) -> None:
 
     Example: synvirt backup forget-repository here
     """
-    _ask(options, "DELETE", REPOSITORIES, repository, said="is forgotten; what lies in it stays")
+    ask(options, "DELETE", REPOSITORIES, repository, said="is forgotten; what lies in it stays")
 
 
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-
-@app.command()
-@with_options
-def jobs(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
-    """List the backup jobs.
-
-    Example: synvirt backup jobs
-    """
-    _list(options, JOBS, _jobs, limit, cursor)
-
-
-Keep = Annotated[int | None, typer.Option(min=0, help="Keep so many of the newest points")]
-KeepHourly = Annotated[int | None, typer.Option(min=0, help="… the last one of so many hours")]
-KeepDaily = Annotated[int | None, typer.Option(min=0, help="… of so many days")]
-KeepWeekly = Annotated[int | None, typer.Option(min=0, help="… of so many weeks")]
-KeepMonthly = Annotated[int | None, typer.Option(min=0, help="… of so many months")]
-KeepYearly = Annotated[int | None, typer.Option(min=0, help="… of so many years")]
-Schedule = Annotated[str | None, typer.Option(help="Run by itself: five fields of cron, in UTC; «never»: no more")]
-
-
-def _retention(*counts: int | None) -> dict[str, int]:
-    lines = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly")
-    return {line: count for line, count in zip(lines, counts, strict=True) if count is not None}
-
-
-@app.command("add-job")
-@with_options
-def add_job(
-    options: Options,
-    vms: Annotated[list[str], typer.Argument(metavar="VM...", help="Names or UUIDs of this host's guests")],
-    *,
-    name: Annotated[str, typer.Option(help="What to call it")],
-    repository: Annotated[str, typer.Option(help="The repository's name or id")],
-    quiesce: Annotated[Quiesce, typer.Option(help="Freeze the file systems of a running guest for the moment")] = Quiesce.TRY,
-    schedule: Schedule = None,
-    keep_last: Keep = None,
-    keep_hourly: KeepHourly = None,
-    keep_daily: KeepDaily = None,
-    keep_weekly: KeepWeekly = None,
-    keep_monthly: KeepMonthly = None,
-    keep_yearly: KeepYearly = None,
-) -> None:
-    """Make a backup job; all points are kept where no --keep says else.
-
-    Example: synvirt backup add-job web db --name nightly --repository here --schedule "0 2 * * *" --keep-daily 7
-    """
-    import json
-
-    body: dict[str, Any] = {"name": name, "vm_ids": vms, "quiesce": quiesce.value}
-    if schedule is not None and schedule != "never":
-        body["schedule"] = schedule
-    body["retention"] = _retention(keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly)
-    with options.connect() as client:
-        body["repository_id"] = id_of(client, REPOSITORIES, repository)
-        answer = client.ask("POST", JOBS.path, json=body)
-    made = json.loads(answer)
-    when = f"It runs next at {at(made['next_run_at'])} UTC" if made["next_run_at"] else "Run it"
-    print(answer if options.json else f"Job {made['id']} is made. {when}: synvirt backup run {made['id']}")
-
-
-@app.command("change-job")
-@with_options
-def change_job(
-    options: Options,
-    job: Job,
-    *,
-    name: Annotated[str | None, typer.Option(help="What to call it")] = None,
-    vm: Annotated[list[str] | None, typer.Option(help="Its guests, in place of those it has; may be given again")] = None,
-    quiesce: Annotated[Quiesce | None, typer.Option(help="Freeze the file systems of a running guest")] = None,
-    schedule: Schedule = None,
-    keep_last: Keep = None,
-    keep_hourly: KeepHourly = None,
-    keep_daily: KeepDaily = None,
-    keep_weekly: KeepWeekly = None,
-    keep_monthly: KeepMonthly = None,
-    keep_yearly: KeepYearly = None,
-) -> None:
-    """Change a backup job. What is not given stays; any --keep takes the place of all that it had.
-
-    Example: synvirt backup change-job nightly --schedule never
-    """
-    kept = _retention(keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly)
-    wishes = {"name": name, "vm_ids": vm or None, "quiesce": quiesce, "schedule": schedule, "retention": kept or None}
-    body: dict[str, Any] = {wish: value for wish, value in wishes.items() if value is not None}
-    if schedule == "never":
-        body["schedule"] = None
-    _ask(options, "PATCH", JOBS, job, json=body, said="is changed")
-
-
-@app.command("remove-job")
-@with_options
-def remove_job(options: Options, job: Job) -> None:
-    """Remove a backup job. Its restore points stay, and no retention touches them any more.
-
-    Example: synvirt backup remove-job nightly
-    """
-    _ask(options, "DELETE", JOBS, job, said="is removed; its restore points stay")
-
-
-@app.command()
-@with_options
-def retention(
-    options: Options,
-    job: Job,
-    *,
-    apply: Annotated[bool, typer.Option("--apply", help="Remove them now; each run of the job does so at its end")] = False,
-    keep_last: Keep = None,
-    keep_hourly: KeepHourly = None,
-    keep_daily: KeepDaily = None,
-    keep_weekly: KeepWeekly = None,
-    keep_monthly: KeepMonthly = None,
-    keep_yearly: KeepYearly = None,
-) -> None:
-    """Show which restore points of a job go, and why each of the others stays; with --keep, what these would do instead.
-
-    Example: synvirt backup retention nightly --keep-daily 3
-    """
-    import json
-
-    from synvirt.errors import BadRequest
-
-    asked = _retention(keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly)
-    if apply and asked:
-        raise BadRequest("--apply removes by the job's own retention", hint="synvirt backup change-job changes that")
-    with options.connect() as client:
-        path = f"{JOBS.path}/{id_of(client, JOBS, job)}/retention"
-        answer = client.ask("POST" if apply else "GET", path, params=asked)
-    if options.json:
-        print(answer)
-    elif items := json.loads(answer)["items"]:
-        _fates(items)
-    else:
-        print("The job has no restore points")
+app.command()(jobs)
+app.command("add-job")(add_job)
+app.command("change-job")(change_job)
+app.command("remove-job")(remove_job)
+app.command()(retention)
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -326,7 +166,7 @@ def run(options: Options, job: Job) -> None:
 
     Example: synvirt backup run nightly
     """
-    _start(options, JOBS, job, "run")
+    start_run(options, JOBS, job, "run")
 
 
 @app.command()
@@ -336,7 +176,7 @@ def runs(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
 
     Example: synvirt backup runs --limit 20
     """
-    _list(options, RUNS, _runs, limit, cursor)
+    list_things(options, RUNS, _runs, limit, cursor)
 
 
 @app.command()
@@ -388,7 +228,7 @@ def cancel(options: Options, run: Run) -> None:
 
     Example: synvirt backup cancel 1f3a
     """
-    _ask(options, "POST", RUNS, run, "/cancel", said="is asked to stop")
+    ask(options, "POST", RUNS, run, "/cancel", said="is asked to stop")
 
 
 # ── restore points ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -401,7 +241,7 @@ def points(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None
 
     Example: synvirt backup points
     """
-    _list(options, POINTS, _points, limit, cursor)
+    list_things(options, POINTS, _points, limit, cursor)
 
 
 @app.command()
@@ -411,7 +251,7 @@ def verify(options: Options, point: Point) -> None:
 
     Example: synvirt backup verify 1f3a
     """
-    _start(options, POINTS, point, "verify")
+    start_run(options, POINTS, point, "verify")
 
 
 @app.command()
@@ -439,7 +279,7 @@ def restore(
     wishes = {"name": name, "path": None if path is None else str(path), "start": start or None}
     wishes["format"] = None if format == Format.RAW else format.value
     body |= {wish: value for wish, value in wishes.items() if value is not None}
-    _start(options, POINTS, point, "restore", json=body)
+    start_run(options, POINTS, point, "restore", json=body)
 
 
 @app.command("boot-test")
@@ -449,7 +289,7 @@ def boot_test(options: Options, point: Point) -> None:
 
     Example: synvirt backup boot-test 1f3a
     """
-    _start(options, POINTS, point, "boot-test")
+    start_run(options, POINTS, point, "boot-test")
 
 
 app.command()(mount)
@@ -462,7 +302,7 @@ def protect(options: Options, point: Point) -> None:
 
     Example: synvirt backup protect 1f3a
     """
-    _ask(options, "PATCH", POINTS, point, json={"protected": True}, said="is protected")
+    ask(options, "PATCH", POINTS, point, json={"protected": True}, said="is protected")
 
 
 @app.command()
@@ -472,7 +312,7 @@ def unprotect(options: Options, point: Point) -> None:
 
     Example: synvirt backup unprotect 1f3a
     """
-    _ask(options, "PATCH", POINTS, point, json={"protected": False}, said="is protected no more")
+    ask(options, "PATCH", POINTS, point, json={"protected": False}, said="is protected no more")
 
 
 @app.command("remove-point")
@@ -482,7 +322,7 @@ def remove_point(options: Options, point: Point) -> None:
 
     Example: synvirt backup remove-point 1f3a
     """
-    _ask(options, "DELETE", POINTS, point, said="is removed")
+    ask(options, "DELETE", POINTS, point, said="is removed")
 
 
 # ── tables: each fits into 80 columns ────────────────────────────────────────────────────────────────────────────────
@@ -495,20 +335,6 @@ def _repositories(items: list[Any]) -> None:
 
 def _room(one: dict[str, Any]) -> str:
     return "" if one["capacity_bytes"] is None else sized(max(0, one["capacity_bytes"] - (one["used_bytes"] or 0)))
-
-
-def _jobs(items: list[Any]) -> None:
-    rows = [
-        (
-            one["id"],
-            shown(f"{one['name']}: {', '.join(one['vm_ids'])}"),
-            shown(one["schedule"] or ""),
-            at(one["next_run_at"])[:16] if one["next_run_at"] else "",
-            (one["last_run_id"] or "")[:8],
-        )
-        for one in items
-    ]
-    print_table(("ID", "NAME", "SCHEDULE", "NEXT (UTC)", "LAST RUN"), rows)
 
 
 def _runs(items: list[Any]) -> None:
@@ -540,16 +366,3 @@ def _points(items: list[Any]) -> None:
         for one in items
     ]
     print_table(("ID", "NAME", "CREATED", "SIZE", "STORED", "STATE", "PROT."), rows)
-
-
-def _fates(items: list[Any]) -> None:
-    rows = [
-        (
-            one["restore_point_id"],
-            shown(one["vm_name"]),
-            at(one["created_at"])[:16],
-            "goes" if one["removed"] else f"stays: {', '.join(line.removeprefix('keep_') for line in one['kept_by'])}",
-        )
-        for one in items
-    ]
-    print_table(("ID", "NAME", "CREATED", "RETENTION"), rows)
