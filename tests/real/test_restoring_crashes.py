@@ -68,8 +68,11 @@ def room(host: LibvirtHost, data_dir: Path, tmp_path: Path) -> Iterator[Room]:
     made.close()
 
 
-def restored(room: Room, point: RestorePoint, asked: RestoreRequest, steps: Steps) -> bool:
-    """In this thread; whether it came to its end. The next service has started when this returns."""
+def restored(
+    room: Room, point: RestorePoint, asked: RestoreRequest, steps: Steps, meanwhile: Callable[[], object] = lambda: None
+) -> bool:
+    """In this thread; whether it came to its end. The next service has started when this returns; `meanwhile` is done between
+    the kill and that."""
     backups = room.backups
     run = BackupRun(id=uuid4(), kind="restore", created_at=now(), restore_point_ids=(point.id,))
     run, work = backups._restoring.prepared(run, point, asked)
@@ -94,6 +97,7 @@ def restored(room: Room, point: RestorePoint, asked: RestoreRequest, steps: Step
     except Killed:
         steps._monkeypatch.undo()
         backups.close()
+        meanwhile()
         room.backups = room.service()
         room.backups.start()
         return False
@@ -155,6 +159,33 @@ def test_in_place_a_kill_leaves_the_guest_as_it_is_or_as_it_was(
     assert last > 10
     assert seen == {(str(96 * 1024), False, False), (str(64 * 1024), True, True)}, "as it is, or as it was; nothing between"
     assert found == (str(64 * 1024), True, True)
+
+
+def test_what_a_guest_wrote_between_a_kill_and_the_next_start_is_kept(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    uuid, name = str(uuid4()), f"killed-{uuid4().hex[:8]}"
+    definition = guest(room, uuid, name, 64, THEN)
+    then = written(room, "then", THEN)
+    point = room.point(definition, {"vda": then, "vdb": then}, vm_id=UUID(uuid))
+    then.unlink()
+    guest(room, uuid, name, 96, NOW)
+    meanwhile = Random(7).randbytes(len(NOW))
+    with monkeypatch.context() as patched:
+        swapping = in_place._swap
+
+        def killed(swap: in_place.Swap) -> None:
+            if swap.path.endswith("second.qcow2"):
+                swapping(swap)
+            steps.killed = True
+            raise Killed
+
+        steps = Steps(patched)
+        patched.setattr(in_place, "_swap", killed)
+        first = room.folder / "images/first.raw"
+        ended = restored(room, point, RestoreRequest(target="in_place"), steps, lambda: first.write_bytes(meanwhile))
+    assert not ended
+    assert first.read_bytes() == meanwhile
+    assert {one.name for one in (room.folder / "images").iterdir()} == {"first.raw", "second.qcow2"}
+    assert room.store.backups.all("unfinished", host="local") == []
 
 
 @pytest.mark.slow

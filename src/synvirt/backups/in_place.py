@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import structlog
+
 from synvirt.backups import new_domain, restoring_domain
 from synvirt.backups.disk import PointReader
 from synvirt.backups.ground import Ground
@@ -55,6 +57,8 @@ from synvirt.hypervisor.connection import load, translated
 
 NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
 FORMATS = ("raw", "qcow2")
+
+_log = structlog.get_logger("synvirt.backups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +266,13 @@ class _Restored:
         _refuse_running(self._domain)
         forward = [Thing(kind="staged", name=swap.before) for swap in self._swaps]
         forward += [Thing(kind="dropped", name=snapshot) for snapshot in self._snapshots]
-        forward += [Thing(kind="swap", name=json.dumps([swap.staged, swap.path])) for swap in self._swaps]
+        with translated(Internal, "the hypervisor does not say which guest it is"):
+            vm_id = self._domain.UUIDString()
+        for swap in self._swaps:
+            forward.append(Thing(kind="swap", name=json.dumps([swap.staged, swap.path, _mark(swap.path), vm_id])))
         if definition is not None:
             forward.append(Thing(kind="defined", name=definition))
-        with translated(Internal, "the hypervisor does not say which guest it is"):
-            forward.append(Thing(kind="checkpoints", name=self._domain.UUIDString()))
+        forward.append(Thing(kind="checkpoints", name=vm_id))
         self._undoing.replace(self._run_id, tuple(forward))
         for swap in self._swaps:
             _swap(swap)
@@ -370,7 +376,28 @@ def _swap(swap: Swap) -> None:
         raise DiskWriteFailed(f"{Path(swap.path).name} cannot be replaced: {error.strerror}") from error
 
 
+def _mark(path: str) -> list[int]:
+    """Another one, once the file was written, or is another file. Empty, where there is none."""
+    try:
+        status = Path(path).stat()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DiskWriteFailed(f"{Path(path).name} cannot be reached: {error.strerror}") from error
+    return [status.st_ino, status.st_mtime_ns]
+
+
 def undo(ground: Ground) -> dict[str, Undo]:
+    def swap(run_id: UUID, name: str) -> None:
+        """Who started the guest before we went on has written to the disk that it has: that is kept, and the restore failed."""
+        new, path, mark, vm_id = json.loads(name)
+        domain = ground.domain("lookupByUUIDString", vm_id)
+        if Path(new).exists() and (mark != _mark(path) or (domain is not None and _runs(domain))):
+            _log.error("a guest was started in the middle of its restore", run=str(run_id), guest=vm_id, kept=Path(path).name)
+            staged(run_id, new)
+            return
+        _swap(Swap(new, path))
+
     def staged(run_id: UUID, name: str) -> None:
         assert f".synvirt-{run_id}-" in Path(name).name
         try:
@@ -402,7 +429,7 @@ def undo(ground: Ground) -> dict[str, Undo]:
 
     undoing: dict[str, Callable[[UUID, str], None]] = {
         "staged": staged,
-        "swap": lambda run_id, name: _swap(Swap(*json.loads(name))),
+        "swap": swap,
         "snapshot": snapshot,
         "dropped": lambda run_id, name: zfs("destroy", name),
         "defined": defined,
