@@ -36,7 +36,6 @@ class Peer:
         service = Service(self._home, check_password=_known, listen=self._listen, backup_offers={"office": offer})
         try:
             with service.served() as server:
-                self._listen = server.address.removeprefix("https://")
                 self.place = PeerPlace(
                     url=f"{server.address}/api/v1/backup/peer/office",
                     fingerprint_sha256=self.shown(),
