@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.backups.disk import ChunkWriter
-from synvirt.backups.garbage import GRACE_S, YOUNG_S, collect
+from synvirt.backups.garbage import GRACE_S, YOUNG_S, collect, condemn
 from synvirt.backups.repository import Repository
 from synvirt.backups.verify import verify_repository
 from synvirt.copying import copy
@@ -75,6 +75,26 @@ def test_a_condemned_pack_that_is_needed_again_stays() -> None:
     collect(repository, now=folder.now)
     collect(repository, now=folder.now + GRACE_S)
     assert restored(Repository(folder, KEY), point) == [disk("AAAA").content]
+
+
+def test_a_damaged_pack_that_is_needed_stays_and_is_not_relied_on() -> None:
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    point = back_up(repository, disk("AAAA"))
+    (pack,) = repository.pack_sizes()
+    condemn(folder, [pack])
+    for _ in range(3):
+        folder.now += LATE
+        collect(repository, now=folder.now)
+        assert [*repository.pack_sizes()] == [pack]
+    later = back_up(repository, disk("AAAA"))
+    assert len(repository.pack_sizes()) == 2, "it was written again"
+    folder.now += LATE
+    collect(repository, now=folder.now)
+    collect(repository, now=folder.now + GRACE_S)
+    assert pack not in repository.pack_sizes()
+    assert [restored(repository, one) for one in (point, later)] == [[disk("AAAA").content]] * 2
+    assert folder.entries("condemned") == []
 
 
 def test_a_run_that_relied_on_what_is_condemned_is_refused_and_the_next_writes_it_again() -> None:

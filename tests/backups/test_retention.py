@@ -7,7 +7,8 @@ from uuid import UUID, uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.backups.model import PointFate, RestorePoint
+from synvirt.backups.backing_up import trusted
+from synvirt.backups.model import BackupJob, PointFate, RestorePoint
 from synvirt.backups.retention import Retention, kept
 from synvirt.backups.retiring import fates
 
@@ -105,3 +106,22 @@ def test_the_newest_good_point_of_each_guest_never_goes(history: list[tuple[int,
             assert staying & {point.id for point in good if point.created_at == newest}
         if wanted := retention.keep_last:
             assert len(staying & {point.id for point in good}) >= min(wanted, len(good))
+
+
+def test_nothing_is_taken_unread_from_a_point_that_may_share_what_was_damaged() -> None:
+    job = BackupJob(
+        id=UUID(int=1),
+        name="nightly",
+        vm_ids=("web",),
+        repository_id=UUID(int=2),
+        quiesce="off",
+        retention=Retention(),
+        created_at=NEW_YEAR,
+    )
+    first, second, third = (_point("web", NEW_YEAR + timedelta(days=day)) for day in (0, 1, 4))
+    other = _point("mail", NEW_YEAR, damaged=True).model_copy(update={"verified_at": NEW_YEAR + timedelta(days=2)})
+    looked_at = first.model_copy(update={"verified_at": NEW_YEAR + timedelta(days=3), "state": "ok"})
+    assert trusted([first, second], job, "web") == [second, first]
+    assert trusted([first, second, other], job, "web") == []
+    assert trusted([looked_at, second, third, other], job, "web") == [third, looked_at]
+    assert trusted([second.model_copy(update={"repository_id": UUID(int=3)})], job, "web") == []

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from uuid import UUID, uuid4
@@ -193,6 +194,27 @@ def test_damage_is_told_by_verify_and_by_restore_and_leaves_no_half_an_export(ho
     assert restored.error is not None
     assert restored.error.code == "E_BAK_DAMAGED"
     assert not (house.folder / "exports/out").exists()
+
+
+@pytest.mark.parametrize("by", ["point", "repository"])
+def test_what_is_damaged_is_written_again_by_the_next_run_and_mends_the_points_before(house: House, by: str) -> None:
+    house.image("web", CONTENT)
+    job = house.job("web")
+    (point,) = house.run(job).restore_point_ids
+    (pack,) = (house.folder / "repository/packs").iterdir()
+    content = bytearray(pack.read_bytes())
+    content[100] ^= 1
+    pack.write_bytes(content)
+    verify = {
+        "point": partial(house.backups.verify, point),
+        "repository": partial(house.backups.verify_repository, job.repository_id),
+    }
+    assert house.ended(verify[by]()).status == "failed"
+    assert house.backups.points.get(point).state == "damaged"
+    (again,) = house.run(job).restore_point_ids
+    for whole in (again, point):
+        assert house.ended(house.backups.verify(whole)).status == "completed"
+        assert house.backups.points.get(whole).state == "ok"
 
 
 def test_another_host_finds_the_points_with_the_recovery_key(house: House, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 from synvirt.backups import garbage
 from synvirt.backups.manifest import Manifest, Named, Sealed, Shown
-from synvirt.backups.model import BackupJob, BackupRepository, DiskTaken, GuestTaken, Status
+from synvirt.backups.model import BackupJob, BackupRepository, DiskTaken, GuestTaken, RestorePoint, Status
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.repository import Repository, Session
@@ -86,10 +86,8 @@ class BackingUp:
         )
 
     def _base(self, job: BackupJob, repository: Repository, vm_id: str) -> Manifest | None:
-        """Of the guest of that UUID the newest point that changes can be counted from. One that is damaged is none."""
-        mine = [point for point in self._points.all() if (point.job_id, point.vm_id) == (job.id, vm_id)]
-        mine = [point for point in mine if point.repository_id == job.repository_id and point.state != "damaged"]
-        for point in sorted(mine, key=lambda point: point.created_at, reverse=True)[:BASES_LOOKED_AT]:
+        """Of the guest of that UUID the newest point that changes can be counted from."""
+        for point in trusted(self._points.all(), job, vm_id)[:BASES_LOOKED_AT]:
             with contextlib.suppress(SynvirtError):
                 manifest = repository.manifest(point.id)
                 if any(disk.mark is not None for disk in manifest.sealed.disks):
@@ -108,6 +106,21 @@ class BackingUp:
             garbage.collect(repository, now=now().timestamp())
         except SynvirtError as error:
             under_way.warn(error.code, f"garbage was not collected: {error.detail}")
+
+
+def trusted(points: list[RestorePoint], job: BackupJob, vm_id: str) -> list[RestorePoint]:
+    """The job's points of a guest, the newest first, from which unchanged chunks may be taken unread. None that is damaged, nor
+    one that was there when damage was found, and may share it: then all is read, and what is damaged is written again."""
+    there = [point for point in points if point.repository_id == job.repository_id]
+    found = max((point.verified_at for point in there if point.state == "damaged" and point.verified_at), default=None)
+    mine = [
+        point
+        for point in there
+        if (point.job_id, point.vm_id) == (job.id, vm_id)
+        and point.state != "damaged"
+        and (found is None or max(point.created_at, point.verified_at or point.created_at) >= found)
+    ]
+    return sorted(mine, key=lambda point: point.created_at, reverse=True)
 
 
 def _told_of_all(failed: list[tuple[str, SynvirtError]], count: int) -> SynvirtError:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from synvirt.backups import packs
-from synvirt.backups.folder import UNFINISHED, put
+from synvirt.backups.folder import UNFINISHED, Folder, put
 from synvirt.backups.manifest import NONE, names_in
 from synvirt.backups.repository import CONDEMNED_FOLDER, Repository, condemned_lists
 from synvirt.errors import RepositoryDamaged
@@ -71,11 +71,12 @@ def collect(
     moved = sum(seen.live_bytes[name] for name in sparse)
     if not dry_run:
         _move(repository, {name: seen.live[name] for name in sparse})
-        _condemn(repository, [*unneeded, *sparse])
+        condemn(repository.folder, [*unneeded, *sparse])
         for name in dead:
             repository.folder.delete(f"{packs.FOLDER}/{name}")
         for one in lists:
-            if now - one.at >= grace_s:
+            # A damaged pack that is still needed stays condemned: what is in it is not relied on again.
+            if now - one.at >= grace_s and not any(name in seen.live for name in one.packs):
                 repository.folder.delete(one.name)
         for entry in repository.folder.entries(UNFINISHED):
             if now - entry.modified_at >= young_s:
@@ -147,7 +148,9 @@ def _store(repository: Repository, pack: packs.Pack) -> None:
     repository.index.add(name, len(content), tail)
 
 
-def _condemn(repository: Repository, names: list[str]) -> None:
+def condemn(folder: Folder, names: list[str]) -> None:
+    """No run relies on these packs from here on: what it finds in them it writes again. They go a day later, if nothing needs
+    them. Damaged ones too: so what guests still have is mended by their next backups, for the points before as well."""
     if names:
         content = "".join(f"{name}\n" for name in names).encode()
-        put(repository.folder, f"{CONDEMNED_FOLDER}/{blake3(content).hexdigest()}", [content])
+        put(folder, f"{CONDEMNED_FOLDER}/{blake3(content).hexdigest()}", [content])

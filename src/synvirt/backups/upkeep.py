@@ -17,16 +17,19 @@ _HINT = "back the guests up anew; other points may be whole: verify them"
 def verify_one(under_way: UnderWay, repository: Repository, points: Points, point: RestorePoint) -> None:
     """RepositoryDamaged, where the point is not what was backed up."""
     under_way.move(Status.TRANSFERRING)
+    damaged: set[str] = set()
     try:
         wrong = verify_point(
             repository,
             point.id,
             stop=under_way.stop,
             on_progress=lambda count: under_way.figure(point.size_bytes, count),
+            damaged=damaged,
         )
     except (BackupNotFound, RepositoryDamaged) as error:
         wrong = error.detail
     _tell(points, {point.id: wrong is not None})
+    garbage.condemn(repository.folder, sorted(damaged))
     if wrong:
         raise RepositoryDamaged(wrong, hint=_HINT)
 
@@ -38,6 +41,7 @@ def verify_all(under_way: UnderWay, repository: Repository, points: Points, repo
     there = set(repository.point_ids())
     mine = [point.id for point in points.all() if point.repository_id == repository_id]
     _tell(points, {id_: id_ in report.damaged_points or id_ not in there for id_ in mine})
+    garbage.condemn(repository.folder, list(report.damaged_packs))
     under_way.note(report=report)
     if report.wrongs:
         more = f", and {len(report.wrongs) - 1} more" if len(report.wrongs) > 1 else ""
@@ -51,6 +55,7 @@ def collect(under_way: UnderWay, repository: Repository, *, dry_run: bool) -> No
 
 
 def _tell(points: Points, damaged: dict[UUID, bool]) -> None:
+    at = now()
     for point_id, is_damaged in damaged.items():
         state = "damaged" if is_damaged else "ok"
-        points.put(points.get(point_id).model_copy(update={"state": state, "verified_at": now()}))
+        points.put(points.get(point_id).model_copy(update={"state": state, "verified_at": at}))

@@ -28,13 +28,14 @@ OnProgress = Callable[[int, int], None]
 
 class Report(Model):
     """What was looked at, and what is wrong. `wrongs`: each in a sentence, none for a repository that is whole.
-    `damaged_points`: those of which not every byte can be restored."""
+    `damaged_points`: those of which not every byte can be restored; `damaged_packs`: those that are not what was written."""
 
     packs: int = 0
     points: int = 0
     bytes_read: Bytes = 0
     wrongs: tuple[str, ...] = ()
     damaged_points: tuple[UUID, ...] = ()
+    damaged_packs: tuple[str, ...] = ()
 
 
 def verify_repository(
@@ -67,6 +68,7 @@ def verify_repository(
         bytes_read=sum(sizes.values()),
         wrongs=tuple(wrongs),
         damaged_points=tuple(damaged),
+        damaged_packs=tuple(sorted(broken)),
     )
 
 
@@ -145,20 +147,44 @@ def verify_point(
     *,
     stop: Stop = lambda: False,
     on_progress: Callable[[int], None] = lambda count: None,
+    damaged: set[str] | None = None,
 ) -> str | None:
-    """What is wrong first, or None: then all of the point was read, and is what was backed up. `on_progress`: bytes read."""
+    """What is wrong first, or None: then all of the point was read, and is what was backed up. `on_progress`: bytes read.
+    `damaged`: takes the packs in which something is wrong; with it all is read, whatever is found."""
     repository.refresh()
     done = Tally()
+    wrongs: list[str] = []
+
+    def wrong(name: bytes, error: RepositoryDamaged) -> str | None:
+        place = repository.place(name)
+        if damaged is None:
+            return error.detail
+        if place is not None:
+            damaged.add(place.pack)
+        wrongs.append(error.detail)
+        return None
 
     def look(chunk: tuple[bytes, int], *_: memoryview) -> str | None:
         try:
             done.add(len(repository.read_chunk(*chunk)))
         except RepositoryDamaged as error:
-            return error.detail
+            return wrong(chunk[0], error)
         return None
 
-    chunks = _chunks(repository, repository.manifest(point_id).shown.disks)
-    return first_found(chunks, look, threads=default_threads(), stop=stop, on_progress=lambda: on_progress(done.total))
+    disks = repository.manifest(point_id).shown.disks
+    for page in {page for disk in disks for page in disk.pages}:
+        try:
+            repository.read_page(bytes.fromhex(page))
+        except RepositoryDamaged as error:
+            found = wrong(bytes.fromhex(page), error)
+            if found is not None:
+                return found
+    if wrongs:
+        return wrongs[0]
+    found = first_found(
+        _chunks(repository, disks), look, threads=default_threads(), stop=stop, on_progress=lambda: on_progress(done.total)
+    )
+    return found or next(iter(wrongs), None)
 
 
 def _chunks(repository: Repository, disks: tuple[DiskMap, ...]) -> Iterator[tuple[bytes, int]]:
