@@ -11,17 +11,18 @@ BIN := $(VENV)/bin
 help:
 	@sed -n 's/^# //p' Makefile
 
-# The stamp holds the environment to its lock file: change the one, and the other is made again.
+# The stamp holds the environment to its lock file: change the one, and the other is made again. It sees Debian's packages for
+# libvirt and libnbd; what is locked is installed all the same where Debian happens to have it too (--ignore-installed).
 $(VENV)/.runtime: requirements.txt packaging/packages.txt pyproject.toml
 	packaging/install-packages.sh packaging/packages.txt
-	test -x $(BIN)/python || /usr/bin/python3 -m venv --system-site-packages $(VENV)
-	$(BIN)/pip install -q --require-hashes -r requirements.txt
+	/usr/bin/python3 -m venv --clear --system-site-packages $(VENV)
+	$(BIN)/pip install -q --ignore-installed --require-hashes -r requirements.txt
 	$(BIN)/pip install -q --no-deps -e .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt packaging/packages-test.txt
 	packaging/install-packages.sh packaging/packages-test.txt
-	$(BIN)/pip install -q --require-hashes -r requirements-dev.txt
+	$(BIN)/pip install -q --ignore-installed --require-hashes -r requirements-dev.txt
 	touch $@
 
 setup: $(VENV)/.runtime
