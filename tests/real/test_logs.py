@@ -64,12 +64,16 @@ def _everything_with_a_secret(client: Client, data_dir: Path) -> str:
         {"name": "bad", "kind": "vim_api", "endpoint": f"https://u:{SECRET}@127.0.0.1:9", "credentials": {"nonsense": SECRET}},
     ]
     http = client._http
-    for source in sources:
-        answer = http.post("/sources", json=source, timeout=60)
+    for source, status in zip(sources, (201, 201, 400), strict=True):
+        answer = http.post("/migrator/sources", json=source, timeout=60)
+        assert answer.status_code == status, answer.text
         if answer.status_code == 201:
-            http.post(f"/sources/{answer.json()['id']}/test", timeout=60)
+            http.post(f"/migrator/sources/{answer.json()['id']}/test", timeout=60)
     http.post(
-        "/sources", content=f'{{"password": "{SECRET}", '.encode(), headers={"Content-Type": "application/json"}, timeout=60
+        "/migrator/sources",
+        content=f'{{"password": "{SECRET}", '.encode(),
+        headers={"Content-Type": "application/json"},
+        timeout=60,
     )
     http.get("http://synvirt/api/v1/migrator/migrations", params={"token": SECRET}, timeout=60)
     http.get("http://synvirt/nowhere", headers={"Authorization": f"Bearer {SECRET}"})
@@ -80,7 +84,7 @@ def _everything_with_a_secret(client: Client, data_dir: Path) -> str:
     ]  # fmt: skip
     for ref in refs:
         plan = {"source": {"Offline": "qcow2"}, "source_ref": ref, "mode": "Cold"}
-        http.post("/migrations", json={"plan": plan}, timeout=60)
+        http.post("/migrator/migrations", json={"plan": plan}, timeout=60)
     # And one that is carried out, with its secrets: to its end.
     image = data_dir / "a.qcow2"
     subprocess.run([need("qemu-img", "qemu-utils"), "create", "-q", "-f", "qcow2", image, "8M"], check=True, timeout=60)
@@ -89,7 +93,7 @@ def _everything_with_a_secret(client: Client, data_dir: Path) -> str:
         place = f"{url.replace('http://', f'http://u:{SECRET}@')}/a.qcow2?X-Amz-Signature={SECRET}"
         ref = {"kind": "remote_url", "url": place}
         plan = {"source": {"Offline": "qcow2"}, "source_ref": ref, "mode": "Cold", "target": {"start": False}}
-        answer = http.post("/migrations", json={"plan": plan}, timeout=60)
+        answer = http.post("/migrator/migrations", json={"plan": plan}, timeout=60)
         assert answer.status_code == 201, answer.text
         job_id = str(answer.json()["id"])
         _until(lambda: client.migration(job_id).ended, 120)
