@@ -22,6 +22,8 @@ WRITES = "dd if=/dev/urandom of=/written bs=64k count=20 seek={} conv=notrunc 2>
 WRITES_RAW = "dd if=/dev/urandom of=/dev/vdb bs=64k count=3 seek=5 conv=notrunc 2>/dev/null; sync; echo done"
 LISTS_FILES = "cd / && sha256sum alive written kept/*"
 CHANGES_FILES = f"mkdir /kept; dd if=/dev/urandom of=/kept/a bs=64k count=40 2>/dev/null; echo b > /kept/b; sync; {LISTS_FILES}"
+# What a run ends with whose guest somebody else has thawed.
+TOO_SLOW = ("E_BAK_QUIESCE_FAILED", "E_BAK_GUEST_STILL_FROZEN", "E_BAK_SNAPSHOT_FAILED")
 
 
 class Ruler:
@@ -105,10 +107,13 @@ def test_every_point_is_what_the_disks_were_at_its_moment(
         assert (left["states"], left["job"], left["scratch"]) == (["lasting"], None, [])
         assert len(left["checkpoints"]) == 1
 
-        # A service that lives, and is too slow: somebody else thaws the guest, and nobody says that it was quiesced.
+        # A service that lives, and is too slow: somebody else thaws the guest, and nobody says that it was quiesced. The two
+        # share the agent's one connection: on a busy machine the one may take the other's answer, which is an error as well.
         slow = child.ask("run", "require", "slow")
-        assert (slow["run"]["status"], slow["run"]["error"]["code"]) == ("failed", "E_BAK_QUIESCE_FAILED")
-        assert (child.ask("status"), child.ask("left")) == ("thawed", left)
+        assert (slow["run"]["status"], slow["points"]) == ("failed", [])
+        assert slow["run"]["error"]["code"] in TOO_SLOW
+        until(lambda: child.ask("status") == "thawed")
+        assert child.ask("left") == left
 
         assert child.ask("run", "require", "frozen") == "frozen"
         child.kill()
