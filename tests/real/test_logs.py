@@ -5,8 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from synvirt.cli.client import Client
 from tests import remote_servers as servers
 from tests.needs import need
+from tests.processes import until
 
 SECRET = "Zq8-vexed-otter"
 
@@ -26,7 +25,7 @@ def test_no_secret_is_logged_and_each_line_says_whose_it_is(tmp_path: Path) -> N
     with said.open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environ)
     try:
-        _until(lambda: "SynVirt serves at" in said.read_text() or process.poll() is not None)
+        until(lambda: "SynVirt serves at" in said.read_text() or process.poll() is not None)
         assert process.poll() is None, said.read_text()[-3000:]
         with Client.local(data_dir / "synvirt.sock") as client:
             job_id = _everything_with_a_secret(client, data_dir)
@@ -96,12 +95,5 @@ def _everything_with_a_secret(client: Client, data_dir: Path) -> str:
         answer = http.post("/migrator/migrations", json={"plan": plan}, timeout=60)
         assert answer.status_code == 201, answer.text
         job_id = str(answer.json()["id"])
-        _until(lambda: client.migration(job_id).ended, 120)
+        until(lambda: client.migration(job_id).ended, 120)
     return job_id
-
-
-def _until(happened: Callable[[], object], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)

@@ -9,7 +9,6 @@ left alone until that has ended.
 """
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from synvirt.migrations.job import Job, Stop
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.model import Migration, State, now
+from synvirt.repeating import repeated
 from synvirt.store import LedgerEntry
 
 log = structlog.get_logger(__name__)
@@ -136,18 +136,9 @@ class Tidier:
 @contextmanager
 def tidied(rooms: Rooms, *, host: str) -> Iterator[None]:
     """What is left is tidied up from now on, as long as the block lasts."""
-    tidier, ending = Tidier(rooms, host=host), threading.Event()
-
-    def go_on() -> None:
-        while not ending.is_set():
-            tidier.look()
-            ending.wait(LOOK_EVERY_S)
-
-    thread = threading.Thread(target=go_on, name="tidying", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        tidier.stop.set()
-        thread.join(END_TIMEOUT_S)
+    tidier = Tidier(rooms, host=host)
+    with repeated(tidier.look, name="tidying", every_s=LOOK_EVERY_S, ends_within_s=END_TIMEOUT_S):
+        try:
+            yield
+        finally:
+            tidier.stop.set()

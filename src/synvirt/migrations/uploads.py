@@ -23,6 +23,7 @@ import structlog
 from synvirt.durable import sync_folder
 from synvirt.errors import Conflict, PersistFailed, SynvirtError, UploadRejected, UploadTooLarge
 from synvirt.model import MIB, Upload, now
+from synvirt.repeating import repeated
 from synvirt.settings import Settings
 from synvirt.store.uploads import UploadRows
 
@@ -213,24 +214,15 @@ class Incoming:
 def swept(uploads: Uploads, *, every_s: float = SWEEP_EVERY_S) -> Iterator[None]:
     """What a crash left is ended now, what has expired is removed now and every hour."""
     uploads.recover()
-    ending = threading.Event()
 
     def sweep() -> None:
-        while True:
-            try:
-                uploads.sweep()
-            except SynvirtError as error:
-                log.warning("uploads cannot be swept", cause=error.detail)
-            if ending.wait(every_s):
-                return
+        try:
+            uploads.sweep()
+        except SynvirtError as error:
+            log.warning("uploads cannot be swept", cause=error.detail)
 
-    thread = threading.Thread(target=sweep, name="uploads", daemon=True)
-    thread.start()
-    try:
+    with repeated(sweep, name="uploads", every_s=every_s):
         yield
-    finally:
-        ending.set()
-        thread.join()
 
 
 def safe_name(filename: str) -> str:
