@@ -17,15 +17,15 @@ from urllib.parse import urlsplit
 
 import nbd
 
-from synvirt.blocks import Extent, coalesced
+from synvirt.blocks import Extent, ExtentCursor, coalesced
 from synvirt.errors import CbtReset, DiskReadFailed, SourceUnreachable
-from synvirt.sizes import GIB, MIB
+from synvirt.sizes import GIB, KIB
 
 ALLOCATION = nbd.CONTEXT_BASE_ALLOCATION
 _DIRTY = 1
-# So many requests of this size are on the way for one read of the copy loop: enough to hide a network's delay, and within
-# what every server takes (a server may refuse more than 32 MiB).
-_REQUEST_BYTES = MIB
+# A read of the copy loop is many requests of this size on the way together, which hides a network's delay. QEMU has memory at
+# hand for such a one; for 1 MiB it asks the kernel for new memory each time, and takes a quarter longer.
+_REQUEST_BYTES = 256 * KIB
 # The hint for how much one question about extents may cover; some servers cannot answer for 4 GiB.
 _STATUS_BYTES = GIB
 
@@ -64,8 +64,8 @@ class NbdReader:
 
     @property
     def max_readers(self) -> int:
-        # Two at least: one connection is shared by turns, and reads may come in any order.
-        return max(2, self._pool.size)
+        # Two for each connection, which they take by turns: it is in use while one of them writes what it read.
+        return 2 * self._pool.size
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         if offset < 0 or offset + len(buffer) > self.size:
@@ -74,34 +74,29 @@ class NbdReader:
             self._pool.ask(lambda handle: _read(handle, offset, buffer, self.size), f"offset {offset}")
 
     def extents(self) -> Iterator[Extent]:
-        return coalesced(self._dirty() if self._bitmap is not None else self._allocated(0, self.size))
+        return coalesced(self._said())
 
-    def _dirty(self) -> Iterator[Extent]:
-        assert self._bitmap is not None
-        for start, end, flags in self._statuses(self._bitmap, 0, self.size):
-            if flags & _DIRTY:
-                yield from self._allocated(start, end)
-
-    def _allocated(self, start: int, end: int) -> Iterator[Extent]:
-        if not self._has_allocation:
-            yield from [Extent(start, end - start)] if start < end else []
+    def _said(self) -> Iterator[Extent]:
+        if self._bitmap is None and not self._has_allocation:
+            yield Extent(0, self.size)
             return
-        for first, last, flags in self._statuses(ALLOCATION, start, end):
-            yield Extent(first, last - first, zero=bool(flags & nbd.STATE_ZERO))
-
-    def _statuses(self, context: str, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(start, end, flags), without a gap; asked for piece by piece."""
-        at = start
-        while at < end:
-            asked = at
-            entries = self._pool.ask(partial(_status, context=context, start=at, end=end), f"offset {at}")
-            for length, flags in zip(entries[0::2], entries[1::2], strict=False):
-                last = min(at + length, end)
-                if at < last:
-                    yield at, last, flags
-                at = last
-            if at == asked:
+        asked = [context for context, has in ((ALLOCATION, self._has_allocation), (self._bitmap, True)) if has and context]
+        at = 0
+        while at < self.size:
+            # Both in one question: over a network a question for each dirty range would take longer than to read them all.
+            found = self._pool.ask(partial(_status, contexts=asked, start=at, end=self.size), f"offset {at}")
+            known = min(statuses[-1][1] if statuses else at for statuses in found)
+            if known <= at:
                 raise DiskReadFailed(f"the NBD server has no answer about the extents at offset {at}")
+            whole = [(at, known, 0)]
+            allocated = ExtentCursor(
+                Extent(start, end - start, zero=bool(flags & nbd.STATE_ZERO))
+                for start, end, flags in (found[0] if self._has_allocation else whole)
+            )
+            for start, end, flags in whole if self._bitmap is None else found[-1]:
+                if self._bitmap is None or flags & _DIRTY:
+                    yield from allocated.between(start, min(end, known))
+            at = known
 
     def close(self) -> None:
         self._pool.close()
@@ -128,41 +123,53 @@ def _read_aligned(handle: nbd.NBD, offset: int, buffer: memoryview, step: int) -
     _await(handle, cookies)
 
 
-def _status(handle: nbd.NBD, context: str, start: int, end: int) -> list[int]:
+# (start, end, flags), ascending, without a gap.
+_Status = tuple[int, int, int]
+
+
+def _status(handle: nbd.NBD, contexts: list[str], start: int, end: int) -> list[list[_Status]]:
+    """What each context says from `start` on; one may know about less than another."""
     unit = max(1, handle.get_block_size(nbd.SIZE_MINIMUM))
     first = start // unit * unit
-    found: list[int] = []
+    found: dict[str, list[_Status]] = {}
 
     def take(name: str, offset: int, entries: list[int], error: object) -> int:
-        if name == context and not found:
-            found.extend(entries)
+        if name not in found:
+            found[name] = list(_ranges(entries, offset, start, end))
         return 0
 
     length = min(_STATUS_BYTES, -(-(end - first) // unit) * unit, handle.get_size() - first)
     _await(handle, [handle.aio_block_status(length, first, take)])
-    if found:
-        found[0] = max(0, found[0] - (start - first))
-    return found
+    return [found.get(context, []) for context in contexts]
+
+
+def _ranges(entries: list[int], offset: int, start: int, end: int) -> Iterator[_Status]:
+    """A server's answer, (length, flags) one after the other from `offset` on, cut to start and end."""
+    at = offset
+    for length, flags in zip(entries[0::2], entries[1::2], strict=False):
+        first, last = max(at, start), min(at + length, end)
+        if first < last:
+            yield first, last, flags
+        at += length
 
 
 def _await(handle: nbd.NBD, cookies: list[int]) -> None:
-    """Until all are done. The first that failed is raised after that, so that no answer is still to come for the buffer."""
+    """Until all are done. The first that failed is raised after that, so that no answer is still to come for the buffer.
+
+    One question a turn, however many are on the way: each takes the interpreter's lock, which the other threads want too.
+    """
     deadline = time.monotonic() + SILENCE_TIMEOUT_S
+    while handle.aio_in_flight():
+        if handle.poll(_POLL_MS):
+            deadline = time.monotonic() + SILENCE_TIMEOUT_S
+        elif time.monotonic() > deadline:
+            raise _Lost(f"it has said nothing for {SILENCE_TIMEOUT_S:.0f} s")
     failure: nbd.Error | None = None
-    while cookies:
-        left: list[int] = []
-        for cookie in cookies:
-            try:
-                if not handle.aio_command_completed(cookie):
-                    left.append(cookie)
-            except nbd.Error as error:
-                failure = failure or error
-        if left:
-            if handle.poll(_POLL_MS):
-                deadline = time.monotonic() + SILENCE_TIMEOUT_S
-            elif time.monotonic() > deadline:
-                raise _Lost(f"it has said nothing for {SILENCE_TIMEOUT_S:.0f} s")
-        cookies = left
+    for cookie in cookies:
+        try:
+            handle.aio_command_completed(cookie)
+        except nbd.Error as error:
+            failure = failure or error
     if failure is not None:
         raise failure
 
@@ -172,6 +179,7 @@ def _connected(uri: str, contexts: list[str], timeout_s: float) -> nbd.NBD:
     try:
         for context in contexts:
             handle.add_meta_context(context)
+        handle.set_pread_initialize(False)  # what could not be read is never looked at
         handle.set_uri_allow_local_file(True)  # tls-psk-file in the URI: it is the caller's own, not a stranger's
         handle.aio_connect_uri(uri)
         deadline = time.monotonic() + timeout_s
