@@ -336,6 +336,17 @@ def versions(spec: ReaderSpec) -> list[str]:
     ]
 
 
+def elsewhere(spec: ReaderSpec) -> bool:
+    """Does another machine or process serve its bytes? Whoever reads them waits more than it works."""
+    match spec:
+        case NbdSpec() | DatastoreSpec() | VddkSpec() | LeaseSpec() | RbdSpec():
+            return True
+        case ChangedSpec() | DeltaSpec():
+            return elsewhere(spec.over)
+        case _:
+            return any(leaf.format == "raw" and leaf.remote is not None for leaf in _leaves(spec))
+
+
 def _leaves(spec: ReaderSpec) -> Iterator[RawSpec | QemuSpec]:
     match spec:
         case RawSpec() | QemuSpec():

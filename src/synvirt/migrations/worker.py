@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from synvirt.blocks import DiskReader, DiskWriter
-from synvirt.copying import Copied, copy
+from synvirt.copying import Copied, copy, default_threads
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.checksum import Checksums
 from synvirt.disks.cloning import clone
@@ -36,6 +36,7 @@ from synvirt.disks.specs import (
     RbdWriterSpec,
     ReaderSpec,
     WriterSpec,
+    elsewhere,
     told_empty,
     written,
 )
@@ -47,6 +48,8 @@ from synvirt.sizes import GIB
 ADDRESS_SPACE_BYTES = 8 * GIB
 # A worker that the service lost with a kill -9 ends within milliseconds; this is how long the next one waits for it.
 LOCK_WAIT_S = 15.0
+# For a disk elsewhere, however few cores there are: half of them wait for what they read, half for what they write.
+WAITING_THREADS = 8
 # Twice what a client sees (2 a second), so that none of its figures is old.
 PROGRESS_EVERY_S = 0.25
 
@@ -186,7 +189,7 @@ def _copy_disk(
                 writer,
                 since=disk.since_bytes,
                 fresh=disk.fresh,
-                threads=order.threads,
+                threads=order.threads or _threads(disk.reader),
                 bandwidth_bps=order.bandwidth_bps,
                 flush_every_s=order.flush_every_s,
                 stop=checksums.stop,
@@ -200,6 +203,10 @@ def _copy_disk(
         # Not finished before the archive's own digest says that what was copied is what was exported.
         checksums.verify()
         flushed(copied, finished=True, bytes_checked=_sampled(disk, reader, copied.bytes_total))
+
+
+def _threads(reader: ReaderSpec) -> int:
+    return max(default_threads(), WAITING_THREADS) if elsewhere(reader) else default_threads()
 
 
 def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int) -> int:
@@ -315,4 +322,5 @@ def _first_line(descriptor: int) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Everything is durable and said; to take an interpreter apart is 40 ms, for which the service, or a stopped guest, waits.
+    os._exit(main())
