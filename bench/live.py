@@ -6,13 +6,15 @@ socket and through SSH. Delta: how many bytes a pass reads beyond what changed. 
 
 import argparse
 import asyncio
+import contextlib
+import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +29,10 @@ from tests.libvirt_lab import LibvirtLab, lab
 T = TypeVar("T")
 KEY = "vda"
 BLOCK_BYTES = 64 << 10
+# A worker waits for its order by then.
+START_S = 1.0
+# A file system gives up a file's blocks a little after the file.
+SETTLE_S = 2.0
 WHOLE_REACH, DELTA_REACH = 0.9, 1.02
 
 
@@ -95,12 +101,12 @@ async def _measured(host: LibvirtLab, domain: Any, transport: str, folder: Path,
 def _whole(transport: str, spec: ReaderSpec, size: int, ours: Path, peer: Path, rounds: int) -> None:
     seconds: dict[str, list[float]] = {"ours": [], "peer": []}
     for turn in range(rounds + 1):
-        for path in (ours, peer):
-            path.unlink(missing_ok=True)
+        _away(ours)
         ours.touch()
-        with ours.open("r+b") as file:
-            file.truncate(size)
-        took = _timed(lambda: _worker(spec, size, ours, fresh=True))
+        os.truncate(ours, size)
+        with _worker() as told:
+            took = _timed(lambda told=told: told(_order(spec, size, ours, fresh=True)))  # type: ignore[misc]
+        _away(peer)
         other = _timed(lambda: subprocess.run(["nbdcopy", "--flush", spec.uri, str(peer)], check=True))  # type: ignore[union-attr]
         if turn:  # a first round warms the memory up
             seconds["ours"].append(took)
@@ -116,9 +122,17 @@ def _whole(transport: str, spec: ReaderSpec, size: int, ours: Path, peer: Path, 
     )
 
 
+def _away(path: Path) -> None:
+    """No such file, and none of the work left that its going makes for the disk: it is not the next one's."""
+    path.unlink(missing_ok=True)
+    os.sync()
+    time.sleep(SETTLE_S)
+
+
 def _delta(transport: str, spec: ReaderSpec, size: int, changed: int, ours: Path) -> None:
     last: list[Flushed] = []
-    took = _timed(lambda: last.append(_worker(spec, size, ours, fresh=False, sample="bench")))
+    with _worker() as told:
+        took = _timed(lambda: last.append(told(_order(spec, size, ours, fresh=False, sample="bench"))))
     read = last[0].bytes_total + last[0].bytes_checked
     verdict = "yes" if changed <= read <= DELTA_REACH * changed else "no"
     print(
@@ -134,21 +148,31 @@ def _timed(do: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def _worker(spec: ReaderSpec, size: int, path: Path, *, fresh: bool, sample: str | None = None) -> Flushed:
-    """As the engine runs it: a process of its own, told by a line; its last message."""
-    disk = DiskOrder(key=KEY, reader=spec, writer=FileWriterSpec(path=str(path), size_bytes=size), fresh=fresh, sample=sample)
+@contextlib.contextmanager
+def _worker() -> Iterator[Callable[[DiskOrder], Flushed]]:
+    """As the engine runs it: a process of its own, which starts while disks are opened, and is then told by a line. What it is
+    told ends with its last message."""
     with subprocess.Popen(
         [sys.executable, "-m", "synvirt.migrations.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(CopyOrder(disks=(disk,)).model_dump_json().encode() + b"\n")
-        child.stdin.flush()
-        message = [MESSAGE.validate_json(line) for line in child.stdout][-1]
-        child.wait()  # before its stdin is closed, which means that the service is gone
-    if not isinstance(message, Flushed) or child.returncode != 0:
-        sys.exit(f"the worker failed: {message}")
-    return message
+        time.sleep(START_S)
+
+        def told(disk: DiskOrder) -> Flushed:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(CopyOrder(disks=(disk,)).model_dump_json().encode() + b"\n")
+            child.stdin.flush()
+            message = [MESSAGE.validate_json(line) for line in child.stdout][-1]
+            child.wait()  # before its stdin is closed, which means that the service is gone
+            if not isinstance(message, Flushed) or child.returncode != 0:
+                sys.exit(f"the worker failed: {message}")
+            return message
+
+        yield told
+
+
+def _order(spec: ReaderSpec, size: int, path: Path, *, fresh: bool, sample: str | None = None) -> DiskOrder:
+    return DiskOrder(key=KEY, reader=spec, writer=FileWriterSpec(path=str(path), size_bytes=size), fresh=fresh, sample=sample)
 
 
 if __name__ == "__main__":
