@@ -337,14 +337,15 @@ def versions(spec: ReaderSpec) -> list[str]:
 
 
 def elsewhere(spec: ReaderSpec) -> bool:
-    """Does another machine or process serve its bytes? Whoever reads them waits more than it works."""
+    """Does another machine or process serve the disk when it is asked? Whoever reads it waits more than it works. A file by
+    URL is not meant: what its reader will be asked for next it fetches by itself."""
     match spec:
         case NbdSpec() | DatastoreSpec() | VddkSpec() | LeaseSpec() | RbdSpec():
             return True
         case ChangedSpec() | DeltaSpec():
             return elsewhere(spec.over)
         case _:
-            return any(leaf.format == "raw" and leaf.remote is not None for leaf in _leaves(spec))
+            return False
 
 
 def _leaves(spec: ReaderSpec) -> Iterator[RawSpec | QemuSpec]:
