@@ -28,10 +28,6 @@ _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, 
 class PassingWriter:
     """`inner`, whose file or device is at `path`."""
 
-    @property
-    def max_writers(self) -> int:
-        return self._inner.max_writers
-
     def __init__(self, inner: DiskWriter, path: str) -> None:
         self._inner = inner
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -44,6 +40,10 @@ class PassingWriter:
     @property
     def size(self) -> int:
         return self._inner.size
+
+    @property
+    def max_writers(self) -> int:
+        return self._inner.max_writers
 
     def write(self, offset: int, buffer: memoryview) -> None:
         for at in range(0, len(buffer), PIECE_BYTES):
