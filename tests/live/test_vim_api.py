@@ -31,7 +31,7 @@ from synvirt.errors import (
     SourceUnreachable,
     VmNotFound,
 )
-from synvirt.live import SourceAccess
+from synvirt.live import SourceAccess, vim_changes
 from synvirt.live.registry import BY_KIND
 from synvirt.live.vim_api import VimApi
 from synvirt.live.vim_changes import coarser
@@ -424,6 +424,79 @@ def test_a_platform_that_stops_answering_in_the_middle(platform: VCenter, disk: 
     with pytest.raises(SourceUnreachable, match="does not answer"):
         ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1"))
     assert ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1")).id
+
+
+BUSY = (
+    "TaskInProgress",
+    "HostNotConnected",
+    "HostNotReachable",
+    "HostCommunication",
+    "Timedout",
+    "FileLocked",
+    "ConcurrentAccess",
+)
+
+
+@pytest.mark.parametrize("kind", BUSY)
+def test_what_passes_by_itself_is_asked_again_wherever_it_is_told(kind: str) -> None:
+    """By a call, and by a task that it started."""
+    vmware = library()
+    fault = getattr(vmware.vim.fault, kind, None) or getattr(vmware.vmodl.fault, kind)
+    session = VimApi(SourceAccess("https://vcenter", {"user": "u", "password": "p"}))._session
+    with pytest.raises(SourceUnreachable, match=kind) as told, session.mapped("do it"):
+        raise fault
+    assert "asked again" in str(told.value.hint)
+    session.properties = lambda *_, **__: {"info.state": "error", "info.error": fault()}  # type: ignore[method-assign]
+    with pytest.raises(SourceUnreachable, match=kind):
+        session.wait("task-1", what="do it", timeout_s=1)
+
+
+@pytest.mark.parametrize("kind", ["TaskInProgress", "HostNotConnected", "FileLocked"])
+def test_a_platform_that_is_busy_is_no_failure_of_a_snapshot_or_of_the_tracking(
+    platform: VCenter, disk: Path, kind: str
+) -> None:
+    async def use(adapter: VimApi) -> None:
+        await adapter.enable_cbt(VM, [])
+        platform.fault("CreateSnapshot_Task", kind)
+        with pytest.raises(SourceUnreachable, match=kind):
+            await adapter.snapshot(VM, "synvirt-a-1")
+        _, since = await opened(adapter, "synvirt-a-1")
+        platform.fault("QueryChangedDiskAreas", kind)
+        with pytest.raises(SourceUnreachable, match=kind):
+            await opened(adapter, "synvirt-a-2", since)
+        platform.fault("RemoveSnapshot_Task", kind)
+        with pytest.raises(SourceUnreachable, match=kind):
+            await adapter.cleanup(VM, "synvirt-a-1")
+        for name in ("synvirt-a-1", "synvirt-a-2"):
+            await adapter.cleanup(VM, name)
+
+    ask(platform.access(), use)
+    assert platform.snapshots() == []
+
+
+def test_a_guest_that_is_not_quiet_in_time_is_snapshot_as_it_is_and_a_busy_one_later(platform: VCenter, disk: Path) -> None:
+    platform.control("tools", vm=VM)
+    platform.fault("CreateSnapshot_Task", "Timedout", match=">true</quiesce>")
+    assert ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1")).id
+    platform.fault("CreateSnapshot_Task", "TaskInProgress", match=">true</quiesce>")
+    with pytest.raises(SourceUnreachable):
+        ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-2"))
+    assert platform.snapshots() == ["synvirt-a-1"]
+
+
+@pytest.mark.parametrize(
+    ("task", "waited"),
+    [("VirtualMachine.consolidateDisks", 1), ("VirtualMachine.createSnapshot", 1), ("VirtualMachine.reconfigure", 0)],
+)
+def test_tasks_on_the_disks_that_run_already_are_waited_for(task: str, waited: int) -> None:
+    asked: list[str] = []
+
+    def properties(_: object, paths: Iterable[str], **__: object) -> dict[str, Any]:
+        return {"recentTask": ["task-1"]} if "recentTask" in paths else {"info.descriptionId": task, "info.state": "running"}
+
+    session: Any = SimpleNamespace(machine=str, properties=properties, wait=lambda one, **_: asked.append(one))
+    vim_changes._let_tasks_end(session, VM)
+    assert len(asked) == waited
 
 
 def test_a_guest_that_cannot_be_quiesced_is_snapshot_as_it_is(platform: VCenter, disk: Path) -> None:

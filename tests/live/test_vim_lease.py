@@ -25,6 +25,7 @@ from synvirt.live import SnapshotRef, SourceAccess
 from synvirt.live.vim_api import VimApi
 from synvirt.live.vim_lease import ExportLease
 from synvirt.live.vim_privileges import PRIVILEGES
+from synvirt.live.vim_session import library
 from synvirt.migrations import passes
 from synvirt.model import Mode, State
 from tests.contracts.live import in_session, read
@@ -218,6 +219,20 @@ def test_a_lease_is_kept_alive_while_its_disk_is_read(platform: VCenter, disk: P
 
     assert ask(by_lease(platform), use) == disk.read_bytes()
     assert platform.calls("HttpNfcLeaseProgress") >= 3
+
+
+@pytest.mark.parametrize(("kind", "lives"), [("Timedout", False), ("TaskInProgress", True), ("HostNotConnected", True)])
+def test_a_lease_that_ran_out_is_not_renewed_and_one_of_a_busy_host_is(kind: str, lives: bool) -> None:
+    vmware = library()
+    session = VimApi(SourceAccess("https://vcenter", {"user": "u", "password": "p"}))._session
+    session._content = object()
+
+    def refuse(**_: object) -> None:
+        raise getattr(vmware.vim.fault, kind, None) or getattr(vmware.vmodl.fault, kind)
+
+    lease = ExportLease(session, "snapshot-1")
+    lease._lease = SimpleNamespace(HttpNfcLeaseProgress=refuse)
+    assert lease.renew() is lives
 
 
 def test_a_lease_that_runs_out_in_the_middle_is_lost_and_nothing_reads_as_zeros(platform: VCenter, disk: Path) -> None:

@@ -17,18 +17,21 @@ from synvirt.errors import (
     CbtUnsupported,
     Internal,
     SnapshotFailed,
+    SourceUnreachable,
     SynvirtError,
     VmNotFound,
 )
 from synvirt.live import SnapshotRef
 from synvirt.live.vim_disks import virtual_disks
-from synvirt.live.vim_session import VimSession, library
+from synvirt.live.vim_session import VimSession, busy_faults, library
 
 # A quiesced snapshot of a busy database takes minutes, a removal that consolidates a grown delta hours.
 SNAPSHOT_TIMEOUT_S: Final = 1800.0
 REMOVAL_TIMEOUT_S: Final = 6 * 3600.0
 # Ours, made and removed within one call: one that is found was left by a crash.
 STUN: Final = "synvirt-tracking"
+# In the names of tasks that make, remove or join a VM's snapshots: createSnapshot, removeSnapshot, consolidateDisks.
+_SNAPSHOT_TASKS: Final = ("napshot", "onsolidate")
 # A host's answer lists 2,000 areas at the most; a disk of 64 TiB in 64 KiB blocks, every other changed, has 2^29.
 QUESTIONS_MAX: Final = 1 << 20
 ALLOCATED: Final = "*"
@@ -73,7 +76,10 @@ def _made(session: VimSession, vm_id: str, name: str) -> str:
     if found.get("runtime.powerState") == "poweredOn" and found.get("guest.toolsRunningStatus") == "guestToolsRunning":
         try:
             return _create(session, vm_id, name, quiesce=True)
-        except (SnapshotFailed, Internal) as error:
+        except (SnapshotFailed, Internal, SourceUnreachable) as error:
+            # A guest may take longer to be quiet than the platform waits; what else passes by itself is asked again.
+            if isinstance(error, SourceUnreachable) and not isinstance(error.__cause__, library().vim.fault.Timedout):
+                raise
             log.warning("the guest could not be quiesced; its snapshot is as after a crash", vm=vm_id, cause=error.detail)
             remove(session, vm_id, (name,))
     return _create(session, vm_id, name, quiesce=False)
@@ -127,7 +133,8 @@ def _let_tasks_end(session: VimSession, vm_id: str) -> None:
             found = session.properties(task, ("info.descriptionId", "info.state"), what="look at a task")
         except VmNotFound:
             continue  # forgotten meanwhile
-        if "napshot" in str(found.get("info.descriptionId")) and found.get("info.state") in ("queued", "running"):
+        of_snapshots = any(part in str(found.get("info.descriptionId")) for part in _SNAPSHOT_TASKS)
+        if of_snapshots and found.get("info.state") in ("queued", "running"):
             try:
                 session.wait(task, what="end a snapshot's task", timeout_s=SNAPSHOT_TIMEOUT_S)
             except AuthFailed:
@@ -208,6 +215,8 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
             return session.machine(vm_id).QueryChangedDiskAreas(
                 snapshot=session.snapshot(snapshot_id), deviceKey=disk.key, startOffset=start, changeId=since
             )
+        except busy_faults():
+            raise  # a file that is locked is a fault of a file, too, and says nothing of the change id
         except refused as error:
             raise CbtReset(
                 f"disk {disk.key} of {vm_id}: {session.host} does not know the change id {since}: {type(error).__name__}",

@@ -102,14 +102,20 @@ class ExportLease:
     def renew(self) -> bool:
         """False: there is nothing to renew any more."""
         try:
-            # How far we are its reader knows, in another process; the platform takes any figure as a sign of life.
-            self._session.call("keep an export alive", lambda _: self._lease.HttpNfcLeaseProgress(percent=0))
+            self._session.call("keep an export alive", self._say_progress)
         except (VmNotFound, Internal) as error:
             log.warning("an export lease is lost; its readers will learn it", snapshot=self.snapshot_id, cause=error.detail)
             return False
         except SynvirtError as error:
             log.warning("an export lease could not be kept alive; tried again", snapshot=self.snapshot_id, cause=error.detail)
         return True
+
+    def _say_progress(self, _: Any) -> None:
+        try:
+            # How far we are its reader knows, in another process; the platform takes any figure as a sign of life.
+            self._lease.HttpNfcLeaseProgress(percent=0)
+        except library().vim.fault.Timedout as error:  # of a lease it means that it ran out, not that another try may do
+            raise Internal(f"{self._session.host} has ended the lease: it ran out") from error
 
     def end(self) -> None:
         """Completed; aborted where it cannot be: it was never ready, or ran out. Idempotent."""

@@ -3,7 +3,7 @@
 import time
 from typing import Any, Final
 
-from synvirt.errors import Internal, VmNotFound
+from synvirt.errors import Internal, SourceUnreachable, VmNotFound
 from synvirt.live.vim_session import VimSession, library
 
 OFF_POLL_S: Final = 2.0
@@ -58,7 +58,7 @@ def _power(session: VimSession, vm_id: str, what: str, task_name: str, *, wanted
     try:
         task = session.call(what, lambda _: getattr(session.machine(vm_id), task_name)())
         session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
-    except Internal:
+    except (Internal, SourceUnreachable):
         if _state(session, vm_id) != wanted:  # else it came there by itself meanwhile
             raise
 

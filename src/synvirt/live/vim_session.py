@@ -63,6 +63,20 @@ def library() -> Any:
         ) from error
 
 
+def busy_faults() -> tuple[type[Exception], ...]:
+    """Of what passes by itself: the same question may be answered a little later."""
+    vmware = library()
+    fault = vmware.vim.fault
+    # HostCommunication is also HostNotConnected and HostNotReachable: vCenter answers, and cannot ask the VM's host.
+    return (
+        fault.TaskInProgress,
+        fault.Timedout,
+        fault.FileLocked,
+        fault.ConcurrentAccess,
+        vmware.vmodl.fault.HostCommunication,
+    )
+
+
 def warn_if_missing() -> None:
     """At the service's start, in the log, where an operator looks. Looked for and not loaded: it takes a while, and memory."""
     if os.environ.get(SKIPPED) == "1":
@@ -284,6 +298,8 @@ class VimSession:
             return VmNotFound(f"{self.host} has no {gone or 'such VM'} any more, and cannot {what}")
         if isinstance(error, fault.RestrictedVersion):
             return Internal(cannot + _told(error), hint="a host with VMware's free licence takes no such calls")
+        if isinstance(error, busy_faults()):
+            return SourceUnreachable(cannot + _told(error), hint="it is busy, or its host is away for a while: asked again")
         if isinstance(error, fault.SnapshotFault):
             return SnapshotFailed(cannot + _told(error), hint="look at the VM's events; are its disks and datastore well?")
         if isinstance(error, vmware.vmodl.MethodFault):
