@@ -403,6 +403,14 @@ def test_a_task_that_fails_is_told_with_the_platforms_words(platform: VCenter, d
     assert ask(platform.access(), lambda adapter: adapter.inspect(VM)).power_state == "off"
 
 
+def test_a_vm_that_another_task_holds_is_not_powered_off_by_force(platform: VCenter, disk: Path) -> None:
+    platform.fault("ShutdownGuest", "TaskInProgress")
+    with pytest.raises(SourceUnreachable, match="TaskInProgress"):
+        ask(platform.access(), lambda adapter: adapter.shutdown(VM))
+    assert platform.calls("PowerOffVM_Task") == 0
+    assert platform.guest_writes(VM, 0, b"it still runs")
+
+
 @pytest.mark.parametrize("kind", ["task:SnapshotFault", "task:SystemError", "SnapshotFault", "NoPermission"])
 def test_a_snapshot_that_fails_leaves_none(platform: VCenter, disk: Path, kind: str) -> None:
     platform.fault("CreateSnapshot_Task", kind)

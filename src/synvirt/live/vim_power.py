@@ -40,7 +40,7 @@ def mark(session: VimSession, vm_id: str, note: str) -> None:
 def _asked_to_shut_down(session: VimSession, vm_id: str) -> bool:
     """False: nobody in the guest heard it."""
     fault = library().vim.fault
-    deaf = (fault.ToolsUnavailable, fault.InvalidState, fault.TaskInProgress, library().vmodl.fault.NotSupported)
+    deaf = (fault.ToolsUnavailable, fault.InvalidState, library().vmodl.fault.NotSupported)
 
     def ask(_: Any) -> bool:
         try:
