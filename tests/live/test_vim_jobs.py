@@ -11,8 +11,9 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.live import LiveAdapter
+from synvirt.live import LiveAdapter, vim_files
 from synvirt.live.vim_api import VimApi
+from synvirt.migrations import passes
 from synvirt.model import LiveKind, Migration, Mode, State
 from synvirt.store import Store
 from tests.contracts.live import in_session
@@ -226,12 +227,46 @@ def test_a_second_reset_ends_the_job_and_leaves_the_source_as_it_was(house: VimH
     assert platform.guest_writes(VM, 0, b"it still runs")
 
 
-def test_a_job_that_fails_leaves_the_source_as_it_was(house: VimHouse, platform: VCenter, disk: Path) -> None:
+@pytest.mark.parametrize("moment", ["while it is opened", "while it is copied"])
+@pytest.mark.parametrize("cause", ["its VM moved", "its snapshot was removed"])
+def test_a_file_that_is_gone_is_looked_for_anew(
+    house: VimHouse, platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch, cause: str, moment: str
+) -> None:
+    """Between the question where it is, and its first byte; or by the copy worker, which knows no platform to ask."""
+    monkeypatch.setattr(passes, "RETRY_PAUSES_S", (0.05, 0.05, 0.05))
+    module, name = (vim_files, "_file") if moment == "while it is opened" else (passes, "_order")
+    found, gone = getattr(module, name), list[str]()
+
+    def gone_once(*args: Any, **options: Any) -> Any:
+        answer = found(*args, **options)
+        if not gone and cause == "its VM moved":
+            platform.fault("folder", "status:404")
+        elif not gone:
+            in_session(lambda: VimApi(platform.access()), lambda adapter: adapter.cleanup(VM, f"synvirt-{job.id}-1"))
+        gone.append(cause)
+        return answer
+
+    monkeypatch.setattr(module, name, gone_once)
+    job = house.intake.submit(plan())
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED, ended.last_error
+    assert len(gone) > 1
+    assert (house.store.noted(job.id, "retaken:1") is not None) == (cause == "its snapshot was removed")
+    assert same(house, ended, disk)
+    assert platform.snapshots() == []
+
+
+def test_a_job_that_fails_leaves_the_source_as_it_was(
+    house: VimHouse, platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "RETRY_PAUSES_S", (0.05, 0.05, 0.05))
     platform.fault("folder", "status:404", times=1000)
     job = house.run(house.intake.submit(plan()).id)
     assert job.state is State.FAILED
     assert job.last_error is not None
     assert job.last_error.code == "E_MIG_DISK_READ_FAILED"
+    assert "answers 404 for [LocalDS_0] DC0_H0_VM0/" in job.last_error.message
+    assert platform.calls("folder") == len(passes.RETRY_PAUSES_S) + 1
     assert house.leftovers() == []
     assert platform.snapshots() == []
     assert platform.guest_writes(VM, 0, b"it still runs")

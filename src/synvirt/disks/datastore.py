@@ -59,6 +59,13 @@ class ReadForbidden(DiskReadFailed):
     """The platform does not let us read the file. By another way it may let us read the disk."""
 
 
+class FileGone(DiskReadFailed):
+    """The file is no more. Opened anew, the disk may be found where its VM was moved to, or its snapshot to be gone."""
+
+
+_FAILURES: Final[dict[int, type[DiskReadFailed]]] = {403: ReadForbidden, 404: FileGone}
+
+
 class _Lost(Exception):
     """This attempt failed in a way that another may not."""
 
@@ -186,8 +193,7 @@ class DatastoreReader:
         if status >= 500 or status == http.client.REQUEST_TIMEOUT:
             raise _Lost(f"it answered {status}")
         why = _REFUSALS.get(status, "for no reason that we know")
-        failed = ReadForbidden if status == http.client.FORBIDDEN else DiskReadFailed
-        raise failed(f"{self._spec.host} answers {status} for {self._name}: {why}")
+        raise _FAILURES.get(status, DiskReadFailed)(f"{self._spec.host} answers {status} for {self._name}: {why}")
 
     # ── connections and the session ──────────────────────────────────────────────────────────────────────────────────
 

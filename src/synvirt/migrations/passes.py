@@ -20,7 +20,7 @@ from typing import Literal
 
 import structlog
 
-from synvirt.disks.datastore import ReadForbidden
+from synvirt.disks.datastore import FileGone, ReadForbidden
 from synvirt.disks.sampling import ChangesMissed
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 from synvirt.errors import Cancelled, Internal, SourceUnreachable, from_code
@@ -131,8 +131,8 @@ async def run_opened_pass(
                 order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
                 await _run_worker(job, worker, order, _Listener(job, number, tally, clock))
             break
-        except (WorkerDied, SourceUnreachable, ReadForbidden) as error:
-            # What is forbidden by one way may be opened by another.
+        except (WorkerDied, SourceUnreachable, ReadForbidden, FileGone) as error:
+            # What is forbidden by one way may be opened by another, and what is gone may have moved.
             marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
             moved = any(mark.offset_bytes > offsets.get(key, 0) for key, mark in marks.items())
             failures = 1 if moved else failures + 1
@@ -334,6 +334,8 @@ async def _run_worker(job: Job, worker: asyncio.subprocess.Process, order: CopyO
         raise ChangesMissed(broken.detail, hint=broken.hint)
     if broken is not None and broken.forbidden:
         raise ReadForbidden(broken.detail, hint=broken.hint)
+    if broken is not None and broken.gone:
+        raise FileGone(broken.detail, hint=broken.hint)
     if broken is not None and broken.code != Cancelled.code:
         raise from_code(broken.code, broken.detail, broken.hint)
     if returncode != 0:

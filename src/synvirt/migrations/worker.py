@@ -25,7 +25,7 @@ from synvirt.copying import Copied, copy, default_threads
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.checksum import Checksums
 from synvirt.disks.cloning import clone
-from synvirt.disks.datastore import ReadForbidden
+from synvirt.disks.datastore import FileGone, ReadForbidden
 from synvirt.disks.passing import PassingWriter
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.disks.sampling import UNWRITTEN_BLOCKS, ChangesMissed, blocks_to_check, differing
@@ -111,11 +111,12 @@ class Flushed(Said):
 
 class Broken(Said):
     """`changes_missed`: what was not to be copied has changed, so the source's change tracking is wrong. `forbidden`: the
-    source does not let us read by the way that was chosen."""
+    source does not let us read by the way that was chosen. `gone`: the file is not where it was."""
 
     message: Literal["broken"] = "broken"
     changes_missed: bool = False
     forbidden: bool = False
+    gone: bool = False
     key: str | None
     code: str
     detail: str
@@ -142,6 +143,7 @@ def carry_out(order: CopyOrder, say: Callable[[Moved | Flushed | Broken], None],
                 hint=error.hint,
                 changes_missed=isinstance(error, ChangesMissed),
                 forbidden=isinstance(error, ReadForbidden),
+                gone=isinstance(error, FileGone),
             )
         )
         raise
