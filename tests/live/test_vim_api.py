@@ -8,6 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from synvirt.errors import (
     AuthFailed,
     BadRequest,
     CbtReset,
+    CbtUnsupported,
     DiskReadFailed,
     Internal,
     MalformedArchive,
@@ -644,6 +646,19 @@ def test_a_vm_that_is_gone_needs_no_cleanup(platform: VCenter) -> None:
     for use in (lambda adapter: adapter.shutdown("vm-4711"), lambda adapter: adapter.power_on("vm-4711")):
         with pytest.raises(VmNotFound):
             ask(platform.access(), use)
+
+
+@pytest.mark.parametrize("begins", ["after the stun", "never"])
+def test_whether_a_host_tracks_is_asked_after_the_stun(
+    platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    monkeypatch.setattr(
+        vim_changes, "_tracks", lambda *_: begins == "after the stun" and platform.calls("RemoveSnapshot_Task") > 0
+    )
+    with nullcontext() if begins == "after the stun" else pytest.raises(CbtUnsupported, match=VM):
+        ask(platform.access(), lambda adapter: adapter.enable_cbt(VM, []))
+    assert platform.calls("ReconfigVM_Task") == 1
+    assert platform.snapshots() == []
 
 
 def test_a_crash_while_the_tracking_is_switched_on_leaves_no_snapshot(platform: VCenter, disk: Path) -> None:

@@ -47,11 +47,12 @@ def enable(session: VimSession, vm_id: str) -> None:
         spec = library().vim.vm.ConfigSpec(changeTrackingEnabled=True)
         task = session.call("track changes", lambda _: session.machine(vm_id).ReconfigVM_Task(spec))
         session.wait(task, what="track changes", timeout_s=SNAPSHOT_TIMEOUT_S)
-        if not _tracks(session, vm_id):
-            raise CbtUnsupported(f"{session.host} does not track the changes of {vm_id} though asked to")
     remove(session, vm_id, (STUN,))
     _create(session, vm_id, STUN, quiesce=False)
     remove(session, vm_id, (STUN,))
+    # Not before: a host may say so only once it has begun to.
+    if not _tracks(session, vm_id):
+        raise CbtUnsupported(f"{session.host} does not track the changes of {vm_id} though asked to")
 
 
 def _tracks(session: VimSession, vm_id: str) -> bool:
