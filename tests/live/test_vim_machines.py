@@ -180,13 +180,31 @@ def test_vddk_reads_what_is_no_file() -> None:
 @pytest.mark.parametrize(
     ("fields", "concern"),
     [
-        ({"config__keyId": vim.encryption.CryptoKeyId(keyId="k")}, "vim.encrypted"),
         ({"runtime__connectionState": "inaccessible"}, "vim.connection"),
         ({"config__template": True}, "vim.template"),
     ],
 )
 def test_machines_that_cannot_be_moved_as_they_are(fields: dict[str, Any], concern: str) -> None:
     assert critical(described(a_disk(), **fields)) == [concern]
+
+
+KEY = vim.encryption.CryptoKeyId(keyId="k")
+
+
+@pytest.mark.parametrize("layer", ["disk", "snapshot", "disk under a snapshot"])
+def test_an_encrypted_disk_is_refused_and_hinders_no_other(layer: str) -> None:
+    base = Backing(fileName="[ds1] a/a.vmdk", keyId=None if layer == "snapshot" else KEY)
+    over = Backing(fileName="[ds1] a/a-000001.vmdk", keyId=KEY if layer == "snapshot" else None, parent=base)
+    one = described(a_disk(), a_disk(2001, base if layer == "disk" else over), config__keyId=KEY)
+    assert critical(one) == ["disk-encrypted:2001"]
+    assert [concern.id for concern in one.concerns] == ["vim.read_by", "disk-encrypted:2001"]
+    refuse_critical(live_plan(skip_disks=("2001",)), one)
+
+
+def test_a_virtual_tpm_encrypts_the_home_and_not_the_disks() -> None:
+    one = described(a_disk(), vim.vm.device.VirtualTPM(key=11000), config__keyId=KEY)
+    assert [(concern.id, concern.category) for concern in one.concerns[1:]] == [("vim.home_encrypted", "Information")]
+    assert "does not come along" in one.concerns[1].assessment
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 Names are those of the vSphere Web Services API: `VirtualDevice`, `VirtualDiskFlatVer2BackingInfo`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 # Flat at its base, and of any sparse format above: the format of a snapshot's disk is a property of the same type.
@@ -37,6 +37,21 @@ def place_name(device: Any, devices: Sequence[Any]) -> str:
     """Where it is plugged in, as exports name it: ParaVirtualSCSIController0:1."""
     controller = next((one for one in devices if one.key == device.controllerKey), None)
     return f"{type_name(controller)}{getattr(controller, 'busNumber', 0)}:{device.unitNumber}"
+
+
+def backings(disk: Any) -> Iterator[Any]:
+    """Of all its files, the newest first."""
+    backing = disk.backing
+    for _ in range(CHAIN_MAX):
+        if backing is None:
+            return
+        yield backing
+        backing = getattr(backing, "parent", None)
+
+
+def encrypted(disk: Any) -> bool:
+    """Itself: not only the other files of its VM, as for one with a virtual TPM."""
+    return any(getattr(backing, "keyId", None) is not None for backing in backings(disk))
 
 
 def chain(backing: Any) -> list[Any] | None:

@@ -3,11 +3,11 @@
 Names of properties are those of the vSphere Web Services API: `VirtualMachine`, `VirtualMachineConfigInfo`, `VirtualDevice`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from synvirt.live import VmRow
-from synvirt.live.vim_disks import OBJECT_STORES, chain, label, not_held, store_of, type_name, virtual_disks
+from synvirt.live.vim_disks import OBJECT_STORES, chain, encrypted, label, not_held, store_of, type_name, virtual_disks
 from synvirt.live.vim_ways import Way
 from synvirt.model import MIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 
@@ -203,54 +203,75 @@ def _guest_os(found: Mapping[str, Any]) -> GuestOs:
 
 def _concerns(
     found: Mapping[str, Any], devices: Sequence[Any], store_types: Mapping[str, str], ways: Mapping[str, Way]
-) -> list[Concern]:
+) -> Iterator[Concern]:
     disks = virtual_disks(devices)
-    concerns = [
-        Concern(
-            id="vim.read_by",
+    yield Concern(
+        id="vim.read_by",
+        category="Information",
+        label="How the disks are read",
+        assessment=_read_by(disks, ways),
+        remedy="options.transport of the source chooses another way.",
+    )
+    yield from _of_machine(found, devices)
+    for disk in disks:
+        yield from _of_disk(disk, store_types, by_files=ways[str(disk.key)].name == "datastore")
+
+
+def _critical(id_: str, label: str, assessment: str, remedy: str) -> Concern:
+    return Concern(id=id_, category="Critical", label=label, assessment=assessment, remedy=remedy)
+
+
+def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Concern]:
+    if found.get("config.keyId") is not None and not any(encrypted(disk) for disk in virtual_disks(devices)):
+        yield Concern(
+            id="vim.home_encrypted",
             category="Information",
-            label="How the disks are read",
-            assessment=_read_by(disks, ways),
-            remedy="options.transport of the source chooses another way.",
-        )
-    ]
-
-    def critical(id_: str, label: str, assessment: str, remedy: str) -> None:
-        concerns.append(Concern(id=id_, category="Critical", label=label, assessment=assessment, remedy=remedy))
-
-    if found.get("config.keyId") is not None:
-        critical(
-            "vim.encrypted", "Encrypted VM", "Its files are encrypted, and cannot be read.", "Decrypt the VM in vSphere first."
+            label="Encrypted home",
+            assessment="The VM's configuration is encrypted, as it is with a virtual TPM; its disks are not, and are read. "
+            "What a TPM holds does not come along.",
+            remedy="Have recovery keys at hand where the guest keeps secrets in its TPM (BitLocker), or suspend BitLocker.",
         )
     if (state := found.get("runtime.connectionState")) not in (None, "connected"):
-        critical("vim.connection", "Host is away", f"The VM is {state}.", "Bring its host back, or register the VM elsewhere.")
+        yield _critical(
+            "vim.connection", "Host is away", f"The VM is {state}.", "Bring its host back, or register the VM elsewhere."
+        )
     if found.get("config.template"):
-        critical("vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it.")
-    for disk in disks:
-        store, kind = store_of(disk), type_name(disk.backing).removesuffix("BackingInfo")
-        by_files = ways[str(disk.key)].name == "datastore"
-        if by_files and store_types.get(store) in OBJECT_STORES:
-            critical(
-                f"disk-in-objects:{disk.key}",
-                "Datastore of objects",
-                f"{label(disk)} lies in {store}, of type {store_types[store]}: its bytes cannot be read as a file.",
-                "Read it by an export lease (options.transport lease), move it to VMFS or NFS, or install VDDK.",
-            )
-        elif by_files and chain(disk.backing) is None:
-            critical(
-                f"disk-not-in-files:{disk.key}",
-                "Disk that is not kept in files",
-                f"{label(disk)} is a {kind}: no file that we read has its bytes.",
-                "Leave it out by skip_disks, read it by an export lease (options.transport lease), or install VDDK.",
-            )
-        elif why := not_held(disk):
-            critical(
-                f"disk-not-held:{disk.key}",
-                "Disk that no snapshot holds",
-                f"{label(disk)} {why}: what is read from it changes meanwhile.",
-                "Change its mode, leave it out by skip_disks, or shut the VM down and waive this.",
-            )
-    return concerns
+        yield _critical(
+            "vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it."
+        )
+
+
+def _of_disk(disk: Any, store_types: Mapping[str, str], *, by_files: bool) -> Iterator[Concern]:
+    """The first that hinders."""
+    store, kind = store_of(disk), type_name(disk.backing).removesuffix("BackingInfo")
+    if encrypted(disk):
+        yield _critical(
+            f"disk-encrypted:{disk.key}",
+            "Encrypted disk",
+            f"The files of {label(disk)} are encrypted, and cannot be read.",
+            "Decrypt it in vSphere first, or leave it out by skip_disks.",
+        )
+    elif by_files and store_types.get(store) in OBJECT_STORES:
+        yield _critical(
+            f"disk-in-objects:{disk.key}",
+            "Datastore of objects",
+            f"{label(disk)} lies in {store}, of type {store_types[store]}: its bytes cannot be read as a file.",
+            "Read it by an export lease (options.transport lease), move it to VMFS or NFS, or install VDDK.",
+        )
+    elif by_files and chain(disk.backing) is None:
+        yield _critical(
+            f"disk-not-in-files:{disk.key}",
+            "Disk that is not kept in files",
+            f"{label(disk)} is a {kind}: no file that we read has its bytes.",
+            "Leave it out by skip_disks, read it by an export lease (options.transport lease), or install VDDK.",
+        )
+    elif why := not_held(disk):
+        yield _critical(
+            f"disk-not-held:{disk.key}",
+            "Disk that no snapshot holds",
+            f"{label(disk)} {why}: what is read from it changes meanwhile.",
+            "Change its mode, leave it out by skip_disks, or shut the VM down and waive this.",
+        )
 
 
 def _read_by(disks: Sequence[Any], ways: Mapping[str, Way]) -> str:
