@@ -182,6 +182,7 @@ def test_vddk_reads_what_is_no_file() -> None:
     [
         ({"runtime__connectionState": "inaccessible"}, "vim.connection"),
         ({"config__template": True}, "vim.template"),
+        ({"runtime__powerState": "suspended"}, "vim.suspended"),
     ],
 )
 def test_machines_that_cannot_be_moved_as_they_are(fields: dict[str, Any], concern: str) -> None:

@@ -239,6 +239,13 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
         yield _critical(
             "vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it."
         )
+    if found.get("runtime.powerState") == "suspended":
+        yield _critical(
+            "vim.suspended",
+            "Suspended VM",
+            "What it has in its memory is not moved, and is lost when it is powered off for the cut-over.",
+            "Resume it, or power it off, at the source first.",
+        )
 
 
 def _of_disk(disk: Any, store_types: Mapping[str, str], *, by_files: bool) -> Iterator[Concern]:
