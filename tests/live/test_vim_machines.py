@@ -1,5 +1,6 @@
 """Manifests of machines that the simulator does not have: made of pyvmomi's own types, as a vCenter would send them."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 from pyVmomi import vim
 
 from synvirt.errors import InvalidPlan
-from synvirt.live.vim_disks import chain
+from synvirt.live import SourceAccess, vim_privileges
+from synvirt.live.vim_api import VimApi
+from synvirt.live.vim_disks import chain, virtual_disks
 from synvirt.live.vim_machines import cbt_reason, manifest, row
 from synvirt.live.vim_ways import Way, WayName, way
 from synvirt.migrations.critical import refuse_critical
@@ -132,6 +135,27 @@ def test_disks_over_snapshots_are_read_from_all_their_files() -> None:
     newest = Backing(fileName="[ds1] a/a-000002.vmdk", deltaDiskFormat="seSparseFormat", parent=over)
     assert chain(newest) == [newest, over, base]
     assert critical(described(a_disk(backing=newest))) == []
+
+
+def test_only_the_stores_of_disks_are_asked_whether_we_may_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the image in the VM's drive; that of each snapshot's file, and each once."""
+    home, old, images = (vim.Datastore(name) for name in ("datastore-1", "datastore-2", "datastore-3"))
+    over = Backing(fileName="[home] a/a-1.vmdk", datastore=home, parent=Backing(fileName="[old] a/a.vmdk", datastore=old))
+    drive = vim.vm.device.VirtualCdrom(
+        key=3000, backing=vim.vm.device.VirtualCdrom.IsoBackingInfo(fileName="[images] a.iso", datastore=images)
+    )
+    disks = [a_disk(backing=over), a_disk(2001, Backing(fileName="[home] a/b.vmdk", datastore=home)), a_disk(2002)]
+    asked: list[str] = []
+
+    def may_read_files(_: object, stores: Sequence[Any]) -> bool:
+        asked.extend(store._moId for store in stores)
+        return images not in stores
+
+    monkeypatch.setattr(vim_privileges, "may_read_files", may_read_files)
+    adapter = VimApi(SourceAccess("https://vcenter", {"user": "u", "password": "p"}))
+    ways = adapter._chosen_ways(virtual_disks([*disks, drive]), {"home": "VMFS", "old": "VMFS"})
+    assert asked == ["datastore-1", "datastore-2"]
+    assert {one.name for one in ways.values()} == {"datastore"}
 
 
 def test_each_disk_goes_its_own_way_and_says_so() -> None:

@@ -28,7 +28,7 @@ from synvirt.disks.specs import ChangedSpec, ReaderSpec, VddkSpec
 from synvirt.errors import AuthFailed, CbtUnsupported, DiskReadFailed, SnapshotFailed, SynvirtError, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes, vim_files, vim_power, vim_privileges
 from synvirt.live.form import Form
-from synvirt.live.vim_disks import virtual_disks
+from synvirt.live.vim_disks import stores_of, virtual_disks
 from synvirt.live.vim_files import FOLDERS_DEEP_MAX
 from synvirt.live.vim_lease import ExportLease
 from synvirt.live.vim_machines import INSPECTED, LISTED, manifest, row
@@ -151,7 +151,7 @@ class VimApi:
         stores = found.get("datastore") or ()
         types = self._store_types(stores)
         disks = virtual_disks(found.get("config.hardware.device") or ())
-        ways = self._chosen_ways(disks, stores, types)
+        ways = self._chosen_ways(disks, types)
         return manifest(vm_id, found, types, ways, host=self._host_name(found.get("runtime.host")))
 
     def _host_name(self, host: Any) -> str:
@@ -167,9 +167,11 @@ class VimApi:
         ]
         return {str(store.get("summary.name")): str(store.get("summary.type")) for store in found}
 
-    def _chosen_ways(self, disks: Sequence[Any], stores: Sequence[Any], types: Mapping[str, str]) -> Mapping[str, Way]:
+    def _chosen_ways(self, disks: Sequence[Any], types: Mapping[str, str]) -> Mapping[str, Way]:
         """Of each disk, by its key."""
         wished, has_vddk = self._options.transport, self._options.vddk_libdir is not None
+        # The VM has others, too, from which we read nothing: that of an ISO image in its drive.
+        stores = stores_of(disks)
         asked = wished == "auto" and not has_vddk and stores
         missing = vim_privileges.FILES if asked and not vim_privileges.may_read_files(self._session, stores) else None
         return {
@@ -221,7 +223,7 @@ class VimApi:
         """As it was shown when the job was planned, unless privileges or datastores have changed since."""
         if self._ways is None or self._ways[0] != wanted.snapshot_id:
             stores = self._vm(wanted.vm_id, ("name", "datastore")).get("datastore") or ()
-            ways = self._chosen_ways(virtual_disks(wanted.devices), stores, self._store_types(stores))
+            ways = self._chosen_ways(virtual_disks(wanted.devices), self._store_types(stores))
             self._ways = (wanted.snapshot_id, ways)
         return self._ways[1][str(wanted.device.key)]
 

@@ -49,6 +49,12 @@ def backings(disk: Any) -> Iterator[Any]:
         backing = getattr(backing, "parent", None)
 
 
+def stores_of(disks: Sequence[Any]) -> list[Any]:
+    """The datastores that their files lie in: snapshots may lie elsewhere than what they are over."""
+    found = [getattr(backing, "datastore", None) for disk in disks for backing in backings(disk)]
+    return list({store._moId: store for store in found if store is not None}.values())  # noqa: SLF001 - pyvmomi's own name
+
+
 def encrypted(disk: Any) -> bool:
     """Itself: not only the other files of its VM, as for one with a virtual TPM."""
     return any(getattr(backing, "keyId", None) is not None for backing in backings(disk))
