@@ -37,6 +37,7 @@ from synvirt.live import libvirt_remote_scratch as scratch
 from synvirt.live.libvirt_remote_form import FORM, Login, Options
 from synvirt.live.libvirt_remote_freeze import frozen
 from synvirt.live.libvirt_remote_host import Host, library
+from synvirt.live.libvirt_remote_limit import begun
 from synvirt.live.libvirt_remote_manifest import manifest, untracked
 from synvirt.live.libvirt_remote_variables import uefi_variables
 from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
@@ -47,6 +48,12 @@ log = structlog.get_logger(__name__)
 
 # The first with backups in pull mode and checkpoints switched on for everybody: 7.6.0.
 LEAST_VERSION: Final = 7_006_000
+# No answer takes so long: whoever waits for a domain's lock gives up after half a minute, a freeze and a thaw take two minutes
+# and a half at most, and a guest with much memory is started within some. What takes longer hangs.
+ANSWER_TIMEOUT_S: Final = 600.0
+# For a call that is under way when its session is closed: a login's limit, and then some. It is waited for, since what it
+# makes on the other host is cleared away by the next session, and must be there by then.
+CLOSE_WAIT_S: Final = 60.0
 
 T = TypeVar("T")
 
@@ -78,17 +85,23 @@ class LibvirtRemote:
 
     async def close(self) -> None:
         self._closing.set()
-        await asyncio.shield(asyncio.to_thread(self._closed))
+        await asyncio.shield(asyncio.wrap_future(begun(self._closed)))
 
     def _closed(self) -> None:
-        with self._lock:
-            self._end_watch()
-            self._host.close()
+        free = self._lock.acquire(timeout=CLOSE_WAIT_S)
+        try:
+            ended = self._end_watch(CLOSE_WAIT_S if free else 0.0) and free
+            if not ended:
+                log.warning("a call does not end; its session is closed without it", host=self._host.name)
+            self._host.close(in_use=not ended)
+        finally:
+            if free:
+                self._lock.release()
 
-    def _end_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
+    def _end_watch(self, limit_s: float | None = None) -> bool:
+        """Has its last look ended?"""
+        watch, self._watch = self._watch, None
+        return watch is None or watch.stop(limit_s)
 
     async def about(self) -> About:
         return await self._asked("say who it is", self._about)
@@ -315,7 +328,11 @@ class LibvirtRemote:
 
     async def shutdown(self, vm_id: str) -> None:
         timeout_s, stop = self._options.shutdown_timeout_s, self._closing.is_set
-        await self._with_domain(vm_id, "shut down", lambda domain: domains.shut_down(domain, timeout_s, stop))
+        await self._asked(
+            f"domain {vm_id} cannot shut down",
+            lambda: domains.shut_down(self._domain(vm_id), timeout_s, stop),
+            limit_s=timeout_s + ANSWER_TIMEOUT_S,
+        )
 
     async def power_on(self, vm_id: str) -> None:
         await self._with_domain(vm_id, "start", domains.power_on)
@@ -339,12 +356,22 @@ class LibvirtRemote:
         except ValueError as error:
             raise VmNotFound(f"{self._host.name} knows its domains by UUID, and {vm_id[:60]!r} is none") from error
 
-    async def _asked(self, doing: str, use: Callable[[], T]) -> T:
+    async def _asked(self, doing: str, use: Callable[[], T], limit_s: float | None = None) -> T:
         def guarded() -> T:
             with self._lock, self._host.asked(doing):
                 return use()
 
-        return await asyncio.to_thread(guarded)
+        limit_s = ANSWER_TIMEOUT_S if limit_s is None else limit_s
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await asyncio.wrap_future(begun(guarded))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise SourceUnreachable(
+                f"{self._host.name}: {doing}: no answer within {limit_s:.0f} s",
+                hint="its libvirtd, or the domain's QEMU, hangs",
+            ) from error
 
 
 _UPGRADE = "upgrade libvirt there; until then its VMs are copied cold"

@@ -27,9 +27,15 @@ from synvirt.disks.specs import NbdSpec
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live.form import Place
 from synvirt.live.libvirt_remote_form import Login, Options
+from synvirt.live.libvirt_remote_limit import within
 from synvirt.live.libvirt_remote_ssh import Door, Tunnel, pinned_key
 
 CONNECT_TIMEOUT_S: Final = 10.0
+# libvirt's own way to connect has no limit, and its keep-alive begins after it. A login is a few questions, each answered in
+# milliseconds; a daemon that systemd starts for it, or a domain controller behind SASL, takes some seconds.
+OPEN_TIMEOUT_S: Final = 30.0
+# To say goodbye is one question. One who does not answer it is left without.
+CLOSE_TIMEOUT_S: Final = 10.0
 # A connection with nothing heard for this long is closed by libvirt, so that every call that waits on it ends.
 KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX = 5, 3
 # Where a host's libvirt listens: the one daemon, or the modular one.
@@ -43,6 +49,10 @@ _LOST = re.compile(
     r"[Uu]nable to connect|Failed to connect|No route to host|Broken pipe|not connected|No such file or directory"
 )
 _UNTRUSTED = re.compile(r"[Cc]ertificate|TLS handshake|GNUTLS", re.IGNORECASE)
+
+
+class Silent(SourceUnreachable):
+    """Somebody takes the connection, and says nothing."""
 
 
 class Host:
@@ -78,17 +88,26 @@ class Host:
         try:
             self._folder = self._closing.enter_context(_private_folder())
             self._open = self._connect()
-            self._closing.callback(self._disconnect, self._open)
+            self._refuse_closed()
             self._open.setKeepAlive(KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX)
         except BaseException:
             self.close()
             raise
 
-    def close(self) -> None:
-        for tunnel in self._tunnels.values():
+    def _refuse_closed(self) -> None:
+        if self._folder is None:
+            raise SourceUnreachable(f"the session with {self.name} was closed while it was opened")
+
+    def close(self, *, in_use: bool = False) -> None:
+        """`in_use`: a call of another thread does not end. Then the connection is left to that thread, and is closed with the
+        last reference to it: libvirt frees what the call is using."""
+        for tunnel in list(self._tunnels.values()):
             tunnel.close()
         self._tunnels.clear()
-        self._open = None
+        connection, self._open, self._folder = self._open, None, None
+        if connection is not None and not in_use:
+            with contextlib.suppress(TimeoutError):
+                within(CLOSE_TIMEOUT_S, lambda: _disconnect(connection))
         self._closing.close()
 
     @property
@@ -145,6 +164,8 @@ class Host:
             local = self.forwarded(remote)
             try:
                 return self._opened(f"qemu+unix://{self._place.path or '/system'}{_socket_query(str(local))}")
+            except Silent:
+                raise  # it is there: no use in looking for the other
             except SourceUnreachable as error:
                 said = self._tunnels[remote].said().splitlines()
                 failure = SourceUnreachable(
@@ -159,7 +180,12 @@ class Host:
         libvirt = library()
         asked = [libvirt.VIR_CRED_AUTHNAME, libvirt.VIR_CRED_PASSPHRASE]
         try:
-            return libvirt.openAuth(uri, [asked, self._answer, None], 0)
+            return within(OPEN_TIMEOUT_S, lambda: libvirt.openAuth(uri, [asked, self._answer, None], 0), unwanted=_disconnect)
+        except TimeoutError as error:
+            raise Silent(
+                f"{self.name} takes the connection, and does not answer within {OPEN_TIMEOUT_S:.0f} s",
+                hint="its libvirtd hangs, or something else listens there: restart it",
+            ) from error
         except libvirt.libvirtError as error:
             said = error.get_error_message() or str(error)
             if error.get_error_code() in (libvirt.VIR_ERR_AUTH_FAILED, libvirt.VIR_ERR_AUTH_CANCELLED) or "polkit" in said:
@@ -181,10 +207,6 @@ class Host:
                 return -1
             one[4] = answer
         return 0
-
-    def _disconnect(self, connection: Any) -> None:
-        with contextlib.suppress(library().libvirtError):
-            connection.close()
 
     def _check_port(self) -> None:
         """libvirt itself would wait for minutes for a host that says nothing."""
@@ -292,6 +314,11 @@ class Host:
 
 def library() -> Any:
     return libvirt_library.load(Internal)
+
+
+def _disconnect(connection: Any) -> None:
+    with contextlib.suppress(library().libvirtError):
+        connection.close()
 
 
 def _alive(connection: Any) -> bool:

@@ -58,9 +58,11 @@ class Watch:
         self._thread = threading.Thread(target=self._look, name="scratch", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, limit_s: float | None = None) -> bool:
+        """Has its last look ended, `limit_s` later? None: waits until it has."""
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
 
     def _look(self) -> None:
         while not self._stopped.wait(LOOK_EVERY_S):
