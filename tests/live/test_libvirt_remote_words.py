@@ -16,7 +16,6 @@ from synvirt.live.libvirt_remote_ssh import FAST_CIPHERS, Door
         ("Failed to bind socket to /s/x.sock: Permission denied", "AppArmor or SELinux"),
         ("qemu-img: /s/x.scratch: No space left on device", "is full"),
         ("unable to find tls x509 certificates", "backup_tls_x509_cert_dir"),
-        ("Timed out during operation: cannot acquire state change lock (held by monitor=x)", "another operation"),
         ("something that nobody foresaw", None),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any, Final
 from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
 
 from synvirt.errors import Internal, SnapshotFailed, SynvirtError
-from synvirt.live.libvirt_remote_host import library
+from synvirt.live.libvirt_remote_host import busy, library
 from synvirt.live.libvirt_remote_manifest import backed_up_disks, parse
 
 PREFIX: Final = "synvirt-"
@@ -81,7 +81,7 @@ def running(domain: Any) -> Running | None:
 
 
 def begin(domain: Any, name: str, server: Server, *, track: Collection[str]) -> None:
-    """Begin the job, with a checkpoint of the disks to `track`. SnapshotFailed; libvirtError, where the host is gone.
+    """Begin the job, with a checkpoint of the disks to `track`. SnapshotFailed; libvirtError, where the domain is busy.
 
     What libvirt may refuse is left out step by step: the delta (a checkpoint was lost: the caller sees it by `since`), then the
     checkpoint (the image cannot hold one).
@@ -98,6 +98,8 @@ def begin(domain: Any, name: str, server: Server, *, track: Collection[str]) -> 
         try:
             _begin_at_free_port(domain, name, server, incremental, track if checkpoint else ())
         except library().libvirtError as error:
+            if busy(error):
+                raise
             said = error.get_error_message() or str(error)
             failure = SnapshotFailed(f"{domain.name()} cannot be read at one moment: {said}", hint=_hint(said, server))
             failure.__cause__ = error
@@ -185,8 +187,6 @@ def _hint(said: str, server: Server) -> str | None:
         return f"{server.scratch} on that host is full: it holds what guests overwrite while they are read"
     if "tls" in said.lower() or "x509" in said.lower():
         return "set up backup_tls_x509_cert_dir in that host's /etc/libvirt/qemu.conf (docs/platforms/libvirt.md)"
-    if "state change lock" in said:
-        return "another operation on this domain is under way there: try again when it is over"
     return None
 
 
@@ -228,7 +228,7 @@ def delete(domain: Any, name: str) -> None:
     try:
         checkpoint.delete(0)
     except libvirt.libvirtError as error:
-        if not _NO_BITMAP.search(str(error)):
+        if busy(error) or not _NO_BITMAP.search(str(error)):
             raise
         checkpoint.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
 
@@ -240,6 +240,8 @@ def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str |
     try:
         domain.checkpointCreateXML(_checkpoint_xml(name, disks, track), 0)
     except libvirt.libvirtError as error:
+        if busy(error):
+            raise
         return str(error.get_error_message() or error)
     delete(domain, name)
     return None

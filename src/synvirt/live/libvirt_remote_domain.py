@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 import structlog
 
 from synvirt.errors import SnapshotFailed, SourceUnreachable
-from synvirt.live.libvirt_remote_host import library
+from synvirt.live.libvirt_remote_host import busy, library
 from synvirt.live.libvirt_remote_manifest import DiskSize, PowerState, Seen, agent_connected, data_disks, parse
 from synvirt.model import Snapshot
 
@@ -110,6 +110,8 @@ def start_to_read(domain: Any, name: str) -> None:
         domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
     except libvirt.libvirtError as error:
         note(domain, reading=None)
+        if busy(error):
+            raise
         raise SnapshotFailed(
             f"{domain.name()} is off, and cannot be started without running to be read: {error.get_error_message() or error}",
             hint="it must be able to start on its own host: its memory, networks and devices free",
@@ -255,7 +257,9 @@ def _size(domain: Any, key: str) -> DiskSize:
     libvirt = library()
     try:
         capacity, allocation, _physical = domain.blockInfo(key)
-    except libvirt.libvirtError:
+    except libvirt.libvirtError as error:
+        if busy(error):
+            raise
         return DiskSize(0, 0)  # a network disk of a domain that is off: its manifest says that it is not known
     return DiskSize(int(capacity), min(int(allocation), int(capacity)))
 

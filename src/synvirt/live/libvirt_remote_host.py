@@ -40,6 +40,7 @@ CLOSE_TIMEOUT_S: Final = 10.0
 KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX = 5, 3
 # Where a host's libvirt listens: the one daemon, or the modular one.
 SOCKETS: Final = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
+BUSY_HINT: Final = "another operation on this domain is under way there: try again when it is over"
 _FOLDER_PREFIX: Final = "synvirt-live-"
 # A name that ssh would take for an option, or that no host has.
 _HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\]-]*")
@@ -135,6 +136,8 @@ class Host:
             return SourceUnreachable(said, hint="the connection was lost; is the host up, and its libvirtd running?")
         if error.get_error_code() in (libvirt.VIR_ERR_AUTH_FAILED, libvirt.VIR_ERR_ACCESS_DENIED):
             return AuthFailed(said)
+        if busy(error):
+            return SourceUnreachable(said, hint=BUSY_HINT)
         return otherwise(said, hint=hint)
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -314,6 +317,11 @@ class Host:
 
 def library() -> Any:
     return libvirt_library.load(Internal)
+
+
+def busy(error: Any) -> bool:
+    """Did libvirt wait in vain for whoever holds the domain's lock? It says nothing about the domain: ask again later."""
+    return bool(error.get_error_code() == library().VIR_ERR_OPERATION_TIMEOUT)
 
 
 def _disconnect(connection: Any) -> None:
