@@ -213,6 +213,41 @@ def test_machines_that_cannot_be_moved_as_they_are(fields: dict[str, Any], conce
     assert critical(described(a_disk(), **fields)) == [concern]
 
 
+def named(text: str) -> Any:
+    return vim.Description(label=text, summary="")
+
+
+@pytest.mark.parametrize(("sharing", "told"), [("physicalSharing", True), ("virtualSharing", True), ("noSharing", False)])
+def test_a_shared_bus_forbids_snapshots_whatever_is_left_out(sharing: str, told: bool) -> None:
+    controller = vim.vm.device.VirtualLsiLogicSASController(
+        key=1001, busNumber=1, sharedBus=sharing, deviceInfo=named("SCSI controller 1")
+    )
+    one = described(a_disk(), a_disk(2001), controller)
+    assert critical(one) == (["vim.shared_bus:1001"] if told else [])
+    assert ("SCSI controller 1 shares" in str(one.cbt_reason_without(["2000"]))) == told
+    assert one.cbt_available != told
+
+
+Passthrough = vim.vm.device.VirtualPCIPassthrough
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        (Passthrough(key=13000, deviceInfo=named("PCI device 0"), backing=Passthrough.DeviceBackingInfo()), "PCI device 0 is"),
+        (Passthrough(key=13000, backing=Passthrough.DynamicBackingInfo()), "device 13000 is"),
+        (vim.vm.device.VirtualSriovEthernetCard(key=13000, deviceInfo=named("Network adapter 1")), "Network adapter 1 is"),
+        (Passthrough(key=13000, backing=Passthrough.VmiopBackingInfo(vgpu="grid_t4-2q")), None),
+    ],
+)
+def test_a_device_of_the_hosts_own_forbids_snapshots_while_it_runs(device: Any, told: str | None) -> None:
+    one = described(a_disk(), device)
+    assert critical(one) == []
+    assert [concern.id for concern in one.concerns[1:]] == (["vim.passthrough:13000"] if told else [])
+    assert (told or "None") in str(one.cbt_reason)
+    assert one.cbt_available == (told is None)
+
+
 KEY = vim.encryption.CryptoKeyId(keyId="k")
 
 

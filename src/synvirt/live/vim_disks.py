@@ -20,6 +20,21 @@ def type_name(thing: Any) -> str:
     return name
 
 
+def shared_buses(devices: Sequence[Any]) -> list[Any]:
+    """The controllers whose disks other VMs may have, too: of a VM with one vSphere takes no snapshot."""
+    return [device for device in devices if getattr(device, "sharedBus", None) not in (None, "noSharing")]
+
+
+def passed_through(devices: Sequence[Any]) -> list[Any]:
+    """The host's own devices, whose state no snapshot can hold; a shared graphics card (Vmiop) is none of them."""
+    return [
+        device
+        for device in devices
+        if type_name(device) in ("VirtualPCIPassthrough", "VirtualSriovEthernetCard")
+        and type_name(getattr(device, "backing", None)) != "VirtualPCIPassthroughVmiopBackingInfo"
+    ]
+
+
 def virtual_disks(devices: Sequence[Any]) -> list[Any]:
     return [device for device in devices if type_name(device) == "VirtualDisk"]
 

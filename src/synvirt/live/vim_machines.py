@@ -7,7 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from synvirt.live import VmRow
-from synvirt.live.vim_disks import OBJECT_STORES, chain, encrypted, label, not_held, store_of, type_name, virtual_disks
+from synvirt.live.vim_disks import (
+    OBJECT_STORES,
+    chain,
+    encrypted,
+    label,
+    not_held,
+    passed_through,
+    shared_buses,
+    store_of,
+    type_name,
+    virtual_disks,
+)
 from synvirt.live.vim_ways import Way
 from synvirt.model import MIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 
@@ -124,6 +135,13 @@ def cbt_reason(found: Mapping[str, Any]) -> str | None:
         return f"its virtual hardware is {version}; change tracking needs vmx-07"
     if found.get("capability.changeTrackingSupported") is False:
         return "its host cannot track changes"
+    devices = found.get("config.hardware.device") or ()
+    for kept, why in (
+        (shared_buses(devices), "shares its disks with other VMs"),
+        (passed_through(devices), "is the host's own"),
+    ):
+        if kept:
+            return f"its {label(kept[0])} {why}, and vSphere takes no snapshot of such a VM"
     if not found.get("config.changeTrackingEnabled") and found.get("snapshot.rootSnapshotList"):
         return "it has snapshots, and tracking can only be switched on without: remove them first"
     return None
@@ -238,6 +256,23 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
     if found.get("config.template"):
         yield _critical(
             "vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it."
+        )
+    for controller in shared_buses(devices):
+        yield _critical(
+            f"vim.shared_bus:{controller.key}",
+            "Shared bus",
+            f"{label(controller)} shares its disks with other VMs: vSphere takes no snapshot of such a VM, and we read no disk "
+            "without one.",
+            "Shut the VM and its cluster down, and set the controller's bus sharing to none.",
+        )
+    for device in passed_through(devices):
+        yield Concern(
+            id=f"vim.passthrough:{device.key}",
+            category="Warning",
+            label="Passthrough device",
+            assessment=f"{label(device)} is the host's own: vSphere takes no snapshot of a VM that runs with it, and promises "
+            "none of one that is off, which a cold copy needs. The guest here has no such device.",
+            remedy="Take it out of the VM before it is moved; assign one of this host's afterwards if the guest needs it.",
         )
     if found.get("runtime.powerState") == "suspended":
         yield _critical(
