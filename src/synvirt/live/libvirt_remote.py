@@ -22,6 +22,7 @@ import structlog
 from synvirt.disks import open_reader
 from synvirt.disks.specs import NbdSpec, ReaderSpec
 from synvirt.errors import (
+    AuthFailed,
     BadRequest,
     CbtReset,
     CbtUnsupported,
@@ -126,7 +127,7 @@ class LibvirtRemote:
                 name="privileges",
                 ok=writable,
                 detail="the user may manage domains" if writable else "the user may look at domains, not manage them",
-                hint=None if writable else "use root, or a user of the group libvirt",
+                hint=None if writable else f"use root, or {_USER}",
             )
         )
         return About(f"libvirt on {self._host.name}", versions, tuple(checks))
@@ -278,7 +279,7 @@ class LibvirtRemote:
             )
         bitmap = export.bitmap if since is not None else None
         spec = self._host.spec(export.name, path=found.path, port=found.port, bitmap=bitmap)
-        self._knock(domain, spec)
+        self._knock(domain, snapshot.id, spec)
         if self._watch is None:
             self._watch = scratch.Watch(
                 self._host.connection,
@@ -288,15 +289,21 @@ class LibvirtRemote:
             )
         return spec
 
-    def _knock(self, domain: Any, spec: NbdSpec) -> None:
-        """libvirt may list a job that QEMU serves no more, and a firewall may be in between."""
+    def _knock(self, domain: Any, snapshot: str, spec: NbdSpec) -> None:
+        """libvirt may list a job that QEMU serves no more, a firewall may be in between, and a socket has a mode."""
         try:
             open_reader(spec).close()
         except SourceUnreachable as error:
-            domain.isActive()  # raises, where the host itself is gone
+            now = backup.running(domain)  # raises, where the host itself is gone
+            # sshd does not tell why it opens no socket: while the job lasts, the file's mode is what is left.
+            if now is not None and now.snapshot == snapshot and self._host.needs_leave:
+                raise AuthFailed(
+                    f"{self._host.user_name} may not open the socket of the disks of {domain.name()}: {error.detail}",
+                    hint=f"log in as root, or as {_USER}",
+                ) from error
             raise SnapshotFailed(
                 f"the disks of {domain.name()} are not served any more: {error.detail}",
-                hint="for TLS and TCP: does every firewall let options.nbd_ports through?",
+                hint="does every firewall let options.nbd_ports through?" if self._host.by_network else None,
             ) from error
 
     async def release(self, vm_id: str, name: str) -> None:
@@ -374,6 +381,7 @@ class LibvirtRemote:
             ) from error
 
 
+_USER = "a user of the groups libvirt and, unless disks come by TLS or TCP, QEMU's (libvirt-qemu, kvm or qemu there)"
 _UPGRADE = "upgrade libvirt there; until then its VMs are copied cold"
 
 

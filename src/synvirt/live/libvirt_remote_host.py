@@ -79,6 +79,17 @@ class Host:
         return self._place.scheme in ("qemu+tls", "qemu+tcp")
 
     @property
+    def needs_leave(self) -> bool:
+        """QEMU's socket is opened by somebody who is not root, so that its mode decides: its owner and group may."""
+        return not self.by_network and self.user_name != "root"
+
+    @property
+    def user_name(self) -> str:
+        """Who opens sockets there: without a name, ssh takes ours."""
+        user = self._login.user or self._place.user if self._place.scheme == "qemu+ssh" else None
+        return user or ("root" if os.geteuid() == 0 else f"user {os.geteuid()}")
+
+    @property
     def encrypted(self) -> bool:
         return self._place.scheme == "qemu+tls"
 
