@@ -1,5 +1,6 @@
 """The sealing key: its file, and what it seals."""
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,45 @@ def test_a_key_that_others_may_have_read_is_refused(tmp_path: Path, mode: int) -
     path.chmod(mode)
     with pytest.raises(KeyUnusable, match=f"{mode:04o}"):
         migrator_key(path)
+
+
+class Crashed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("moment", ["fsync", "link", "unlink"])
+def test_a_start_that_ends_while_the_key_is_made_leaves_none_or_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    path = tmp_path / "migrator.key"
+
+    def crash(*_: object, **__: object) -> None:
+        raise Crashed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, moment, crash)
+        patched.setattr(Path, "unlink", crash)  # nothing is tidied up
+        with pytest.raises(Crashed):
+            migrator_key(path)
+    assert path.exists() == (moment == "unlink")
+    key = migrator_key(path)
+    assert len(key) == 32
+    assert migrator_key(path) == key
+
+
+def test_of_two_that_make_the_key_both_use_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "migrator.key"
+    first: list[bytes] = []
+    sync = os.fsync
+
+    def overtaken(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        first.append(migrator_key(path))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", overtaken)
+    assert [migrator_key(path)] == first
+    assert [one.name for one in tmp_path.iterdir()] == ["migrator.key"]
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])

@@ -9,7 +9,7 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -31,18 +31,27 @@ class KeyUnusable(SynvirtError):
 
 def migrator_key(path: Path) -> bytes:
     """The key at `path`, made if there is none. KeyUnusable when its size, mode or owner are wrong: then nothing starts."""
+    if not os.path.lexists(path):
+        try:
+            _make(path)
+        except OSError as error:
+            raise KeyUnusable(f"{path.name} cannot be made: {error.strerror}") from error
+    return _read(path)
+
+
+def _make(path: Path) -> None:
+    """Whole or not at all, and never in place of one: of two that make it at the same time, both use the first's."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, KEY_MODE)
-    except FileExistsError:
-        return _read(path)
-    except OSError as error:
-        raise KeyUnusable(f"{path.name} cannot be made: {error.strerror}") from error
-    key = secrets.token_bytes(KEY_BYTES)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(key)
-        file.flush()
-        os.fsync(file.fileno())
-    return key
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, KEY_MODE), "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 def _read(path: Path) -> bytes:
