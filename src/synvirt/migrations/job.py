@@ -119,7 +119,12 @@ class Job:
         if plan.source.Live is None or plan.source_ref.kind != "live_vm":
             raise RuntimeError("an Offline plan has no adapter")
         adapter = await self.rooms.connect(plan.source.Live, plan.source_ref.source_id)
-        await adapter.connect()
+        try:
+            await adapter.connect()
+        except BaseException:
+            # Cancelled in the middle, say: nobody else knows of it yet.
+            await asyncio.shield(adapter.close())
+            raise
         return adapter
 
 
