@@ -363,14 +363,24 @@ def _private_folder() -> Iterator[Path]:
     """A new one with a short path, as Unix sockets need; locked while its session lasts. Those of killed services go."""
     place = _folders()
     _sweep(place)
-    folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=place))
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder, descriptor = _locked_folder(place)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def _locked_folder(place: Path) -> tuple[Path, int]:
+    """Until it is locked, the sweep of another session may take it for a killed service's: then another is made."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=place))
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, descriptor
+            os.close(descriptor)
 
 
 def _folders() -> Path:

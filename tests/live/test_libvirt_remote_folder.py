@@ -1,0 +1,48 @@
+"""The folder where a session keeps its secrets: its own while it lasts, and gone after."""
+
+import fcntl
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synvirt.live import libvirt_remote_host
+from synvirt.live.libvirt_remote_host import _private_folder, _sweep
+
+
+def test_a_session_keeps_its_folder_and_takes_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libvirt_remote_host, "_folders", lambda: tmp_path)
+    with _private_folder() as folder:
+        _sweep(tmp_path)
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["before it is opened", "before it is locked"])
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool
+) -> None:
+    """Another session's sweep finds it unlocked, as a killed service would have left it."""
+    monkeypatch.setattr(libvirt_remote_host, "_folders", lambda: tmp_path)
+    made: list[Path] = []
+    make, lock = tempfile.mkdtemp, fcntl.flock
+
+    def makes(**options: Any) -> str:
+        folder: str = make(**options)
+        made.append(Path(folder))
+        if len(made) == 1 and not opened:
+            made[0].rmdir()
+        return folder
+
+    def locks(descriptor: int, operation: int) -> None:
+        if len(made) == 1:
+            made[0].rmdir()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", makes)
+    monkeypatch.setattr(fcntl, "flock", locks)
+    with _private_folder() as folder:
+        assert folder == made[1] != made[0]
+        assert folder.is_dir()
+    assert list(tmp_path.iterdir()) == []
