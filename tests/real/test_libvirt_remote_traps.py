@@ -25,7 +25,8 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.live import LiveAdapter, SnapshotRef, SourceAccess
-from synvirt.live.libvirt_remote import libvirt_remote
+from synvirt.live.libvirt_remote import PROBE, libvirt_remote
+from synvirt.live.libvirt_remote_domain import start_to_read
 from synvirt.live.libvirt_remote_ssh import key_fingerprint
 from synvirt.model import MIB, VmManifest
 from tests.contracts.live import read
@@ -305,6 +306,26 @@ def test_the_last_delta_is_read_of_a_guest_that_is_off(host: LibvirtLab, domain:
     assert job.copy == host.content(domain, "vda")
     job.clean()
     assert not domain.isActive()
+    assert "synvirt" not in domain.XMLDesc(0)
+
+
+@pytest.mark.parametrize("end", ["release", "cleanup"])
+def test_a_guest_that_was_started_to_see_whether_it_can_be_tracked_is_off_again(
+    host: LibvirtLab, domain: Any, end: str
+) -> None:
+    """A service was killed in that moment: its note and its checkpoint are ours, whatever the next snapshot is called."""
+    domain.destroy()
+    start_to_read(domain, PROBE)
+    domain.checkpointCreateXML(f"<domaincheckpoint><name>{PROBE}</name></domaincheckpoint>", 0)
+    if end == "release":
+        job = OneJob(host, domain)  # tracks its changes, though the checkpoint is there
+        job.pass_(1, since=None)
+        assert not domain.isActive()
+        job.clean()
+    else:
+        local(host, lambda adapter: adapter.cleanup(domain.UUIDString(), f"synvirt-{uuid4()}-1"))
+    assert not domain.isActive()
+    assert domain.listAllCheckpoints(0) == []
     assert "synvirt" not in domain.XMLDesc(0)
 
 

@@ -49,6 +49,9 @@ log = structlog.get_logger(__name__)
 
 # The first with backups in pull mode and checkpoints switched on for everybody: 7.6.0.
 LEAST_VERSION: Final = 7_006_000
+# The checkpoint that is made to see whether one can be. A service that is killed meanwhile leaves it, and a domain that was
+# started for it: whoever of us tidies up next takes both away.
+PROBE: Final = f"{backup.PREFIX}probe"
 # No answer takes so long: whoever waits for a domain's lock gives up after half a minute, a freeze and a thaw take two minutes
 # and a half at most, and a guest with much memory is started within some. What takes longer hangs.
 ANSWER_TIMEOUT_S: Final = 600.0
@@ -180,9 +183,8 @@ class LibvirtRemote:
             return
         reasons = [reason for key, reason in untracked(domains.described(domain)).items() if key in disks]
         if not reasons:
-            probe = f"{backup.PREFIX}probe"
-            with domains.active(domain, probe):
-                said = backup.can_hold_checkpoint(domain, probe, disks)
+            with domains.active(domain, PROBE):
+                said = backup.can_hold_checkpoint(domain, PROBE, disks)
             reasons = [said] if said else []
         if reasons:
             raise CbtUnsupported(f"{domain.name()}: {'; '.join(reasons)}")
@@ -312,7 +314,7 @@ class LibvirtRemote:
     def _release(self, domain: Any, name: str) -> None:
         self._end_watch()
         backup.end(domain, lambda other: other == name)
-        if domains.noted(domain).get("reading") == name:
+        if domains.noted(domain).get("reading") in (name, PROBE):
             domains.stop_reading(domain)
 
     async def cleanup(self, vm_id: str, name: str) -> None:
@@ -321,10 +323,11 @@ class LibvirtRemote:
     def _cleanup(self, domain: Any, name: str) -> None:
         self._end_watch()
         backup.end(domain, lambda other: other == name)
-        if backup.has_checkpoint(domain, name):
-            with domains.active(domain, name):
-                backup.delete(domain, name)
-        if domains.noted(domain).get("reading") == name:
+        for ours in (name, PROBE):
+            if backup.has_checkpoint(domain, ours):
+                with domains.active(domain, name):
+                    backup.delete(domain, ours)
+        if domains.noted(domain).get("reading") in (name, PROBE):
             domains.stop_reading(domain)
         if not backup.any_checkpoint(domain):
             with contextlib.suppress(library().libvirtError):

@@ -237,6 +237,7 @@ def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str |
     """None, or why these disks cannot: found out by making one and deleting it."""
     libvirt = library()
     disks = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0)))]
+    delete(domain, name)  # a service that was killed may have left it
     try:
         domain.checkpointCreateXML(_checkpoint_xml(name, disks, track), 0)
     except libvirt.libvirtError as error:
