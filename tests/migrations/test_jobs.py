@@ -1,5 +1,7 @@
 """A job from a plan to its end, in a house of fakes with real workers, volumes and store."""
 
+import contextlib
+import itertools
 import os
 import random
 import signal
@@ -488,6 +490,43 @@ def test_a_source_powered_on_while_the_service_was_away_is_copied_once_more(hous
     assert ended.state == State.COMPLETED
     assert house.volume(ended).read_bytes() == source_bytes(house)
     assert house.platform.vm(VM)["power"] == "off"
+
+
+@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+def test_whenever_a_source_that_is_off_wakes_up_nothing_it_writes_is_lost(tmp_path: Path, mode: str) -> None:
+    """The service dies at each moment of which there is a trace while the source is off, and somebody starts the source: the
+    job copies what it wrote since, or says that it did not."""
+    moments = list(itertools.takewhile(lambda moment: _woken(House(tmp_path / str(moment)), mode, moment), range(100)))
+    assert 5 < len(moments) < 100
+
+
+def _woken(house: House, mode: str, moment: int) -> bool:
+    """False: the job was over before so many moments."""
+    house.platform.add_vm(VM, {DISK: some_disk(MIB)})
+    job = house.intake.submit(live_plan(mode))
+    seen = 0
+
+    def is_it() -> bool:
+        nonlocal seen
+        seen += house.platform.vm(VM)["power"] == "off" and house.store.get(job.id).boot_sign is None
+        return seen > moment
+
+    house.store.on_commit = _crash_when(house, is_it)
+    with contextlib.suppress(Died):
+        house.run(job.id)
+    house.store.on_commit = lambda: None
+    if died := seen > moment:
+        house.platform.power(VM, "on")
+        assert house.platform.guest_writes(VM, DISK, 64 * KIB, b"written after it was off")
+        ended = house.run(job.id)
+        if ended.state == State.COMPLETED:
+            assert house.volume(ended).read_bytes() == source_bytes(house), f"at moment {moment}"
+            assert house.platform.vm(VM)["power"] == "off"
+        else:
+            assert error_code(ended) == "E_MIG_CONFLICT", ended.last_error
+            assert house.platform.vm(VM)["power"] == "on"
+    house.close()
+    return died
 
 
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────

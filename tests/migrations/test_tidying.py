@@ -1,16 +1,19 @@
 """What a job that has ended could not tidy up: tried again, seldom and not for ever, until it is gone."""
 
+import asyncio
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from synvirt.errors import NotFound
+from synvirt.errors import Internal, NotFound
 from synvirt.migrations import advance, passes, tidying, warm
 from synvirt.migrations.tidying import OWED, Tidier, tidied
 from synvirt.model import KIB, Migration, State
+from tests.fakes.live import FakeAdapter
 from tests.house import VM, Crash, House, crash_at, live_plan
 from tests.processes import until
 
@@ -181,6 +184,52 @@ def test_a_failed_job_gives_the_guest_back_once_its_source_answers(house: House,
     assert house.store.ledger(job.id) == []
     assert house.platform.vm(VM)["snapshots"] == {}
     assert house.platform.vm(VM)["power"] == ("off" if moved_since else "on")
+
+
+def test_a_source_is_not_powered_on_beside_a_domain_that_may_live(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(*_: object) -> None:
+        raise Internal("the hypervisor does not answer")
+
+    house.hypervisor.fail = "boot"
+    undefine = house.hypervisor.undefine
+    monkeypatch.setattr(house.hypervisor, "undefine", hangs)
+    job = house.run(house.intake.submit(live_plan()).id)
+    assert job.state is State.FAILED
+    tidier = Tidier(house.rooms, host="local")
+    for _ in range(2):
+        assert {"domain", "source_power"} <= {entry.kind for entry in house.store.ledger(job.id)}
+        assert house.platform.vm(VM)["power"] == "off"
+        tidier.look()
+    monkeypatch.setattr(house.hypervisor, "undefine", undefine)
+    Tidier(house.rooms, host="local").look()
+    assert house.store.ledger(job.id) == []
+    assert house.platform.vm(VM)["power"] == "on"
+
+
+def test_a_guest_that_goes_off_after_the_job_was_cancelled_is_powered_on_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked politely, and takes its time; the job that asked is no more."""
+    asked = threading.Event()
+
+    async def takes_its_time(_adapter: FakeAdapter, _vm_id: str) -> None:
+        asked.set()
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(FakeAdapter, "shutdown", takes_its_time)
+    job = house.intake.submit(live_plan())
+    operator = threading.Thread(target=lambda: (asked.wait(60), house.intake.cancel(job.id)))
+    operator.start()
+    assert house.run(job.id).state is State.CANCELLED
+    operator.join()
+    assert house.platform.vm(VM)["power"] == "on"
+    house.platform.power(VM, "off")
+    Tidier(house.rooms, host="local").look()
+    assert house.platform.vm(VM)["power"] == "on"
+    assert [entry.kind for entry in house.store.ledger(job.id)] == ["source_power"]  # it is looked at until it cannot any more
+    monkeypatch.setattr(warm, "SHUTTING_DOWN_S", 0.0)
+    Tidier(house.rooms, host="local").look()
+    assert house.store.ledger(job.id) == []
 
 
 def test_a_crash_at_any_commit_of_it_costs_nothing(house: House) -> None:

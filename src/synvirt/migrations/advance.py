@@ -13,7 +13,8 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.errors import Cancelled, Internal, PersistFailed, SynvirtError
+from synvirt.errors import Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.migrations import warm
 from synvirt.migrations.job import Job, Stop
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
@@ -125,6 +126,11 @@ async def _sweep_snapshot(job: Job, name: str) -> None:
 
 async def _sweep_source_power(job: Job, _name: str) -> None:
     await _at_source(job, lambda adapter, vm_id: adapter.power_on(vm_id))
+    if await job.in_thread(warm.may_go_off, job):
+        raise SourceUnreachable(
+            "the guest was asked to shut down, and may still do so by itself",
+            hint="it is looked at again, and powered on again, for a quarter of an hour",
+        )
 
 
 async def _sweep_mark(_job: Job, _name: str) -> None:
@@ -161,9 +167,14 @@ async def sweep(job: Job, keep: frozenset[str] = frozenset()) -> None:
     """Undo the ledger, newest first. What is kept is struck out: it is the operator's from now on. What cannot be undone now
     stays in the ledger."""
     entries = await job.in_thread(job.rooms.store.ledger, job.id)
+    alive_here = False
     for entry in reversed(entries):
+        if entry.kind == "source_power" and alive_here:
+            continue  # two of one guest would both write, answer and be believed
         if entry.kind in keep or await _swept(job, entry):
             await job.strike(entry.kind, entry.name)
+        else:
+            alive_here |= entry.kind == "domain"
 
 
 async def _swept(job: Job, entry: LedgerEntry) -> bool:

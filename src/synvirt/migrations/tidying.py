@@ -87,7 +87,13 @@ class Tidier:
     async def _all_of(self, job: Job) -> bool:
         entries = await job.in_thread(self._rooms.store.ledger, job.id)
         left = [entry for entry in reversed(entries) if job.migration.state in _DONE_WITH or entry.kind in OWED]
-        gone = [entry for entry in left if await self._gone(job, entry)]
+        gone: list[LedgerEntry] = []
+        for entry in left:
+            # Where its domain could not be undone the guest may live here: never beside its source.
+            if entry.kind == "source_power" and any(one.kind == "domain" and one not in gone for one in left):
+                continue
+            if await self._gone(job, entry):
+                gone.append(entry)
         if gone == left and job.migration.state is State.COMPLETED:
             # Before the last of it is struck out: nobody would look at this job again.
             await warm.take_back(job)

@@ -51,6 +51,8 @@ HOLD_INTERVAL_S = 60.0
 FRESH_S = 30.0
 # Between questions that the source did not answer: it may be away for a minute.
 SOURCE_PAUSES_S = (1, 2, 4, 8, 16, 30)
+# A guest that was asked politely has gone off by then, or will not any more.
+SHUTTING_DOWN_S = 900.0
 
 
 def vm_id(job: Job) -> str:
@@ -72,6 +74,8 @@ async def copy_full(job: Job) -> None:
         await _track_changes(job)
     if not is_warm(job):
         await _shut_down(job)
+        if await _is_stale(job, 1):
+            await _begin_anew(job)
     await _copy(job, 1, "full")
     if not is_warm(job):
         # Nothing will build on it: all of it goes at once, while the source is at hand.
@@ -83,15 +87,18 @@ async def sync(job: Job) -> bool:
     warm, last = job.migration.plan.warm, job.migration.passes[-1]
     if last.finished_at is None:  # a crash left it: later deltas build on it, so it comes first
         return await _converged(job, await _copy(job, last.number, "delta"))
+    if await job.in_thread(job.rooms.store.noted, job.id, f"released:{last.number}") is None:
+        await _released(job, last.number)  # a crash left it: a snapshot that is held grows until the next delta, for days maybe
     deltas = [one for one in job.migration.passes if one.kind == "delta"]
-    if warm.cutover == "auto" and len(deltas) >= warm.max_passes:
+    # A crash may have come between a delta that was small enough and the cut-over: then one more says whether it still is.
+    if warm.cutover == "auto" and len(deltas) >= warm.max_passes and not await _converged(job, last):
         raise DeltaTooLarge(
             f"after {len(deltas)} delta passes the guest still changes over {warm.delta_threshold_bytes} bytes a pass: "
             f"{why_not(job.migration.passes)}",
             hint="try when the guest is quieter, raise warm.delta_threshold_bytes or warm.max_passes, or migrate cold",
         )
     if deltas and await _asked_while_waiting(job):
-        if _age_s(last) <= FRESH_S:
+        if _age_s(last) <= FRESH_S or await _is_distrusted(job):
             return True
         await job.in_thread(job.rooms.store.note, job.id, "last_delta", str(last.number + 1))
     return await _converged(job, await _copy(job, last.number + 1, "delta"))
@@ -99,14 +106,42 @@ async def sync(job: Job) -> bool:
 
 async def cut_over(job: Job) -> None:
     """The source off, and the last of its changes copied. A source that somebody powered on again while the service was away
-    has changed since its final snapshot: it is shut down, and one more final pass follows."""
-    was_on = await power_state(job) != "off"
+    has changed since its final snapshot: it is shut down, and what that snapshot holds is not the last any more."""
     last = job.migration.passes[-1]
-    if last.finished_at is None:
+    if last.finished_at is None and last.kind != "final":
         last = await _copy(job, last.number, last.kind)
     await _shut_down(job)
-    if was_on or last.kind != "final":
-        await _copy(job, last.number + 1, "final")
+    if last.kind == "final" and (last.finished_at is None or not await _is_stale(job, last.number)):
+        number = last.number
+    else:
+        number = last.number + 1
+    if await _is_stale(job, number):
+        await _take_anew(job, number, "final")
+    await _copy(job, number, "final")
+
+
+async def _is_stale(job: Job, number: int) -> bool:
+    """Was the guest shut down since the snapshot of this pass was made? Then it ran, and wrote, after it."""
+    if await _noted_snapshot(job, number) is None:
+        return False
+    return await job.in_thread(job.rooms.store.noted, job.id, f"downs:{number}") != await _downs(job)
+
+
+async def _downs(job: Job) -> str | None:
+    """How often this job shut its source down. Counted, not timed: clocks are set."""
+    return await job.in_thread(job.rooms.store.noted, job.id, "downs")
+
+
+async def _begin_anew(job: Job) -> None:
+    """A cold copy whose source ran meanwhile: what was copied is of a guest that is no more."""
+    if job.migration.passes and job.migration.passes[-1].finished_at is not None:
+        raise Conflict(
+            f"the source {job.manifest.name} was powered on again after its disks had been copied",
+            hint="the copy lacks what it wrote since: submit anew, and let nobody start it meanwhile",
+        )
+    retakes = await job.in_thread(job.rooms.store.noted, job.id, "retaken:1")
+    await job.in_thread(job.rooms.store.note, job.id, "retaken:1", retakes or "0")
+    await _take_anew(job, 1, "full")
 
 
 async def refuse_living(job: Job) -> None:
@@ -170,6 +205,8 @@ async def _track_changes(job: Job) -> None:
     """The automatic downgrade, where it shows only by trying that the source cannot track this VM's changes."""
     if all(disk.cbt_enabled for disk, _ in copied_disks(job)):
         return
+    # What a platform makes for it goes with the first pass' snapshot, whatever happens in between.
+    await job.record("snapshot", _snapshot_name(job, 1))
     try:
         await _enable_cbt(job)
     except CbtUnsupported as error:
@@ -187,21 +224,28 @@ async def _enable_cbt(job: Job) -> None:
 
 async def _converged(job: Job, delta: Pass) -> bool:
     warm = job.migration.plan.warm
+    # Where change tracking lies every pass reads whole disks, the last one too: more of them bring nothing.
+    distrusted = await _is_distrusted(job)
     if warm.cutover == "manual":
         asked = await job.in_thread(job.rooms.store.cutover_requested, job.id)
         # One more at most: it may itself take longer than what counts as fresh.
         last = await job.in_thread(job.rooms.store.noted, job.id, "last_delta") is not None
-        return asked and (last or _age_s(delta) <= FRESH_S)
-    # Where change tracking lies every pass reads whole disks, the last one too: more of them bring nothing.
-    distrusted = await job.in_thread(job.rooms.store.noted, job.id, "distrusted") is not None
+        return asked and (distrusted or last or _age_s(delta) <= FRESH_S)
     return distrusted or delta.bytes <= warm.delta_threshold_bytes
 
 
+async def _is_distrusted(job: Job) -> bool:
+    return await job.in_thread(job.rooms.store.noted, job.id, "distrusted") is not None
+
+
 async def _asked_while_waiting(job: Job) -> bool:
-    """Wait until the next delta is due; true as soon as the operator of a job that is held asks for the cut-over."""
+    """Wait until the next delta is due; true as soon as the operator of a job that is held asks for the cut-over. Where each
+    delta reads whole disks, none is due until then."""
     warm = job.migration.plan.warm
     held = warm.cutover == "manual"
     left = warm.interval_s or (HOLD_INTERVAL_S if held else 0)
+    if held and await _is_distrusted(job):
+        left = float("inf")
     while True:
         if held and await job.in_thread(job.rooms.store.cutover_requested, job.id):
             return True
@@ -231,11 +275,17 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
                 done = await _tried(job, number, kind)
     if kind == "final":
         return done  # the guest is down: what is left at its source can wait until it is up again
+    await _released(job, number)
+    await job.change(forecast=forecast(job.migration.passes, at=now()))
+    return done
+
+
+async def _released(job: Job, number: int) -> None:
+    """Of the pass that is copied only its change ids stay at the source, and nothing of the one before it."""
     if number > 1:
         await _let_go(job, number - 1)
     await _at_source(job, lambda adapter: adapter.release(vm_id(job), _snapshot_name(job, number)))
-    await job.change(forecast=forecast(job.migration.passes, at=now()))
-    return done
+    await job.in_thread(job.rooms.store.note, job.id, f"released:{number}", now().isoformat())
 
 
 async def _tried(job: Job, number: int, kind: Kind) -> Pass | None:
@@ -256,11 +306,11 @@ async def _tried(job: Job, number: int, kind: Kind) -> Pass | None:
         # Only a first pass meets volumes that still read as zeros.
         return await run_opened_pass(job, number, kind, opened, fresh=number == 1 and not retaken)
     except SnapshotFailed as error:
-        await _retake(job, number, error)
+        await _retake(job, number, kind, error)
     except (ChangesMissed, CbtUnsupported) as error:
         await _distrust(job, number, error)
     except CbtReset as error:
-        await _allow_reset(job, number, error)
+        await _allow_reset(job, number, kind, error)
     return None
 
 
@@ -313,7 +363,7 @@ async def _from_the_start(job: Job, number: int) -> None:
         await job.in_thread(store.put_watermark, job.id, nothing)
 
 
-async def _retake(job: Job, number: int, error: SnapshotFailed) -> None:
+async def _retake(job: Job, number: int, kind: Kind, error: SnapshotFailed) -> None:
     """The snapshot is no more. Another is taken under its name, which holds all that changed since the one before it."""
     store = job.rooms.store
     retakes = int(await job.in_thread(store.noted, job.id, f"retaken:{number}") or 0)
@@ -321,20 +371,20 @@ async def _retake(job: Job, number: int, error: SnapshotFailed) -> None:
         raise error
     log.warning("the snapshot is taken anew", job=str(job.id), number=number, cause=error.detail)
     await job.in_thread(store.note, job.id, f"retaken:{number}", str(retakes + 1))
-    await _take_anew(job, number)
+    await _take_anew(job, number, kind)
 
 
-async def _take_anew(job: Job, number: int) -> None:
+async def _take_anew(job: Job, number: int, kind: Kind) -> None:
     """The pass begins again with another snapshot of the same name."""
     await _from_the_start(job, number)
     await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), _snapshot_name(job, number)))
-    if is_warm(job) and job.migration.passes[-1].kind != "final":
+    if is_warm(job) and kind != "final":
         # Where a platform keeps the tracking with its snapshots, it may have gone with the last one.
         await _enable_cbt(job)
     await job.in_thread(job.rooms.store.note, job.id, f"snapshot:{number}", "")
 
 
-async def _allow_reset(job: Job, number: int, error: CbtReset) -> None:
+async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> None:
     """Note that pass `number` reads whole disks; the error itself, when that happened before.
 
     Of another snapshot: this one may be older than the reset, and by its change ids the next pass would find the same reset
@@ -342,7 +392,7 @@ async def _allow_reset(job: Job, number: int, error: CbtReset) -> None:
     resets = int(await job.in_thread(job.rooms.store.noted, job.id, "cbt_resets") or 0)
     if resets >= CBT_RESETS_MAX:
         raise error
-    await _take_anew(job, number)
+    await _take_anew(job, number, kind)
     await job.in_thread(job.rooms.store.note, job.id, f"whole:{number}", "change tracking was reset")
     await job.in_thread(job.rooms.store.note, job.id, "cbt_resets", str(resets + 1))
     await job.change(last_error=job.problem(error, fatal=False))
@@ -379,13 +429,27 @@ async def power_state(job: Job) -> str:
 
 
 async def _shut_down(job: Job) -> None:
-    """Off when it returns; in the ledger first, so that a failed job powers it on again, if it was on."""
-    if job.manifest.power_state == "on":
+    """Off when it returns; in the ledger first, so that a failed job powers it on again, if it was on. One that is off is left
+    alone: it may be held open for its disks."""
+    store = job.rooms.store
+    state = await power_state(job)
+    if state == "off":
+        await job.in_thread(store.note, job.id, "shutting_down", "")
+        return
+    if state == "on":
         await job.record("source_power", vm_id(job))
-    if await power_state(job) != "off":
-        # A guest that somebody powered on in between was not down until now.
-        await job.in_thread(job.rooms.store.note, job.id, "down_since", now().isoformat())
+    await job.in_thread(store.note, job.id, "downs", str(int(await _downs(job) or 0) + 1))
+    # A guest that somebody powered on in between was not down until now.
+    await job.in_thread(store.note, job.id, "down_since", now().isoformat())
+    await job.in_thread(store.note, job.id, "shutting_down", now().isoformat())
     await _at_source(job, lambda adapter: adapter.shutdown(vm_id(job)))
+    await job.in_thread(store.note, job.id, "shutting_down", "")
+
+
+def may_go_off(job: Job) -> bool:
+    """Blocks. Was the guest asked to shut down not long ago, and nobody saw it go off? It may still do so by itself."""
+    asked = job.rooms.store.noted(job.id, "shutting_down")
+    return asked is not None and asked != "" and (now() - datetime.fromisoformat(asked)).total_seconds() < SHUTTING_DOWN_S
 
 
 async def measure_downtime(job: Job) -> None:
@@ -406,7 +470,11 @@ async def _snapshot(job: Job, number: int) -> SnapshotRef:
     if noted is not None:
         return noted
     name = _snapshot_name(job, number)
+    if any((one.kind, one.name) == ("snapshot", name) for one in await job.in_thread(job.rooms.store.ledger, job.id)):
+        # Begun and not noted. The guest may have gone on, or even have been off and on, since it was made.
+        await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name))
     await job.record("snapshot", name)
+    downs = await _downs(job)
 
     async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest]:
         return await adapter.snapshot(vm_id(job), name), await adapter.inspect(vm_id(job))
@@ -414,6 +482,8 @@ async def _snapshot(job: Job, number: int) -> SnapshotRef:
     made, manifest = await _at_source(job, make)
     _refuse_other_disks(job, manifest)
     await job.in_thread(job.rooms.store.note, job.id, f"snapshot_at:{number}", now().isoformat())
+    if downs is not None:
+        await job.in_thread(job.rooms.store.note, job.id, f"downs:{number}", downs)
     await job.in_thread(job.rooms.store.note, job.id, f"snapshot:{number}", made.model_dump_json())
     return made
 
