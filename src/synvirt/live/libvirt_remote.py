@@ -6,8 +6,8 @@
                                           freeze    a process that holds a guest still for that moment
                                           manifest  domain XML as a VmManifest
 
-Changes are tracked by QEMU, in bitmaps inside qcow2 images: docs/platforms/libvirt.md. All libvirt calls block, so each method
-runs in a thread.
+Changes are tracked by QEMU, in bitmaps inside qcow2 images: docs/platforms/libvirt.md. All libvirt calls block, and may do so
+for ever: each method runs in a thread of its own, for a limited time (limit).
 """
 
 import asyncio
