@@ -291,7 +291,7 @@ async def _released(job: Job, number: int) -> None:
 async def _tried(job: Job, number: int, kind: Kind) -> Pass | None:
     """The pass; None, when it must be tried again from what was noted."""
     store = job.rooms.store
-    snapshot = await _snapshot(job, number)
+    snapshot = await _snapshot(job, number, kind)
     whole = await job.in_thread(_is_whole, job, number)
     before = await _noted_snapshot(job, number - 1) if number > 1 and not whole else None
     retaken = await job.in_thread(store.noted, job.id, f"retaken:{number}") is not None
@@ -377,11 +377,17 @@ async def _retake(job: Job, number: int, kind: Kind, error: SnapshotFailed) -> N
 async def _take_anew(job: Job, number: int, kind: Kind) -> None:
     """The pass begins again with another snapshot of the same name."""
     await _from_the_start(job, number)
-    await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), _snapshot_name(job, number)))
+    await _unmade(job, _snapshot_name(job, number), kind)
+    await job.in_thread(job.rooms.store.note, job.id, f"begun:{number}", "")
+    await job.in_thread(job.rooms.store.note, job.id, f"snapshot:{number}", "")
+
+
+async def _unmade(job: Job, name: str, kind: Kind) -> None:
+    """No such snapshot, and changes are tracked as before."""
+    await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name))
     if is_warm(job) and kind != "final":
         # Where a platform keeps the tracking with its snapshots, it may have gone with the last one.
         await _enable_cbt(job)
-    await job.in_thread(job.rooms.store.note, job.id, f"snapshot:{number}", "")
 
 
 async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> None:
@@ -463,17 +469,19 @@ def _snapshot_name(job: Job, number: int) -> str:
     return f"synvirt-{job.id}-{number}"
 
 
-async def _snapshot(job: Job, number: int) -> SnapshotRef:
+async def _snapshot(job: Job, number: int, kind: Kind) -> SnapshotRef:
     """The snapshot of this pass, made once; its change ids are noted before anything relies on them, and before the snapshot
     before it goes. Conflict, when the VM has other disks by now than the job began with."""
     noted = await _noted_snapshot(job, number)
     if noted is not None:
         return noted
     name = _snapshot_name(job, number)
-    if any((one.kind, one.name) == ("snapshot", name) for one in await job.in_thread(job.rooms.store.ledger, job.id)):
-        # Begun and not noted. The guest may have gone on, or even have been off and on, since it was made.
-        await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name))
+    store = job.rooms.store
+    if await job.in_thread(store.noted, job.id, f"begun:{number}"):
+        # Made, maybe, and not noted. The guest may have gone on, or even have been off and on, since then.
+        await _unmade(job, name, kind)
     await job.record("snapshot", name)
+    await job.in_thread(store.note, job.id, f"begun:{number}", now().isoformat())
     downs = await _downs(job)
 
     async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest]:
@@ -481,10 +489,10 @@ async def _snapshot(job: Job, number: int) -> SnapshotRef:
 
     made, manifest = await _at_source(job, make)
     _refuse_other_disks(job, manifest)
-    await job.in_thread(job.rooms.store.note, job.id, f"snapshot_at:{number}", now().isoformat())
+    await job.in_thread(store.note, job.id, f"snapshot_at:{number}", now().isoformat())
     if downs is not None:
-        await job.in_thread(job.rooms.store.note, job.id, f"downs:{number}", downs)
-    await job.in_thread(job.rooms.store.note, job.id, f"snapshot:{number}", made.model_dump_json())
+        await job.in_thread(store.note, job.id, f"downs:{number}", downs)
+    await job.in_thread(store.note, job.id, f"snapshot:{number}", made.model_dump_json())
     return made
 
 
