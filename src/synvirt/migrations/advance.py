@@ -8,7 +8,7 @@ Idempotent at every commit: called for a state that the job has left, it only sa
 failing when the service died, it goes on with the failing.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from uuid import UUID
 
 import structlog
@@ -166,13 +166,23 @@ async def _at_source(job: Job, call: Callable[..., Awaitable[None]]) -> None:
 async def sweep(job: Job, keep: frozenset[str] = frozenset()) -> None:
     """Undo the ledger, newest first. What is kept is struck out: it is the operator's from now on. What cannot be undone now
     stays in the ledger."""
-    entries = await job.in_thread(job.rooms.store.ledger, job.id)
+
+    async def kept_or_swept(entry: LedgerEntry) -> bool:
+        return entry.kind in keep or await _swept(job, entry)
+
+    async for entry in undone(await job.in_thread(job.rooms.store.ledger, job.id), kept_or_swept):
+        await job.strike(entry.kind, entry.name)
+
+
+async def undone(entries: Sequence[LedgerEntry], undo: Callable[[LedgerEntry], Awaitable[bool]]) -> AsyncIterator[LedgerEntry]:
+    """Each entry that `undo` says is undone, the newest first. The source is not powered on while the guest may live here, in
+    a domain that could not be undone: two of one guest would both write, answer and be believed."""
     alive_here = False
     for entry in reversed(entries):
         if entry.kind == "source_power" and alive_here:
-            continue  # two of one guest would both write, answer and be believed
-        if entry.kind in keep or await _swept(job, entry):
-            await job.strike(entry.kind, entry.name)
+            continue
+        if await undo(entry):
+            yield entry
         else:
             alive_here |= entry.kind == "domain"
 

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 import structlog
 
 from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
 from synvirt.migrations import warm
-from synvirt.migrations.advance import SWEEPERS
+from synvirt.migrations.advance import SWEEPERS, undone
 from synvirt.migrations.job import Job, Stop
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
@@ -86,22 +87,17 @@ class Tidier:
 
     async def _all_of(self, job: Job) -> bool:
         entries = await job.in_thread(self._rooms.store.ledger, job.id)
-        left = [entry for entry in reversed(entries) if job.migration.state in _DONE_WITH or entry.kind in OWED]
-        gone: list[LedgerEntry] = []
-        for entry in left:
-            # Where its domain could not be undone the guest may live here: never beside its source.
-            if entry.kind == "source_power" and any(one.kind == "domain" and one not in gone for one in left):
-                continue
-            if await self._gone(job, entry):
-                gone.append(entry)
-        if gone == left and job.migration.state is State.COMPLETED:
+        left = [entry for entry in entries if job.migration.state in _DONE_WITH or entry.kind in OWED]
+        gone = [entry async for entry in undone(left, partial(self._gone, job))]
+        if len(gone) == len(left) and job.migration.state is State.COMPLETED:
             # Before the last of it is struck out: nobody would look at this job again.
             await warm.take_back(job)
         for entry in gone:
             await job.strike(entry.kind, entry.name)
-        if gone == left:
-            log.info("tidied up after the job")
-        return gone == left
+        if len(gone) < len(left):
+            return False
+        log.info("tidied up after the job")
+        return True
 
     async def _gone(self, job: Job, entry: LedgerEntry) -> bool:
         try:
