@@ -23,7 +23,7 @@ import structlog
 from synvirt.disks.datastore import FileGone, ReadForbidden
 from synvirt.disks.sampling import ChangesMissed
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
-from synvirt.errors import Cancelled, Internal, SourceUnreachable, from_code
+from synvirt.errors import Cancelled, Internal, SourceUnreachable, SynvirtError, from_code
 from synvirt.migrations.job import Job
 from synvirt.migrations.worker import MESSAGE, Broken, CopyOrder, DiskOrder, Flushed, Moved
 from synvirt.model import DiskProgress, Pass, Progress, now
@@ -41,6 +41,10 @@ LINE_BYTES_MAX = 1 << 20
 RATE_WINDOW_S = 10.0
 # The document of the job is written this often while copying, at each watermark at the most.
 STDERR_KEPT_CHARS = 2000
+
+
+# What a worker tells that is more than its code: no belief in change tracking, another way, another look.
+ANSWERED: dict[str, type[SynvirtError]] = {kind.__name__: kind for kind in (ChangesMissed, ReadForbidden, FileGone)}
 
 
 class WorkerDied(Internal):
@@ -330,12 +334,8 @@ async def _run_worker(job: Job, worker: asyncio.subprocess.Process, order: CopyO
         said = await stderr
     job.stop.check()
     # Stopped, but not by the operator: someone ended the worker from outside.
-    if broken is not None and broken.changes_missed:
-        raise ChangesMissed(broken.detail, hint=broken.hint)
-    if broken is not None and broken.forbidden:
-        raise ReadForbidden(broken.detail, hint=broken.hint)
-    if broken is not None and broken.gone:
-        raise FileGone(broken.detail, hint=broken.hint)
+    if broken is not None and broken.kind in ANSWERED:
+        raise ANSWERED[broken.kind](broken.detail, hint=broken.hint)
     if broken is not None and broken.code != Cancelled.code:
         raise from_code(broken.code, broken.detail, broken.hint)
     if returncode != 0:

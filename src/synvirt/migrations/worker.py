@@ -25,7 +25,6 @@ from synvirt.copying import Copied, copy, default_threads
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.checksum import Checksums
 from synvirt.disks.cloning import clone
-from synvirt.disks.datastore import FileGone, ReadForbidden
 from synvirt.disks.passing import PassingWriter
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.disks.sampling import UNWRITTEN_BLOCKS, ChangesMissed, blocks_to_check, differing
@@ -110,13 +109,10 @@ class Flushed(Said):
 
 
 class Broken(Said):
-    """`changes_missed`: what was not to be copied has changed, so the source's change tracking is wrong. `forbidden`: the
-    source does not let us read by the way that was chosen. `gone`: the file is not where it was."""
+    """`kind`: the error's class. Several have one code, and the pass answers some of them in ways of their own."""
 
     message: Literal["broken"] = "broken"
-    changes_missed: bool = False
-    forbidden: bool = False
-    gone: bool = False
+    kind: str
     key: str | None
     code: str
     detail: str
@@ -135,21 +131,12 @@ def carry_out(order: CopyOrder, say: Callable[[Moved | Flushed | Broken], None],
             key = disk.key
             _copy_disk(disk, order, say, stop)
     except SynvirtError as error:
-        say(
-            Broken(
-                key=key,
-                code=error.code,
-                detail=_about(key, error.detail),
-                hint=error.hint,
-                changes_missed=isinstance(error, ChangesMissed),
-                forbidden=isinstance(error, ReadForbidden),
-                gone=isinstance(error, FileGone),
-            )
-        )
+        kind = type(error).__name__
+        say(Broken(kind=kind, key=key, code=error.code, detail=_about(key, error.detail), hint=error.hint))
         raise
     except Exception as error:
         detail = f"the copy worker failed: {type(error).__name__}: {error}"
-        say(Broken(key=key, code=Internal.code, detail=_about(key, detail), hint=None))
+        say(Broken(kind=Internal.__name__, key=key, code=Internal.code, detail=_about(key, detail), hint=None))
         raise
 
 
@@ -191,7 +178,7 @@ def _copy_disk(
                 writer,
                 since=disk.since_bytes,
                 fresh=disk.fresh,
-                threads=order.threads or _threads(disk.reader),
+                threads=order.threads or (max(default_threads(), WAITING_THREADS) if elsewhere(disk.reader) else None),
                 bandwidth_bps=order.bandwidth_bps,
                 flush_every_s=order.flush_every_s,
                 stop=checksums.stop,
@@ -205,10 +192,6 @@ def _copy_disk(
         # Not finished before the archive's own digest says that what was copied is what was exported.
         checksums.verify()
         flushed(copied, finished=True, bytes_checked=_sampled(disk, reader, copied.bytes_total))
-
-
-def _threads(reader: ReaderSpec) -> int:
-    return max(default_threads(), WAITING_THREADS) if elsewhere(reader) else default_threads()
 
 
 def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int) -> int:
