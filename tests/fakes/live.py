@@ -195,17 +195,18 @@ class FakeAdapter:
         with self.platform.change(vm_id) as vm:
             vm["cbt_enabled"] = True
 
-    async def snapshot(self, vm_id: str, name: str) -> SnapshotRef:
+    async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
         self._faults()
         with self.platform.change(vm_id) as vm:
+            wanted = [key for key in vm["sizes"] if disks is None or key in disks]
             if name not in vm["snapshots"]:
                 folder = self._snapshot_folder(vm_id, name)
                 folder.mkdir(parents=True, exist_ok=True)
-                for key in vm["sizes"]:
+                for key in wanted:
                     shutil.copyfile(self.platform.disk_path(vm_id, key), folder / f"{key}.raw")
                 vm["snapshots"][name] = f"{vm['cbt_epoch']}/{vm['sequence']}"
             change_id = vm["snapshots"][name]
-            keys = list(vm["sizes"]) if vm["cbt_enabled"] else []
+            keys = wanted if vm["cbt_enabled"] else []
         if self.platform.strike("snapshot_failed"):
             raise SnapshotFailed(f"the fake platform could not snapshot {vm_id}")
         if self.platform.strike("no_change_ids"):

@@ -56,7 +56,7 @@ def _busy_domain(libvirt: Any, deleted: list[int]) -> Any:
         lambda domain: backup.can_hold_checkpoint(domain, "synvirt-probe", ["vda"]),
         lambda domain: backup.delete(domain, "synvirt-job-1"),
         lambda domain: domains.start_to_read(domain, "synvirt-job-1"),
-        domains.capacity_bytes,
+        lambda domain: domains.capacity_bytes(domain, ["vda"]),
     ],
     ids=["snapshot", "enable_cbt", "cleanup", "start", "inspect"],
 )

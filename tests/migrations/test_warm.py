@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.disks.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing
+from synvirt.live import SnapshotRef
 from synvirt.migrations import warm
 from synvirt.migrations.forecast import forecast
 from synvirt.migrations.slots import Slots, SourceHost
@@ -253,11 +254,21 @@ def test_other_disks_than_it_began_with_are_found(house: House, key: str, new: b
     assert told in ended.last_error.message
 
 
-def test_a_skipped_disk_may_grow(house: House) -> None:
+def test_a_skipped_disk_may_grow_and_is_never_held_still(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[Collection[str] | None] = []
+    snapshot = FakeAdapter.snapshot
+
+    async def watched(adapter: FakeAdapter, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
+        held.append(disks)
+        return await snapshot(adapter, vm_id, name, disks)
+
+    monkeypatch.setattr(FakeAdapter, "snapshot", watched)
     house.platform.add_vm(VM, {DISK: content(), "disk-1": bytes(64 * KIB)})
     job = house.intake.submit(live_plan(skip_disks=["disk-1"]))
     once(house, job, in_state(State.DELTA_SYNCING), lambda: house.platform.resize(VM, "disk-1", bytes(MIB)))
     assert house.run(job.id).state == State.COMPLETED
+    assert len(held) > 1
+    assert all(disks == [DISK] for disks in held)
 
 
 # ── a source that wakes ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -67,17 +67,20 @@ def local(host: LibvirtLab, use: Callable[[LiveAdapter], Awaitable[T]], **option
 
 
 class OneJob:
-    """The passes of a job, as the engine makes them."""
+    """The passes of a job that copies vda alone, as the engine makes them."""
 
-    def __init__(self, host: LibvirtLab, domain: Any) -> None:
-        self.host, self.domain, self.vm_id = host, domain, domain.UUIDString()
+    def __init__(self, host: LibvirtLab, domain: Any, **options: Any) -> None:
+        self.host, self.domain, self.vm_id, self.options = host, domain, domain.UUIDString(), options
         self.name = f"synvirt-{uuid4()}"
         self.refs: dict[int, SnapshotRef] = {}
         self.copy: bytes | None = None
-        local(host, lambda adapter: adapter.enable_cbt(self.vm_id, ["vda"]))
+        self.ask(lambda adapter: adapter.enable_cbt(self.vm_id, ["vda"]))
+
+    def ask(self, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
+        return local(self.host, use, **self.options)
 
     def begin(self, number: int) -> None:
-        self.refs[number] = local(self.host, lambda adapter: adapter.snapshot(self.vm_id, f"{self.name}-{number}"))
+        self.refs[number] = self.ask(lambda adapter: adapter.snapshot(self.vm_id, f"{self.name}-{number}", ["vda"]))
 
     def read(self, number: int, *, since: int | None) -> int:
         """How many bytes of data came."""
@@ -89,17 +92,17 @@ class OneJob:
             self.copy, data_bytes = await asyncio.to_thread(read, spec, None if since is None else self.copy)
             return data_bytes
 
-        return local(self.host, use)
+        return self.ask(use)
 
     def pass_(self, number: int, *, since: int | None) -> int:
         self.begin(number)
         data_bytes = self.read(number, since=since)
-        local(self.host, lambda adapter: adapter.release(self.vm_id, f"{self.name}-{number}"))
+        self.ask(lambda adapter: adapter.release(self.vm_id, f"{self.name}-{number}"))
         return data_bytes
 
     def clean(self) -> None:
         for number in range(1, 10):
-            local(self.host, lambda adapter: adapter.cleanup(self.vm_id, f"{self.name}-{number}"))  # noqa: B023
+            self.ask(lambda adapter: adapter.cleanup(self.vm_id, f"{self.name}-{number}"))  # noqa: B023
         assert self.host.snapshots(self.domain) == []
         assert list((self.host.folder / "scratch").glob(f"{self.name}*.scratch")) == []
 
@@ -140,21 +143,30 @@ def test_a_raw_disk_cannot_be_tracked_and_can_be_copied(host: LibvirtLab) -> Non
 
 
 def test_a_raw_disk_that_is_left_out_hinders_no_warm_copy_of_the_others(host: LibvirtLab) -> None:
-    domain = host.domain(host.disk("8M"), host.disk("4M", "raw"))
+    """Nor a large one, for which the scratch folder has no room: neither is held still, and neither is tracked."""
+    raw, large = host.disk("4M", "raw"), host.disk("4G")
+    domain = host.domain(host.disk("8M"), raw, large)
     domain.create()
     host.write(domain, "vda", MIB, b"before")
     manifest = inspected(host, domain)
     assert manifest.cbt_reason_without(["vdb"]) is None
     assert "vdb is raw" in str(manifest.cbt_reason_without([]))
-    job = OneJob(host, domain)
+    small = host.folder / "small"
+    job = OneJob(host, domain, scratch_dir=str(small))
     job.pass_(1, since=None)
     host.write(domain, "vda", 2 * MIB, b"after")
-    host.write(domain, "vdb", 0, b"not asked for")
+    for key in ("vdb", "vdc"):
+        host.write(domain, key, 0, b"not asked for")
     job.begin(2)
+    assert [path.name for path in small.glob("*.scratch")] == [f"{job.name}-2-vda.scratch"]
     assert list(job.refs[2].change_ids) == ["vda"]
     assert 0 < job.read(2, since=1) <= 65536
     assert job.copy == host.content(domain, "vda")
+    checkpoints = [one.getXMLDesc(0) for one in domain.listAllCheckpoints(0)]
+    assert [xml.count("checkpoint='bitmap'") for xml in checkpoints] == [1, 1]
     job.clean()
+    domain.destroyFlags(1)  # QEMU closes its images, and writes bitmaps down
+    assert "bitmaps" not in subprocess.run(["qemu-img", "info", str(large)], capture_output=True, text=True, check=True).stdout
 
 
 def test_the_first_version_of_qcow2_holds_no_bitmap(host: LibvirtLab) -> None:

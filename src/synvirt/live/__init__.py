@@ -79,16 +79,18 @@ class KeepsUefiVariables(Protocol):
 class LiveAdapter(Protocol):
     """One platform, one session. Made of a SourceAccess, whose form it checks (BadRequest); `connect` reaches out first.
 
-    Every method may be called again after a crash with the same arguments: `snapshot(vm_id, name)` finds the snapshot of that
-    name, `shutdown`, `power_on`, `mark`, `release` and `cleanup` do nothing where all is done. Errors: SourceUnreachable,
-    AuthFailed, VmNotFound, SnapshotFailed (from open_disk: the snapshot is no more, take it anew), CbtReset (from open_disk,
-    when `since` is no longer known to the platform), CbtUnsupported (from enable_cbt), Internal.
+    Every method may be called again after a crash with the same arguments: `snapshot` finds the snapshot of that name,
+    `shutdown`, `power_on`, `mark`, `release` and `cleanup` do nothing where all is done. Errors: SourceUnreachable, AuthFailed,
+    VmNotFound, SnapshotFailed (from open_disk: the snapshot is no more, take it anew), CbtReset (from open_disk, when `since`
+    is no longer known to the platform), CbtUnsupported (from enable_cbt), Internal.
 
     The names of a job's snapshots differ in the number after their last dash alone, which ascends. What `open_disk` answers is
     good while the session lasts.
 
     - `about`: who answers, and each missing privilege by name.
     - `enable_cbt`: from now on the changes of these disks, named by key, are tracked.
+    - `snapshot(vm_id, name, disks)`: the VM held still at one moment. `disks` are those that will be read, by key (None: all):
+      a platform that can leaves the others alone, and one that has lost one of them leaves that out.
     - `open_disk(vm_id, snapshot, disk, since)`: the disk as it was in the snapshot; with `since`, a change id of an earlier
       snapshot, the reader's extents are the changed ones only.
     - `shutdown`: politely, then by force after a deadline; the VM is off when it returns.
@@ -106,7 +108,7 @@ class LiveAdapter(Protocol):
     async def list_vms(self) -> list[VmRow]: ...
     async def inspect(self, vm_id: str) -> VmManifest: ...
     async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None: ...
-    async def snapshot(self, vm_id: str, name: str) -> SnapshotRef: ...
+    async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef: ...
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec: ...
     async def release(self, vm_id: str, name: str) -> None: ...
     async def shutdown(self, vm_id: str) -> None: ...

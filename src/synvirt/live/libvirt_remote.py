@@ -190,10 +190,10 @@ class LibvirtRemote:
             raise CbtUnsupported(f"{domain.name()}: {'; '.join(reasons)}")
         domains.note(domain, tracking=" ".join(sorted(disks | before)))
 
-    async def snapshot(self, vm_id: str, name: str) -> SnapshotRef:
-        return await self._with_domain(vm_id, "be read at one moment", lambda domain: self._snapshot(domain, name))
+    async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
+        return await self._with_domain(vm_id, "be read at one moment", lambda domain: self._snapshot(domain, name, disks))
 
-    def _snapshot(self, domain: Any, name: str) -> SnapshotRef:
+    def _snapshot(self, domain: Any, name: str, disks: Collection[str] | None) -> SnapshotRef:
         if self._plain:
             raise SnapshotFailed(
                 "the disks would come over the network in the clear",
@@ -212,26 +212,27 @@ class LibvirtRemote:
             backup.end(domain, lambda other: other != name)
             found = None
         if found is None:
-            self._begin(domain, name)
+            self._begin(domain, name, disks)
         tracked = domains.tracked(domain) if backup.has_checkpoint(domain, name) else frozenset()
         exports = backup.running(domain)
         keys = [key for key in exports.exports if key in tracked] if exports is not None else []
         return SnapshotRef(id=name, change_ids=dict.fromkeys(keys, name))
 
-    def _begin(self, domain: Any, name: str) -> None:
+    def _begin(self, domain: Any, name: str, disks: Collection[str] | None) -> None:
         domains.start_to_read(domain, name)
         try:
-            self._refuse_no_room(domain)
+            wanted = backup.backed_up(domain, disks)
+            self._refuse_no_room(domain, wanted)
             with self._quiet(domain):
-                backup.begin(domain, name, self._server(), track=domains.tracked(domain))
+                backup.begin(domain, name, self._server(), disks=wanted, track=domains.tracked(domain))
         except BaseException:
             with contextlib.suppress(library().libvirtError, SynvirtError):
                 domains.stop_reading(domain)
             raise
 
-    def _refuse_no_room(self, domain: Any) -> None:
+    def _refuse_no_room(self, domain: Any, disks: Collection[str]) -> None:
         free = scratch.make(self._host.connection, self._options.scratch_dir)
-        wanted = scratch.least_free(domains.capacity_bytes(domain))
+        wanted = scratch.least_free(domains.capacity_bytes(domain, disks))
         if free is not None and free < wanted:
             raise SnapshotFailed(
                 f"{self._options.scratch_dir} on {self._host.name} has {free} bytes free, and {wanted} are wanted: "
@@ -286,7 +287,7 @@ class LibvirtRemote:
             self._watch = scratch.Watch(
                 self._host.connection,
                 self._options.scratch_dir,
-                scratch.least_free(domains.capacity_bytes(domain)),
+                scratch.least_free(domains.capacity_bytes(domain, found.exports)),
                 lambda: backup.end(domain, lambda other: other == snapshot.id),
             )
         return spec

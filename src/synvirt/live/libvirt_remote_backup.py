@@ -80,12 +80,22 @@ def running(domain: Any) -> Running | None:
     )
 
 
-def begin(domain: Any, name: str, server: Server, *, track: Collection[str]) -> None:
-    """Begin the job, with a checkpoint of the disks to `track`. SnapshotFailed; libvirtError, where the domain is busy.
+def backed_up(domain: Any, disks: Collection[str] | None) -> list[str]:
+    """Which of these disks, by key, a backup job can hold still; None: of all. SnapshotFailed, where it can hold none."""
+    found = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0))) if disks is None or key in disks]
+    if not found:
+        raise SnapshotFailed(f"{domain.name()} has no disk to read")
+    return found
+
+
+def begin(domain: Any, name: str, server: Server, *, disks: Collection[str] | None = None, track: Collection[str]) -> None:
+    """Begin the job, with a checkpoint of those disks to `track`. SnapshotFailed; libvirtError, where the domain is busy.
 
     What libvirt may refuse is left out step by step: the delta (a checkpoint was lost: the caller sees it by `since`), then the
     checkpoint (the image cannot hold one).
     """
+    wanted = backed_up(domain, disks)
+    track = [key for key in wanted if key in track]
     if track and name in _checkpoints(domain):
         # A job of that name was lost with its data: what the bitmap says is no longer what anybody has read.
         delete(domain, name)
@@ -96,7 +106,13 @@ def begin(domain: Any, name: str, server: Server, *, track: Collection[str]) -> 
     failure: SynvirtError | None = None
     for incremental, checkpoint in steps:
         try:
-            _begin_at_free_port(domain, name, server, incremental, track if checkpoint else ())
+            _begin_at_free_port(
+                domain,
+                name,
+                server,
+                {key: incremental if key in track else None for key in wanted},
+                _checkpoint_xml(name, track) if checkpoint else None,
+            )
         except library().libvirtError as error:
             if busy(error):
                 raise
@@ -111,13 +127,10 @@ def begin(domain: Any, name: str, server: Server, *, track: Collection[str]) -> 
     raise failure
 
 
-def _begin_at_free_port(domain: Any, name: str, server: Server, since: str | None, track: Collection[str]) -> None:
+def _begin_at_free_port(
+    domain: Any, name: str, server: Server, wanted: Mapping[str, str | None], checkpoint_xml: str | None
+) -> None:
     libvirt = library()
-    disks = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0)))]
-    if not disks:
-        raise SnapshotFailed(f"{domain.name()} has no disk to read")
-    checkpoint_xml = _checkpoint_xml(name, disks, track) if track else None
-    wanted = {key: since if key in track else None for key in disks}
     for port in _ports(name, server):
         try:
             domain.backupBegin(_backup_xml(name, wanted, server, port), checkpoint_xml, 0)
@@ -144,7 +157,8 @@ def _ports(name: str, server: Server) -> Iterator[int | None]:
 
 
 def _backup_xml(name: str, disks: Mapping[str, str | None], server: Server, port: int | None) -> str:
-    """`disks`: each with the checkpoint since which it is wanted; one for all of them, or None where the whole disk is."""
+    """`disks`: each with the checkpoint since which it is wanted; one for all of them, or None where the whole disk is. libvirt
+    leaves a disk alone that is not listed."""
     root = ET.Element("domainbackup", mode="pull")
     if (since := next(filter(None, disks.values()), None)) is not None:
         ET.SubElement(root, "incremental").text = since
@@ -168,12 +182,13 @@ def _backup_xml(name: str, disks: Mapping[str, str | None], server: Server, port
     return ET.tostring(root, encoding="unicode")
 
 
-def _checkpoint_xml(name: str, disks: list[str], track: Collection[str]) -> str:
+def _checkpoint_xml(name: str, track: Collection[str]) -> str:
+    """libvirt makes no bitmap of a disk that is not listed."""
     root = ET.Element("domaincheckpoint")
     ET.SubElement(root, "name").text = name
     listed = ET.SubElement(root, "disks")
-    for key in disks:
-        ET.SubElement(listed, "disk", name=key, checkpoint="bitmap" if key in track else "no")
+    for key in track:
+        ET.SubElement(listed, "disk", name=key, checkpoint="bitmap")
     return ET.tostring(root, encoding="unicode")
 
 
@@ -236,10 +251,9 @@ def delete(domain: Any, name: str) -> None:
 def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str | None:
     """None, or why these disks cannot: found out by making one and deleting it."""
     libvirt = library()
-    disks = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0)))]
     delete(domain, name)  # a service that was killed may have left it
     try:
-        domain.checkpointCreateXML(_checkpoint_xml(name, disks, track), 0)
+        domain.checkpointCreateXML(_checkpoint_xml(name, track), 0)
     except libvirt.libvirtError as error:
         if busy(error):
             raise

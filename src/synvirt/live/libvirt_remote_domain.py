@@ -6,7 +6,7 @@ is carried out. Its configuration says so before it is started, so that whoever 
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
@@ -248,9 +248,9 @@ def seen(domain: Any, root: Element, *, too_old: str | None) -> Seen:
     )
 
 
-def capacity_bytes(domain: Any) -> int:
-    """Of all its disks together."""
-    return sum(_size(domain, key).capacity_bytes for key, _ in data_disks(described(domain)))
+def capacity_bytes(domain: Any, disks: Iterable[str]) -> int:
+    """Of these disks together."""
+    return sum(_size(domain, key).capacity_bytes for key in disks)
 
 
 def _size(domain: Any, key: str) -> DiskSize:

@@ -46,7 +46,7 @@ class Planned:
     async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
         self._refuse(f"track the changes of {vm_id}")
 
-    async def snapshot(self, vm_id: str, name: str) -> SnapshotRef:
+    async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
         raise SnapshotFailed(f"{self._cannot(f'snapshot {vm_id}')}", hint=_HINT)
 
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:

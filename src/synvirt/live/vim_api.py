@@ -191,7 +191,8 @@ class VimApi:
         """Of the whole VM: the platform knows no less."""
         await asyncio.to_thread(vim_changes.enable, self._session, vm_id)
 
-    async def snapshot(self, vm_id: str, name: str) -> SnapshotRef:
+    async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
+        """Of the whole VM: here, too, the platform knows no less."""
         return await asyncio.to_thread(vim_changes.take, self._session, vm_id, name)
 
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:

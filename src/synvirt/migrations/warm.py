@@ -483,9 +483,10 @@ async def _snapshot(job: Job, number: int, kind: Kind) -> SnapshotRef:
     await job.record("snapshot", name)
     await job.in_thread(store.note, job.id, f"begun:{number}", now().isoformat())
     downs = await _downs(job)
+    keys = [disk.key for disk, _ in copied_disks(job)]
 
     async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest]:
-        return await adapter.snapshot(vm_id(job), name), await adapter.inspect(vm_id(job))
+        return await adapter.snapshot(vm_id(job), name, keys), await adapter.inspect(vm_id(job))
 
     made, manifest = await _at_source(job, make)
     _refuse_other_disks(job, manifest)
