@@ -39,7 +39,7 @@ from synvirt.live.vim_api import VimApi
 from synvirt.live.vim_changes import coarser
 from synvirt.live.vim_privileges import EXPORT, PRIVILEGES
 from synvirt.live.vim_session import library, warn_if_missing
-from synvirt.model import LiveKind
+from synvirt.model import LiveKind, VmManifest
 from tests.cases import cases
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
 from tests.contracts.readers import ReaderCase, ReaderContract
@@ -115,6 +115,30 @@ def test_a_manifest_has_what_the_platform_knows(platform: VCenter, disk: Path) -
     assert manifest.nics[0].model == "e1000"
     assert (manifest.cbt_available, manifest.cbt_reason) == (True, None)
     assert [concern.id for concern in manifest.concerns] == ["vim.read_by"]
+
+
+def test_networks_and_names_are_told_as_people_know_them(platform: VCenter, disk: Path) -> None:
+    """A distributed port group, which its card knows by a key; one of NSX, which it knows by an id; a name with a slash."""
+
+    async def renamed(adapter: VimApi) -> VmManifest:
+        session = adapter._session
+        await asyncio.to_thread(session.call, "rename it", lambda _: session.machine(VM).Rename_Task("web%2f01"))
+        return await adapter.inspect(VM)
+
+    before = platform.calls("RetrievePropertiesEx")
+    assert ask(platform.access(), lambda adapter: adapter.inspect(VM)).nics[0].network == "DC0_DVPG0"
+    assert platform.calls("RetrievePropertiesEx") - before <= 3  # not one a network, nor one a datastore
+    platform.control("opaque", vm=VM, id="0f1e2d3c-nsx", name="segment %2f 12")
+    one = ask(platform.access(), renamed)
+    assert (one.name, one.nics[0].network) == ("web/01", "segment / 12")
+    assert ask(platform.access(), lambda adapter: adapter.list_vms())[0].name == "web/01"
+
+
+def test_a_network_that_is_not_for_us_to_see_is_told_by_what_its_card_holds(
+    platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("synvirt.live.vim_session.VimSession.each", lambda *_, **__: {})
+    assert ask(platform.access(), lambda adapter: adapter.inspect(VM)).nics[0].network.startswith("dvportgroup-")
 
 
 def test_privileges_are_asked_for_one_by_one(platform: VCenter) -> None:

@@ -11,7 +11,7 @@ from synvirt.errors import InvalidPlan
 from synvirt.live import SourceAccess, vim_privileges
 from synvirt.live.vim_api import VimApi
 from synvirt.live.vim_disks import chain, virtual_disks
-from synvirt.live.vim_machines import cbt_reason, manifest, row
+from synvirt.live.vim_machines import cbt_reason, manifest, network_names, row
 from synvirt.live.vim_ways import Way, WayName, way
 from synvirt.migrations.critical import refuse_critical
 from synvirt.model import VmManifest
@@ -246,6 +246,31 @@ def test_a_device_of_the_hosts_own_forbids_snapshots_while_it_runs(device: Any, 
     assert [concern.id for concern in one.concerns[1:]] == (["vim.passthrough:13000"] if told else [])
     assert (told or "None") in str(one.cbt_reason)
     assert one.cbt_available == (told is None)
+
+
+Card = vim.vm.device.VirtualEthernetCard
+
+
+@pytest.mark.parametrize(
+    ("backing", "told"),
+    [
+        (Card.NetworkBackingInfo(deviceName="VM Network"), "VM Network"),
+        (Card.DistributedVirtualPortBackingInfo(port=vim.dvs.PortConnection(switchUuid="s", portgroupKey="dvpg-1")), "Büro/2"),
+        (Card.DistributedVirtualPortBackingInfo(port=vim.dvs.PortConnection(switchUuid="s", portgroupKey="dvpg-9")), "dvpg-9"),
+        (Card.DistributedVirtualPortBackingInfo(port=vim.dvs.PortConnection(switchUuid="s")), ""),
+        (Card.OpaqueNetworkBackingInfo(opaqueNetworkId="0f1e", opaqueNetworkType="nsx.LogicalSwitch"), "web 100%"),
+        (Card.OpaqueNetworkBackingInfo(opaqueNetworkId="dead", opaqueNetworkType="nsx.LogicalSwitch"), "dead"),
+        (None, ""),
+    ],
+)
+def test_a_card_is_on_the_network_that_people_know(backing: Any, told: str) -> None:
+    """Of one that we may not see there is what the card holds."""
+    opaque = vim.OpaqueNetwork.Summary(name="web 100%", opaqueNetworkId="0f1e", opaqueNetworkType="nsx.LogicalSwitch")
+    names = network_names(
+        [{"name": "Büro%2F2", "key": "dvpg-1"}, {"name": "web 100%25", "summary": opaque}, {"name": "VM Network"}, {}]
+    )
+    card = vim.vm.device.VirtualVmxnet3(key=4000, macAddress="00:50:56:00:00:01", backing=backing)
+    assert manifest("vm-1", found(card), {}, {}, networks=names).nics[0].network == told
 
 
 KEY = vim.encryption.CryptoKeyId(keyId="k")

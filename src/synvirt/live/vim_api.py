@@ -28,10 +28,10 @@ from synvirt.disks.specs import ChangedSpec, ReaderSpec, VddkSpec
 from synvirt.errors import AuthFailed, CbtUnsupported, DiskReadFailed, SnapshotFailed, SynvirtError, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes, vim_files, vim_power, vim_privileges
 from synvirt.live.form import Form
-from synvirt.live.vim_disks import stores_of, virtual_disks
+from synvirt.live.vim_disks import stores_of, type_name, virtual_disks
 from synvirt.live.vim_files import FOLDERS_DEEP_MAX
 from synvirt.live.vim_lease import ExportLease
-from synvirt.live.vim_machines import INSPECTED, LISTED, manifest, row
+from synvirt.live.vim_machines import INSPECTED, LISTED, NETWORK_PATHS, manifest, network_names, row, shown
 from synvirt.live.vim_session import KEEP_ALIVE_S, Login, VimSession, library
 from synvirt.live.vim_ways import Way, way
 from synvirt.model import Disk, LiveKind, Name, Received, SourceOptions, VmManifest
@@ -152,20 +152,22 @@ class VimApi:
         types = self._store_types(stores)
         disks = virtual_disks(found.get("config.hardware.device") or ())
         ways = self._chosen_ways(disks, types)
-        return manifest(vm_id, found, types, ways, host=self._host_name(found.get("runtime.host")))
+        host, networks = self._surroundings(found.get("runtime.host"), found.get("network") or ())
+        return manifest(vm_id, found, types, ways, host=host, networks=networks)
 
-    def _host_name(self, host: Any) -> str:
-        if host is None:
-            return ""
+    def _surroundings(self, host: Any, networks: Sequence[Any]) -> tuple[str, Mapping[str, str]]:
+        """The name of the VM's host, and those of its networks by what its cards hold of them."""
+        wanted = [(network, NETWORK_PATHS.get(type_name(network), ("name",))) for network in networks]
+        found: Mapping[str, Mapping[str, Any]] = {}
         with contextlib.suppress(AuthFailed, VmNotFound):  # not for us to see, or removed meanwhile
-            return str(self._session.properties(host, ("name",), what="look at a host").get("name") or "")
-        return ""
+            found = self._session.each([*wanted, *([] if host is None else [(host, ("name",))])], what="look at a VM's host")
+        name = "" if host is None else shown(found.get(host._moId, {}).get("name") or "")  # noqa: SLF001
+        return name, network_names([found[one._moId] for one in networks if one._moId in found])  # noqa: SLF001
 
     def _store_types(self, stores: Sequence[Any]) -> Mapping[str, str]:
-        found = [
-            self._session.properties(store, ("summary.name", "summary.type"), what="look at a datastore") for store in stores
-        ]
-        return {str(store.get("summary.name")): str(store.get("summary.type")) for store in found}
+        paths = ("summary.name", "summary.type")
+        found = self._session.each([(store, paths) for store in stores], what="look at datastores")
+        return {str(store.get("summary.name")): str(store.get("summary.type")) for store in found.values()}
 
     def _chosen_ways(self, disks: Sequence[Any], types: Mapping[str, str]) -> Mapping[str, Way]:
         """Of each disk, by its key."""
@@ -320,4 +322,4 @@ def _path(folders: Mapping[str, tuple[str, Any]], parent: Any) -> str:
             break
         names.insert(0, found[0])
         parent = found[1]
-    return "/".join(name for name in names if name not in ("vm", "Datacenters"))
+    return "/".join(shown(name) for name in names if name not in ("vm", "Datacenters"))

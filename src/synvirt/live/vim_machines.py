@@ -3,7 +3,8 @@
 Names of properties are those of the vSphere Web Services API: `VirtualMachine`, `VirtualMachineConfigInfo`, `VirtualDevice`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from synvirt.live import VmRow
@@ -58,7 +59,14 @@ INSPECTED: Final = (
     "snapshot.rootSnapshotList",
     "layoutEx.file",
     "datastore",
+    "network",
 )
+# Of a standard port group, a distributed one and one of NSX; of each what its cards name it by.
+NETWORK_PATHS: Final[dict[str, tuple[str, ...]]] = {
+    "Network": ("name",),
+    "DistributedVirtualPortgroup": ("name", "key"),
+    "OpaqueNetwork": ("name", "summary"),
+}
 
 _POWER: Final[dict[str, Literal["on", "off", "suspended"]]] = {"poweredOn": "on", "poweredOff": "off", "suspended": "suspended"}
 # VirtualController's subclasses, by the end of their names.
@@ -77,8 +85,14 @@ _LINUX: Final = (
     "linux", "ubuntu", "debian", "rhel", "centos", "sles", "suse", "fedora", "coreos", "photon", "asianux", "mandr", "turbo",
     "rocky", "alma",
 )  # fmt: skip
+_ESCAPED: Final = re.compile("%(2f|5c|25)", re.IGNORECASE)
 # VirtualMachineConfigInfo.version: change tracking came with hardware version 7.
 _CBT_VERSION: Final = 7
+
+
+def shown(name: object) -> str:
+    """A name of the inventory as people wrote it: vSphere hands out «/», «\\» and «%» in it as %2f, %5c and %25."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), str(name))
 
 
 def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
@@ -86,7 +100,7 @@ def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
     stored = [found.get(f"summary.storage.{which}") for which in ("committed", "uncommitted")]
     return VmRow(
         vm_id=vm_id,
-        name=str(found.get("name", "")),
+        name=shown(found.get("name", "")),
         power_state=_POWER.get(str(found.get("runtime.powerState")), "unknown"),
         folder=folder,
         cpu_count=found.get("summary.config.numCpu"),
@@ -97,17 +111,23 @@ def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
 
 
 def manifest(
-    vm_id: str, found: Mapping[str, Any], store_types: Mapping[str, str], ways: Mapping[str, Way], *, host: str = ""
+    vm_id: str,
+    found: Mapping[str, Any],
+    store_types: Mapping[str, str],
+    ways: Mapping[str, Way],
+    *,
+    host: str = "",
+    networks: Mapping[str, str] | None = None,
 ) -> VmManifest:
     """`store_types`: of each datastore's name, its type. `ways`: of each disk's key, by which way it will be read. `host`: the
-    name of the one it is on."""
+    name of the one it is on. `networks`: see `network_names`."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
     boot = found.get("config.bootOptions")
     disks = _disks(found, devices, boot, ways)
     reason = cbt_reason(found) or "; ".join(disk.cbt_reason for disk in disks if disk.cbt_reason) or None
     return VmManifest(
         vm_id=vm_id,
-        name=str(found.get("name") or vm_id),
+        name=shown(found.get("name") or vm_id),
         uuid=found.get("config.uuid"),
         host=host,
         power_state=_POWER.get(str(found.get("runtime.powerState")), "unknown"),
@@ -121,7 +141,7 @@ def manifest(
         cbt_available=reason is None,
         cbt_reason=reason,
         disks=disks,
-        nics=_nics(found, devices),
+        nics=_nics(found, devices, networks or {}),
         snapshots=tuple(_snapshots(found.get("snapshot.rootSnapshotList") or ())),
         concerns=tuple(_concerns(found, devices, store_types, ways)),
     )
@@ -179,14 +199,14 @@ def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any, ways: Ma
     return tuple(one(device) for device in virtual_disks(devices))
 
 
-def _nics(found: Mapping[str, Any], devices: Sequence[Any]) -> tuple[Nic, ...]:
+def _nics(found: Mapping[str, Any], devices: Sequence[Any], networks: Mapping[str, str]) -> tuple[Nic, ...]:
     addresses = {nic.deviceConfigId: tuple(nic.ipAddress or ()) for nic in found.get("guest.net") or ()}
     return tuple(
         Nic(
             key=str(device.key),
             mac=device.macAddress,
             model=type_name(device).removeprefix("Virtual").lower(),
-            network=_network(device.backing),
+            network=_network(device.backing, networks),
             connected=bool(getattr(device.connectable, "startConnected", True)),
             ip_addresses=addresses.get(device.key, ()),
         )
@@ -195,10 +215,18 @@ def _nics(found: Mapping[str, Any], devices: Sequence[Any]) -> tuple[Nic, ...]:
     )
 
 
-def _network(backing: Any) -> str:
-    """A standard port group by its name; a distributed one by its key, which is all that the device holds."""
+def _network(backing: Any, networks: Mapping[str, str]) -> str:
+    """By the name that people know it by; by what the card holds, where the platform does not tell us more."""
     port = getattr(backing, "port", None)
-    return str(getattr(backing, "deviceName", None) or getattr(port, "portgroupKey", None) or "")
+    key = getattr(port, "portgroupKey", None) or getattr(backing, "opaqueNetworkId", None)
+    return networks.get(str(key)) or shown(getattr(backing, "deviceName", None) or key or "")
+
+
+def network_names(found: Collection[Mapping[str, Any]]) -> dict[str, str]:
+    """The names of networks by what cards hold of them: a distributed port group's key, an opaque (NSX) network's id. `found`:
+    NETWORK_PATHS of each."""
+    keys = [one.get("key") or getattr(one.get("summary"), "opaqueNetworkId", None) for one in found]
+    return {str(key): shown(one["name"]) for key, one in zip(keys, found, strict=True) if key and one.get("name")}
 
 
 def _snapshots(trees: Sequence[Any]) -> list[Snapshot]:

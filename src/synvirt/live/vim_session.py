@@ -12,7 +12,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -206,6 +206,21 @@ class VimSession:
         """Those of the leaf properties that the object has. VmNotFound when it is no more."""
         rows = self.call(what, lambda content: self._retrieved(content, [self._of_object(reference, paths)]))
         return rows[0].properties if rows else {}
+
+    def each(self, wanted: Iterable[tuple[Any, Sequence[str]]], *, what: str) -> Mapping[str, Mapping[str, Any]]:
+        """Of several objects the leaf properties asked for, the same of all of one type, by the objects' ids: one question.
+        An object that is no more, or not for us to see, is not there."""
+        asked = list(wanted)
+        if not asked:
+            return {}
+        collector = library().vmodl.query.PropertyCollector
+        paths = {type(reference): list(named) for reference, named in asked}
+        one = collector.FilterSpec(
+            objectSet=[collector.ObjectSpec(obj=reference, skip=False) for reference, _ in asked],
+            propSet=[collector.PropertySpec(type=kind, pathSet=named) for kind, named in paths.items()],
+            reportMissingObjectsInResults=True,
+        )
+        return {row.id: row.properties for row in self.call(what, lambda content: self._retrieved(content, [one]))}
 
     def all_of(self, types: list[Any], paths: Iterable[str], *, what: str) -> list[Row]:
         """All objects of a type, wherever they lie in the inventory, page by page."""

@@ -196,6 +196,29 @@ func LeaveToConsolidate(vmID string) {
 	vm.Runtime.ConsolidationNeeded = types.NewBool(true)
 }
 
+// PlugIntoOpaque network, one of NSX, the first card of a VM; the network is made.
+func PlugIntoOpaque(vmID string, id string, name string) error {
+	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
+	for _, o := range Map.All("Datacenter") {
+		folder := Map.Get(o.(*Datacenter).NetworkFolder).(*Folder)
+		if err := folder.AddOpaqueNetwork(types.OpaqueNetworkSummary{
+			NetworkSummary: types.NetworkSummary{Name: name}, OpaqueNetworkId: id,
+		}); err != nil {
+			return err
+		}
+		vm.Network = append(vm.Network, Map.FindByName(name, folder.ChildEntity).Reference())
+	}
+	for _, device := range vm.Config.Hardware.Device {
+		if card, ok := device.(types.BaseVirtualEthernetCard); ok {
+			card.GetVirtualEthernetCard().Backing = &types.VirtualEthernetCardOpaqueNetworkBackingInfo{
+				OpaqueNetworkId: id, OpaqueNetworkType: "nsx.LogicalSwitch",
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has no card", vmID)
+}
+
 // SetMode of the disk of a VM at this place, from 0: persistent, independent_persistent.
 func SetMode(vmID string, place int, mode string) error {
 	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
