@@ -8,7 +8,6 @@ import os
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +68,10 @@ def disk(platform: VCenter) -> Path:
 
 def ask(access: SourceAccess, use: Callable[[VimApi], Awaitable[T]]) -> T:
     return in_session(lambda: VimApi(access), use)
+
+
+async def tracked(adapter: VimApi) -> None:
+    await adapter.enable_cbt(VM, [disk.key for disk in (await adapter.inspect(VM)).disks])
 
 
 def write(disk: Path, offset: int, data: bytes) -> None:
@@ -213,7 +216,7 @@ async def opened(adapter: VimApi, name: str, since: str | None = None) -> tuple[
 
 def test_a_first_pass_reads_what_is_allocated_and_zeros_the_rest(platform: VCenter, disk: Path) -> None:
     async def use(adapter: VimApi) -> tuple[bytes, int]:
-        await adapter.enable_cbt(VM, [])
+        await tracked(adapter)
         spec, _ = await opened(adapter, "synvirt-a-1")
         return await asyncio.to_thread(read, spec, os.urandom(DISK_BYTES))
 
@@ -227,7 +230,7 @@ def test_many_changed_areas_come_page_by_page(platform: VCenter, disk: Path) -> 
     blocks = range(0, DISK_BYTES // BLOCK, 2)
 
     async def use(adapter: VimApi) -> ReaderSpec:
-        await adapter.enable_cbt(VM, [])
+        await tracked(adapter)
         _, since = await opened(adapter, "synvirt-a-1")
         await adapter.release(VM, "synvirt-a-1")
         for block in blocks:
@@ -490,7 +493,7 @@ def test_a_platform_that_is_busy_is_no_failure_of_a_snapshot_or_of_the_tracking(
     platform: VCenter, disk: Path, kind: str
 ) -> None:
     async def use(adapter: VimApi) -> None:
-        await adapter.enable_cbt(VM, [])
+        await tracked(adapter)
         platform.fault("CreateSnapshot_Task", kind)
         with pytest.raises(SourceUnreachable, match=kind):
             await adapter.snapshot(VM, "synvirt-a-1")
@@ -543,7 +546,7 @@ def test_a_guest_that_cannot_be_quiesced_is_snapshot_as_it_is(platform: VCenter,
 
 def test_the_tracking_that_was_reset_is_known_before_it_is_asked(platform: VCenter, disk: Path) -> None:
     async def use(adapter: VimApi) -> None:
-        await adapter.enable_cbt(VM, [])
+        await tracked(adapter)
         _, since = await opened(adapter, "synvirt-a-1")
         platform.control("reset", vm=VM)
         before = platform.calls("QueryChangedDiskAreas")
@@ -556,7 +559,7 @@ def test_the_tracking_that_was_reset_is_known_before_it_is_asked(platform: VCent
 
 def test_a_change_id_that_the_platform_does_not_know(platform: VCenter, disk: Path) -> None:
     async def use(adapter: VimApi) -> None:
-        await adapter.enable_cbt(VM, [])
+        await tracked(adapter)
         _, since = await opened(adapter, "synvirt-a-1")
         with pytest.raises(CbtReset, match="FileFault"):
             await opened(adapter, "synvirt-a-2", since.partition("/")[0] + "/77")
@@ -672,23 +675,65 @@ def test_a_vm_that_is_gone_needs_no_cleanup(platform: VCenter) -> None:
             ask(platform.access(), use)
 
 
-@pytest.mark.parametrize("begins", ["after the stun", "never"])
-def test_whether_a_host_tracks_is_asked_after_the_stun(
-    platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch, begins: str
-) -> None:
-    monkeypatch.setattr(
-        vim_changes, "_tracks", lambda *_: begins == "after the stun" and platform.calls("RemoveSnapshot_Task") > 0
-    )
-    with nullcontext() if begins == "after the stun" else pytest.raises(CbtUnsupported, match=VM):
-        ask(platform.access(), lambda adapter: adapter.enable_cbt(VM, []))
-    assert platform.calls("ReconfigVM_Task") == 1
+@pytest.mark.parametrize("told", ["of the VM", "of snapshots alone"])
+def test_a_disk_is_tracked_once_it_has_a_change_id(platform: VCenter, disk: Path, told: str) -> None:
+    """Whatever the VM is set to: somebody switched its tracking on, and no stun came; later a disk was added."""
+    if told == "of snapshots alone":
+        platform.control("silent")
+
+    async def use(adapter: VimApi) -> None:
+        session = adapter._session
+        spec = library().vim.vm.ConfigSpec(changeTrackingEnabled=True)
+        await asyncio.to_thread(session.call, "track it", lambda _: session.machine(VM).ReconfigVM_Task(spec))
+        for number in (1, 2):
+            platform.add_disk(VM, bytes(1 << 20), place=number - 1)
+            assert not (await adapter.inspect(VM)).disks[-1].cbt_enabled
+            await tracked(adapter)
+            disks = (await adapter.inspect(VM)).disks
+            assert [one.cbt_enabled for one in disks] == [told == "of the VM"] * number
+            assert set((await adapter.snapshot(VM, f"synvirt-a-{number}")).change_ids) == {one.key for one in disks}
+            await adapter.cleanup(VM, f"synvirt-a-{number}")
+        before = platform.calls("CreateSnapshot_Task")
+        await tracked(adapter)
+        assert platform.calls("CreateSnapshot_Task") == before + (told != "of the VM")
+
+    ask(platform.access(), use)
+    assert platform.snapshots() == []
+
+
+async def switched_off(adapter: VimApi) -> str:
+    """The VM is set to be tracked, and its first disk not to be: the disk's key."""
+    session, vim = adapter._session, library().vim
+    setting = vim.option.OptionValue(key="scsi0:0.ctkEnabled", value="FALSE")
+    spec = vim.vm.ConfigSpec(changeTrackingEnabled=True, extraConfig=[setting])
+    await asyncio.to_thread(session.call, "set it", lambda _: session.machine(VM).ReconfigVM_Task(spec))
+    return (await adapter.inspect(VM)).disks[0].key
+
+
+def test_a_disk_whose_tracking_is_switched_off_is_named_with_the_setting(platform: VCenter, disk: Path) -> None:
+    platform.add_disk(VM, bytes(1 << 20), place=1)
+
+    async def use(adapter: VimApi) -> None:
+        key = await switched_off(adapter)
+        manifest = await adapter.inspect(VM)
+        told = [str(one.cbt_reason) for one in manifest.disks]
+        assert "is not tracked: scsi0:0.ctkEnabled is FALSE" in told[0]
+        assert told[1] == "None"
+        assert manifest.cbt_reason_without([key]) is None
+        with pytest.raises(CbtUnsupported, match=r"scsi0:0\.ctkEnabled is FALSE") as refused:
+            await tracked(adapter)
+        assert manifest.disks[0].label in refused.value.detail
+        assert manifest.disks[1].label not in refused.value.detail
+        await adapter.enable_cbt(VM, [manifest.disks[1].key])
+
+    ask(platform.access(), use)
     assert platform.snapshots() == []
 
 
 def test_a_crash_while_the_tracking_is_switched_on_leaves_no_snapshot(platform: VCenter, disk: Path) -> None:
     platform.fault("RemoveSnapshot_Task", "SystemError")
     with pytest.raises(Internal):
-        ask(platform.access(), lambda adapter: adapter.enable_cbt(VM, []))
+        ask(platform.access(), tracked)
     assert platform.snapshots() == ["synvirt-tracking"]
     ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
     assert platform.snapshots() == []
@@ -728,7 +773,7 @@ def test_vddk_reads_the_disk_of_the_snapshot_and_gets_no_secret_on_its_command_l
     access = platform.access(fingerprint_sha256=platform.fingerprint, vddk_libdir="/opt/vddk", vddk_transports="nbdssl")
 
     async def use(adapter: VimApi) -> tuple[bytes, bytes]:
-        await adapter.enable_cbt(VM, [])
+        await tracked(adapter)
         spec, since = await opened(adapter, "synvirt-a-1")
         assert isinstance(spec, VddkSpec)
         whole = await asyncio.to_thread(read, spec)

@@ -13,6 +13,7 @@ import pytest
 
 from synvirt.live import LiveAdapter, vim_files
 from synvirt.live.vim_api import VimApi
+from synvirt.live.vim_session import library
 from synvirt.migrations import passes
 from synvirt.model import LiveKind, Migration, Mode, State
 from synvirt.store import Store
@@ -184,6 +185,30 @@ def test_a_reset_counts_once_whenever_it_comes_and_costs_one_pass_over_the_whole
     assert [one.whole for one in ended.passes].count(True) == 1
     assert house.store.noted(job.id, "cbt_resets") == "1"
     assert same(house, ended, disk)
+    assert platform.snapshots() == []
+
+
+@pytest.mark.parametrize(("switched_off", "mode"), [((), Mode.WARM), (("scsi0:0.ctkEnabled",), Mode.COLD)])
+def test_a_vm_that_is_only_set_to_be_tracked(
+    house: VimHouse, platform: VCenter, disk: Path, switched_off: tuple[str, ...], mode: Mode
+) -> None:
+    """No stun came since somebody switched it on: that costs one, and none of the resets that a job may live through. A disk
+    that is left out of it is told with its name, and the job runs cold."""
+
+    async def set_to_be_tracked(adapter: VimApi) -> None:
+        session, vim = adapter._session, library().vim
+        settings = [vim.option.OptionValue(key=name, value="FALSE") for name in switched_off]
+        spec = vim.vm.ConfigSpec(changeTrackingEnabled=True, extraConfig=settings)
+        await asyncio.to_thread(session.call, "set it", lambda _: session.machine(VM).ReconfigVM_Task(spec))
+
+    in_session(lambda: VimApi(platform.access()), set_to_be_tracked)
+    with busy_guest(platform):
+        ended = house.run(house.intake.submit(plan()).id)
+    assert ended.state is State.COMPLETED, ended.last_error
+    assert (ended.mode_effective, same(house, ended, disk)) == (mode, True)
+    assert not any(one.whole for one in ended.passes)
+    assert all(name in str(ended.last_error) for name in switched_off)
+    assert (ended.last_error is None) == (mode is Mode.WARM)
     assert platform.snapshots() == []
 
 

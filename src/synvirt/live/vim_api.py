@@ -190,8 +190,8 @@ class VimApi:
     # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
-        """Of the whole VM: the platform knows no less."""
-        await asyncio.to_thread(vim_changes.enable, self._session, vm_id)
+        """Of the whole VM, the platform knows no less; and seen to be so of these disks."""
+        await asyncio.to_thread(vim_changes.enable, self._session, vm_id, disks)
 
     async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
         """Of the whole VM: here, too, the platform knows no less."""

@@ -6,7 +6,7 @@ VMware's «Virtual Disk Development Kit Programming Guide», chapter on changed 
 another uuid means that the host began its tracking anew, and what it would answer about older ids is not to be believed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -22,7 +22,7 @@ from synvirt.errors import (
     VmNotFound,
 )
 from synvirt.live import SnapshotRef
-from synvirt.live.vim_disks import virtual_disks
+from synvirt.live.vim_disks import label, not_tracked, virtual_disks
 from synvirt.live.vim_session import VimSession, busy_faults, library
 
 # A quiesced snapshot of a busy database takes minutes, a removal that consolidates a grown delta hours.
@@ -30,6 +30,9 @@ SNAPSHOT_TIMEOUT_S: Final = 1800.0
 REMOVAL_TIMEOUT_S: Final = 6 * 3600.0
 # Ours, made and removed within one call: one that is found was left by a crash.
 STUN: Final = "synvirt-tracking"
+# The first makes the host track; in the second's snapshot it shows, whatever the VM's own configuration says.
+STUNS: Final = 2
+_TRACKED: Final = "config.changeTrackingEnabled"
 # In the names of tasks that make, remove or join a VM's snapshots: createSnapshot, removeSnapshot, consolidateDisks.
 _SNAPSHOT_TASKS: Final = ("napshot", "onsolidate")
 # A host's answer lists 2,000 areas at the most; a disk of 64 TiB in 64 KiB blocks, every other changed, has 2^29.
@@ -41,23 +44,45 @@ AREAS_MAX: Final = 1 << 17
 log = structlog.get_logger(__name__)
 
 
-def enable(session: VimSession, vm_id: str) -> None:
-    """Track the VM's changes from now on. CbtUnsupported when the platform takes the wish and does not follow it."""
-    if not _tracks(session, vm_id):
-        spec = library().vim.vm.ConfigSpec(changeTrackingEnabled=True)
-        task = session.call("track changes", lambda _: session.machine(vm_id).ReconfigVM_Task(spec))
-        session.wait(task, what="track changes", timeout_s=SNAPSHOT_TIMEOUT_S)
+def enable(session: VimSession, vm_id: str, keys: Collection[str]) -> None:
+    """Track the changes of these disks from now on. CbtUnsupported when the platform takes the wish and does not follow it.
+
+    What is tracked has a change id. That the VM is set to be tracked says less: a disk may have been added since, and until
+    the next stun (power on, a snapshot made or removed) nothing has come of the setting."""
+    if not _untracked(session, vm_id, keys):
+        return
     remove(session, vm_id, (STUN,))
-    _create(session, vm_id, STUN, quiesce=False)
-    remove(session, vm_id, (STUN,))
-    # Not before: a host may say so only once it has begun to.
-    if not _tracks(session, vm_id):
-        raise CbtUnsupported(f"{session.host} does not track the changes of {vm_id} though asked to")
+    for number in range(STUNS):
+        # Set already and yet not tracked: it is set once more, for the disks that were not there then.
+        if number or not session.properties(session.machine(vm_id), (_TRACKED,), what=f"look at {vm_id}").get(_TRACKED):
+            _set_tracked(session, vm_id)
+        stunned = change_ids(disks_of(session, _create(session, vm_id, STUN, quiesce=False)))
+        remove(session, vm_id, (STUN,))
+        # A host may not tell them of the VM itself: then the second snapshot does.
+        untracked = _untracked(session, vm_id, [key for key in keys if key not in stunned])
+        if not untracked:
+            return
+    raise CbtUnsupported(
+        f"{session.host} does not track the changes of {vm_id} though asked to: {'; '.join(untracked)}",
+        hint="see that no setting of the VM (its configuration parameters) switches it off, and submit again; or move it cold",
+    )
 
 
-def _tracks(session: VimSession, vm_id: str) -> bool:
-    found = session.properties(session.machine(vm_id), ("config.changeTrackingEnabled",), what=f"look at {vm_id}")
-    return bool(found.get("config.changeTrackingEnabled"))
+def _set_tracked(session: VimSession, vm_id: str) -> None:
+    spec = library().vim.vm.ConfigSpec(changeTrackingEnabled=True)
+    task = session.call("track changes", lambda _: session.machine(vm_id).ReconfigVM_Task(spec))
+    session.wait(task, what="track changes", timeout_s=SNAPSHOT_TIMEOUT_S)
+
+
+def _untracked(session: VimSession, vm_id: str, keys: Collection[str]) -> list[str]:
+    """Those of the VM's disks that have no change id now, and the setting that may be to blame, for people to read."""
+    paths = (_TRACKED, "config.hardware.device", "config.extraConfig")
+    found = session.properties(session.machine(vm_id), paths, what=f"look at {vm_id}")
+    devices, settings = found.get("config.hardware.device") or (), found.get("config.extraConfig") or ()
+    disks = {str(disk.key): disk for disk in virtual_disks(devices) if str(disk.key) in keys}
+    told = {} if not found.get(_TRACKED) else change_ids(disks)
+    missing = [disk for key, disk in disks.items() if key not in told]
+    return [": ".join(filter(None, (label(disk), not_tracked(disk, devices, settings)))) for disk in missing]
 
 
 # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,8 +6,22 @@ Names are those of the vSphere Web Services API: `VirtualDevice`, `VirtualDiskFl
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from synvirt.model import DiskBus
+
 # Flat at its base, and of any sparse format above: the format of a snapshot's disk is a property of the same type.
 _FLAT: Final = "VirtualDiskFlatVer2BackingInfo"
+# VirtualController's subclasses, by the end of their names.
+_BUSES: Final[tuple[tuple[str, DiskBus], ...]] = (
+    ("IDEController", "ide"),
+    ("AHCIController", "sata"),
+    ("SATAController", "sata"),
+    ("NVMEController", "nvme"),
+    ("ParaVirtualSCSIController", "scsi"),
+    ("SCSIController", "scsi"),
+    ("LsiLogicController", "scsi"),
+    ("LsiLogicSASController", "scsi"),
+    ("BusLogicController", "scsi"),
+)
 # vSphere's own limit is 32 snapshots.
 CHAIN_MAX: Final = 64
 # Files of these stores are objects: /folder has no bytes of them.
@@ -48,9 +62,25 @@ def store_of(disk: Any) -> str:
     return str(getattr(disk.backing, "fileName", "")).partition("]")[0].removeprefix("[")
 
 
+def bus_of(controller: Any) -> DiskBus:
+    return next((bus for end, bus in _BUSES if type_name(controller).endswith(end)), "scsi")
+
+
+def controller_of(device: Any, devices: Sequence[Any]) -> Any:
+    return next((one for one in devices if one.key == device.controllerKey), None)
+
+
+def not_tracked(device: Any, devices: Sequence[Any], settings: Sequence[Any]) -> str | None:
+    """The setting (of `config.extraConfig`) by which this one disk's changes are not tracked, though those of its VM are."""
+    controller = controller_of(device, devices)
+    name = f"{bus_of(controller)}{getattr(controller, 'busNumber', 0)}:{device.unitNumber}.ctkEnabled"
+    off = (str(one.value).strip() for one in settings if str(one.key).lower() == name.lower())
+    return next((f"{name} is {value}" for value in off if value.lower() in ("false", "0", "no")), None)
+
+
 def place_name(device: Any, devices: Sequence[Any]) -> str:
     """Where it is plugged in, as exports name it: ParaVirtualSCSIController0:1."""
-    controller = next((one for one in devices if one.key == device.controllerKey), None)
+    controller = controller_of(device, devices)
     return f"{type_name(controller)}{getattr(controller, 'busNumber', 0)}:{device.unitNumber}"
 
 

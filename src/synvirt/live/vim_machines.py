@@ -10,10 +10,13 @@ from typing import Any, Final, Literal
 from synvirt.live import VmRow
 from synvirt.live.vim_disks import (
     OBJECT_STORES,
+    bus_of,
     chain,
+    controller_of,
     encrypted,
     label,
     not_held,
+    not_tracked,
     passed_through,
     shared_buses,
     store_of,
@@ -21,7 +24,7 @@ from synvirt.live.vim_disks import (
     virtual_disks,
 )
 from synvirt.live.vim_ways import Way
-from synvirt.model import MIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.model import MIB, Concern, Disk, GuestOs, Nic, Snapshot, VmManifest
 
 LISTED: Final = (
     "name",
@@ -42,6 +45,7 @@ INSPECTED: Final = (
     "runtime.host",
     "capability.changeTrackingSupported",
     "config.changeTrackingEnabled",
+    "config.extraConfig",
     "config.version",
     "config.uuid",
     "config.firmware",
@@ -69,18 +73,6 @@ NETWORK_PATHS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 _POWER: Final[dict[str, Literal["on", "off", "suspended"]]] = {"poweredOn": "on", "poweredOff": "off", "suspended": "suspended"}
-# VirtualController's subclasses, by the end of their names.
-_BUSES: Final[tuple[tuple[str, DiskBus], ...]] = (
-    ("IDEController", "ide"),
-    ("AHCIController", "sata"),
-    ("SATAController", "sata"),
-    ("NVMEController", "nvme"),
-    ("ParaVirtualSCSIController", "scsi"),
-    ("SCSIController", "scsi"),
-    ("LsiLogicController", "scsi"),
-    ("LsiLogicSASController", "scsi"),
-    ("BusLogicController", "scsi"),
-)
 _LINUX: Final = (
     "linux", "ubuntu", "debian", "rhel", "centos", "sles", "suse", "fedora", "coreos", "photon", "asianux", "mandr", "turbo",
     "rocky", "alma",
@@ -172,27 +164,32 @@ def cbt_reason(found: Mapping[str, Any]) -> str | None:
 
 def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any, ways: Mapping[str, Way]) -> tuple[Disk, ...]:
     of_all = cbt_reason(found)
-    controllers = {device.key: device for device in devices}
+    tracked = bool(found.get("config.changeTrackingEnabled"))
+    # Where the whole VM is not tracked, what its disks are set to says nothing: it is all set anew.
+    settings = (found.get("config.extraConfig") or ()) if tracked else ()
     order = [one.deviceKey for one in getattr(boot, "bootOrder", None) or () if hasattr(one, "deviceKey")]
     sizes = {file.name: file.size for file in found.get("layoutEx.file") or () if file.type == "diskExtent"}
 
     def one(device: Any) -> Disk:
-        controller = controllers.get(device.controllerKey)
+        controller = controller_of(device, devices)
         kind = type_name(controller) if controller is not None else ""
         path = str(getattr(device.backing, "fileName", "") or "")
+        switched_off = not_tracked(device, devices, settings)
         why = not_held(device) or ways[str(device.key)].no_deltas
+        why = why or (f"is not tracked: {switched_off} in the VM's configuration parameters" if switched_off else None)
         return Disk(
             key=str(device.key),
             label=label(device),
             capacity_bytes=int(device.capacityInBytes or device.capacityInKB * 1024),
             used_bytes=sizes.get(path.removesuffix(".vmdk") + "-flat.vmdk"),
             format="vmdk",
-            bus=next((bus for end, bus in _BUSES if kind.endswith(end)), "scsi"),
+            bus=bus_of(controller),
             controller=f"{kind} {getattr(controller, 'busNumber', 0)}".strip(),
             unit=int(device.unitNumber or 0),
             boot_order=order.index(device.key) + 1 if device.key in order else None,
             source_path=path,
-            cbt_enabled=bool(found.get("config.changeTrackingEnabled")),
+            # Not by the VM alone: this disk may have been added since, or nothing have happened that made the host begin.
+            cbt_enabled=tracked and bool(getattr(device.backing, "changeId", None)),
             cbt_reason=of_all or (f"{label(device)} {why}" if why else None),
         )
 

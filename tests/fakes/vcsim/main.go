@@ -2,7 +2,7 @@
 //
 //   https  -l          /sdk, /folder and /nfc as vCenter serves them; /folder wants a session's cookie, and so does every SOAP call
 //                      but the few that come before a login
-//   http   (printed)   the tests' own: /disk /another /opaque /mode /unconsolidated /lie /lay /write /reset /tools /sessions /fault /state /certificate /leases /store
+//   http   (printed)   the tests' own: /disk /another /opaque /mode /unconsolidated /lie /silent /lay /write /reset /tools /sessions /fault /state /certificate /leases /store
 //
 // It prints one line of JSON once both listen: {"url": …, "control": …, "fingerprint": …}. It ends with its standard input.
 
@@ -266,6 +266,10 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 	case "/lie":
 		simulator.Tracker.Lock()
 		simulator.Tracker.Lies = true
+		simulator.Tracker.Unlock()
+	case "/silent":
+		simulator.Tracker.Lock()
+		simulator.Tracker.Silent = true
 		simulator.Tracker.Unlock()
 	case "/unconsolidated":
 		simulator.LeaveToConsolidate(q.Get("vm"))

@@ -38,7 +38,8 @@ type tracking struct {
 	frozen     map[string]map[int32]string // snapshot -> disk key -> a copy of the disk as it was
 	visible    map[string][]string         // snapshot -> files that /folder shows while the snapshot is there
 	known      map[string]string           // VM/disk key/changeId -> a copy of the disk as it was
-	reachable  map[string]bool             // VM that was stunned since its tracking was switched on
+	reachable  map[string]bool             // VM/disk key that was stunned since its tracking was switched on
+	Silent     bool                        // a VM's own config does not name the change ids of its disks
 	disks      []string                    // flat files that tests write to
 	Lies       bool                        // nothing was ever written, it says
 }
@@ -109,17 +110,35 @@ func (t *tracking) PutObject(o mo.Reference) {
 		t.visible[snapshot.Self.Value] = append(t.visible[snapshot.Self.Value], shown+"-flat.vmdk", shown+".vmdk")
 		files[disk.Key] = kept
 		frozenDisk, frozenBacking := *disk, *backing
+		frozenBacking.ChangeId = ""
 		frozenBacking.FileName = strings.TrimSuffix(backing.FileName, ".vmdk") + suffix + ".vmdk"
-		if on && t.reachable[vm] {
+		place := fmt.Sprintf("%s/%d", vm, disk.Key)
+		if on && t.reachable[place] {
 			frozenBacking.ChangeId = fmt.Sprintf("52 de ad be ef 00 00 %02x-00 00 00 00 00 00 00 01/%d", t.epoch[vm], t.generation[vm])
 			t.known[fmt.Sprintf("%s/%d/%s", vm, disk.Key, frozenBacking.ChangeId)] = kept
 		}
 		frozenDisk.Backing = &frozenBacking
 		devices[index] = &frozenDisk
+		t.reachable[place] = on && !switchedOff(snapshot.Config.ExtraConfig, devices, disk)
+		backing.ChangeId = ""
+		if t.reachable[place] && !t.Silent {
+			backing.ChangeId = fmt.Sprintf("52 de ad be ef 00 00 %02x-00 00 00 00 00 00 00 01/%d", t.epoch[vm], t.generation[vm]+1)
+		}
 	}
-	t.reachable[vm] = on
 	snapshot.Config.Hardware.Device = devices
 	t.frozen[snapshot.Self.Value] = files
+}
+
+// Is scsi0:0.ctkEnabled of this disk set to FALSE?
+func switchedOff(settings []types.BaseOptionValue, devices object.VirtualDeviceList, disk *types.VirtualDisk) bool {
+	controller := devices.FindByKey(disk.ControllerKey).(types.BaseVirtualController).GetVirtualController()
+	name := fmt.Sprintf("scsi%d:%d.ctkEnabled", controller.BusNumber, *disk.UnitNumber)
+	for _, setting := range settings {
+		if one := setting.GetOptionValue(); one.Key == name && one.Value == "FALSE" {
+			return true
+		}
+	}
+	return false
 }
 
 // Reset makes every change id that was given out for this VM meaningless, as a host's crash does.
