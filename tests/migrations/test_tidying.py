@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from synvirt.errors import Internal, NotFound
-from synvirt.migrations import advance, passes, tidying, warm
+from synvirt.migrations import tidying, warm
 from synvirt.migrations.tidying import OWED, Tidier, tidied
 from synvirt.model import KIB, Migration, State
 from tests.fakes.live import FakeAdapter
 from tests.house import VM, Crash, House, crash_at, live_plan
+from tests.patience import no_patience
 from tests.processes import until
 
 DISK = "disk-0"
@@ -23,9 +24,7 @@ AWAY = 1_000_000
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(warm, "SOURCE_PAUSES_S", (0.01,))
-    monkeypatch.setattr(advance, "SWEEP_PAUSES_S", (0.01,))
-    monkeypatch.setattr(passes, "RETRY_PAUSES_S", (0.01,))
+    no_patience(monkeypatch)
     house = House(tmp_path)
     house.platform.add_vm(VM, {DISK: random.Random(1).randbytes(256 * KIB)})
     yield house

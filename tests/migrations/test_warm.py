@@ -23,6 +23,7 @@ from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
 from tests.fakes.disks import MemoryReader, MemoryWriter
 from tests.fakes.live import FakeAdapter
 from tests.house import VM, House, live_plan, states
+from tests.patience import no_patience, quick_tries
 
 DISK = "disk-0"
 
@@ -296,7 +297,7 @@ def test_a_domain_that_is_not_started_minds_no_living_source(house: House) -> No
 def test_a_guest_that_runs_here_is_not_undone_by_a_source_that_cannot_be_tidied(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm, "SOURCE_PAUSES_S", (0.01,))
+    no_patience(monkeypatch)
     house.platform.add_vm(VM, {DISK: content()})
     house.platform.fault("cannot_mark", 99)
     ended = house.run(house.intake.submit(live_plan()).id)
@@ -308,7 +309,7 @@ def test_a_guest_that_runs_here_is_not_undone_by_a_source_that_cannot_be_tidied(
 
 
 def test_a_source_that_is_away_for_a_moment_costs_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "SOURCE_PAUSES_S", (0.01,) * 5)
+    quick_tries(monkeypatch)
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan())
     once(house, job, in_state(State.CUTTING_OVER), lambda: house.platform.fault("unreachable", 3))

@@ -17,6 +17,8 @@ from synvirt.model import Disk, Migration, Problem, VmManifest, now
 P = ParamSpec("P")
 T = TypeVar("T")
 
+NOTHING_BEFORE = "nothing"
+
 
 class Stop:
     """The operator's wish to cancel, as threads (`is_set`) and coroutines (`or_stop`) see it."""
@@ -87,6 +89,21 @@ class Job:
         return Problem(
             code=error.code, message=error.detail, hint=error.hint, fatal=fatal, at=now(), state=self.migration.state
         )
+
+    async def tell(self, error: SynvirtError) -> None:
+        """Of a trouble that may pass: until `take_back` it stands where the last problem stood."""
+        if not await self.in_thread(self.rooms.store.noted, self.id, "told_before"):
+            before = self.migration.last_error
+            noted = NOTHING_BEFORE if before is None else before.model_dump_json()
+            await self.in_thread(self.rooms.store.note, self.id, "told_before", noted)
+        await self.change(last_error=self.problem(error, fatal=False))
+
+    async def take_back(self) -> None:
+        """The trouble has passed: what was told of it is not true any more, and what was told before it is."""
+        before = await self.in_thread(self.rooms.store.noted, self.id, "told_before")
+        if before:
+            await self.change(last_error=None if before == NOTHING_BEFORE else Problem.model_validate_json(before))
+            await self.in_thread(self.rooms.store.note, self.id, "told_before", "")
 
     async def record(self, kind: str, name: str) -> None:
         """Into the ledger: call it before the thing is made."""

@@ -3,7 +3,7 @@
     volumes made ─▶ order written from readers, writers and watermarks ─▶ worker ─▶ messages ─▶ store and board
 
 A worker that was killed, and a source that does not answer for a while, cost what was copied since the last watermark: the
-pass goes on from there. Only attempts that bring nothing are counted.
+pass goes on from there. Only attempts that bring nothing count.
 """
 
 import asyncio
@@ -23,15 +23,17 @@ import structlog
 from synvirt.disks.datastore import FileGone, ReadForbidden
 from synvirt.disks.sampling import ChangesMissed
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
-from synvirt.errors import Cancelled, Internal, SourceUnreachable, SynvirtError, from_code
+from synvirt.errors import AuthFailed, Cancelled, Internal, SourceUnreachable, SynvirtError, from_code
 from synvirt.migrations.job import Job
+from synvirt.migrations.patience import Patience
 from synvirt.migrations.worker import MESSAGE, Broken, CopyOrder, DiskOrder, Flushed, Moved
 from synvirt.model import DiskProgress, Pass, Progress, now
 from synvirt.store import Watermark
 
 log = structlog.get_logger(__name__)
 
-# Attempts in a row that moved no watermark: with these pauses a source may be away for about two minutes.
+# Attempts in a row that moved no watermark, of a worker that dies and of files that are not to be read. For a source that is
+# away there is more patience.
 RETRY_PAUSES_S = (1, 2, 4, 8, 16, 32, 60)
 # A worker stops at its next request, which takes seconds at the most; then it is ended.
 STOP_GRACE_S = 10.0
@@ -127,24 +129,26 @@ async def run_opened_pass(
         tally.take(_as_message(mark))
     clock = _Clock(started.seconds)
     failures = 0
-    while True:
-        offsets = {key: mark.offset_bytes for key, mark in marks.items()}
-        try:
-            # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
-            async with _started_worker() as worker, opened() as disks:
-                order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
-                await _run_worker(job, worker, order, _Listener(job, number, tally, clock))
-            break
-        except (WorkerDied, SourceUnreachable, ReadForbidden, FileGone) as error:
-            # What is forbidden by one way may be opened by another, and what is gone may have moved.
+    async with Patience(job) as patience:
+        listener = _Listener(job, number, tally, clock, patience)
+        while True:
+            listener.moved = False
+            try:
+                # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
+                async with _started_worker() as worker, opened() as disks:
+                    order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
+                    await _run_worker(job, worker, order, listener)
+                return await _finish(job, number, tally, clock)
+            except (SourceUnreachable, AuthFailed) as error:
+                await patience.wait(error)
+            except (WorkerDied, ReadForbidden, FileGone) as error:
+                # What is forbidden by one way may be opened by another, and what is gone may have moved.
+                failures = 1 if listener.moved else failures + 1
+                if failures > len(RETRY_PAUSES_S):
+                    raise
+                log.warning("a pass is tried again", job=str(job.id), number=number, cause=error.detail, attempt=failures)
+                await job.stop.sleep(RETRY_PAUSES_S[failures - 1])
             marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
-            moved = any(mark.offset_bytes > offsets.get(key, 0) for key, mark in marks.items())
-            failures = 1 if moved else failures + 1
-            if failures > len(RETRY_PAUSES_S):
-                raise
-            log.warning("pass goes on from its watermark", job=str(job.id), number=number, cause=error.detail, attempt=failures)
-            await job.stop.sleep(RETRY_PAUSES_S[failures - 1])
-    return await _finish(job, number, tally, clock)
 
 
 async def _begin(job: Job, number: int, kind: Literal["full", "delta", "final"]) -> Pass:
@@ -259,10 +263,12 @@ class _Clock:
 
 
 class _Listener:
-    """Takes a worker's messages: progress to the board, watermarks to the store."""
+    """Takes a worker's messages: progress to the board, watermarks to the store. `moved`: one of those went on."""
 
-    def __init__(self, job: Job, number: int, tally: Tally, clock: _Clock) -> None:
-        self.job, self.number, self.tally, self.clock = job, number, tally, clock
+    def __init__(self, job: Job, number: int, tally: Tally, clock: _Clock, patience: Patience) -> None:
+        self.job, self.number, self.tally, self.clock, self.patience = job, number, tally, clock, patience
+        self.watermarks = {key: disk.offset_bytes for key, disk in tally.disks.items() if isinstance(disk, Flushed)}
+        self.moved = False
 
     async def hear(self, message: Moved | Flushed) -> None:
         job = self.job
@@ -290,6 +296,10 @@ class _Listener:
                     for one in job.migration.passes
                 ),
             )
+            if message.offset_bytes > self.watermarks.get(message.key, 0):
+                self.watermarks[message.key] = message.offset_bytes
+                self.moved = True
+                await self.patience.over()
 
 
 @asynccontextmanager

@@ -91,7 +91,7 @@ class Tidier:
         gone = [entry async for entry in undone(left, partial(self._gone, job))]
         if len(gone) == len(left) and job.migration.state is State.COMPLETED:
             # Before the last of it is struck out: nobody would look at this job again.
-            await warm.take_back(job)
+            await job.take_back()
         for entry in gone:
             await job.strike(entry.kind, entry.name)
         if len(gone) < len(left):

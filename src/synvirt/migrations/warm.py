@@ -17,6 +17,8 @@ import structlog
 from synvirt.disks.sampling import ChangesMissed
 from synvirt.disks.specs import read_whole, told_empty
 from synvirt.errors import (
+    AuthFailed,
+    Cancelled,
     CbtReset,
     CbtUnsupported,
     Conflict,
@@ -31,17 +33,24 @@ from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.migrations.forecast import forecast, why_not
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.passes import PassDisk, run_opened_pass
+from synvirt.migrations.patience import Patience
 from synvirt.migrations.slots import SourceHost
-from synvirt.model import Disk, Mode, Pass, Problem, VmManifest, now
+from synvirt.model import Disk, Mode, Pass, VmManifest, now
 from synvirt.store import LedgerEntry, Watermark
 
 Kind = Literal["full", "delta", "final"]
+
+
+class SnapshotNotMade(SnapshotFailed):
+    """The source makes no snapshot now. (Others of its code: one that was made is no more.)"""
+
+
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
 # Change tracking may be lost once by bad luck (a host that crashed): the whole disk is compared again. A source that loses it
-# again and again will never converge.
+# once more before a delta went well will never converge.
 CBT_RESETS_MAX = 1
 # A snapshot is gone when its host was restarted in the middle of a pass. One that never lasts for a pass is no use.
 RETAKES_MAX = 3
@@ -49,8 +58,8 @@ RETAKES_MAX = 3
 HOLD_INTERVAL_S = 60.0
 # The operator asks for the cut-over: what has changed since an older snapshot is copied once more while the guest still runs.
 FRESH_S = 30.0
-# Between questions that the source did not answer: it may be away for a minute.
-SOURCE_PAUSES_S = (1, 2, 4, 8, 16, 30)
+# What a source that is away now is still to get, where that may also come later.
+LATER_S = 30.0
 # A guest that was asked politely has gone off by then, or will not any more.
 SHUTTING_DOWN_S = 900.0
 
@@ -77,9 +86,6 @@ async def copy_full(job: Job) -> None:
         if await _is_stale(job, 1):
             await _begin_anew(job)
     await _copy(job, 1, "full")
-    if not is_warm(job):
-        # Nothing will build on it: all of it goes at once, while the source is at hand.
-        await _let_go(job, 1)
 
 
 async def sync(job: Job) -> bool:
@@ -163,9 +169,9 @@ async def leave(job: Job) -> None:
     try:
         for entry in await job.in_thread(job.rooms.store.ledger, job.id):
             if entry.kind in ("snapshot", "mark"):
-                await _at_source(job, lambda adapter: _settled(job, adapter, entry))  # noqa: B023
+                await _at_source(job, lambda adapter: _settled(job, adapter, entry), LATER_S)  # noqa: B023
                 await job.strike(entry.kind, entry.name)
-        await take_back(job)
+        await job.take_back()
     except PersistFailed:
         raise
     except SynvirtError as error:
@@ -176,10 +182,7 @@ async def leave(job: Job) -> None:
             f"the guest runs here; its source could not be tidied up: {error.detail}",
             "it is tried again until it is done; till then see that the old VM does not start by itself",
         )
-        if await job.in_thread(job.rooms.store.noted, job.id, "told_before") is None:
-            before = job.migration.last_error
-            await job.in_thread(job.rooms.store.note, job.id, "told_before", before.model_dump_json() if before else "")
-        await job.change(last_error=job.problem(told, fatal=False))
+        await job.tell(told)
 
 
 async def settle(job: Job, entry: LedgerEntry) -> None:
@@ -192,13 +195,6 @@ async def _settled(job: Job, adapter: LiveAdapter, entry: LedgerEntry) -> None:
         await adapter.mark(vm_id(job), f"migrated to {job.migration.name} ({job.id})")
     else:
         await adapter.cleanup(vm_id(job), entry.name)
-
-
-async def take_back(job: Job) -> None:
-    """All is tidied up: what was told about it is not true any more, and what was told before it is."""
-    before = await job.in_thread(job.rooms.store.noted, job.id, "told_before")
-    if before is not None:
-        await job.change(last_error=Problem.model_validate_json(before) if before else None)
 
 
 async def _track_changes(job: Job) -> None:
@@ -268,31 +264,46 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
     if source_ref.kind != "live_vm":
         raise RuntimeError("an Offline plan has no source VM")
     done = next((one for one in job.migration.passes if one.number == number and one.finished_at is not None), None)
-    if done is None:
-        where = SourceHost(source_ref.source_id, job.manifest.host)
-        async with job.rooms.slots.held(where, job.stop.sleep, urgent=kind == "final"):
-            while done is None:
-                done = await _tried(job, number, kind)
+    where = SourceHost(source_ref.source_id, job.manifest.host)
+    async with Patience(job) as patience:
+        while done is None:
+            try:
+                async with job.rooms.slots.held(where, job.stop.sleep, urgent=kind == "final"):
+                    done = await _tried(job, number, kind)
+            except SnapshotNotMade as error:
+                await patience.wait(error)  # for another tool's backup of this VM, say; other VMs are read meanwhile
     if kind == "final":
         return done  # the guest is down: what is left at its source can wait until it is up again
+    if not await _is_whole(job, number):
+        await job.in_thread(job.rooms.store.note, job.id, "cbt_resets", "")
     await _released(job, number)
     await job.change(forecast=forecast(job.migration.passes, at=now()))
     return done
 
 
 async def _released(job: Job, number: int) -> None:
-    """Of the pass that is copied only its change ids stay at the source, and nothing of the one before it."""
-    if number > 1:
-        await _let_go(job, number - 1)
-    await _at_source(job, lambda adapter: adapter.release(vm_id(job), _snapshot_name(job, number)))
-    await job.in_thread(job.rooms.store.note, job.id, f"released:{number}", now().isoformat())
+    """Of the pass that is copied only its change ids stay at the source, of a cold one nothing, and nothing of those before it.
+    What cannot go now goes before the next pass, or at the end: what is copied is copied."""
+    name, warm = _snapshot_name(job, number), is_warm(job)
+    try:
+        for entry in await job.in_thread(job.rooms.store.ledger, job.id):
+            if entry.kind == "snapshot" and not (warm and entry.name == name):
+                await _cleaned(job, entry.name)
+        if warm:
+            await _at_source(job, lambda adapter: adapter.release(vm_id(job), name), LATER_S)
+    except (PersistFailed, Cancelled):
+        raise
+    except SynvirtError as error:
+        log.warning("a snapshot is not let go of now", job=str(job.id), number=number, cause=error.detail)
+    else:
+        await job.in_thread(job.rooms.store.note, job.id, f"released:{number}", now().isoformat())
 
 
 async def _tried(job: Job, number: int, kind: Kind) -> Pass | None:
     """The pass; None, when it must be tried again from what was noted."""
     store = job.rooms.store
     snapshot = await _snapshot(job, number, kind)
-    whole = await job.in_thread(_is_whole, job, number)
+    whole = await _is_whole(job, number)
     before = await _noted_snapshot(job, number - 1) if number > 1 and not whole else None
     retaken = await job.in_thread(store.noted, job.id, f"retaken:{number}") is not None
 
@@ -346,10 +357,9 @@ async def _stamp(job: Job, number: int, kind: Kind, *, whole: bool) -> None:
 # ── what goes wrong with it ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _is_whole(job: Job, number: int) -> bool:
-    """Blocks. Does this pass read whole disks? Since their change tracking was lost, or once it was found to lie."""
-    store = job.rooms.store
-    return store.noted(job.id, f"whole:{number}") is not None or store.noted(job.id, "distrusted") is not None
+async def _is_whole(job: Job, number: int) -> bool:
+    """Does this pass read whole disks? Since their change tracking was lost, or once it was found to lie."""
+    return await job.in_thread(job.rooms.store.noted, job.id, f"whole:{number}") is not None or await _is_distrusted(job)
 
 
 async def _from_the_start(job: Job, number: int) -> None:
@@ -419,15 +429,14 @@ async def _distrust(job: Job, number: int, error: ChangesMissed | CbtUnsupported
 # ── the source itself ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _at_source(job: Job, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
-    """In a session of its own; asked again while the source does not answer."""
-    for pause in SOURCE_PAUSES_S:
-        try:
-            return await job.with_adapter(use)
-        except SourceUnreachable as error:
-            log.warning("the source does not answer", job=str(job.id), cause=error.detail)
-            await job.stop.sleep(pause)
-    return await job.with_adapter(use)
+async def _at_source(job: Job, use: Callable[[LiveAdapter], Awaitable[T]], limit_s: float | None = None) -> T:
+    """In a session of its own; asked again while the source does not answer, or does not let us in any more."""
+    async with Patience(job, limit_s) as patience:
+        while True:
+            try:
+                return await job.with_adapter(use)
+            except (SourceUnreachable, AuthFailed) as error:
+                await patience.wait(error)
 
 
 async def power_state(job: Job) -> str:
@@ -488,7 +497,10 @@ async def _snapshot(job: Job, number: int, kind: Kind) -> SnapshotRef:
     async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest]:
         return await adapter.snapshot(vm_id(job), name, keys), await adapter.inspect(vm_id(job))
 
-    made, manifest = await _at_source(job, make)
+    try:
+        made, manifest = await _at_source(job, make)
+    except SnapshotFailed as error:
+        raise SnapshotNotMade(error.detail, hint=error.hint) from error
     _refuse_other_disks(job, manifest)
     await job.in_thread(store.note, job.id, f"snapshot_at:{number}", now().isoformat())
     if downs is not None:
@@ -521,10 +533,6 @@ async def _noted_snapshot(job: Job, number: int) -> SnapshotRef | None:
     return SnapshotRef.model_validate_json(noted) if noted else None
 
 
-async def _let_go(job: Job, number: int) -> None:
-    await _cleaned(job, _snapshot_name(job, number))
-
-
 async def _cleaned(job: Job, name: str) -> None:
-    await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name))
+    await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name), LATER_S)
     await job.strike("snapshot", name)

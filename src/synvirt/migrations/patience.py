@@ -1,0 +1,85 @@
+"""How long a job waits for what passes by itself, or by somebody's hand. asyncio.
+
+    trouble ─▶ again after a pause ─▶ a pause of a minute and more: told by the job's last_error, which is not fatal
+                   │                      over: what stood there before stands there again
+                   └─ too long: the trouble itself, and the job fails
+
+A source that is away; a VM that another tool is just backing up; a password that was changed while a job is held.
+"""
+
+import time
+from datetime import timedelta
+
+import structlog
+
+from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
+from synvirt.migrations.job import Job
+from synvirt.model import Mode, State, now
+
+log = structlog.get_logger(__name__)
+
+# The last one again and again. A wrong password is tried so seldom that no account is locked for it.
+PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
+    SourceUnreachable: (1, 2, 4, 8, 16, 30, 60),
+    SnapshotFailed: (60,),
+    AuthFailed: (600,),
+}
+TOLD_FROM_S = 60.0
+# While the guest runs on nobody suffers, and what was copied counts: a host's maintenance, or the backup of a night, is over by
+# then. A guest that is off could not even be powered on while its source is away; but its owner is to hear of it.
+GUEST_RUNS_S, GUEST_OFF_S = 86_400.0, 1_800.0
+_RUNS_ON = frozenset({State.COPYING_FULL, State.DELTA_SYNCING})
+
+
+def _bearable_s(job: Job, trouble: SynvirtError) -> float:
+    """How long. What is more than silence is passing only where it went well before; it is to be heard at once where nothing is
+    lost yet, or the guest wanted back."""
+    runs_on = job.migration.mode_effective is Mode.WARM and job.migration.state in _RUNS_ON
+    if isinstance(trouble, SourceUnreachable):
+        return GUEST_RUNS_S if runs_on else GUEST_OFF_S
+    return GUEST_RUNS_S if runs_on and job.migration.progress.bytes_done else 0.0
+
+
+class Patience:
+    """Of one thing that is tried again and again, a context: at its end nothing is told of the trouble any more. `limit_s`:
+    how long at the most, where that is not for the guest to say."""
+
+    def __init__(self, job: Job, limit_s: float | None = None) -> None:
+        self._job, self._limit_s = job, limit_s
+        self._since: float | None = None
+        self._tries = 0
+        # A service that ended in the middle of a trouble may have told of it.
+        self._told = True
+
+    async def __aenter__(self) -> "Patience":
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):  # not when the service ends: the job waits on
+            await self.over()
+
+    async def wait(self, trouble: SynvirtError) -> None:
+        """A pause; the trouble itself, when it has lasted too long. Cancelled as soon as the operator says so."""
+        job, moment = self._job, time.monotonic()
+        self._since = moment if self._since is None else self._since
+        limit_s = _bearable_s(job, trouble) if self._limit_s is None else self._limit_s
+        left_s = self._since + limit_s - moment
+        if left_s <= 0:
+            raise trouble
+        pauses_s = next(pauses for kind, pauses in PAUSES_S.items() if isinstance(trouble, kind))
+        pause_s = pauses_s[min(self._tries, len(pauses_s) - 1)]
+        self._tries += 1
+        log.warning("waited for", job=str(job.id), code=trouble.code, cause=trouble.detail, again_s=pause_s)
+        if pause_s >= TOLD_FROM_S:
+            until = now() + timedelta(seconds=left_s)
+            told = f"{trouble.detail}. It is tried again every {pause_s / 60:.0f} min until {until:%Y-%m-%d %H:%M} UTC"
+            await job.tell(type(trouble)(told, hint=trouble.hint))
+            self._told = True
+        await job.stop.sleep(pause_s)
+
+    async def over(self) -> None:
+        """It went well: the next trouble is another one."""
+        self._since, self._tries = None, 0
+        if self._told:
+            await self._job.take_back()
+            self._told = False
