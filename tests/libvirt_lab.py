@@ -240,10 +240,27 @@ class LibvirtLab:
             (pki / f"{name}.ext").write_text(
                 f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\nkeyUsage=digitalSignature\nbasicConstraints=CA:FALSE\n"
             )
-            openssl(
-                *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca-cert.pem", "-CAkey", "ca-key.pem", "-CAcreateserial"),
-                *("-out", f"{name}-cert.pem", "-days", "2", "-extfile", f"{name}.ext"),
-            )
+            self._sign(name)
+
+    def renew_certificate(self) -> None:
+        """Its servers' certificate, signed anew: who has read the one before shows that one on."""
+        self._sign("server")
+
+    def _sign(self, name: str) -> None:
+        argv = [
+            "openssl",
+            "x509",
+            "-req",
+            "-in",
+            f"{name}.csr",
+            "-CA",
+            "ca-cert.pem",
+            "-CAkey",
+            "ca-key.pem",
+            "-CAcreateserial",
+        ]
+        argv += ["-out", f"{name}-cert.pem", "-days", "2", "-extfile", f"{name}.ext"]
+        subprocess.run(argv, check=True, capture_output=True, cwd=self.folder / "pki")
 
     # ── guests ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -15,6 +15,7 @@ from synvirt.live.libvirt_remote_ssh import FAST_CIPHERS, Door
         ("Could not create '/s/x.scratch': Permission denied", "AppArmor or SELinux"),
         ("Failed to bind socket to /s/x.sock: Permission denied", "AppArmor or SELinux"),
         ("qemu-img: /s/x.scratch: No space left on device", "is full"),
+        ("The certificate /pki/server-cert.pem basic constraints show a CA", "backup_tls_x509_cert_dir"),
         ("unable to find tls x509 certificates", "backup_tls_x509_cert_dir"),
         ("something that nobody foresaw", None),
     ],

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 
+from synvirt.disks import tls
 from synvirt.errors import (
     AuthFailed,
     BadRequest,
@@ -25,10 +26,11 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.live import LiveAdapter, SnapshotRef, SourceAccess
-from synvirt.live.libvirt_remote import PROBE, libvirt_remote
+from synvirt.live.libvirt_remote import FORM, PROBE, libvirt_remote
 from synvirt.live.libvirt_remote_domain import start_to_read
 from synvirt.live.libvirt_remote_ssh import key_fingerprint
-from synvirt.model import MIB, VmManifest
+from synvirt.migrations.probing import probe
+from synvirt.model import MIB, SourceCheck, VmManifest
 from tests.contracts.live import read
 from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.processes import command_line
@@ -403,6 +405,16 @@ def test_an_ssh_host_key_is_pinned_by_its_fingerprint(host: LibvirtLab) -> None:
     connect(changed(host.access("ssh"), known_hosts=None, fingerprint_sha256=fingerprint))
     with pytest.raises(SourceUnreachable, match="has no SSH host key with the pinned"):
         connect(changed(host.access("ssh"), known_hosts=None, fingerprint_sha256="00" * 32))
+    lines: list[str] = []
+
+    async def look(_: LiveAdapter) -> None:
+        lines.extend(command_line(int(entry.name)) for entry in Path("/proc").glob("[0-9]*"))
+
+    # Also where nothing else is checked: the pin decides, in the connection that is used.
+    ask(changed(host.access("ssh"), known_hosts=None, fingerprint_sha256=fingerprint, verify_tls=False), look)
+    ours = [line for line in lines if line.startswith("ssh ") and f"-p {host.ssh_port}" in line]
+    assert ours
+    assert all("StrictHostKeyChecking=yes" in line for line in ours)
 
 
 def test_a_key_that_the_host_does_not_know_is_refused(host: LibvirtLab, tmp_path: Path) -> None:
@@ -447,6 +459,57 @@ def test_a_certificate_of_strangers_is_refused(host: LibvirtLab, tmp_path: Path)
         connect(replace(good, credentials={**good.credentials, "ca_certificate": (tmp_path / "ca").read_text()}))
     with pytest.raises(SourceUnreachable, match="not the pinned one"):
         connect(changed(good, fingerprint_sha256="00" * 32))
+
+
+def test_a_pin_is_enough_and_is_the_disks_too(host: LibvirtLab, domain: Any) -> None:
+    """No authority is known, and who signed is not asked; but whose certificate it is, of libvirt and of QEMU."""
+    good, vm_id = host.access("tls"), domain.UUIDString()
+    unsigned = replace(good, credentials={key: pem for key, pem in good.credentials.items() if key != "ca_certificate"})
+    with pytest.raises(AuthFailed, match="ca_certificate is missing") as refused:
+        connect(unsigned)
+    assert "fingerprint_sha256" in str(refused.value.hint)
+    pin = tls.look("127.0.0.1", host.tls_port).fingerprint
+
+    async def copied(adapter: LiveAdapter) -> bytes:
+        name = f"synvirt-{uuid4()}-1"
+        try:
+            snapshot = await adapter.snapshot(vm_id, name)
+            disk = (await adapter.inspect(vm_id)).disks[0]
+            return (await asyncio.to_thread(read, await adapter.open_disk(vm_id, snapshot, disk, None)))[0]
+        finally:
+            await adapter.cleanup(vm_id, name)
+
+    content = host.content(domain, "vda")
+    assert ask(changed(unsigned, verify_tls=False), copied) == content
+    pinned = changed(unsigned, verify_tls=False, fingerprint_sha256=pin)
+    assert ask(pinned, copied) == content
+    assert ask(changed(unsigned, fingerprint_sha256=pin), copied) == content
+    with pytest.raises(SourceUnreachable, match="certificate") as refused_name:
+        connect(replace(pinned, endpoint=pinned.endpoint.replace("127.0.0.1", "localhost")))
+    assert "made out to localhost" in str(refused_name.value.hint)
+    host.renew_certificate()  # QEMU reads it for each job, libvirtd has read the one before
+    with pytest.raises(SnapshotFailed, match="certificate") as other:
+        ask(pinned, copied)
+    assert "backup_tls_x509_cert_dir: the certificate must be the pinned one" in str(other.value.hint)
+    assert ask(changed(good, fingerprint_sha256=pin), copied) == content, "its disks' was signed by who we trust"
+    assert host.snapshots(domain) == []
+
+
+def test_testing_a_host_shows_its_certificate(host: LibvirtLab) -> None:
+    def tested(access: SourceAccess) -> dict[str, SourceCheck]:
+        place, _, options = FORM.read(access)
+        result = asyncio.run(probe(libvirt_remote(access), place.reach, options, deep=False, vm_id=None))
+        return {check.name: check for check in result.checks}
+
+    good = host.access("tls")
+    shown = tested(good)["certificate"]
+    pin = tls.look("127.0.0.1", host.tls_port).fingerprint
+    assert f"SHA-256 {pin}, of CN=server, signed by CN=lab, valid until 20" in shown.detail
+    assert all(check.ok for check in tested(changed(good, fingerprint_sha256=pin)).values())
+    other = tested(changed(good, fingerprint_sha256="00" * 32))
+    assert list(other) == ["address", "port", "certificate"]
+    assert "not the pinned one" in other["certificate"].detail
+    assert "of CN=server" in other["certificate"].detail
 
 
 def test_disks_come_in_the_clear_only_where_the_operator_says_so(host: LibvirtLab, domain: Any) -> None:

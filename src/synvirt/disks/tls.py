@@ -7,13 +7,18 @@ refused, whoever signed it.
 import hashlib
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
+
+from cryptography import x509
 
 from synvirt.errors import SourceUnreachable
 
 CONNECT_TIMEOUT_S = 10.0
 # Of 20 bytes in hex, with colons.
 SHA1_CHARS = 59
+# A name on a certificate is a stranger's word: as much of it as an operator reads.
+_NAME_CHARS: Final = 200
 # An operator's pin is SHA-256. vSphere names its hosts' certificates by SHA-1: to make another one of the same SHA-1 is still
 # beyond anybody's means.
 _DIGESTS = {"SHA-256": hashlib.sha256, "SHA-1": hashlib.sha1}
@@ -21,10 +26,17 @@ _DIGESTS = {"SHA-256": hashlib.sha256, "SHA-1": hashlib.sha1}
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The certificate that a platform showed. `refused`: why this host does not trust it; None: it does."""
+    """The certificate that a platform showed. `refused`: why this host does not trust it; None: it does. `words`: whose it says
+    it is, who signed it, until when."""
 
     fingerprint: str
     refused: str | None
+    words: str = ""
+    der: bytes = field(default=b"", repr=False)
+
+    @property
+    def pem(self) -> str:
+        return ssl.DER_cert_to_PEM_cert(self.der)
 
 
 def fingerprint(der: bytes, digest: str = "SHA-256") -> str:
@@ -91,9 +103,26 @@ def shown_certificate(host: str, port: int, trust: ssl.SSLContext) -> bytes:
 
 def look(host: str, port: int) -> Shown:
     """The certificate that is shown at this address. OSError where nobody listens or it is not TLS."""
-    shown = fingerprint(shown_certificate(host, port, context(host, verify=False, fingerprint_sha256=None)))
+    der = shown_certificate(host, port, context(host, verify=False, fingerprint_sha256=None))
+    refused: str | None = None
     try:
         shown_certificate(host, port, context(host, verify=True, fingerprint_sha256=None))
     except ssl.SSLCertVerificationError as error:
-        return Shown(shown, error.verify_message)
-    return Shown(shown, None)
+        refused = error.verify_message
+    return Shown(fingerprint(der), refused, _words(der), der)
+
+
+def _words(der: bytes) -> str:
+    """RFC 4514 names, as far as they can be read."""
+    try:
+        read = x509.load_der_x509_certificate(der)
+        subject, issuer = _line(read.subject.rfc4514_string()), _line(read.issuer.rfc4514_string())
+        until = read.not_valid_after_utc
+    except ValueError as error:
+        return f"a certificate that cannot be read: {_line(str(error))}"
+    signer = "itself" if issuer == subject else issuer or "nobody"
+    return f"of {subject or 'nobody'}, signed by {signer}, valid until {until:%Y-%m-%d}"
+
+
+def _line(text: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in text[:_NAME_CHARS])

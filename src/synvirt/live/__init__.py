@@ -51,11 +51,13 @@ class SourceAccess:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where a platform listens. `tls`: by HTTPS, so that its certificate can be looked at before we log in."""
+    """Where a platform listens. `tls`: its certificate can be looked at before we log in; `own_authority`: who must have signed
+    that is said by the credentials, and by nothing on this host."""
 
     host: str
     port: int
     tls: bool = False
+    own_authority: bool = False
 
 
 @dataclass(frozen=True, slots=True)

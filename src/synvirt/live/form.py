@@ -38,8 +38,10 @@ class Place:
 
     @property
     def reach(self) -> Reach | None:
-        tls = self.scheme == "https"
-        return None if self.host is None or self.port is None else Reach(self.host, self.port, tls)
+        if self.host is None or self.port is None:
+            return None
+        by_libvirt = self.scheme == "qemu+tls"
+        return Reach(self.host, self.port, tls=by_libvirt or self.scheme == "https", own_authority=by_libvirt)
 
 
 @dataclass(frozen=True, slots=True)

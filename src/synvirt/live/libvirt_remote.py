@@ -37,7 +37,7 @@ from synvirt.live import libvirt_remote_domain as domains
 from synvirt.live import libvirt_remote_scratch as scratch
 from synvirt.live.libvirt_remote_form import FORM, Login, Options
 from synvirt.live.libvirt_remote_freeze import frozen
-from synvirt.live.libvirt_remote_host import Host, library
+from synvirt.live.libvirt_remote_host import UNTRUSTED, Host, library
 from synvirt.live.libvirt_remote_limit import begun
 from synvirt.live.libvirt_remote_manifest import manifest, untracked
 from synvirt.live.libvirt_remote_variables import uefi_variables
@@ -304,10 +304,10 @@ class LibvirtRemote:
                     f"{self._host.user_name} may not open the socket of the disks of {domain.name()}: {error.detail}",
                     hint=f"log in as root, or as {_USER}",
                 ) from error
-            raise SnapshotFailed(
-                f"the disks of {domain.name()} are not served any more: {error.detail}",
-                hint="does every firewall let options.nbd_ports through?" if self._host.by_network else None,
-            ) from error
+            hint = "does every firewall let options.nbd_ports through?" if self._host.by_network else None
+            if self._host.encrypted and UNTRUSTED.search(error.detail):
+                hint = f"QEMU shows the one in backup_tls_x509_cert_dir: {self._host.pki.wanted_of_disks}"
+            raise SnapshotFailed(f"the disks of {domain.name()} are not served: {error.detail}", hint=hint) from error
 
     async def release(self, vm_id: str, name: str) -> None:
         await self._unless_gone(vm_id, f"end {name}", lambda domain: self._release(domain, name))

@@ -200,7 +200,7 @@ def _hint(said: str, server: Server) -> str | None:
         )
     if "No space left" in said:
         return f"{server.scratch} on that host is full: it holds what guests overwrite while they are read"
-    if "tls" in said.lower() or "x509" in said.lower():
+    if re.search(r"tls|x509|certificate", said, re.IGNORECASE):
         return "set up backup_tls_x509_cert_dir in that host's /etc/libvirt/qemu.conf (docs/platforms/libvirt.md)"
     return None
 

@@ -22,12 +22,12 @@ from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
 from synvirt import libvirt_library
-from synvirt.disks import tls
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live.form import Place
 from synvirt.live.libvirt_remote_form import Login, Options
 from synvirt.live.libvirt_remote_limit import within
+from synvirt.live.libvirt_remote_pki import Pki
 from synvirt.live.libvirt_remote_ssh import Door, Tunnel, pinned_key
 
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -49,7 +49,7 @@ _LOST = re.compile(
     r"Cannot recv data|End of file while reading|[Cc]onnection (reset|refused|timed out)|client socket is closed|keepalive|"
     r"[Uu]nable to connect|Failed to connect|No route to host|Broken pipe|not connected|No such file or directory"
 )
-_UNTRUSTED = re.compile(r"[Cc]ertificate|TLS handshake|GNUTLS", re.IGNORECASE)
+UNTRUSTED: Final = re.compile(r"certificate|TLS handshake|GNUTLS", re.IGNORECASE)
 
 
 class Silent(SourceUnreachable):
@@ -63,6 +63,7 @@ class Host:
         self._place, self._login, self._options = place, login, options
         if place.host is not None and not _HOST.fullmatch(place.host):
             raise BadRequest(f"endpoint: {place.host[:60]!r} is no host name")
+        self.pki = Pki(place, login, options)
         self._closing = contextlib.ExitStack()
         self._folder: Path | None = None
         self._tunnels: dict[str, Tunnel] = {}
@@ -160,9 +161,7 @@ class Host:
                 return self._by_ssh()
             case "qemu+tls":
                 self._check_port()
-                self._check_certificate()
-                pki = self._write_pki()
-                query = f"?pkipath={quote(str(pki))}" + ("" if self._options.verify_tls else "&no_verify=1")
+                query = f"?pkipath={quote(str(self.pki.write(self.folder / 'pki')))}{self.pki.query}"
                 return self._opened(f"qemu+tls://{_bracketed(place.host)}:{place.port}{place.path or '/system'}{query}")
             case "qemu+tcp":
                 self._check_port()
@@ -202,13 +201,13 @@ class Host:
             ) from error
         except libvirt.libvirtError as error:
             said = error.get_error_message() or str(error)
-            if error.get_error_code() in (libvirt.VIR_ERR_AUTH_FAILED, libvirt.VIR_ERR_AUTH_CANCELLED) or "polkit" in said:
-                raise AuthFailed(f"{self.name} refused the login: {said}", hint="check user and password") from error
-            if _UNTRUSTED.search(said) and self.encrypted:
+            if UNTRUSTED.search(said) and self.encrypted:
                 raise SourceUnreachable(
                     f"{self.name} is not trusted, or does not trust us: {said}",
-                    hint="credentials.ca_certificate must have signed its certificate; it may want a client's certificate too",
+                    hint=f"{self.pki.wanted}; it may want a client's certificate too",
                 ) from error
+            if error.get_error_code() in (libvirt.VIR_ERR_AUTH_FAILED, libvirt.VIR_ERR_AUTH_CANCELLED) or "polkit" in said:
+                raise AuthFailed(f"{self.name} refused the login: {said}", hint="check user and password") from error
             raise SourceUnreachable(f"{self.name} cannot be reached: {said}", hint="is its libvirtd running?") from error
 
     def _answer(self, asked: list[list[Any]], _opaque: object) -> int:
@@ -231,36 +230,6 @@ class Host:
                 f"{self.name} takes no connection on port {self._place.port}: {error.strerror or 'no answer'}",
                 hint="is it running, is it this port, does a firewall let this host through?",
             ) from error
-
-    def _check_certificate(self) -> None:
-        assert self._place.host is not None
-        assert self._place.port is not None
-        pinned = self._options.fingerprint_sha256
-        if pinned is None:
-            return
-        try:
-            shown = tls.look(self._place.host, self._place.port)
-        except OSError as error:
-            raise SourceUnreachable(f"{self.name} shows no certificate on port {self._place.port}") from error
-        if shown.fingerprint != pinned:
-            raise tls.certificate_changed(self.name, shown.fingerprint, pinned)
-
-    def _write_pki(self) -> Path:
-        """In the names that libvirt wants and, beside them, those that libnbd wants."""
-        pki = self.folder / "pki"
-        pki.mkdir(mode=0o700, exist_ok=True)
-        for names, content in (
-            (("cacert.pem", "ca-cert.pem"), self._login.ca_certificate),
-            (("clientcert.pem", "client-cert.pem"), self._login.client_certificate),
-            (
-                ("clientkey.pem", "client-key.pem"),
-                self._login.client_key.get_secret_value() if self._login.client_key else None,
-            ),
-        ):
-            for name in names if content else ():
-                (pki / name).touch(mode=0o600)
-                (pki / name).write_text(str(content))
-        return pki
 
     def _socket(self) -> str | None:
         return next(iter(parse_qs(self._place.query).get("socket", [])), None)
@@ -293,7 +262,7 @@ class Host:
         if not self.encrypted:
             return NbdSpec(uri=f"nbd://{where}", bitmap=context)
         pki = quote(str(self.folder / "pki"), safe="/")
-        verify = "" if self._options.verify_tls else "&tls-verify-peer=false"
+        verify = "" if self.pki.checked else "&tls-verify-peer=false"
         return NbdSpec(uri=f"nbds://{where}?tls-certificates={pki}{verify}", bitmap=context)
 
     def forwarded(self, remote: str) -> Path:
@@ -322,7 +291,7 @@ class Host:
             private_key=login.private_key.get_secret_value() if login.private_key else None,
             secret=login.password.get_secret_value() if login.password else None,
             known_hosts=known,
-            verify=options.verify_tls,
+            verify=options.verify_tls or options.fingerprint_sha256 is not None,
         )
 
 

@@ -91,14 +91,16 @@ class _Probe:
         except OSError as error:
             cause = error.strerror or type(error).__name__
             raise self.failed("certificate", f"port {reach.port} shows no certificate: {cause}", "is it this port?") from None
-        what = f"SHA-256 {shown.fingerprint}"
+        what = f"SHA-256 {shown.fingerprint}, {shown.words}"
         if options.fingerprint_sha256 is not None:
             if shown.fingerprint != options.fingerprint_sha256:
                 changed = tls.certificate_changed(reach.host, shown.fingerprint, options.fingerprint_sha256)
-                raise self.failed("certificate", changed.detail, changed.hint)
-            self.passed("certificate", f"{what}, as pinned")
+                raise self.failed("certificate", f"{changed.detail}; it is {shown.words}", changed.hint)
+            self.passed("certificate", f"{what}; as pinned")
+        elif reach.own_authority:
+            self.passed("certificate", f"{what}; the login tells whether its credentials trust it")
         elif shown.refused is None:
-            self.passed("certificate", f"{what}, signed by an authority that this host trusts")
+            self.passed("certificate", f"{what}; this host trusts who signed it")
         elif not options.verify_tls:
             self.passed("certificate", f"{what}; not checked, as options.verify_tls is false")
         else:

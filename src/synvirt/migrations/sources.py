@@ -123,11 +123,11 @@ class Sources:
         return self._platforms[kind].coming
 
     def certificate(self, source_id: UUID) -> tls.Shown:
-        """What the platform shows now, whatever is pinned. BadRequest where it is not spoken to by HTTPS; SourceUnreachable."""
+        """What the platform shows now, whatever is pinned. BadRequest where it is not spoken to by TLS; SourceUnreachable."""
         source = self.get(source_id)
         reach = self.form(source.kind).place(source.endpoint).reach
         if reach is None or not reach.tls:
-            raise BadRequest(f"{source.endpoint} shows no certificate: it is not spoken to by HTTPS")
+            raise BadRequest(f"{source.endpoint} shows no certificate: it is not spoken to by TLS")
         try:
             return tls.look(reach.host, reach.port)
         except OSError as error:
