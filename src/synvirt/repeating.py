@@ -1,8 +1,30 @@
-"""A thread that does something at once, and again and again until the end of a block."""
+"""A thread that does something at once, and again and again until the end of a block; and pauses for what it cannot do yet."""
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Pauses(Generic[K]):
+    """Of each thing that could not be done: when it is tried again. Each pause is twice as long as the one before."""
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._over: dict[K, tuple[float, float]] = {}
+
+    def is_over(self, thing: K) -> bool:
+        return time.monotonic() >= self._over.get(thing, (0.0, 0.0))[0]
+
+    def begin(self, thing: K) -> None:
+        pause_s = self._over.get(thing, (0.0, self._first_s))[1]
+        self._over[thing] = time.monotonic() + pause_s, min(2 * pause_s, self._longest_s)
+
+    def forget(self, thing: K) -> None:
+        self._over.pop(thing, None)
 
 
 @contextmanager

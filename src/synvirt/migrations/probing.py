@@ -10,17 +10,19 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import TypeVar
-from uuid import uuid4
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Literal, TypeVar
 
 from synvirt.disks import open_reader, tls
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import SynvirtError, VmNotFound
 from synvirt.live import About, LiveAdapter, Reach, SnapshotRef
 from synvirt.model import MIB, Disk, SourceCheck, SourceOptions, SourceTest, now
+from synvirt.store.sources import Trial
 
 T = TypeVar("T")
+# Before a snapshot of a VM is made: it is struck out, when the block ends without an error.
+Noted = Callable[[str], AbstractAsyncContextManager[Trial]]
 
 ADDRESS_TIMEOUT_S = 10.0
 # A login that takes longer is a platform that is down or a firewall that swallows.
@@ -46,14 +48,18 @@ class _Probe:
         self.checks.append(SourceCheck(name=name, ok=False, detail=detail, hint=hint))
         return _Ended()
 
-    async def tried(self, name: str, wanted: Awaitable[T], timeout_s: float, told: Callable[[T], str]) -> T:
+    async def tried(
+        self, name: str, wanted: Awaitable[T], timeout_s: float, told: Callable[[T], str], *, hint: str | None = None
+    ) -> T:
+        """`hint`: what a failure of this one means, where the error does not say."""
         try:
             async with asyncio.timeout(timeout_s):
                 found = await wanted
         except TimeoutError:
-            raise self.failed(name, f"no answer within {timeout_s:.0f} s", "is the platform overloaded?") from None
+            slow = hint or "is the platform overloaded?"
+            raise self.failed(name, f"no answer within {timeout_s:.0f} s", slow) from None
         except SynvirtError as error:
-            raise self.failed(name, f"{error.code}: {error.detail}", error.hint) from None
+            raise self.failed(name, f"{error.code}: {error.detail}", hint or error.hint) from None
         self.passed(name, told(found))
         return found
 
@@ -122,30 +128,40 @@ class _Probe:
         if not all(check.ok for check in about.checks):
             raise _Ended
 
-    async def deep(self, adapter: LiveAdapter, vm_id: str | None) -> None:
+    async def deep(self, adapter: LiveAdapter, vm_id: str | None, noted: Noted) -> None:
         """A snapshot of one VM, a MiB read from it, and both gone again."""
-        chosen: str = await self.tried("choose", _chosen(adapter, vm_id), LOGIN_TIMEOUT_S, lambda found: f"trying on {found}")
-        name = f"synvirt-test-{uuid4()}"
-        try:
-            snapshot = await self.tried(
-                "snapshot", adapter.snapshot(chosen, name), SNAPSHOT_TIMEOUT_S, lambda _: f"made one of {chosen}"
-            )
+        chosen, disk = await self.tried(
+            "choose", _chosen(adapter, vm_id), LOGIN_TIMEOUT_S, lambda found: f"trying on {found[0]}, disk {found[1].key}"
+        )
+        async with noted(chosen) as trial:
+            try:
+                snapshot = await self.tried(
+                    "snapshot",
+                    adapter.snapshot(chosen, trial.name, [disk.key]),
+                    SNAPSHOT_TIMEOUT_S,
+                    lambda _: f"made one of {chosen}",
+                )
+                await self.tried(
+                    "read",
+                    _read(adapter, chosen, snapshot, disk),
+                    SNAPSHOT_TIMEOUT_S,
+                    lambda found: f"read {found} bytes of its first disk",
+                )
+            except _Ended:
+                pass  # told; a snapshot that failed may be there all the same
             await self.tried(
-                "read",
-                _read(adapter, chosen, snapshot),
+                "cleanup",
+                adapter.cleanup(chosen, trial.name),
                 SNAPSHOT_TIMEOUT_S,
-                lambda found: f"read {found} bytes of its first disk",
-            )
-        finally:
-            await self.tried(
-                "cleanup", adapter.cleanup(chosen, name), SNAPSHOT_TIMEOUT_S, lambda _: "the snapshot is gone again"
+                lambda _: "the snapshot is gone again",
+                hint=f"snapshot {trial.name} may still be there; its removal is tried again until it is gone",
             )
 
 
 async def probe(
-    adapter: LiveAdapter, reach: Reach | None, options: SourceOptions, *, deep: bool, vm_id: str | None
+    adapter: LiveAdapter, reach: Reach | None, options: SourceOptions, *, deep: Noted | Literal[False], vm_id: str | None
 ) -> SourceTest:
-    """`deep`: on `vm_id`, or on any VM that runs."""
+    """`deep`: with a snapshot of `vm_id`, or of any VM that runs, that is noted so."""
     found = _Probe()
     try:
         if reach is not None:
@@ -156,7 +172,7 @@ async def probe(
         await found.login(adapter)
         await found.privileges(adapter)
         if deep:
-            await found.deep(adapter, vm_id)
+            await found.deep(adapter, vm_id, deep)
     except _Ended:
         pass
     finally:
@@ -171,20 +187,20 @@ async def probe(
     )
 
 
-async def _chosen(adapter: LiveAdapter, vm_id: str | None) -> str:
-    if vm_id is not None:
-        return vm_id
-    rows = await adapter.list_vms()
-    if not rows:
-        raise VmNotFound("there is no virtual machine to try on")
-    return next((row.vm_id for row in rows if row.power_state == "on"), rows[0].vm_id)
-
-
-async def _read(adapter: LiveAdapter, vm_id: str, snapshot: SnapshotRef) -> int:
+async def _chosen(adapter: LiveAdapter, vm_id: str | None) -> tuple[str, Disk]:
+    """The VM, and its first disk."""
+    if vm_id is None:
+        rows = await adapter.list_vms()
+        if not rows:
+            raise VmNotFound("there is no virtual machine to try on")
+        vm_id = next((row.vm_id for row in rows if row.power_state == "on"), rows[0].vm_id)
     manifest = await adapter.inspect(vm_id)
     if not manifest.disks:
-        raise VmNotFound(f"{manifest.name} has no disk to read")
-    disk: Disk = manifest.disks[0]
+        raise VmNotFound(f"{manifest.name} has no disk to read", hint="name another: --vm, or ?vm_id=")
+    return vm_id, manifest.disks[0]
+
+
+async def _read(adapter: LiveAdapter, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> int:
     spec = await adapter.open_disk(vm_id, snapshot, disk, None)
     return await asyncio.to_thread(_read_first, spec)
 

@@ -11,6 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -25,6 +26,7 @@ from synvirt.live.form import Form
 from synvirt.live.registry import Platform
 from synvirt.migrations.probing import probe
 from synvirt.migrations.secrets import belongs_to
+from synvirt.migrations.trials import Trials
 from synvirt.model import (
     Credentials,
     LiveKind,
@@ -57,6 +59,7 @@ class Sources:
         self._rows, self._keyring, self._host = rows, keyring, host
         self._platforms, self._folder = platforms, folder
         self._listings: dict[UUID, tuple[float, list[VmRow]]] = {}
+        self.trials = Trials(rows, host=host, open_adapter=self._adapter)
         keyring.settle(self._sample())
 
     # ── kept (these block) ───────────────────────────────────────────────────────────────────────────────────────────
@@ -167,7 +170,8 @@ class Sources:
         adapter = await asyncio.to_thread(self._adapter, source_id)
         form = self._platforms[source.kind].form
         reach, options = form.place(source.endpoint).reach, form.read_options(source.options)
-        result = await probe(adapter, reach, options, deep=deep, vm_id=vm_id)
+        noted = partial(self.trials.noted, source_id)
+        result = await probe(adapter, reach, options, deep=deep and noted, vm_id=vm_id)
 
         def tested(now_: Source, sealed: bytes) -> tuple[Source, bytes]:
             """Unless it was changed meanwhile: then another source was tested."""

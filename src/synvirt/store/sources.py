@@ -2,18 +2,28 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import Connection, delete, insert, select, update
 
 from synvirt.errors import Conflict, NotFound
-from synvirt.model import ENDS, Source
-from synvirt.store.tables import migrations, secrets, sources
+from synvirt.model import ENDS, Migration, Source
+from synvirt.store.tables import migrations, secrets, sources, trials
 
 # All that is sealed: whose it is, the table, the column that says whose.
 _SEALED = (("source", sources, sources.c.id), ("job", secrets, secrets.c.migration_id))
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The snapshot of a deep test: of which VM of which source, and its name there."""
+
+    source_id: UUID
+    vm_id: str
+    name: str
 
 
 class SourceRows:
@@ -90,6 +100,29 @@ class SourceRows:
                     db.execute(update(table).where(key == row.id).values(sealed=sealed))
                 count += len(rows) if owner == "source" else 0
         return count
+
+    # ── deep tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def note_trial(self, trial: Trial, *, host: str) -> None:
+        """Before the snapshot is made. NotFound, where the source was removed meanwhile."""
+        with self._writing() as db:
+            _source(db, trial.source_id, host)
+            db.execute(insert(trials).values(name=trial.name, source_id=str(trial.source_id), vm_id=trial.vm_id))
+
+    def strike_trial(self, trial: Trial) -> None:
+        """Once the snapshot is gone; again is harmless."""
+        with self._writing() as db:
+            db.execute(delete(trials).where(trials.c.name == trial.name))
+
+    def trials(self, *, host: str) -> list[Trial]:
+        """All of the host whose snapshots may be there; but not of a VM that a job reads which has not ended."""
+        noted = select(trials).join(sources, sources.c.id == trials.c.source_id).where(sources.c.host == host)
+        unended = select(migrations.c.document).where(migrations.c.state.not_in([str(end) for end in ENDS]))
+        with self._reading() as db:
+            found = [Trial(UUID(row.source_id), row.vm_id, row.name) for row in db.execute(noted.order_by(trials.c.name))]
+            jobs = [Migration.model_validate_json(row.document) for row in db.execute(unended)] if found else []
+        read = {(ref.source_id, ref.vm_id) for ref in (job.plan.source_ref for job in jobs) if ref.kind == "live_vm"}
+        return [one for one in found if (one.source_id, one.vm_id) not in read]
 
 
 def _source(db: Connection, source_id: UUID, host: str) -> tuple[Source, bytes]:

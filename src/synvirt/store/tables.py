@@ -7,6 +7,7 @@ migrations ──< events        a row a move, with the job as it was then: what
            ──< notes         what a job must remember beyond what it shows (snapshots, change ids)
 uploads                      the archives that were uploaded whole; their bytes are files of their host
 sources                      the registered platforms, each with its credentials, sealed by its host's key
+           ──< trials        the snapshots that deep tests of them make, written before they are made
 backups                      repositories, jobs, runs and restore points; what counts of a point lies in its repository
 backup_events                a row a move of a run, with the run as it was then; the oldest are swept
 """
@@ -137,6 +138,15 @@ sources = Table(
     Column("sealed", LargeBinary, nullable=False),
     UniqueConstraint("host", "name"),
     sqlite_autoincrement=True,
+)
+
+# Struck out once the snapshot is gone. Of a source that is removed nobody can reach them any more.
+trials = Table(
+    "trials",
+    METADATA,
+    Column("name", String(255), primary_key=True),
+    Column("source_id", _ID, ForeignKey("sources.id", ondelete="CASCADE"), nullable=False),
+    Column("vm_id", Text, nullable=False),
 )
 
 # `document` is the thing as the API answers it; `kind` is repository, job, run or point, `state` what queries ask by.
