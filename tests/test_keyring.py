@@ -1,5 +1,7 @@
 """The sealing key: its file, and what it seals."""
 
+import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import SynvirtError
-from synvirt.keyring import KeyUnusable, migrator_key, seal, unseal
+from synvirt.keyring import Keyring, KeyUnusable, migrator_key, seal, unseal
 
 
 def test_the_key_is_made_once_with_its_mode(tmp_path: Path) -> None:
@@ -26,6 +28,10 @@ def test_a_key_that_others_may_have_read_is_refused(tmp_path: Path, mode: int) -
     path.chmod(mode)
     with pytest.raises(KeyUnusable, match=f"{mode:04o}"):
         migrator_key(path)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
 
 
 class Crashed(BaseException):
@@ -47,9 +53,42 @@ def test_a_start_that_ends_while_the_key_is_made_leaves_none_or_all_of_it(
         with pytest.raises(Crashed):
             migrator_key(path)
     assert path.exists() == (moment == "unlink")
+    assert names(tmp_path) != ["migrator.key"]  # half made, or named twice
     key = migrator_key(path)
     assert len(key) == 32
     assert migrator_key(path) == key
+    assert names(tmp_path) == ["migrator.key"]
+
+
+def test_of_the_next_key_too_nothing_half_made_stays_and_of_others_all(tmp_path: Path) -> None:
+    others = [".migrator.key.0123", ".migrator.key.bak", ".other.key.0123456789abcdef", "migrator.key.0123456789abcdef"]
+    for name in (*others, ".migrator.key.0123456789abcdef", ".migrator.key.new.fedcba9876543210"):
+        (tmp_path / name).write_bytes(bytes(32))
+    Keyring(tmp_path / "migrator.key")
+    assert names(tmp_path) == sorted([*others, "migrator.key"])
+
+
+def test_a_key_that_is_being_made_is_not_swept(tmp_path: Path) -> None:
+    path = tmp_path / "migrator.key"
+    half = tmp_path / ".migrator.key.0123456789abcdef"
+    half.write_bytes(b"half")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_SH)  # as whoever makes one does
+        migrator_key(path)
+        assert half.exists()
+    finally:
+        os.close(folder)
+    migrator_key(path)
+    assert not half.exists()
+
+
+def test_a_file_system_without_locks_has_keys_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    assert len(migrator_key(tmp_path / "migrator.key")) == 32
 
 
 def test_of_two_that_make_the_key_both_use_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

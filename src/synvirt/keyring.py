@@ -4,7 +4,9 @@
 AES-256-GCM (NIST SP 800-38D); what it belongs to is bound in as associated data, so that it opens nowhere else.
 """
 
+import fcntl
 import os
+import re
 import secrets
 import stat
 import threading
@@ -21,6 +23,8 @@ from synvirt.errors import Internal, SynvirtError
 KEY_BYTES = 32
 KEY_MODE = 0o600
 NONCE_BYTES = 12
+# Of the name that a key has until it is whole.
+_NAME_BYTES = 8
 
 
 class KeyUnusable(SynvirtError):
@@ -31,17 +35,42 @@ class KeyUnusable(SynvirtError):
 
 def migrator_key(path: Path) -> bytes:
     """The key at `path`, made if there is none. KeyUnusable when its size, mode or owner are wrong: then nothing starts."""
+    _sweep(path)
     if not os.path.lexists(path):
         try:
-            _make(path)
+            with _folder_open(path.parent) as folder:
+                with suppress(OSError):  # a file system without locks, where nobody sweeps then
+                    fcntl.flock(folder, fcntl.LOCK_SH)
+                _make(path)
         except OSError as error:
             raise KeyUnusable(f"{path.name} cannot be made: {error.strerror}") from error
     return _read(path)
 
 
+def _sweep(path: Path) -> None:
+    """What a crash left half made may be a key, and outlive its change. Whoever makes one holds the folder: while that is so
+    nothing is swept, and the next start will do. Nor is it anything to fail for."""
+    left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{{2 * _NAME_BYTES}}}")
+    with suppress(OSError), _folder_open(path.parent) as folder:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for found in os.scandir(path.parent):
+            if left.fullmatch(found.name):
+                Path(found.path).unlink(missing_ok=True)
+
+
+@contextmanager
+def _folder_open(folder: Path) -> Iterator[int]:
+    """A descriptor to hold it by: flock(2), which ends with it, or with its process."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _make(path: Path) -> None:
     """Whole or not at all, and never in place of one: of two that make it at the same time, both use the first's."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    new = path.with_name(f".{path.name}.{secrets.token_hex(_NAME_BYTES)}")
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, KEY_MODE), "wb") as file:
             file.write(secrets.token_bytes(KEY_BYTES))
@@ -91,6 +120,7 @@ class Keyring:
 
     def __init__(self, path: Path) -> None:
         self._path, self._next = path, path.with_name(f"{path.name}.new")
+        _sweep(self._next)
         self._key = migrator_key(path)
         self._changing = threading.RLock()
 
