@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.live import libvirt_remote_ssh
+from synvirt.errors import AuthFailed, Internal, SynvirtError
+from synvirt.libvirt_library import load
+from synvirt.live import SourceAccess, libvirt_remote_ssh
 from synvirt.live.libvirt_remote_backup import Server, _hint
+from synvirt.live.libvirt_remote_form import FORM
+from synvirt.live.libvirt_remote_host import Host
 from synvirt.live.libvirt_remote_ssh import FAST_CIPHERS, Door
+from tests.needs import lacking
 
 
 @pytest.mark.parametrize(
@@ -23,6 +28,32 @@ from synvirt.live.libvirt_remote_ssh import FAST_CIPHERS, Door
 def test_a_refusal_that_is_known_says_what_to_do(said: str, told: str | None) -> None:
     hint = _hint(said, Server("/s"))
     assert (hint is None) if told is None else told in str(hint)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "told"),
+    [
+        ("AUTH_UNAVAILABLE", "no polkit agent available to authenticate action 'org.libvirt.unix.manage'", "put mover into"),
+        ("AUTH_FAILED", "authentication failed: access denied by policy", "into the group libvirt there"),
+        ("AUTH_CANCELLED", "authentication cancelled: user cancelled authentication process", "org.libvirt.unix.manage"),
+        ("SYSTEM_ERROR", "Failed to connect socket to '/run/libvirt/libvirt-sock': Permission denied", "group libvirt"),
+        ("ACCESS_DENIED", "access denied: 'QEMU' denied access", "allow mover the actions org.libvirt.api.*"),
+        ("OPERATION_DENIED", "operation forbidden: read only access prevents virDomainBackupBegin", "read-only socket"),
+        ("AUTH_FAILED", "authentication failed: Failed to step SASL negotiation: -13", "check user and password"),
+        ("SYSTEM_ERROR", "Cannot create '/s/x.scratch': Permission denied", None),
+    ],
+)
+def test_a_right_that_is_missing_is_named_with_who_lacks_it(code: str, said: str, told: str | None) -> None:
+    try:
+        libvirt = load(SynvirtError)
+    except SynvirtError:
+        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+    host = Host(*FORM.read(SourceAccess("qemu+ssh://mover@kvm7/system")))
+    error = libvirt.libvirtError(said)
+    error.err = (getattr(libvirt, f"VIR_ERR_{code}"), 10, said, 1, None, None, None, 0, 0)
+    found = host.translated(error, "domain web cannot be read", Internal)
+    assert type(found) is (Internal if told is None else AuthFailed)
+    assert (found.hint is None) if told is None else told in str(found.hint)
 
 
 @pytest.mark.parametrize(

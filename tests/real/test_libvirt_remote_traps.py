@@ -443,6 +443,17 @@ def test_a_passphrase_opens_the_key_and_is_in_no_argument(host: LibvirtLab, tmp_
         connect(host.access("ssh", credentials={"private_key": key.read_text(), "password": "open barley"}))
 
 
+def test_a_user_who_may_only_look_is_told_what_to_do(host: LibvirtLab) -> None:
+    access = host.access("local")
+    about = ask(
+        replace(access, endpoint=access.endpoint.replace("libvirt-sock", "libvirt-sock-ro")), lambda adapter: adapter.about()
+    )
+    refused = [check for check in about.checks if not check.ok]
+    assert [check.name for check in refused] == ["privileges"]
+    assert "read only access" in refused[0].detail
+    assert "read-only socket" in str(refused[0].hint)
+
+
 def test_a_libvirt_that_is_not_there_is_told_by_its_socket(host: LibvirtLab) -> None:
     access = host.access("ssh")
     with pytest.raises(SourceUnreachable, match="libvirt does not answer at /nowhere/sock"):

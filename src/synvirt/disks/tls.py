@@ -118,7 +118,7 @@ def _words(der: bytes) -> str:
         read = x509.load_der_x509_certificate(der)
         subject, issuer = _line(read.subject.rfc4514_string()), _line(read.issuer.rfc4514_string())
         until = read.not_valid_after_utc
-    except ValueError as error:
+    except (ValueError, TypeError, x509.InvalidVersion) as error:
         return f"a certificate that cannot be read: {_line(str(error))}"
     signer = "itself" if issuer == subject else issuer or "nobody"
     return f"of {subject or 'nobody'}, signed by {signer}, valid until {until:%Y-%m-%d}"

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -124,16 +125,24 @@ class LibvirtRemote:
                     hint="use qemu+tls or qemu+ssh; on a network of its own, set options.allow_plain_nbd",
                 )
             )
-        writable = _may_write(connection)
-        checks.append(
-            SourceCheck(
-                name="privileges",
-                ok=writable,
-                detail="the user may manage domains" if writable else "the user may look at domains, not manage them",
-                hint=None if writable else f"use root, or {_USER}",
-            )
-        )
+        checks.append(self._rights())
         return About(f"libvirt on {self._host.name}", versions, tuple(checks))
+
+    def _rights(self) -> SourceCheck:
+        """By what changes nothing but could, and so is refused to who may only look; the second one asks for secrets."""
+        libvirt, connection, who = library(), self._host.connection, self._host.user_name
+        questions: list[Callable[[], object]] = [
+            partial(connection.domainXMLFromNative, "none", "nothing", 0),
+            *(partial(domain.XMLDesc, libvirt.VIR_DOMAIN_XML_SECURE) for domain in connection.listAllDomains(0)[:1]),
+        ]
+        for question in questions:
+            try:
+                question()
+            except libvirt.libvirtError as error:
+                if (hint := self._host.lacking(error)) is not None:
+                    said = f"{who} may look at domains, not manage them: {error.get_error_message() or error}"
+                    return SourceCheck(name="privileges", ok=False, detail=said, hint=hint)
+        return SourceCheck(name="privileges", ok=True, detail=f"{who} may manage domains")
 
     async def supports_warm(self) -> bool:
         return await self._asked("say its version", self._too_old) is None
@@ -405,17 +414,6 @@ def _row(domain: Any, stats: dict[str, Any]) -> VmRow:
 
 def _version(number: int) -> str:
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
-
-
-def _may_write(connection: Any) -> bool:
-    """A read-only session refuses what changes nothing but could: asking for the XML with its secrets."""
-    libvirt = library()
-    try:
-        for domain in connection.listAllDomains(0)[:1]:
-            domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE)
-    except libvirt.libvirtError:
-        return False
-    return True
 
 
 def libvirt_remote(access: SourceAccess) -> LibvirtRemote:

@@ -52,6 +52,26 @@ _LOST = re.compile(
 UNTRUSTED: Final = re.compile(r"certificate|TLS handshake|GNUTLS", re.IGNORECASE)
 
 
+# libvirt's virErrorNumber: who asks may not, whatever it is that says so.
+_NO_RIGHT: Final = ("AUTH_FAILED", "AUTH_CANCELLED", "AUTH_UNAVAILABLE", "ACCESS_DENIED", "OPERATION_DENIED")
+_LOCKED_SOCKET: Final = re.compile(r"Failed to connect socket to .*: Permission denied")
+# What it says then, and what to do about it. First match wins.
+_RIGHTS: Final = (
+    (
+        re.compile(r"read only access"),
+        "that is libvirt's read-only socket: name the other one in the endpoint's ?socket=, libvirt-sock or virtqemud-sock",
+    ),
+    (
+        re.compile(r"denied access"),
+        "access_drivers in its libvirtd.conf asks polkit: allow {user} the actions org.libvirt.api.* by a rule there",
+    ),
+    (
+        re.compile(r"polkit|denied by policy|authentication (unavailable|cancelled)|Permission denied"),
+        "log in as root, or put {user} into the group libvirt there, or allow it org.libvirt.unix.manage by a rule of polkit",
+    ),
+)
+
+
 class Silent(SourceUnreachable):
     """Somebody takes the connection, and says nothing."""
 
@@ -86,9 +106,10 @@ class Host:
 
     @property
     def user_name(self) -> str:
-        """Who opens sockets there: without a name, ssh takes ours."""
-        user = self._login.user or self._place.user if self._place.scheme == "qemu+ssh" else None
-        return user or ("root" if os.geteuid() == 0 else f"user {os.geteuid()}")
+        """Who we are there: without a name, ssh takes ours, and by the network we are a certificate, or nobody."""
+        user = self._login.user or self._place.user if self._place.host is not None else None
+        ours = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
+        return user or ("this client" if self.by_network else ours)
 
     @property
     def encrypted(self) -> bool:
@@ -146,11 +167,21 @@ class Host:
             return VmNotFound(said)
         if self._open is not None and not _alive(self._open):
             return SourceUnreachable(said, hint="the connection was lost; is the host up, and its libvirtd running?")
-        if error.get_error_code() in (libvirt.VIR_ERR_AUTH_FAILED, libvirt.VIR_ERR_ACCESS_DENIED):
-            return AuthFailed(said)
+        if (lacking := self.lacking(error)) is not None:
+            return AuthFailed(said, hint=lacking)
         if busy(error):
             return SourceUnreachable(said, hint=BUSY_HINT)
         return otherwise(said, hint=hint)
+
+    def lacking(self, error: Any) -> str | None:
+        """What to do about a right that our user has not; None, where the error is of something else."""
+        libvirt = library()
+        codes = {getattr(libvirt, f"VIR_ERR_{name}") for name in _NO_RIGHT}
+        said = error.get_error_message() or str(error)
+        if error.get_error_code() not in codes and not _LOCKED_SOCKET.search(said):
+            return None
+        hint = next((hint for pattern, hint in _RIGHTS if pattern.search(said)), "check user and password")
+        return hint.format(user=self.user_name)
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -183,7 +214,8 @@ class Host:
                 said = self._tunnels[remote].said().splitlines()
                 failure = SourceUnreachable(
                     f"{self.name}: libvirt does not answer at {remote}: {said[-1] if said else error.detail}",
-                    hint="is libvirtd running there, and may the user open its socket? options of the endpoint: ?socket=PATH",
+                    hint=f"is libvirtd running there, and may {self.user_name} open its socket (root, or the group libvirt)? "
+                    "options of the endpoint: ?socket=PATH",
                 )
                 self._tunnels.pop(remote).close()
         assert failure is not None
@@ -206,8 +238,8 @@ class Host:
                     f"{self.name} is not trusted, or does not trust us: {said}",
                     hint=f"{self.pki.wanted}; it may want a client's certificate too",
                 ) from error
-            if error.get_error_code() in (libvirt.VIR_ERR_AUTH_FAILED, libvirt.VIR_ERR_AUTH_CANCELLED) or "polkit" in said:
-                raise AuthFailed(f"{self.name} refused the login: {said}", hint="check user and password") from error
+            if (lacking := self.lacking(error)) is not None:
+                raise AuthFailed(f"{self.name} refused the login: {said}", hint=lacking) from error
             raise SourceUnreachable(f"{self.name} cannot be reached: {said}", hint="is its libvirtd running?") from error
 
     def _answer(self, asked: list[list[Any]], _opaque: object) -> int:
