@@ -27,11 +27,12 @@ FIRST: dict[str, str] = {
     "E_MIG_UPLOAD_NOT_FOUND": "It expired (`upload_expires_days`), or was removed: send it again.",
     "E_MIG_CONFLICT": "Another job has the name, UUID or MAC address; or the job has ended; or another service has the data folder. The detail says which.",
     "E_MIG_UPLOAD_REJECTED": "Too large: `upload_cap_bytes`, or put the file into the import root. Wrong SHA-256: it was changed on its way.",
-    "E_MIG_SOURCE_UNREACHABLE": "`synvirt sources test NAME` says how far it comes: name, port, certificate, log-in. A job that copies waits for about two "
-    "minutes before it fails.",
+    "E_MIG_SOURCE_UNREACHABLE": "`synvirt sources test NAME` says how far it comes: name, port, certificate, log-in. A job that copies waits: "
+    "for a day while the guest runs on (warm), for half an hour while it is off. It says so by a `last_error` that is not fatal and goes away by itself. "
+    "So it waits, too, for another tool's backup of the VM to end, and for a changed password (`synvirt sources change NAME`).",
     "E_MIG_CBT_UNSUPPORTED": "Nothing is wrong: the job runs cold, and the guest is off while it is copied. `cbt_reason` of the manifest says why.",
     "E_MIG_CBT_RESET": "The whole disk is compared once, by itself. If it comes again and again, something else takes snapshots of the VM.",
-    "E_MIG_SNAPSHOT_FAILED": "Room on the source's datastore, and how many snapshots the VM has. `synvirt sources test NAME --deep` tries one.",
+    "E_MIG_SNAPSHOT_FAILED": "Another tool's backup of the VM, which a warm job waits for (it says so). Room on the source's datastore, and how many snapshots the VM has. `synvirt sources test NAME --deep` tries one.",
     "E_MIG_DISK_READ_FAILED": "A damaged image, or a parent of it that is missing: `synvirt disk info IMAGE`.",
     "E_MIG_DISK_WRITE_FAILED": "Mostly no room: `synvirt destinations`. Then `synvirt migrations retry ID`, if the copy was whole.",
     "E_MIG_V2V_FAILED": "[windows.md](windows.md) has the causes; `synvirt migrations retry ID` goes on with the copy.",
