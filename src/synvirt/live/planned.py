@@ -13,7 +13,7 @@ from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.form import Form
 from synvirt.model import Disk, LiveKind, VmManifest
 
-_HINT = "until then, export the VM and import the files: synvirt import PATH"
+HINT = "until then, export the VM and import the files: synvirt import PATH"
 
 
 class Planned:
@@ -47,7 +47,7 @@ class Planned:
         self._refuse(f"track the changes of {vm_id}")
 
     async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
-        raise SnapshotFailed(f"{self._cannot(f'snapshot {vm_id}')}", hint=_HINT)
+        raise SnapshotFailed(f"{self._cannot(f'snapshot {vm_id}')}", hint=HINT)
 
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         self._refuse(f"read disk {disk.key} of {vm_id}")
@@ -74,4 +74,4 @@ class Planned:
         return f"{self.kind} cannot {what} in this version: {self._coming}"
 
     def _refuse(self, what: str) -> NoReturn:
-        raise Internal(self._cannot(what), hint=_HINT)
+        raise Internal(self._cannot(what), hint=HINT)

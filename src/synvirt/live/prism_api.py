@@ -7,7 +7,7 @@ from synvirt.live.form import Form
 from synvirt.live.planned import Planned
 from synvirt.model import LiveKind, Name, Received, SourceOptions
 
-COMING = "recovery points and their changed regions by Prism are to come in v0.4"
+COMING = "its recovery points and their changed regions, by Prism, are to come"
 
 
 class Login(Received):

@@ -9,7 +9,7 @@ from synvirt.live.form import Form
 from synvirt.live.planned import Planned
 from synvirt.model import LiveKind, Name, Received, SourceOptions
 
-COMING = "its API and dirty bitmaps over NBD are to come in a later version"
+COMING = "its API, and the dirty bitmaps of QEMU by NBD, are to come"
 
 
 class Login(Received):

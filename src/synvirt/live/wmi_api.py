@@ -7,7 +7,7 @@ from synvirt.live.form import Form
 from synvirt.live.planned import Planned
 from synvirt.model import LiveKind, Name, Received, SourceOptions
 
-COMING = "checkpoints and their disks by WinRM and SMB are to come in v0.3"
+COMING = "its checkpoints and their disks, by WinRM and SMB, are to come"
 
 
 class Login(Received):

@@ -7,7 +7,7 @@ from synvirt.live.form import Form
 from synvirt.live.planned import Planned
 from synvirt.model import LiveKind, Name, Received, SourceOptions
 
-COMING = "changed block tracking and NBD exports by XAPI are to come in v0.4"
+COMING = "its changed blocks and NBD exports, by XAPI, are to come"
 
 
 class Login(Received):

@@ -171,7 +171,8 @@ class Sources:
         form = self._platforms[source.kind].form
         reach, options = form.place(source.endpoint).reach, form.read_options(source.options)
         noted = partial(self.trials.noted, source_id)
-        result = await probe(adapter, reach, options, deep=deep and noted, vm_id=vm_id)
+        coming = self.coming(source.kind)
+        result = await probe(adapter, reach, options, deep=deep and noted, vm_id=vm_id, coming=coming)
 
         def tested(now_: Source, sealed: bytes) -> tuple[Source, bytes]:
             """Unless it was changed meanwhile: then another source was tested."""
