@@ -8,11 +8,13 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -241,16 +243,33 @@ def test_a_killed_service_leaves_no_guest_frozen(host: LibvirtLab, sample: Sampl
     assert guest.run("/bin/busybox", "sh", "-c", "echo alive > /written && /bin/busybox cat /written") == "alive\n"
 
 
+@contextmanager
+def key_in_an_agent(host: LibvirtLab, folder: Path) -> Iterator[str]:
+    """The socket of an ssh-agent that holds the key which the host lets in."""
+    address = folder / "agent"
+    with subprocess.Popen([need("ssh-agent", "openssh-client"), "-D", "-a", address], stdout=subprocess.DEVNULL) as agent:
+        try:
+            until(address.is_socket)
+            environment = {**os.environ, "SSH_AUTH_SOCK": str(address)}
+            subprocess.run(["ssh-add", "-q", host.folder / "ssh/client"], env=environment, check=True)
+            yield str(address)
+        finally:
+            agent.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_guest_is_still_for_a_moment_only(host: LibvirtLab, sample: Sample) -> None:
-    """It thaws though its backup does not begin; and a guest without an agent is refused where quiescing is required."""
+def test_a_guest_is_still_for_a_moment_only(
+    host: LibvirtLab, sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It thaws though its backup does not begin; and a guest without an agent is refused where quiescing is required. The key
+    is the service's user's: the process that freezes must find it as well."""
     guest = Guest(host, sample)
     vm_id = guest.domain.UUIDString()
 
     def take(scratch_dir: str, domain_id: str) -> None:
         async def snapshot() -> None:
-            adapter = libvirt_remote(host.access("local", quiesce="require", scratch_dir=scratch_dir))
+            adapter = libvirt_remote(host.access("ssh", credentials={}, quiesce="require", scratch_dir=scratch_dir))
             try:
                 await adapter.connect()
                 await adapter.snapshot(domain_id, "synvirt-still-1")
@@ -261,11 +280,13 @@ def test_a_guest_is_still_for_a_moment_only(host: LibvirtLab, sample: Sample) ->
 
         asyncio.run(snapshot())
 
-    take(str(host.folder / "scratch"), vm_id)
-    with pytest.raises(SnapshotFailed, match="cannot be read"):
-        take("/proc/synvirt", vm_id)
-    assert guest.ask("guest-fsfreeze-status") == "thawed"
     silent = host.domain(host.disk("8M"))
     silent.create()
-    with pytest.raises(SnapshotFailed, match="cannot be quiesced"):
-        take(str(host.folder / "scratch"), silent.UUIDString())
+    with key_in_an_agent(host, tmp_path) as address:
+        monkeypatch.setenv("SSH_AUTH_SOCK", address)
+        take(str(host.folder / "scratch"), vm_id)
+        with pytest.raises(SnapshotFailed, match="cannot be read"):
+            take("/proc/synvirt", vm_id)
+        assert guest.ask("guest-fsfreeze-status") == "thawed"
+        with pytest.raises(SnapshotFailed, match="cannot be quiesced"):
+            take(str(host.folder / "scratch"), silent.UUIDString())

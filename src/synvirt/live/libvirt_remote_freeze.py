@@ -35,6 +35,8 @@ FREEZE_TIMEOUT_S: Final = 90.0
 THAW_TIMEOUT_S: Final = 60.0
 _THAW_TRIES: Final = 5
 _FROZEN: Final = "frozen"
+# Where a user's own libvirt is found, and the keys in an agent; the rest of the service's environment may hold secrets.
+_ENVIRONMENT: Final = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
 
 
 @contextlib.contextmanager
@@ -47,7 +49,7 @@ def frozen(access: SourceAccess, vm_id: str) -> Iterator[bool]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH") if key in os.environ},
+        env={key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
         start_new_session=True,
     ) as child:
         if child.stdin is None or child.stdout is None:

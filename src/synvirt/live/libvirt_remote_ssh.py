@@ -9,6 +9,7 @@ host. Its key is pinned; no secret is in an argument; each ssh ends with our pro
 import base64
 import binascii
 import hashlib
+import os
 import re
 import subprocess
 import time
@@ -97,9 +98,11 @@ class Door:
         return argv
 
     def env(self) -> Mapping[str, str]:
-        """A password, or a key's passphrase, is read by ssh from a program that prints a file: never from an argument."""
+        """A password, or a key's passphrase, is read by ssh from a program that prints a file: never from an argument. With
+        neither that nor a key, those in the agent of the service's user are tried."""
         if self.secret is None:
-            return {}
+            agent = os.environ.get("SSH_AUTH_SOCK")
+            return {} if agent is None or self.private_key is not None else {"SSH_AUTH_SOCK": agent}
         secret = self._file("secret", self.secret)
         asked = self._file("askpass", f"#!/bin/sh\nexec cat '{secret}'\n")
         asked.chmod(0o700)
