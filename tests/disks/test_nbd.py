@@ -277,6 +277,37 @@ def test_as_many_connections_as_the_server_allows_are_used(disk: Path, mode: str
     assert len(reads) == connections
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 1000.0])
+def test_a_connection_that_was_refused_is_tried_again_later(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float
+) -> None:
+    """A server that was busy for a moment costs its speed for that moment, not for the rest of a terabyte."""
+    refused = threading.Event()
+    connected = nbd._connected
+
+    def refuse(*_: object) -> Any:
+        refused.set()
+        raise nbd._Lost("it is busy")
+
+    monkeypatch.setattr(nbd, "MORE_AGAIN_S", pause_s)
+    with nbdkit(disk.parent, "file", str(disk)) as uri, ThreadPoolExecutor(2) as threads:
+        pool = NbdReader(uri, connections=2)._pool
+        monkeypatch.setattr(nbd, "_connected", refuse)
+        only = pool._take()
+        waiting = threads.submit(pool._take)
+        assert refused.wait(60)
+        pool._give_back(only)
+        assert waiting.result(60) is only
+        monkeypatch.setattr(nbd, "_connected", connected)
+        another = threads.submit(pool._take)
+        if pause_s == 0.0:
+            assert another.result(60) is not only
+        else:
+            pool._give_back(only)
+            assert another.result(60) is only
+        pool.close()
+
+
 @contextmanager
 def tcp_server(disk: Path, *options: str) -> Iterator[int]:
     port = free_port()

@@ -31,6 +31,10 @@ _STATUS_BYTES = GIB
 
 CONNECT_TIMEOUT_S = 20.0
 MORE_CONNECTIONS_TIMEOUT_S = 5.0
+# Before another one is tried, once one was refused: some servers never allow more, others were busy for a moment. Then twice as
+# long each time.
+MORE_AGAIN_S = 10.0
+MORE_AGAIN_MOST_S = 300.0
 # With no byte for so long a server is taken as gone.
 SILENCE_TIMEOUT_S = 60.0
 # Before each new connection after a lost one.
@@ -65,7 +69,7 @@ class NbdReader:
     @property
     def max_readers(self) -> int:
         # Two for each connection, which they take by turns: it is in use while one of them writes what it read.
-        return 2 * self._pool.size
+        return 2 * self._pool.most
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         if offset < 0 or offset + len(buffer) > self.size:
@@ -218,10 +222,12 @@ class _Pool:
         try:
             first = _connected(uri, contexts, CONNECT_TIMEOUT_S)
             self.export_size: int = first.get_size()
-            self.size = connections if first.can_multi_conn() else 1
+            self.most = connections if first.can_multi_conn() else 1
         except (_Lost, nbd.Error) as lost:
             raise self._unreachable("", lost) from lost
         self._free = [first]
+        # Until `_more_at` no more than `_limit` are open.
+        self._limit, self._more_at, self._pause_s = self.most, 0.0, MORE_AGAIN_S
 
     def ask(self, question: Callable[[nbd.NBD], Answer], where: str) -> Answer:
         """Put a question, twice if need be, to any connection; a lost one is made anew. DiskReadFailed, SourceUnreachable."""
@@ -252,7 +258,7 @@ class _Pool:
     def _take(self) -> nbd.NBD:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._free or self._open < self.size)
+                self._changed.wait_for(lambda: self._closed or self._free or self._open < self._allowed())
                 if self._closed:
                     raise DiskReadFailed(f"{self.server}: the reader is closed")
                 if self._free:
@@ -260,16 +266,22 @@ class _Pool:
                 self._open += 1
                 timeout_s = CONNECT_TIMEOUT_S if self._open == 1 else MORE_CONNECTIONS_TIMEOUT_S
             try:
-                return self._another(timeout_s)
+                handle = self._another(timeout_s)
             except BaseException as error:
                 with self._changed:
                     self._open -= 1
                     self._changed.notify_all()
                     if isinstance(error, _Lost) and self._open > 0:
-                        # Some servers allow fewer connections than they say: go on with those that are.
-                        self.size = self._open
+                        # Some servers allow fewer connections than they say: go on with those that are, for now.
+                        self._limit, self._more_at = self._open, time.monotonic() + self._pause_s
+                        self._pause_s = min(2 * self._pause_s, MORE_AGAIN_MOST_S)
                         continue
                 raise
+            self._pause_s = MORE_AGAIN_S
+            return handle
+
+    def _allowed(self) -> int:
+        return self._limit if time.monotonic() < self._more_at else self.most
 
     def _another(self, timeout_s: float) -> nbd.NBD:
         handle = _connected(self._uri, self._contexts, timeout_s)
