@@ -21,6 +21,7 @@ from synvirt.model import KIB, MIB, Migration, Mode, Pass, State
 from tests.cases import cases
 from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
 from tests.fakes.disks import MemoryReader, MemoryWriter
+from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.house import VM, House, live_plan, states
 from tests.patience import no_patience, quick_tries
@@ -314,6 +315,28 @@ def test_a_source_that_is_away_for_a_moment_costs_nothing(house: House, monkeypa
     job = house.intake.submit(live_plan())
     once(house, job, in_state(State.CUTTING_OVER), lambda: house.platform.fault("unreachable", 3))
     assert house.run(job.id).state == State.COMPLETED
+
+
+def test_a_guest_that_is_given_back_runs_before_its_snapshots_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some platforms take hours for that."""
+    house = House(tmp_path, hypervisor=FakeHypervisor(fail="boot"))
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan())
+    power: list[str] = []
+    cleanup = FakeAdapter.cleanup
+
+    async def seen(adapter: FakeAdapter, vm_id: str, name: str) -> None:
+        if house.store.get(job.id).state is State.STARTING:
+            power.append(house.platform.vm(vm_id)["power"])
+        await cleanup(adapter, vm_id, name)
+
+    monkeypatch.setattr(FakeAdapter, "cleanup", seen)
+    ended = house.run(job.id)
+    assert ended.state is State.FAILED
+    assert set(power) == {"on"}
+    assert house.platform.vm(VM)["snapshots"] == {}
+    assert house.platform.vm(VM)["power"] == "on"
+    house.close()
 
 
 # ── how long it takes ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -175,10 +175,11 @@ async def sweep(job: Job, keep: frozenset[str] = frozenset()) -> None:
 
 
 async def undone(entries: Sequence[LedgerEntry], undo: Callable[[LedgerEntry], Awaitable[bool]]) -> AsyncIterator[LedgerEntry]:
-    """Each entry that `undo` says is undone, the newest first. The source is not powered on while the guest may live here, in
-    a domain that could not be undone: two of one guest would both write, answer and be believed."""
+    """Each entry that `undo` says is undone, the newest first; snapshots at the end, for some platforms take hours to make a
+    disk one again, and the guest is to run meanwhile. The source is not powered on while the guest may live here, in a domain
+    that could not be undone: two of one guest would both write, answer and be believed."""
     alive_here = False
-    for entry in reversed(entries):
+    for entry in sorted(reversed(entries), key=lambda one: one.kind == "snapshot"):
         if entry.kind == "source_power" and alive_here:
             continue
         if await undo(entry):
