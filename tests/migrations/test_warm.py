@@ -288,6 +288,19 @@ def test_two_of_one_guest_never_run(house: House, mode: str) -> None:
     assert house.platform.vm(VM)["power"] == "on"
 
 
+def test_two_of_one_guest_never_run_while_it_climbs_from_bus_to_bus(tmp_path: Path) -> None:
+    house = House(tmp_path, hypervisor=FakeHypervisor(boots_from=("sata",)))
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan())
+    once(house, job, lambda now: len(now.boot_attempts) == 2, lambda: house.platform.power(VM, "on"))
+    ended = house.run(job.id)
+    assert (ended.state, error(ended)) == (State.FAILED, ("E_MIG_CONFLICT", True))
+    assert len(ended.boot_attempts) == 2
+    assert house.hypervisor.domains == {}
+    assert house.platform.vm(VM)["power"] == "on"
+    house.close()
+
+
 def test_a_domain_that_is_not_started_minds_no_living_source(house: House) -> None:
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan("Cold", target={"start": False}))

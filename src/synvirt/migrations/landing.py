@@ -9,6 +9,7 @@ Which rung the job stands on is the last of `boot_attempts`, committed before an
 goes on with that rung.
 """
 
+from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 import structlog
@@ -33,8 +34,9 @@ async def claim(job: Job) -> None:
     await job.in_thread(job.rooms.hypervisor.check_free, identity)
 
 
-async def land(job: Job, volumes: list[Volume]) -> None:
-    """GuestBootFailed, when no rung is left; DomainDefineFailed; Conflict, when a domain took the name meanwhile."""
+async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable[None]]) -> None:
+    """GuestBootFailed, when no rung is left; DomainDefineFailed; Conflict, when a domain took the name meanwhile. `check` raises
+    when the guest must not be started: asked before each rung, for one takes minutes."""
     if job.migration.domain is None and not job.migration.boot_attempts:
         await _carry_variables(job)
     starts = job.migration.plan.target.start
@@ -44,6 +46,7 @@ async def land(job: Job, volumes: list[Volume]) -> None:
         domain = await _defined(job, volumes)
         if not starts:
             return
+        await check(job)
         try:
             sign = await _booted(job, domain)
         except GuestBootFailed as error:

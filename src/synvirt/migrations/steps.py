@@ -266,11 +266,8 @@ def _converts(job: Job, manifest: VmManifest) -> bool:
 
 
 async def starting(job: Job) -> Facts:
-    live = job.migration.plan.source.Live is not None
-    if live and job.migration.plan.target.start:
-        await warm.refuse_living(job)
-    await land(job, await job.in_thread(_volumes, job))
-    if live:
+    await land(job, await job.in_thread(_volumes, job), warm.refuse_living)
+    if job.migration.plan.source.Live is not None:
         await warm.measure_downtime(job)
         await warm.leave(job)
     return _facts(job)

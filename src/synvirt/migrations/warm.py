@@ -152,7 +152,7 @@ async def _begin_anew(job: Job) -> None:
 
 async def refuse_living(job: Job) -> None:
     """Conflict, when the source is on, or may be: two of one guest would both write, answer and be believed."""
-    if job.migration.boot_sign is not None:
+    if job.migration.boot_sign is not None or job.migration.plan.source.Live is None:
         return
     state = await power_state(job)
     if state != "off":
