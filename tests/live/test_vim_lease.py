@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pytest
 
 from synvirt.disks import open_reader
-from synvirt.disks.specs import DatastoreSpec, LeaseSpec, ReaderSpec
+from synvirt.disks.specs import DatastoreSpec, LeaseSpec, RawSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtUnsupported, DiskReadFailed, Internal, SourceUnreachable, UnsupportedFormat
 from synvirt.live import SnapshotRef, SourceAccess
 from synvirt.live.vim_api import VimApi
@@ -98,9 +98,35 @@ def spec(platform: VCenter, disk: Path) -> LeaseSpec:
 
 
 class TestReader(ReaderContract):
-    @pytest.fixture
-    def case(self, spec: LeaseSpec, disk: Path) -> ReaderCase:
-        return ReaderCase(open=lambda: open_reader(spec), content=disk.read_bytes())
+    @pytest.fixture(params=["lease", "lease, then a file"])
+    def case(
+        self,
+        request: pytest.FixtureRequest,
+        platform: VCenter,
+        spec: LeaseSpec,
+        disk: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> ReaderCase:
+        # What is lost lies in the middle, and not in the first that is fetched.
+        monkeypatch.setattr("synvirt.disks.exported._BUFFER_BYTES", 4096)
+        if request.param == "lease":
+            return ReaderCase(open=lambda: open_reader(spec), content=disk.read_bytes())
+        platform.fault("nfc", "cut", times=1000)
+        either = replace(spec, instead=RawSpec(path=str(disk)))
+        return ReaderCase(open=lambda: open_reader(either), content=disk.read_bytes())
+
+
+def test_what_neither_way_reads_is_told(
+    platform: VCenter, spec: LeaseSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("synvirt.disks.exported._BUFFER_BYTES", 4096)
+    platform.fault("nfc", "cut")
+    reader = open_reader(replace(spec, instead=RawSpec(path=str(tmp_path / "none"))))
+    reader.read_into(0, memoryview(bytearray(4096)))
+    with pytest.raises(DiskReadFailed, match="none"):
+        reader.read_into(4096, memoryview(bytearray(reader.size - 4096)))
+    for _ in range(2):
+        reader.close()
 
 
 # ── which way, and what is told of it ────────────────────────────────────────────────────────────────────────────────
@@ -134,6 +160,67 @@ def test_a_user_who_may_not_read_files_reads_by_a_lease(platform: VCenter, disk:
     assert "Datastore.Browse" in assessment
     assert "no deltas" in str(reason)
     assert isinstance(ask(platform.access(), opened), LeaseSpec)
+
+
+# ── disks that are mostly empty ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def mostly_empty(platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The disk, of which the platform says that a quarter is allocated; not which."""
+    monkeypatch.setattr("synvirt.live.vim_ways.SPARED_BYTES_LEAST", 1)
+    platform.control("allocate", vm=VM, bytes=DISK_BYTES // 4)
+    # Half of its stream is more than is fetched at once: what cuts it there cuts it in the middle of the copy.
+    disk.write_bytes(random.Random(17).randbytes(3 << 20) + bytes(DISK_BYTES - (3 << 20)))
+    return disk
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [("", {"nfc": 1, "folder": 1}), ("cut", {"nfc": 1}), ("status:404", {"nfc": 1}), ("no lease", {"nfc": 0})],
+)
+def test_a_cold_copy_of_a_mostly_empty_disk_fetches_what_is_allocated(
+    by_any_way: VimHouse, platform: VCenter, mostly_empty: Path, kind: str, calls: dict[str, int]
+) -> None:
+    """And goes on by its file where the lease fails, which costs no second lease."""
+    assert "vim.mostly_empty" in told(platform.access())[2]
+    if kind == "no lease":
+        platform.fault("ExportSnapshot", "NoPermission", times=1000)
+    elif kind:
+        platform.fault("nfc", kind, times=1000)
+    job = by_any_way.run(by_any_way.intake.submit(plan("Cold")).id)
+    assert (job.state, job.last_error) == (State.COMPLETED, None)
+    assert same(by_any_way, job, mostly_empty)
+    assert {name: platform.calls(name) for name in calls} == calls
+    assert platform.calls("ExportSnapshot") == 1
+    assert (platform.leases(), platform.snapshots()) == (0, [])
+
+
+def test_two_mostly_empty_disks_wait_for_one_lease_that_never_comes(
+    by_any_way: VimHouse, platform: VCenter, mostly_empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("synvirt.live.vim_lease.READY_TIMEOUT_S", 0.05)
+    data = platform.add_disk(VM, random.Random(5).randbytes(1 << 20), place=1)
+    platform.control("allocate", vm=VM, bytes=1)
+    platform.next_leases(stuck=9)
+    job = by_any_way.run(by_any_way.intake.submit(plan("Cold")).id)
+    assert (job.state, job.last_error) == (State.COMPLETED, None)
+    keys = [one.key for one in job.disks]
+    assert [by_any_way.volume(job, key).read_bytes() for key in keys] == [mostly_empty.read_bytes(), data.read_bytes()]
+    assert (platform.calls("ExportSnapshot"), platform.leases()) == (1, 0)
+
+
+def test_a_warm_copy_and_one_by_the_operators_choice_need_no_lease(
+    by_any_way: VimHouse, platform: VCenter, mostly_empty: Path
+) -> None:
+    chosen = platform.access(fingerprint_sha256=platform.fingerprint, transport="datastore")
+    assert isinstance(ask(chosen, opened), DatastoreSpec)
+    ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
+    with busy_guest(platform):
+        job = by_any_way.run(by_any_way.intake.submit(plan()).id)
+    assert (job.state, job.mode_effective) == (State.COMPLETED, Mode.WARM)
+    assert same(by_any_way, job, mostly_empty)
+    assert platform.calls("ExportSnapshot") == 0
 
 
 def test_a_platform_that_does_not_tell_privileges_is_tried_by_files(platform: VCenter, disk: Path) -> None:

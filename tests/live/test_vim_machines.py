@@ -147,11 +147,12 @@ def test_only_the_stores_of_disks_are_asked_whether_we_may_read_them(monkeypatch
     disks = [a_disk(backing=over), a_disk(2001, Backing(fileName="[home] a/b.vmdk", datastore=home)), a_disk(2002)]
     asked: list[str] = []
 
-    def may_read_files(_: object, stores: Sequence[Any]) -> bool:
+    def may(_: object, privilege: str, stores: Sequence[Any]) -> bool:
+        assert privilege == "Datastore.Browse"
         asked.extend(store._moId for store in stores)
         return images not in stores
 
-    monkeypatch.setattr(vim_privileges, "may_read_files", may_read_files)
+    monkeypatch.setattr(vim_privileges, "may", may)
     adapter = VimApi(SourceAccess("https://vcenter", {"user": "u", "password": "p"}))
     ways = adapter._chosen_ways(virtual_disks([*disks, drive]), {"home": "VMFS", "old": "VMFS"})
     assert asked == ["datastore-1", "datastore-2"]
@@ -246,6 +247,58 @@ def test_a_device_of_the_hosts_own_forbids_snapshots_while_it_runs(device: Any, 
     assert [concern.id for concern in one.concerns[1:]] == (["vim.passthrough:13000"] if told else [])
     assert (told or "None") in str(one.cbt_reason)
     assert one.cbt_available == (told is None)
+
+
+def a_file(name: str, size: int) -> Any:
+    return vim.vm.FileLayoutEx.FileInfo(key=1, name=f"[ds1] web/{name}", type="diskExtent", size=size)
+
+
+@pytest.mark.parametrize(
+    ("files", "allocated"),
+    [
+        ({"web-flat.vmdk": 100, "web-000001-sesparse.vmdk": 20}, 120),
+        ({"web-flat.vmdk": 100, "web-000001-delta.vmdk": 20, "other-flat.vmdk": 7}, 120),
+        ({"web-flat.vmdk": 1 << 30, "web-000001-delta.vmdk": 20}, 1 << 30),
+        ({"web-flat.vmdk": 100}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_allocated_of_a_disk_is_what_all_its_files_take(files: dict[str, int], allocated: int | None) -> None:
+    over = Backing(fileName="[ds1] web/web-000001.vmdk", parent=Backing(fileName="[ds1] web/web.vmdk"))
+    listed = [a_file(name, size) for name, size in files.items()]
+    assert described(a_disk(backing=over), layoutEx__file=listed).disks[0].used_bytes == allocated
+
+
+EMPTY = {"layoutEx__file": [a_file("web-flat.vmdk", 3 << 30)]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "way_", "may_export", "told"),
+    [
+        ({}, Way("datastore"), True, "reads what is allocated alone, by an export lease"),
+        ({}, Way("datastore"), False, "lacks the privilege VApp.Export"),
+        ({}, Way("datastore", chosen=True), True, "options.transport"),
+        ({}, Way("vddk"), True, None),
+        ({}, Way("lease"), True, None),
+        ({"layoutEx__file": [a_file("web-flat.vmdk", 6 << 30)]}, Way("datastore"), True, None),
+        ({"layoutEx__file": []}, Way("datastore"), True, None),
+        ({"config__hardware__device": None}, Way("datastore"), True, None),
+    ],
+)
+def test_what_a_cold_copy_of_a_mostly_empty_disk_will_read(
+    fields: dict[str, Any], way_: Way, may_export: bool, told: str | None
+) -> None:
+    disk = a_disk()
+    disk.capacityInBytes = 10 << 30
+    one = manifest("vm-1", found(disk, **EMPTY | fields), {"ds1": "VMFS"}, {"2000": way_}, may_export=may_export)
+    concerns = [concern for concern in one.concerns if concern.id == "vim.mostly_empty"]
+    assert bool(concerns) == (told is not None)
+    for concern in concerns:
+        assert str(told) in concern.assessment
+        assert f"{3 << 30} of {10 << 30} bytes of Hard disk 1" in concern.assessment
+    disk.backing.changeId = "52 de/1"
+    tracked = manifest("vm-1", found(disk, **EMPTY | fields), {"ds1": "VMFS"}, {"2000": way_}, may_export=may_export)
+    assert "vim.mostly_empty" not in [concern.id for concern in tracked.concerns]
 
 
 Card = vim.vm.device.VirtualEthernetCard

@@ -150,9 +150,9 @@ def _served(spec: NbdSpec | DatastoreSpec | VddkSpec | LeaseSpec | RbdSpec) -> D
 
         return VddkReader(spec)
     if isinstance(spec, LeaseSpec):
-        from synvirt.disks.exported import ExportedReader
+        from synvirt.disks.exported import EitherReader, ExportedReader
 
-        return ExportedReader(spec)
+        return ExportedReader(spec) if spec.instead is None else EitherReader(spec, open_reader)
     from synvirt.disks.nbd import NbdReader
 
     return NbdReader(spec.uri, bitmap=spec.bitmap, connections=spec.connections)

@@ -3,6 +3,8 @@ Guide», HttpNfcLease).
 
 No ranges, and no second try within it: a stream that breaks off ends this reader, and the pass goes on from its watermark with
 a new lease. What lies before the watermark then comes once more, and is passed over. Who asked for the lease keeps it alive.
+
+Where the lease is only the cheaper way to a disk that can be read by another, too, that one is read from where it fails.
 """
 
 import contextlib
@@ -10,20 +12,21 @@ import http.client
 import io
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from synvirt.blocks import Extent
+from synvirt.blocks import DiskReader, Extent
 from synvirt.disks import tls
-from synvirt.disks.specs import LeaseSpec
+from synvirt.disks.specs import LeaseSpec, ReaderSpec
 from synvirt.disks.vmdk_flow import VmdkFlow
-from synvirt.errors import DiskReadFailed, MalformedArchive, SourceUnreachable
+from synvirt.errors import DiskReadFailed, MalformedArchive, SourceUnreachable, UnsupportedFormat
 from synvirt.sizes import MIB
 
 CONNECT_TIMEOUT_S: Final = 20.0
 # A host says nothing while it looks through an empty part of a thick disk: 300 GB in this time, if it reads 1 GB/s.
 SILENCE_TIMEOUT_S: Final = 300.0
 _BUFFER_BYTES: Final = MIB
+_FAILED: Final = (DiskReadFailed, MalformedArchive, SourceUnreachable, UnsupportedFormat)
 
 
 class ExportedReader:
@@ -104,3 +107,41 @@ class ExportedReader:
 
     def close(self) -> None:
         self._closing.close()
+
+
+class EitherReader:
+    """The lease, and from where it fails on what its spec has instead: a stream that is cut, out of order, or cannot be had at
+    all costs the disk nothing but what the lease would have spared."""
+
+    max_readers = 1
+
+    def __init__(self, spec: LeaseSpec, open_reader: Callable[[ReaderSpec], DiskReader]) -> None:
+        if spec.instead is None:
+            raise ValueError("there is nothing to read instead")
+        self._instead, self._open = spec.instead, open_reader
+        self.size = spec.size_bytes
+        self._exported: ExportedReader | None = None
+        self._other: DiskReader | None = None
+        with contextlib.suppress(*_FAILED):
+            self._exported = ExportedReader(spec)
+        if self._exported is None:
+            self._other = open_reader(spec.instead)
+
+    def extents(self) -> Iterator[Extent]:
+        yield Extent(0, self.size)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if self._exported is not None:
+            try:
+                return self._exported.read_into(offset, buffer)
+            except _FAILED:
+                self._exported.close()
+                self._exported = None
+        if self._other is None:
+            self._other = self._open(self._instead)
+        return self._other.read_into(offset, buffer)
+
+    def close(self) -> None:
+        for reader in (self._exported, self._other):
+            if reader is not None:
+                reader.close()

@@ -144,7 +144,8 @@ class LeaseSpec(Spec):
     """A disk in a snapshot of a vSphere VM, as a host sends it under an export lease, which its maker keeps alive.
 
     `target`: of the URL its path, which opens the disk to whoever knows it. `thumbprint`: of the host's certificate, in hex;
-    a pin goes before it. `cookie` is empty where the host is not the platform itself."""
+    a pin goes before it. `cookie` is empty where the host is not the platform itself. `instead`: the same disk by another way,
+    which is read from where the lease fails on."""
 
     format: Literal["lease"] = "lease"
     host: str
@@ -156,6 +157,7 @@ class LeaseSpec(Spec):
     thumbprint: str | None = None
     size_bytes: int
     name: str = ""
+    instead: "ReaderSpec | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

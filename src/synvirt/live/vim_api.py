@@ -18,6 +18,7 @@ Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that woul
 import asyncio
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import structlog
@@ -25,15 +26,25 @@ from pydantic import Field, SecretStr, StringConstraints, model_validator
 
 from synvirt.disks.datastore import ReadForbidden
 from synvirt.disks.specs import ChangedSpec, ReaderSpec, VddkSpec
-from synvirt.errors import AuthFailed, CbtUnsupported, DiskReadFailed, SnapshotFailed, SynvirtError, VmNotFound
+from synvirt.errors import (
+    AuthFailed,
+    CbtUnsupported,
+    DiskReadFailed,
+    Internal,
+    SnapshotFailed,
+    SourceUnreachable,
+    SynvirtError,
+    UnsupportedFormat,
+    VmNotFound,
+)
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow, vim_changes, vim_files, vim_power, vim_privileges
 from synvirt.live.form import Form
-from synvirt.live.vim_disks import stores_of, type_name, virtual_disks
+from synvirt.live.vim_disks import allocated_of, capacity_of, stores_of, type_name, virtual_disks
 from synvirt.live.vim_files import FOLDERS_DEEP_MAX
 from synvirt.live.vim_lease import ExportLease
-from synvirt.live.vim_machines import INSPECTED, LISTED, NETWORK_PATHS, manifest, network_names, row, shown
+from synvirt.live.vim_machines import INSPECTED, LISTED, NETWORK_PATHS, manifest, network_names, row, shown, untold_disks
 from synvirt.live.vim_session import KEEP_ALIVE_S, Login, VimSession, library
-from synvirt.live.vim_ways import Way, way
+from synvirt.live.vim_ways import Way, mostly_empty, way
 from synvirt.model import Disk, LiveKind, Name, Received, SourceOptions, VmManifest
 
 log = structlog.get_logger(__name__)
@@ -86,6 +97,8 @@ class VimApi:
         # Of the snapshot that was opened last: the way to each of its disks.
         self._ways: tuple[str, Mapping[str, Way]] | None = None
         self._lease: ExportLease | None = None
+        # The snapshot that could not be exported when it would have been better so.
+        self._unexportable: str | None = None
         self._renewing: asyncio.Task[None] | None = None
 
     # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,7 +166,10 @@ class VimApi:
         disks = virtual_disks(found.get("config.hardware.device") or ())
         ways = self._chosen_ways(disks, types)
         host, networks = self._surroundings(found.get("runtime.host"), found.get("network") or ())
-        return manifest(vm_id, found, types, ways, host=host, networks=networks)
+        may_export = bool(untold_disks(found, ways)) and vim_privileges.may(
+            self._session, vim_privileges.EXPORT[0], [self._session.machine(vm_id)]
+        )
+        return manifest(vm_id, found, types, ways, host=host, networks=networks, may_export=may_export)
 
     def _surroundings(self, host: Any, networks: Sequence[Any]) -> tuple[str, Mapping[str, str]]:
         """The name of the VM's host, and those of its networks by what its cards hold of them."""
@@ -175,7 +191,9 @@ class VimApi:
         # The VM has others, too, from which we read nothing: that of an ISO image in its drive.
         stores = stores_of(disks)
         asked = wished == "auto" and not has_vddk and stores
-        missing = vim_privileges.FILES if asked and not vim_privileges.may_read_files(self._session, stores) else None
+        missing = (
+            vim_privileges.FILES if asked and not vim_privileges.may(self._session, vim_privileges.FILES, stores) else None
+        )
         return {
             str(disk.key): way(wished, has_vddk=has_vddk, disk=disk, store_types=types, missing_privilege=missing)
             for disk in disks
@@ -237,12 +255,34 @@ class VimApi:
             if areas is not None:
                 return ChangedSpec(over=vim_files.whole_disk(self._session, vm_id, device, None), areas=areas)
             allocated = vim_changes.allocated(self._session, vm_id, snapshot_id, device)
-            return vim_files.whole_disk(self._session, vm_id, device, allocated)
+            whole = vim_files.whole_disk(self._session, vm_id, device, allocated)
+            return whole if allocated is not None else self._sparser(wanted, whole)
         except ReadForbidden as error:
             if self._options.transport != "auto":
                 raise DiskReadFailed(error.detail, hint=error.hint) from error
             log.warning("a disk's files are not for us: by an export lease", vm=vm_id, disk=device.key, cause=error.detail)
             return self._exported(wanted, Way("lease", error.detail), since)
+
+    def _sparser(self, wanted: _Wanted, whole: ReaderSpec) -> ReaderSpec:
+        """A disk of which nobody tells what was ever written: by an export lease, where that is told when the job is planned to
+        spare most of it; from where the lease fails by its files, as without one."""
+        vm_id, snapshot_id, device, _ = wanted
+        if self._options.transport != "auto" or self._unexportable == snapshot_id:
+            return whole
+        # Of the VM as it is, whose list of files is no snapshot's.
+        found = self._vm(vm_id, ("name", "config.hardware.device", "layoutEx.file"))
+        files = found.get("layoutEx.file") or ()
+        disks = virtual_disks(found.get("config.hardware.device") or ())
+        taken = next((allocated_of(disk, files) for disk in disks if disk.key == device.key), None)
+        if not mostly_empty(capacity_of(device), taken):
+            return whole
+        try:
+            return replace(self._leased(snapshot_id).disk(device, wanted.devices), instead=whole)
+        except (AuthFailed, Internal, SourceUnreachable, UnsupportedFormat) as error:
+            log.info("no export lease: the whole disk is read", vm=vm_id, disk=device.key, cause=error.detail)
+            # It is waited for once, not by each disk.
+            self._unexportable = snapshot_id
+            return whole
 
     def _exported(self, wanted: _Wanted, chosen: Way, since: str | None) -> ReaderSpec:
         if since is not None:
@@ -259,8 +299,13 @@ class VimApi:
             self._lease = None
         if self._lease is None:
             # Known before it is ready, so that it is ended whatever comes.
-            self._lease = ExportLease(self._session, snapshot_id)
-            self._lease.open()
+            lease = self._lease = ExportLease(self._session, snapshot_id)
+            try:
+                lease.open()
+            except SynvirtError:
+                self._lease = None
+                lease.end()
+                raise
         return self._lease
 
     async def _renew(self, lease: ExportLease) -> None:

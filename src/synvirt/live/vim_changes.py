@@ -22,7 +22,7 @@ from synvirt.errors import (
     VmNotFound,
 )
 from synvirt.live import SnapshotRef
-from synvirt.live.vim_disks import label, not_tracked, virtual_disks
+from synvirt.live.vim_disks import capacity_of, label, not_tracked, virtual_disks
 from synvirt.live.vim_session import VimSession, busy_faults, library
 
 # A quiesced snapshot of a busy database takes minutes, a removal that consolidates a grown delta hours.
@@ -233,7 +233,7 @@ def allocated(session: VimSession, vm_id: str, snapshot_id: str, disk: Any) -> t
 def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: str) -> tuple[tuple[int, int], ...]:
     vmware = library()
     areas: list[tuple[int, int]] = []
-    size, start = int(disk.capacityInBytes), 0
+    size, start = capacity_of(disk), 0
     refused = (vmware.vim.fault.FileFault, vmware.vim.fault.NotFound, vmware.vmodl.fault.InvalidArgument)
 
     def ask(_: Any) -> Any:

@@ -22,6 +22,8 @@ _BUSES: Final[tuple[tuple[str, DiskBus], ...]] = (
     ("LsiLogicSASController", "scsi"),
     ("BusLogicController", "scsi"),
 )
+# Of the files with a disk's bytes, where `fileName` is the descriptor's: its base's, and those of either kind of snapshot.
+_EXTENTS: Final = ("-flat.vmdk", "-delta.vmdk", "-sesparse.vmdk")
 # vSphere's own limit is 32 snapshots.
 CHAIN_MAX: Final = 64
 # Files of these stores are objects: /folder has no bytes of them.
@@ -92,6 +94,21 @@ def backings(disk: Any) -> Iterator[Any]:
             return
         yield backing
         backing = getattr(backing, "parent", None)
+
+
+def capacity_of(disk: Any) -> int:
+    return int(disk.capacityInBytes or disk.capacityInKB * 1024)
+
+
+def allocated_of(disk: Any, files: Sequence[Any]) -> int | None:
+    """What the disk's files take, in bytes, by the platform's list of its VM's (`layoutEx.file`); None where one is not there.
+
+    A file of a thin disk is listed with what it takes, not with what it may come to."""
+    sizes = {str(file.name): int(file.size) for file in files if file.type == "diskExtent"}
+    stems = [str(getattr(backing, "fileName", "") or "").removesuffix(".vmdk") for backing in backings(disk)]
+    taken = [next((sizes[stem + end] for end in _EXTENTS if stem + end in sizes), None) for stem in stems]
+    known = [size for size in taken if size is not None]
+    return min(capacity_of(disk), sum(known)) if len(known) == len(taken) else None
 
 
 def stores_of(disks: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from synvirt.disks.specs import DatastoreSpec, DeltaSpec, ReaderSpec
 from synvirt.disks.vmdk_descriptor import parse_descriptor
 from synvirt.disks.vmdk_sparse import DESCRIPTOR_BYTES_MAX
 from synvirt.errors import Internal, UnsupportedFormat
-from synvirt.live.vim_disks import chain
+from synvirt.live.vim_disks import capacity_of, chain
 from synvirt.live.vim_session import VimSession, library
 
 # Folders may lie in one another; a loop in what a platform says must have an end.
@@ -29,7 +29,7 @@ def whole_disk(session: VimSession, vm_id: str, device: Any, areas: tuple[tuple[
             hint="move it to another datastore as a thick or thin disk, or install VDDK and set options.vddk_libdir",
         )
     *deltas, base = layers
-    flat = _file(session, vm_id, base, int(device.capacityInBytes))
+    flat = _file(session, vm_id, base, capacity_of(device))
     flat = replace(flat, path=flat.path.removesuffix(".vmdk") + "-flat.vmdk")
     open_reader(flat).close()
     if not deltas:

@@ -16,7 +16,7 @@ import structlog
 
 from synvirt.disks.specs import LeaseSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceUnreachable, SynvirtError, UnsupportedFormat, VmNotFound
-from synvirt.live.vim_disks import place_name, virtual_disks
+from synvirt.live.vim_disks import capacity_of, place_name, virtual_disks
 from synvirt.live.vim_lease_guard import LeaseGuard
 from synvirt.live.vim_session import VimSession, library
 
@@ -161,7 +161,7 @@ class ExportLease:
             fingerprint_sha256=options.fingerprint_sha256 if at_home else None,
             # The session is the platform's business: no other host is shown it. The URL itself holds a secret of its own.
             cookie=session.cookie if at_home else "",
-            size_bytes=int(device.capacityInBytes or device.capacityInKB * 1024),
+            size_bytes=capacity_of(device),
             name=str(getattr(device.backing, "fileName", None) or f"disk {device.key}"),
         )
 

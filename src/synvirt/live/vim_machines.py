@@ -10,7 +10,9 @@ from typing import Any, Final, Literal
 from synvirt.live import VmRow
 from synvirt.live.vim_disks import (
     OBJECT_STORES,
+    allocated_of,
     bus_of,
+    capacity_of,
     chain,
     controller_of,
     encrypted,
@@ -23,7 +25,7 @@ from synvirt.live.vim_disks import (
     type_name,
     virtual_disks,
 )
-from synvirt.live.vim_ways import Way
+from synvirt.live.vim_ways import EXPORT, Way, mostly_empty
 from synvirt.model import MIB, Concern, Disk, GuestOs, Nic, Snapshot, VmManifest
 
 LISTED: Final = (
@@ -110,9 +112,10 @@ def manifest(
     *,
     host: str = "",
     networks: Mapping[str, str] | None = None,
+    may_export: bool = False,
 ) -> VmManifest:
     """`store_types`: of each datastore's name, its type. `ways`: of each disk's key, by which way it will be read. `host`: the
-    name of the one it is on. `networks`: see `network_names`."""
+    name of the one it is on. `networks`: see `network_names`. `may_export`: our user may ask for an export lease."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
     boot = found.get("config.bootOptions")
     disks = _disks(found, devices, boot, ways)
@@ -135,7 +138,7 @@ def manifest(
         disks=disks,
         nics=_nics(found, devices, networks or {}),
         snapshots=tuple(_snapshots(found.get("snapshot.rootSnapshotList") or ())),
-        concerns=tuple(_concerns(found, devices, store_types, ways)),
+        concerns=tuple(_concerns(found, devices, store_types, ways, may_export=may_export)),
     )
 
 
@@ -168,26 +171,25 @@ def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any, ways: Ma
     # Where the whole VM is not tracked, what its disks are set to says nothing: it is all set anew.
     settings = (found.get("config.extraConfig") or ()) if tracked else ()
     order = [one.deviceKey for one in getattr(boot, "bootOrder", None) or () if hasattr(one, "deviceKey")]
-    sizes = {file.name: file.size for file in found.get("layoutEx.file") or () if file.type == "diskExtent"}
+    files = found.get("layoutEx.file") or ()
 
     def one(device: Any) -> Disk:
         controller = controller_of(device, devices)
         kind = type_name(controller) if controller is not None else ""
-        path = str(getattr(device.backing, "fileName", "") or "")
         switched_off = not_tracked(device, devices, settings)
         why = not_held(device) or ways[str(device.key)].no_deltas
         why = why or (f"is not tracked: {switched_off} in the VM's configuration parameters" if switched_off else None)
         return Disk(
             key=str(device.key),
             label=label(device),
-            capacity_bytes=int(device.capacityInBytes or device.capacityInKB * 1024),
-            used_bytes=sizes.get(path.removesuffix(".vmdk") + "-flat.vmdk"),
+            capacity_bytes=capacity_of(device),
+            used_bytes=allocated_of(device, files),
             format="vmdk",
             bus=bus_of(controller),
             controller=f"{kind} {getattr(controller, 'busNumber', 0)}".strip(),
             unit=int(device.unitNumber or 0),
             boot_order=order.index(device.key) + 1 if device.key in order else None,
-            source_path=path,
+            source_path=str(getattr(device.backing, "fileName", "") or ""),
             # Not by the VM alone: this disk may have been added since, or nothing have happened that made the host begin.
             cbt_enabled=tracked and bool(getattr(device.backing, "changeId", None)),
             cbt_reason=of_all or (f"{label(device)} {why}" if why else None),
@@ -245,7 +247,12 @@ def _guest_os(found: Mapping[str, Any]) -> GuestOs:
 
 
 def _concerns(
-    found: Mapping[str, Any], devices: Sequence[Any], store_types: Mapping[str, str], ways: Mapping[str, Way]
+    found: Mapping[str, Any],
+    devices: Sequence[Any],
+    store_types: Mapping[str, str],
+    ways: Mapping[str, Way],
+    *,
+    may_export: bool,
 ) -> Iterator[Concern]:
     disks = virtual_disks(devices)
     yield Concern(
@@ -256,6 +263,8 @@ def _concerns(
         remedy="options.transport of the source chooses another way.",
     )
     yield from _of_machine(found, devices)
+    if untold := untold_disks(found, ways):
+        yield _of_empty_disks(untold, ways, may_export=may_export)
     for disk in disks:
         yield from _of_disk(disk, store_types, by_files=ways[str(disk.key)].name == "datastore")
 
@@ -306,6 +315,37 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
             "What it has in its memory is not moved, and is lost when it is powered off for the cut-over.",
             "Resume it, or power it off, at the source first.",
         )
+
+
+def untold_disks(found: Mapping[str, Any], ways: Mapping[str, Way]) -> list[tuple[Any, int]]:
+    """The mostly empty disks that are read from files, with what is allocated of each, where nobody tells which parts are: of
+    one that is tracked, and has a change id, the platform does."""
+    files = found.get("layoutEx.file") or ()
+    disks = [
+        disk for disk in virtual_disks(found.get("config.hardware.device") or ()) if ways[str(disk.key)].name == "datastore"
+    ]
+    allocated = [(disk, allocated_of(disk, files)) for disk in disks if not getattr(disk.backing, "changeId", None)]
+    return [(disk, taken) for disk, taken in allocated if taken is not None and mostly_empty(capacity_of(disk), taken)]
+
+
+def _of_empty_disks(untold: Sequence[tuple[Any, int]], ways: Mapping[str, Way], *, may_export: bool) -> Concern:
+    told = ", ".join(f"{taken} of {capacity_of(disk)} bytes of {label(disk)}" for disk, taken in untold)
+    by_choice = any(ways[str(disk.key)].chosen for disk, _ in untold)
+    if by_choice or not may_export:
+        why = "options.transport says so" if by_choice else f"our user lacks the privilege {EXPORT}"
+        read, remedy = f"all of them, as {why}", "by an export lease what is allocated alone would come over the network"
+    else:
+        read, remedy = (
+            "what is allocated alone, by an export lease",
+            "options.transport datastore reads all of them, by their files",
+        )
+    return Concern(
+        id="vim.mostly_empty",
+        category="Information",
+        label="Mostly empty disks",
+        assessment=f"Allocated are {told}, and their changes are not tracked. A cold copy reads {read}.",
+        remedy=f"A warm copy reads what is allocated; {remedy}.",
+    )
 
 
 def _of_disk(disk: Any, store_types: Mapping[str, str], *, by_files: bool) -> Iterator[Concern]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from synvirt.errors import Internal
+from synvirt.live import vim_ways
 from synvirt.live.vim_session import VimSession, library
 from synvirt.live.vim_ways import WayName
 from synvirt.model import SourceCheck
@@ -24,7 +25,7 @@ PRIVILEGES: Final = (
 # Without it no file of a datastore is read.
 FILES: Final = "Datastore.Browse"
 # What the third way to the disks takes instead of those of the datastores.
-EXPORT: Final = ("VApp.Export", "read its disks by an export lease")
+EXPORT: Final = (vim_ways.EXPORT, "read its disks by an export lease")
 _OF_FILES: Final = "Datastore."
 
 
@@ -78,12 +79,12 @@ def _check(user: str, privilege: str, what_for: str, *, granted: set[str], may_e
     )
 
 
-def may_read_files(session: VimSession, stores: Sequence[Any]) -> bool:
-    """Of all these datastores; where the platform does not say, it is tried."""
+def may(session: VimSession, privilege: str, things: Sequence[Any]) -> bool:
+    """Has our user the privilege on all these? Where the platform does not say, it is tried."""
 
     def ask(content: Any) -> Any:
         key = content.sessionManager.currentSession.key
-        return content.authorizationManager.HasPrivilegeOnEntities(list(stores), key, [FILES])
+        return content.authorizationManager.HasPrivilegeOnEntities(list(things), key, [privilege])
 
     try:
         answer = session.call("say what we may do", ask)

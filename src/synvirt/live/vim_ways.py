@@ -15,11 +15,24 @@ READ_BY: Final[dict[WayName, str]] = {
 }
 
 
+# The privilege that it takes.
+EXPORT: Final = "VApp.Export"
+# A lease is one stream, which the host compresses and nobody takes up in its middle: worth that where it spares most of a disk.
+SPARED_BYTES_LEAST: Final = 1 << 30
+
+
+def mostly_empty(capacity_bytes: int, allocated_bytes: int | None) -> bool:
+    """Would a lease, which sends what is allocated alone, spare at least half of the disk?"""
+    spared = 0 if allocated_bytes is None else capacity_bytes - allocated_bytes
+    return spared >= SPARED_BYTES_LEAST and 2 * spared >= capacity_bytes
+
+
 class Way(NamedTuple):
-    """`why`: what forbids the ways before it; empty where nothing does, or the operator chose."""
+    """`why`: what forbids the ways before it; empty where nothing does. `chosen`: by the operator, whatever it forbids."""
 
     name: WayName
     why: str = ""
+    chosen: bool = False
 
     @property
     def told(self) -> str:
@@ -43,7 +56,7 @@ def way(
 ) -> Way:
     """Of one of the VM's disks. `missing_privilege`: one that our user lacks to read the datastores' files."""
     if wished != "auto":
-        return Way(wished)
+        return Way(wished, chosen=True)
     if has_vddk:
         return Way("vddk")
     if missing_privilege is not None:

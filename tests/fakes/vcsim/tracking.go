@@ -215,6 +215,16 @@ func LeaveToConsolidate(vmID string) {
 	vm.Runtime.ConsolidationNeeded = types.NewBool(true)
 }
 
+// Allocate so many bytes of the VM's disks: what its list of files says that they take.
+func Allocate(vmID string, size int64) {
+	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
+	for i := range vm.LayoutEx.File {
+		if strings.HasSuffix(vm.LayoutEx.File[i].Name, "-flat.vmdk") {
+			vm.LayoutEx.File[i].Size = size
+		}
+	}
+}
+
 // PlugIntoOpaque network, one of NSX, the first card of a VM; the network is made.
 func PlugIntoOpaque(vmID string, id string, name string) error {
 	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
