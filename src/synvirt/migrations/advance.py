@@ -179,7 +179,8 @@ async def undone(entries: Sequence[LedgerEntry], undo: Callable[[LedgerEntry], A
     disk one again, and the guest is to run meanwhile. The source is not powered on while the guest may live here, in a domain
     that could not be undone: two of one guest would both write, answer and be believed."""
     alive_here = False
-    for entry in sorted(entries[::-1], key=lambda one: one.kind == "snapshot"):
+    newest_first = entries[::-1]
+    for entry in sorted(newest_first, key=lambda one: one.kind == "snapshot"):
         if entry.kind == "source_power" and alive_here:
             continue
         if await undo(entry):

@@ -35,8 +35,8 @@ async def claim(job: Job) -> None:
 
 
 async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable[None]]) -> None:
-    """GuestBootFailed, when no rung is left; DomainDefineFailed; Conflict, when a domain took the name meanwhile. `check` raises
-    when the guest must not be started: asked before each rung, for one takes minutes."""
+    """GuestBootFailed, when no rung is left; DomainDefineFailed; Conflict, when a domain took the name meanwhile. `check`
+    raises when the guest must not be started: asked before each rung, for one takes minutes."""
     if job.migration.domain is None and not job.migration.boot_attempts:
         await _carry_variables(job)
     starts = job.migration.plan.target.start
