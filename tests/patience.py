@@ -2,7 +2,7 @@
 
 import pytest
 
-from synvirt.migrations import advance, passes, patience, warm
+from synvirt.migrations import advance, passes, patience, source_vm
 
 
 def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,5 +15,5 @@ def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first trouble is one too many."""
     quick_tries(monkeypatch)
-    for module, name in ((patience, "GUEST_RUNS_S"), (patience, "GUEST_OFF_S"), (warm, "LATER_S")):
+    for module, name in ((patience, "GUEST_RUNS_S"), (patience, "GUEST_OFF_S"), (source_vm, "LATER_S")):
         monkeypatch.setattr(module, name, 0.0)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from synvirt.errors import Internal, NotFound
-from synvirt.migrations import tidying, warm
+from synvirt.migrations import source_vm, tidying
 from synvirt.migrations.tidying import OWED, Tidier, tidied
 from synvirt.model import KIB, Migration, State
 from tests.fakes.live import FakeAdapter
@@ -226,7 +226,7 @@ def test_a_guest_that_goes_off_after_the_job_was_cancelled_is_powered_on_again(
     Tidier(house.rooms, host="local").look()
     assert house.platform.vm(VM)["power"] == "on"
     assert [entry.kind for entry in house.store.ledger(job.id)] == ["source_power"]  # it is looked at until it cannot any more
-    monkeypatch.setattr(warm, "SHUTTING_DOWN_S", 0.0)
+    monkeypatch.setattr(source_vm, "SHUTTING_DOWN_S", 0.0)
     Tidier(house.rooms, host="local").look()
     assert house.store.ledger(job.id) == []
 

@@ -14,7 +14,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
-from synvirt.migrations import warm
+from synvirt.migrations import source_vm
 from synvirt.migrations.job import Job, Stop
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
@@ -126,7 +126,7 @@ async def _sweep_snapshot(job: Job, name: str) -> None:
 
 async def _sweep_source_power(job: Job, _name: str) -> None:
     await _at_source(job, lambda adapter, vm_id: adapter.power_on(vm_id))
-    if await job.in_thread(warm.may_go_off, job):
+    if await job.in_thread(source_vm.may_go_off, job):
         raise SourceUnreachable(
             "the guest was asked to shut down, and may still do so by itself",
             hint="it is looked at again, and powered on again, for a quarter of an hour",

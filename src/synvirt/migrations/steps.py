@@ -13,7 +13,7 @@ from synvirt.disks.specs import paths, versions
 from synvirt.errors import CbtUnsupported, DiskReadFailed, DiskWriteFailed, InvalidPlan
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
-from synvirt.migrations import warm
+from synvirt.migrations import source_vm, warm
 from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.landing import claim, land
@@ -266,10 +266,10 @@ def _converts(job: Job, manifest: VmManifest) -> bool:
 
 
 async def starting(job: Job) -> Facts:
-    await land(job, await job.in_thread(_volumes, job), warm.refuse_living)
+    await land(job, await job.in_thread(_volumes, job), source_vm.refuse_living)
     if job.migration.plan.source.Live is not None:
-        await warm.measure_downtime(job)
-        await warm.leave(job)
+        await source_vm.measure_downtime(job)
+        await source_vm.leave(job)
     return _facts(job)
 
 

@@ -19,7 +19,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
-from synvirt.migrations import warm
+from synvirt.migrations import source_vm
 from synvirt.migrations.advance import SWEEPERS, undone
 from synvirt.migrations.job import Job, Stop
 from synvirt.migrations.retrying import kept_on_failure
@@ -113,7 +113,7 @@ class Tidier:
 
     async def _undo(self, job: Job, entry: LedgerEntry) -> None:
         if job.migration.state is State.COMPLETED:
-            await warm.settle(job, entry)
+            await source_vm.settle(job, entry)
         elif entry.kind == "source_power" and not await job.in_thread(self._still_wanted, job.migration):
             log.warning("the source is left off: another job has moved it since, or it is too long ago")
         elif entry.kind not in kept_on_failure(job.migration) or job.migration.state is State.CANCELLED:

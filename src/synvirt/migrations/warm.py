@@ -1,4 +1,4 @@
-"""The live source of a job: shut down, frozen for each pass, asked what changed, left alone at the end. asyncio.
+"""The passes of a Live job: its source frozen for each, asked what changed, and shut down before the last. asyncio.
 
     snapshot n ─▶ noted ─▶ read (since snapshot n - 1) ─▶ n - 1 goes ─▶ n is released: its change ids alone stay
                               │ gone? taken anew            not before n is copied: until then n - 1 is what n builds on
@@ -7,7 +7,7 @@
 Change tracking is not trusted: each pass also looks at some of what it leaves out (`disks.sampling`).
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Literal, TypeVar
@@ -17,7 +17,6 @@ import structlog
 from synvirt.disks.sampling import ChangesMissed
 from synvirt.disks.specs import read_whole, told_empty
 from synvirt.errors import (
-    AuthFailed,
     Cancelled,
     CbtReset,
     CbtUnsupported,
@@ -25,18 +24,18 @@ from synvirt.errors import (
     DeltaTooLarge,
     PersistFailed,
     SnapshotFailed,
-    SourceUnreachable,
     SynvirtError,
-    from_code,
 )
 from synvirt.live import LiveAdapter, SnapshotRef
+from synvirt.migrations import source_vm
 from synvirt.migrations.forecast import forecast, why_not
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.passes import PassDisk, run_opened_pass
 from synvirt.migrations.patience import Patience
 from synvirt.migrations.slots import SourceHost
+from synvirt.migrations.source_vm import at_source, shut_down, times_down, vm_id
 from synvirt.model import Disk, Mode, Pass, VmManifest, now
-from synvirt.store import LedgerEntry, Watermark
+from synvirt.store import Watermark
 
 Kind = Literal["full", "delta", "final"]
 
@@ -58,16 +57,6 @@ RETAKES_MAX = 3
 HOLD_INTERVAL_S = 60.0
 # The operator asks for the cut-over: what has changed since an older snapshot is copied once more while the guest still runs.
 FRESH_S = 30.0
-# What a source that is away now is still to get, where that may also come later.
-LATER_S = 30.0
-# A guest that was asked politely has gone off by then, or will not any more.
-SHUTTING_DOWN_S = 900.0
-
-
-def vm_id(job: Job) -> str:
-    if job.migration.plan.source_ref.kind != "live_vm":
-        raise RuntimeError("an Offline plan has no source VM")
-    return job.migration.plan.source_ref.vm_id
 
 
 def is_warm(job: Job) -> bool:
@@ -82,7 +71,7 @@ async def copy_full(job: Job) -> None:
     if is_warm(job) and not job.migration.passes:
         await _track_changes(job)
     if not is_warm(job):
-        await _shut_down(job)
+        await shut_down(job)
         if await _is_stale(job, 1):
             await _begin_anew(job)
     await _copy(job, 1, "full")
@@ -116,7 +105,7 @@ async def cut_over(job: Job) -> None:
     last = job.migration.passes[-1]
     if last.finished_at is None and last.kind != "final":
         last = await _copy(job, last.number, last.kind)
-    await _shut_down(job)
+    await shut_down(job)
     if last.kind == "final" and (last.finished_at is None or not await _is_stale(job, last.number)):
         number = last.number
     else:
@@ -130,12 +119,7 @@ async def _is_stale(job: Job, number: int) -> bool:
     """Was the guest shut down since the snapshot of this pass was made? Then it ran, and wrote, after it."""
     if await _noted_snapshot(job, number) is None:
         return False
-    return await job.in_thread(job.rooms.store.noted, job.id, f"downs:{number}") != await _downs(job)
-
-
-async def _downs(job: Job) -> str | None:
-    """How often this job shut its source down. Counted, not timed: clocks are set."""
-    return await job.in_thread(job.rooms.store.noted, job.id, "downs")
+    return await job.in_thread(job.rooms.store.noted, job.id, f"downs:{number}") != await times_down(job)
 
 
 async def _begin_anew(job: Job) -> None:
@@ -148,53 +132,6 @@ async def _begin_anew(job: Job) -> None:
     retakes = await job.in_thread(job.rooms.store.noted, job.id, "retaken:1")
     await job.in_thread(job.rooms.store.note, job.id, "retaken:1", retakes or "0")
     await _take_anew(job, 1, "full")
-
-
-async def refuse_living(job: Job) -> None:
-    """Conflict, when the source is on, or may be: two of one guest would both write, answer and be believed."""
-    if job.migration.boot_sign is not None or job.migration.plan.source.Live is None:
-        return
-    state = await power_state(job)
-    if state != "off":
-        raise Conflict(
-            f"the source {job.manifest.name} was shut down for the cut-over, and is {state} again: it is not started here",
-            hint="the copy is kept, and lacks what the source wrote since; shut the source down and submit anew",
-        )
-
-
-async def leave(job: Job) -> None:
-    """The guest lives here now: mark the source VM, and leave no snapshot of ours on it. It does live here: what cannot be
-    tidied up at the source is told, stays in the ledger, costs nobody the guest, and is tried again later (`tidying`)."""
-    await job.record("mark", vm_id(job))
-    try:
-        for entry in await job.in_thread(job.rooms.store.ledger, job.id):
-            if entry.kind in ("snapshot", "mark"):
-                await _at_source(job, lambda adapter: _settled(job, adapter, entry), LATER_S)  # noqa: B023
-                await job.strike(entry.kind, entry.name)
-        await job.take_back()
-    except PersistFailed:
-        raise
-    except SynvirtError as error:
-        job.stop.check()
-        log.warning("the source is not tidied up", job=str(job.id), cause=error.detail)
-        told = from_code(
-            error.code,
-            f"the guest runs here; its source could not be tidied up: {error.detail}",
-            "it is tried again until it is done; till then see that the old VM does not start by itself",
-        )
-        await job.tell(told)
-
-
-async def settle(job: Job, entry: LedgerEntry) -> None:
-    """What a job that went well still owes its source: a mark, or that a snapshot goes."""
-    await job.with_adapter(lambda adapter: _settled(job, adapter, entry))
-
-
-async def _settled(job: Job, adapter: LiveAdapter, entry: LedgerEntry) -> None:
-    if entry.kind == "mark":
-        await adapter.mark(vm_id(job), f"migrated to {job.migration.name} ({job.id})")
-    else:
-        await adapter.cleanup(vm_id(job), entry.name)
 
 
 async def _track_changes(job: Job) -> None:
@@ -215,7 +152,7 @@ async def _track_changes(job: Job) -> None:
 
 async def _enable_cbt(job: Job) -> None:
     keys = [disk.key for disk, _ in copied_disks(job)]
-    await _at_source(job, lambda adapter: adapter.enable_cbt(vm_id(job), keys))
+    await at_source(job, lambda adapter: adapter.enable_cbt(vm_id(job), keys))
 
 
 async def _converged(job: Job, delta: Pass) -> bool:
@@ -290,7 +227,7 @@ async def _released(job: Job, number: int) -> None:
             if entry.kind == "snapshot" and not (warm and entry.name == name):
                 await _cleaned(job, entry.name)
         if warm:
-            await _at_source(job, lambda adapter: adapter.release(vm_id(job), name), LATER_S)
+            await at_source(job, lambda adapter: adapter.release(vm_id(job), name), source_vm.LATER_S)
     except (PersistFailed, Cancelled):
         raise
     except SynvirtError as error:
@@ -394,7 +331,7 @@ async def _take_anew(job: Job, number: int, kind: Kind) -> None:
 
 async def _unmade(job: Job, name: str, kind: Kind) -> None:
     """No such snapshot, and changes are tracked as before."""
-    await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name))
+    await at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name))
     if is_warm(job) and kind != "final":
         # Where a platform keeps the tracking with its snapshots, it may have gone with the last one.
         await _enable_cbt(job)
@@ -426,54 +363,6 @@ async def _distrust(job: Job, number: int, error: ChangesMissed | CbtUnsupported
     await job.change(last_error=job.problem(told, fatal=False))
 
 
-# ── the source itself ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def _at_source(job: Job, use: Callable[[LiveAdapter], Awaitable[T]], limit_s: float | None = None) -> T:
-    """In a session of its own; asked again while the source does not answer, or does not let us in any more."""
-    async with Patience(job, limit_s) as patience:
-        while True:
-            try:
-                return await job.with_adapter(use)
-            except (SourceUnreachable, AuthFailed) as error:
-                await patience.wait(error)
-
-
-async def power_state(job: Job) -> str:
-    return (await _at_source(job, lambda adapter: adapter.inspect(vm_id(job)))).power_state
-
-
-async def _shut_down(job: Job) -> None:
-    """Off when it returns; in the ledger first, so that a failed job powers it on again, if it was on. One that is off is left
-    alone: it may be held open for its disks."""
-    store = job.rooms.store
-    state = await power_state(job)
-    if state == "off":
-        await job.in_thread(store.note, job.id, "shutting_down", "")
-        return
-    if state == "on":
-        await job.record("source_power", vm_id(job))
-    await job.in_thread(store.note, job.id, "downs", str(int(await _downs(job) or 0) + 1))
-    # A guest that somebody powered on in between was not down until now.
-    await job.in_thread(store.note, job.id, "down_since", now().isoformat())
-    await job.in_thread(store.note, job.id, "shutting_down", now().isoformat())
-    await _at_source(job, lambda adapter: adapter.shutdown(vm_id(job)))
-    await job.in_thread(store.note, job.id, "shutting_down", "")
-
-
-def may_go_off(job: Job) -> bool:
-    """Blocks. Was the guest asked to shut down not long ago, and nobody saw it go off? It may still do so by itself."""
-    asked = job.rooms.store.noted(job.id, "shutting_down")
-    return asked is not None and asked != "" and (now() - datetime.fromisoformat(asked)).total_seconds() < SHUTTING_DOWN_S
-
-
-async def measure_downtime(job: Job) -> None:
-    """From the source's shutting down to the first sign of life here, once."""
-    since = await job.in_thread(job.rooms.store.noted, job.id, "down_since")
-    if since is not None and job.migration.boot_sign is not None and job.migration.downtime_s is None:
-        await job.change(downtime_s=round((now() - datetime.fromisoformat(since)).total_seconds(), 3))
-
-
 def _snapshot_name(job: Job, number: int) -> str:
     return f"synvirt-{job.id}-{number}"
 
@@ -491,14 +380,14 @@ async def _snapshot(job: Job, number: int, kind: Kind) -> SnapshotRef:
         await _unmade(job, name, kind)
     await job.record("snapshot", name)
     await job.in_thread(store.note, job.id, f"begun:{number}", now().isoformat())
-    downs = await _downs(job)
+    downs = await times_down(job)
     keys = [disk.key for disk, _ in copied_disks(job)]
 
     async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest]:
         return await adapter.snapshot(vm_id(job), name, keys), await adapter.inspect(vm_id(job))
 
     try:
-        made, manifest = await _at_source(job, make)
+        made, manifest = await at_source(job, make)
     except SnapshotFailed as error:
         raise SnapshotNotMade(error.detail, hint=error.hint) from error
     _refuse_other_disks(job, manifest)
@@ -534,5 +423,5 @@ async def _noted_snapshot(job: Job, number: int) -> SnapshotRef | None:
 
 
 async def _cleaned(job: Job, name: str) -> None:
-    await _at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name), LATER_S)
+    await at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name), source_vm.LATER_S)
     await job.strike("snapshot", name)

@@ -1,0 +1,132 @@
+"""The source VM of a Live job: asked, shut down, not started beside its copy, left alone at the end. asyncio.
+
+Each question opens a session of its own, and is patient (`patience`). What is done to the VM is in the ledger, or noted, first.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import TypeVar
+
+import structlog
+
+from synvirt.errors import AuthFailed, Conflict, PersistFailed, SourceUnreachable, SynvirtError, from_code
+from synvirt.live import LiveAdapter
+from synvirt.migrations.job import Job
+from synvirt.migrations.patience import Patience
+from synvirt.model import now
+from synvirt.store import LedgerEntry
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+# What a source that is away now is still to get, where that may also come later.
+LATER_S = 30.0
+# A guest that was asked politely has gone off by then, or will not any more.
+SHUTTING_DOWN_S = 900.0
+
+
+def vm_id(job: Job) -> str:
+    if job.migration.plan.source_ref.kind != "live_vm":
+        raise RuntimeError("an Offline plan has no source VM")
+    return job.migration.plan.source_ref.vm_id
+
+
+async def at_source(job: Job, use: Callable[[LiveAdapter], Awaitable[T]], limit_s: float | None = None) -> T:
+    """In a session of its own; asked again while the source does not answer, or does not let us in any more."""
+    async with Patience(job, limit_s) as patience:
+        while True:
+            try:
+                return await job.with_adapter(use)
+            except (SourceUnreachable, AuthFailed) as error:
+                await patience.wait(error)
+
+
+async def power_state(job: Job) -> str:
+    return (await at_source(job, lambda adapter: adapter.inspect(vm_id(job)))).power_state
+
+
+async def shut_down(job: Job) -> None:
+    """Off when it returns; in the ledger first, so that a failed job powers it on again, if it was on. One that is off is left
+    alone: it may be held open for its disks."""
+    store = job.rooms.store
+    state = await power_state(job)
+    if state == "off":
+        await job.in_thread(store.note, job.id, "shutting_down", "")
+        return
+    if state == "on":
+        await job.record("source_power", vm_id(job))
+    await job.in_thread(store.note, job.id, "downs", str(int(await times_down(job) or 0) + 1))
+    # A guest that somebody powered on in between was not down until now.
+    await job.in_thread(store.note, job.id, "down_since", now().isoformat())
+    await job.in_thread(store.note, job.id, "shutting_down", now().isoformat())
+    await at_source(job, lambda adapter: adapter.shutdown(vm_id(job)))
+    await job.in_thread(store.note, job.id, "shutting_down", "")
+
+
+def may_go_off(job: Job) -> bool:
+    """Blocks. Was the guest asked to shut down not long ago, and nobody saw it go off? It may still do so by itself."""
+    asked = job.rooms.store.noted(job.id, "shutting_down")
+    return asked is not None and asked != "" and (now() - datetime.fromisoformat(asked)).total_seconds() < SHUTTING_DOWN_S
+
+
+async def times_down(job: Job) -> str | None:
+    """How often this job shut its source down. Counted, not timed: clocks are set."""
+    return await job.in_thread(job.rooms.store.noted, job.id, "downs")
+
+
+# ── the copy and its source ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def refuse_living(job: Job) -> None:
+    """Conflict, when the source is on, or may be: two of one guest would both write, answer and be believed."""
+    if job.migration.boot_sign is not None or job.migration.plan.source.Live is None:
+        return
+    state = await power_state(job)
+    if state != "off":
+        raise Conflict(
+            f"the source {job.manifest.name} was shut down for the cut-over, and is {state} again: it is not started here",
+            hint="the copy is kept, and lacks what the source wrote since; shut the source down and submit anew",
+        )
+
+
+async def measure_downtime(job: Job) -> None:
+    """From the source's shutting down to the first sign of life here, once."""
+    since = await job.in_thread(job.rooms.store.noted, job.id, "down_since")
+    if since is not None and job.migration.boot_sign is not None and job.migration.downtime_s is None:
+        await job.change(downtime_s=round((now() - datetime.fromisoformat(since)).total_seconds(), 3))
+
+
+async def leave(job: Job) -> None:
+    """The guest lives here now: mark the source VM, and leave no snapshot of ours on it. It does live here: what cannot be
+    tidied up at the source is told, stays in the ledger, costs nobody the guest, and is tried again later (`tidying`)."""
+    await job.record("mark", vm_id(job))
+    try:
+        for entry in await job.in_thread(job.rooms.store.ledger, job.id):
+            if entry.kind in ("snapshot", "mark"):
+                await at_source(job, lambda adapter: _settled(job, adapter, entry), LATER_S)  # noqa: B023
+                await job.strike(entry.kind, entry.name)
+        await job.take_back()
+    except PersistFailed:
+        raise
+    except SynvirtError as error:
+        job.stop.check()
+        log.warning("the source is not tidied up", job=str(job.id), cause=error.detail)
+        told = from_code(
+            error.code,
+            f"the guest runs here; its source could not be tidied up: {error.detail}",
+            "it is tried again until it is done; till then see that the old VM does not start by itself",
+        )
+        await job.tell(told)
+
+
+async def settle(job: Job, entry: LedgerEntry) -> None:
+    """What a job that went well still owes its source: a mark, or that a snapshot goes."""
+    await job.with_adapter(lambda adapter: _settled(job, adapter, entry))
+
+
+async def _settled(job: Job, adapter: LiveAdapter, entry: LedgerEntry) -> None:
+    if entry.kind == "mark":
+        await adapter.mark(vm_id(job), f"migrated to {job.migration.name} ({job.id})")
+    else:
+        await adapter.cleanup(vm_id(job), entry.name)
