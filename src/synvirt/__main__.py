@@ -3,8 +3,11 @@
 import os
 import sys
 
+from synvirt.cli.interrupts import end_at_once
+
 
 def main() -> None:
+    end_at_once()
     # What only looks at disks needs nothing of the service's, and does not wait for it to load.
     if sys.argv[1:2] == ["disk"]:
         from synvirt.cli import disk

@@ -16,6 +16,7 @@ from uuid import UUID
 import typer
 
 from synvirt.cli import app
+from synvirt.cli.interrupts import end_at_once
 from synvirt.cli.options import Options, with_options
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.migrations.intake import Intake, check_plan
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources import Sources
+    from synvirt.migrations.trials import swept as trials_swept
     from synvirt.migrations.uploads import Uploads, swept
     from synvirt.offline.elsewhere import Rules
     from synvirt.settings import prepare_data_dir
@@ -129,6 +131,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         mount(app, backups, settings)
         server = Server(app, settings)
         stack.enter_context(swept(uploads))
+        stack.enter_context(trials_swept(sources.trials))
         engine.start()
         stack.callback(engine.close)
         yield Service(server, rooms)
@@ -305,6 +308,7 @@ def serve(
 
     Example: synvirt serve --data-dir /var/lib/synvirt --listen 0.0.0.0:8441
     """
+    end_at_once()
     from synvirt.logs import log_to
     from synvirt.settings import load
 

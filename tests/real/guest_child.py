@@ -3,8 +3,8 @@
 It says what it has done, a line each, on stdout.
 """
 
-import asyncio
 import sys
+import time
 from pathlib import Path
 from uuid import UUID
 
@@ -39,7 +39,7 @@ def main() -> None:
     try:
         if action == "begin":
             begin(host, folder, job_id)
-            asyncio.run(asyncio.sleep(60))
+            time.sleep(60)
         elif action == "go on":
             host.start(job_id)
             say("started")

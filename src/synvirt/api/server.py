@@ -63,7 +63,7 @@ class Server:
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         self._app, self._settings = app, settings
-        self._stop = threading.Event()
+        self._stopping = False
         with contextlib.ExitStack() as undo:
             self._tcp = undo.enter_context(_tcp_socket(settings))
             self._unix = undo.enter_context(_unix_socket(settings.socket_path))
@@ -82,7 +82,8 @@ class Server:
 
     def run(self, *, on_ready: Callable[[], None] = lambda: None) -> None:
         try:
-            asyncio.run(self._run(on_ready))
+            with self._signals():
+                asyncio.run(self._run(on_ready))
         finally:
             self._tcp.close()
             self._unix.close()
@@ -90,17 +91,26 @@ class Server:
 
     def stop(self) -> None:
         """From any thread, or a signal. Idempotent."""
-        self._stop.set()
+        self._stopping = True
 
     def connections(self) -> int:
         """How many there are now, of both sides."""
         return sum(len(server.server_state.connections) for server, _ in self._servers)
 
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Not the loop's own handlers: what it puts in their place at its end would raise KeyboardInterrupt wherever we are."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, lambda *_: self.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     async def _run(self, on_ready: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.stop)
         tasks = [asyncio.create_task(server.serve(sockets=[sock])) for server, sock in self._servers]
         watcher = asyncio.create_task(self._watch(on_ready))
         try:
@@ -125,8 +135,8 @@ class Server:
             await asyncio.sleep(0.02)
         _log.info("serving", address=self.address, socket=str(self._settings.socket_path))
         on_ready()
-        # Polled: an event of asyncio's could not be set from a thread or a signal handler of another loop.
-        while not self._stop.is_set():
+        # Polled: an event of asyncio's could not be set from another thread, nor any event from two signals at once.
+        while not self._stopping:
             await asyncio.sleep(0.1)
         self._app.state.stopping.set()
         for server, _ in self._servers:

@@ -18,6 +18,7 @@ from synvirt.cli import (
     support_bundle,
     uploads,
 )
+from synvirt.cli.interrupts import raised
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import failed
 
@@ -27,7 +28,8 @@ class Program(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with raised():
+                return super().invoke(ctx)
         except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError, KeyboardInterrupt):
             raise
         except Exception as error:

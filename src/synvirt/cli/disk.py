@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from synvirt.cli.interrupts import raised
 from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed
 
 _IMAGE = "a disk image, an OVA, or the folder or description of a VM"
@@ -22,7 +23,8 @@ def main(arguments: Sequence[str], *, json: bool = False) -> int:
         return end.code if isinstance(end.code, int) else WRONG_USAGE
     options.json = options.json or json
     try:
-        code: int = options.run(options)
+        with raised():
+            code: int = options.run(options)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

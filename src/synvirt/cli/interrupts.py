@@ -1,0 +1,55 @@
+"""Ctrl-C: when it ends the process where it is, and when it is KeyboardInterrupt, after which who began something tidies up.
+
+    modules are loaded         ends it: nothing is begun, and a traceback out of the middle of an import tells nobody anything
+    a command runs             KeyboardInterrupt
+    a service starts or ends   ends it, as kill -9 would: what it has begun outlives that, and a step that waits in a thread
+                               for a guest to boot would keep the process alive
+    a service runs             it stops (api/server.py)
+
+What somebody else made of Ctrl-C before us (nohup has it ignored) is left as it is.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+# How soon a Ctrl-C that came while a module was loaded is heard again.
+AGAIN_S = 0.02
+
+
+def end_at_once() -> None:
+    """From here on Ctrl-C ends the process where it is."""
+    if _is_ours_to_change(signal.default_int_handler, _interrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """Within it Ctrl-C is KeyboardInterrupt."""
+    if not _is_ours_to_change(signal.SIG_DFL):
+        yield
+        return
+    signal.signal(signal.SIGALRM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        end_at_once()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    """Not in the middle of an import: a module of C or Rust makes a crash or a wrong type of it, and the next import finds half
+    a module."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _is_ours_to_change(*present: object) -> bool:
+    return threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in present

@@ -1,0 +1,115 @@
+"""Ctrl-C at any moment: what is loading ends without a word, a command with 130, a service in order."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.processes import until
+
+# What starts as `synvirt` does, and is forked at each STEPth thing that Python does (sys.addaudithook: a module is imported, a
+# file opened, a socket bound). The fork hears Ctrl-C at that moment; how it ended is a line of ENDS. In the command's own
+# thread alone, as a fork has no other, and until the service itself listens.
+FORKED = """
+    import os, signal, sys, threading
+    from synvirt.__main__ import main
+
+    first, ends, step, number = threading.get_ident(), open(sys.argv.pop(1), "a"), int(sys.argv.pop(1)), 0
+
+    def happened(event, arguments):
+        global number
+        heard_by = getattr(signal.getsignal(signal.SIGINT), "__module__", "")
+        if threading.get_ident() != first or heard_by == "synvirt.api.server":
+            return
+        number += 1
+        if number % step == 0:
+            child = os.fork()
+            if child == 0:
+                number = float("-inf")
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            ends.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\\n")
+            ends.flush()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests had it ignored, perhaps
+    sys.addaudithook(happened)
+    main()
+"""
+
+
+@contextmanager
+def forked(tmp_path: Path, step: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    argv = [sys.executable, "-c", textwrap.dedent(FORKED), str(tmp_path / "ends"), str(step), *arguments]
+    with (tmp_path / "said").open("wb") as said, subprocess.Popen(argv, stdout=said, stderr=said) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ends(tmp_path: Path) -> set[int]:
+    """How they ended, where all of them held their tongue."""
+    said = (tmp_path / "said").read_text()
+    for word in ("Traceback", "Exception ignored", "panicked", "Error"):
+        assert word not in said
+    found = (tmp_path / "ends").read_text().split()
+    assert len(found) > 5
+    return set(map(int, found))
+
+
+def test_a_service_that_starts_ends_without_a_word_and_one_that_serves_in_order(tmp_path: Path) -> None:
+    with forked(tmp_path, 1499, "serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0") as process:
+        until(lambda: "SynVirt serves at" in (tmp_path / "said").read_text() or process.poll() is not None, 240)
+        # By somebody who waits no longer, and says so again.
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0, (tmp_path / "said").read_text()
+    assert ends(tmp_path) <= {-signal.SIGINT, 130}
+
+
+def test_a_command_ends_with_130_or_is_done(tmp_path: Path) -> None:
+    image = tmp_path / "disk.raw"
+    image.write_bytes(os.urandom(512))
+    with forked(tmp_path, 997, "disk", "info", str(image)) as process:
+        assert process.wait(240) == 0
+    assert ends(tmp_path) <= {-signal.SIGINT, 130, 0}
+
+
+# A command that loads a module, and Ctrl-C comes in the middle of that.
+LOADING = """
+    import signal, sys, time
+    from synvirt.cli.interrupts import end_at_once, raised
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    end_at_once()
+    sys.path.append(sys.argv[1])
+    try:
+        with raised():
+            import half
+            print(half.WHOLE)
+            time.sleep(240)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_a_module_is_loaded_whole_before_ctrl_c_is_heard(tmp_path: Path) -> None:
+    """One in Rust panics on KeyboardInterrupt, and the next import of one in Python finds half of it."""
+    (tmp_path / "half.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nWHOLE = 'whole'\n")
+    argv = [sys.executable, "-c", textwrap.dedent(LOADING), str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\ninterrupted\n", "")
+
+
+def test_who_had_it_ignored_is_not_ended_by_it(tmp_path: Path) -> None:
+    """As nohup does."""
+    code = LOADING.replace("signal.default_int_handler", "signal.SIG_IGN").replace("240", "0")
+    (tmp_path / "half.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nWHOLE = 'whole'\n")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
