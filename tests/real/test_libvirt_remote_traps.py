@@ -349,6 +349,12 @@ def test_an_operator_who_resumes_the_guest_is_believed(host: LibvirtLab, domain:
     job.begin(1)
     domain.resume()
     assert inspected(host, domain).power_state == "on"
+    # It stands still again, for a reason of theirs: what it has in memory must not be lost.
+    until(lambda: domain.blockStats("vda")[0] > 0)
+    domain.suspend()
+    manifest = inspected(host, domain)
+    assert manifest.power_state == "suspended"
+    assert [(one.id, one.category) for one in manifest.concerns] == [("suspended", "Critical")]
     local(host, lambda adapter: adapter.release(job.vm_id, f"{job.name}-1"))
     assert domain.isActive()
     job.clean()

@@ -80,9 +80,25 @@ def mark_moved(domain: Any, text: str) -> None:
 
 
 def being_read(domain: Any) -> bool:
-    """Started for its disks alone. One that an operator resumed runs, whatever the note says."""
+    """Started for its disks alone. One that an operator resumed has run, whatever the note says, and stands still for another
+    reason: what it holds in memory would be lost."""
     libvirt = library()
-    return bool(domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED) and "reading" in noted(domain)
+    return bool(domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED) and "reading" in noted(domain) and not _has_run(domain)
+
+
+def _has_run(domain: Any) -> bool:
+    """The first instructions of a guest read its disks. What QEMU serves of them to us is not counted there."""
+    libvirt = library()
+    for key, _ in data_disks(described(domain)):
+        try:
+            reads, _bytes, writes, *_ = domain.blockStats(key)
+        except libvirt.libvirtError as error:
+            if busy(error):
+                raise
+            continue
+        if reads > 0 or writes > 0:
+            return True
+    return False
 
 
 def power_state(domain: Any) -> PowerState:
@@ -91,7 +107,7 @@ def power_state(domain: Any) -> PowerState:
     if state in (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED):
         return "off"
     if state == libvirt.VIR_DOMAIN_PAUSED:
-        return "off" if "reading" in noted(domain) else "suspended"
+        return "off" if being_read(domain) else "suspended"
     return "suspended" if state == libvirt.VIR_DOMAIN_PMSUSPENDED else "on"
 
 

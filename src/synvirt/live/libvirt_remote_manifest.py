@@ -233,6 +233,14 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             assessment="its memory was saved to a file (managed save), and the disks alone are not the whole VM",
             remedy="Start it and shut it down, or drop the saved memory: virsh managedsave-remove NAME.",
         )
+    if seen.power_state == "suspended":
+        yield Concern(
+            id="suspended",
+            category="Critical",
+            label="Suspended VM",
+            assessment="what it has in its memory is not moved, and is lost when it is powered off for the cut-over",
+            remedy="Resume it, or shut it down, at the source first.",
+        )
     for key, disk in data_disks(domain):
         if seen.sizes.get(key, DiskSize(0, 0)).capacity_bytes == 0:
             yield Concern(
