@@ -1,12 +1,16 @@
 """What passes by itself costs a job nothing but time: a source that is away, another tool's backup, a changed password."""
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from synvirt.migrations import patience
+from synvirt.errors import SynvirtError
+from synvirt.migrations import passes, patience
+from synvirt.migrations.patience import Patience
 from synvirt.model import KIB, MIB, Migration, Problem, State
 from tests.fakes.live import FakeAdapter
 from tests.house import VM, Crash, House, live_plan
@@ -218,3 +222,32 @@ def test_change_tracking_may_be_lost_once_more_after_a_delta_that_went_well(hous
     assert ended.state is State.COMPLETED
     assert len([one for one in ended.passes if one.whole]) == 2
     assert house.volume(ended).read_bytes() == house.platform.disk_path(VM, DISK).read_bytes()
+
+
+def test_a_pass_takes_as_long_as_it_copies_however_long_its_source_was_away(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forecasts are made of it."""
+    away_s = 0.0
+    wait = Patience.wait
+
+    async def waited(self: Patience, trouble: SynvirtError) -> None:
+        nonlocal away_s
+        away_s += 10_000.0
+        await wait(self, trouble)
+
+    monkeypatch.setattr(Patience, "wait", waited)
+    monkeypatch.setattr(passes, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + away_s))
+    job = house.intake.submit(live_plan())
+
+    def looked(now: Migration) -> bool:
+        begun = bool(now.passes)
+        if begun:
+            house.platform.fault("unreachable", 3)
+        return begun
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED
+    assert away_s == 30_000.0
+    assert sum(one.seconds for one in ended.passes) < 10_000.0

@@ -135,9 +135,10 @@ async def run_opened_pass(
             listener.moved = False
             try:
                 # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
-                async with _started_worker() as worker, opened() as disks:
-                    order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
-                    await _run_worker(job, worker, order, listener)
+                with clock:
+                    async with _started_worker() as worker, opened() as disks:
+                        order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
+                        await _run_worker(job, worker, order, listener)
                 return await _finish(job, number, tally, clock)
             except (SourceUnreachable, AuthFailed) as error:
                 await patience.wait(error)
@@ -252,14 +253,21 @@ def _disk_progress(disks: tuple[DiskProgress, ...], tally: Tally, *, finished: b
 
 
 class _Clock:
-    """Seconds of copying, those before a restart included."""
+    """Seconds of copying, those before a restart included: it runs as a context, and not while a source is waited for."""
 
     def __init__(self, seconds: float) -> None:
         self._before = seconds
+        self._started: float | None = None
+
+    def __enter__(self) -> None:
         self._started = time.monotonic()
 
+    def __exit__(self, *_: object) -> None:
+        self._before, self._started = self.seconds(), None
+
     def seconds(self) -> float:
-        return round(self._before + time.monotonic() - self._started, 3)
+        running_s = 0.0 if self._started is None else time.monotonic() - self._started
+        return round(self._before + running_s, 3)
 
 
 class _Listener:
