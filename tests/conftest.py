@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,10 @@ from tests import postgres
 
 # A service in the test's own process must not log into what a command prints: structlog's default is standard output.
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
+
+# A shell that starts the tests in the background has Ctrl-C ignored, in all that they start too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same cases in each run, and no judgement by the clock: a test that fails one time in a thousand fails for everybody or for
 # nobody. Whoever looks for new cases sets CASES_TIMES.
