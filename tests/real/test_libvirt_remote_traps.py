@@ -642,6 +642,39 @@ def test_a_scratch_folder_that_runs_full_costs_the_snapshot_and_not_the_guest(ho
     assert host.snapshots(domain) == []
 
 
+def test_a_folder_that_is_theirs_stays_as_it_is(host: LibvirtLab, domain: Any) -> None:
+    """Its mode, and a pool over it: libvirt would set the first anew, and allows no second one."""
+    small, name = host.folder / "small", f"synvirt-{uuid4()}-1"
+    small.chmod(0o1777)
+    pool = host.connection.storagePoolDefineXML(
+        f"<pool type='dir'><name>images-{uuid4().hex[:8]}</name><target><path>{small}</path></target></pool>", 0
+    )
+
+    async def taken(adapter: LiveAdapter) -> None:
+        await adapter.snapshot(domain.UUIDString(), name)
+        await adapter.cleanup(domain.UUIDString(), name)
+
+    try:
+        for active in (False, True):
+            if active:
+                pool.create(0)
+            local(host, taken, scratch_dir=str(small))
+            assert small.stat().st_mode & 0o7777 == 0o1777
+        (small / "other").write_bytes(bytes(10 * MIB))
+        left = small / f"{name}-vda.scratch"
+        left.touch()
+        with pytest.raises(SnapshotFailed, match=r"bytes free, and 8388608 are wanted"):
+            local(host, taken, scratch_dir=str(small))
+        local(host, lambda adapter: adapter.cleanup(domain.UUIDString(), name), scratch_dir=str(small))
+        assert not left.exists()
+        assert pool.isActive()
+    finally:
+        (small / "other").unlink(missing_ok=True)
+        pool.destroy()
+        pool.undefine()
+    assert host.snapshots(domain) == []
+
+
 def test_a_host_without_room_is_told(host: LibvirtLab, domain: Any) -> None:
     """A scratch folder that cannot be made, nor written."""
     with pytest.raises(SynvirtError) as told:

@@ -5,6 +5,7 @@ storage pool of libvirt's that lasts for a moment: it works over every transport
 """
 
 import contextlib
+import errno
 import re
 import threading
 import time
@@ -88,27 +89,20 @@ def clear(connection: Any, folder: str, name: str) -> None:
 
 @contextlib.contextmanager
 def _pool(connection: Any, folder: str) -> Iterator[Any]:
-    libvirt = library()
-    root = ET.Element("pool", type="dir")
-    ET.SubElement(root, "name").text = POOL_NAME
-    target = ET.SubElement(root, "target")
-    ET.SubElement(target, "path").text = folder
-    permissions = ET.SubElement(target, "permissions")
-    ET.SubElement(permissions, "mode").text = "0711"
-    for tag, number in zip(("owner", "group"), _qemu_user(connection), strict=False):
-        ET.SubElement(permissions, tag).text = number
+    """A pool over the folder: theirs, where that host has one, since libvirt allows no second; else ours, for this moment."""
     with _lock:
         for attempt in range(TAKEN_TRIES):
+            if (theirs := _theirs(connection, folder)) is not None:
+                yield theirs
+                return
             try:
-                pool = connection.storagePoolCreateXML(
-                    ET.tostring(root, encoding="unicode"), libvirt.VIR_STORAGE_POOL_CREATE_WITH_BUILD
-                )
-            except libvirt.libvirtError as error:
+                pool = _made(connection, folder)
+            except library().libvirtError as error:
                 taken = _taken(connection)
                 if taken is None and attempt:  # at once, it may just have been let go
                     raise Internal(f"the folder {folder} cannot be made: {error.get_error_message() or error}") from error
                 if taken is not None and attempt >= LEFT_AFTER_TRIES:
-                    with contextlib.suppress(libvirt.libvirtError):
+                    with contextlib.suppress(library().libvirtError):
                         taken.destroy()
                 time.sleep(TAKEN_PAUSE_S)
             else:
@@ -118,8 +112,41 @@ def _pool(connection: Any, folder: str) -> Iterator[Any]:
         try:
             yield pool
         finally:
-            with contextlib.suppress(libvirt.libvirtError):
+            with contextlib.suppress(library().libvirtError):
                 pool.destroy()
+
+
+def _theirs(connection: Any, folder: str) -> Any | None:
+    """It knows the room and the files of when it was looked at last."""
+    libvirt = library()
+    for pool in connection.listAllStoragePools(libvirt.VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE):
+        with contextlib.suppress(libvirt.libvirtError):  # another one's momentary pool is gone again
+            if pool.name() == POOL_NAME or parse(pool.XMLDesc(0)).findtext("target/path") != folder:
+                continue
+            with contextlib.suppress(libvirt.libvirtError):  # somebody is at it
+                pool.refresh(0)
+            return pool
+    return None
+
+
+def _made(connection: Any, folder: str) -> Any:
+    """A folder that is there keeps its owner and mode, which libvirt would change; one that is made is QEMU's. libvirtError."""
+    libvirt = library()
+    root = ET.Element("pool", type="dir")
+    ET.SubElement(root, "name").text = POOL_NAME
+    target = ET.SubElement(root, "target")
+    ET.SubElement(target, "path").text = folder
+    try:
+        return connection.storagePoolCreateXML(ET.tostring(root, encoding="unicode"), 0)
+    except libvirt.libvirtError as error:
+        # virReportSystemError keeps the errno there.
+        if error.get_error_code() != libvirt.VIR_ERR_SYSTEM_ERROR or error.get_int1() != errno.ENOENT:
+            raise
+    permissions = ET.SubElement(target, "permissions")
+    ET.SubElement(permissions, "mode").text = "0711"
+    for tag, number in zip(("owner", "group"), _qemu_user(connection), strict=False):
+        ET.SubElement(permissions, tag).text = number
+    return connection.storagePoolCreateXML(ET.tostring(root, encoding="unicode"), libvirt.VIR_STORAGE_POOL_CREATE_WITH_BUILD)
 
 
 def _qemu_user(connection: Any) -> tuple[str, ...]:
