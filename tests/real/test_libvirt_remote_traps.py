@@ -28,6 +28,7 @@ from synvirt.errors import (
 from synvirt.live import LiveAdapter, SnapshotRef, SourceAccess
 from synvirt.live.libvirt_remote import FORM, PROBE, libvirt_remote
 from synvirt.live.libvirt_remote_domain import start_to_read
+from synvirt.live.libvirt_remote_host import Host
 from synvirt.live.libvirt_remote_ssh import key_fingerprint
 from synvirt.migrations.probing import probe
 from synvirt.model import MIB, SourceCheck, VmManifest
@@ -596,6 +597,34 @@ def test_nothing_of_a_killed_service_stays(host: LibvirtLab, domain: Any) -> Non
 def _tunnels(folder: Path) -> list[str]:
     lines = [command_line(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")]
     return [line for line in lines if line.startswith("ssh ") and str(folder) in line]
+
+
+def test_a_domain_that_was_removed_has_nothing_left(host: LibvirtLab, domain: Any) -> None:
+    """Its owner does so as soon as it runs elsewhere; libvirt was away when its QEMU ended."""
+    name, vm_id = f"synvirt-{uuid4()}-1", domain.UUIDString()
+    local(host, lambda adapter: adapter.snapshot(vm_id, name))
+    domain.destroy()
+    domain.undefine()
+    left = host.folder / "scratch" / f"{name}-vda.scratch"
+    left.touch()
+    for _ in range(2):
+        local(host, lambda adapter: adapter.cleanup(vm_id, name))
+        local(host, lambda adapter: adapter.mark(vm_id, "migrated to web (42)"))
+    assert not left.exists()
+
+
+def test_a_socket_of_a_tunnel_never_leads_elsewhere(host: LibvirtLab) -> None:
+    """One that was lost is made anew by another name, and the next one has yet another."""
+    place, login, options = FORM.read(host.access("ssh"))
+    session = Host(place, login, options)
+    session.open()
+    try:
+        seen = [session.forwarded(f"/there/{name}") for name in "ab"]
+        session._tunnels["/there/a"].close()
+        seen += [session.forwarded(f"/there/{name}") for name in "ac"]
+        assert len(set(seen)) == 4
+    finally:
+        session.close()
 
 
 def test_a_lost_session_is_told_and_a_new_one_goes_on(host: LibvirtLab, domain: Any) -> None:

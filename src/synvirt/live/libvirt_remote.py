@@ -329,6 +329,8 @@ class LibvirtRemote:
 
     async def cleanup(self, vm_id: str, name: str) -> None:
         await self._unless_gone(vm_id, f"clear {name} away", lambda domain: self._cleanup(domain, name))
+        # Of a domain that is no more, too: its files may have outlived it.
+        await self._asked("clear up", lambda: scratch.clear(self._host.connection, self._options.scratch_dir, name))
 
     def _cleanup(self, domain: Any, name: str) -> None:
         self._end_watch()
@@ -342,7 +344,6 @@ class LibvirtRemote:
         if not backup.any_checkpoint(domain):
             with contextlib.suppress(library().libvirtError):
                 domains.note(domain, tracking=None)
-        scratch.clear(self._host.connection, self._options.scratch_dir, name)
 
     # ── off, on, moved ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -358,7 +359,8 @@ class LibvirtRemote:
         await self._with_domain(vm_id, "start", domains.power_on)
 
     async def mark(self, vm_id: str, note: str) -> None:
-        await self._with_domain(vm_id, "be marked", lambda domain: domains.mark_moved(domain, note))
+        """A domain that is gone already needs no mark: it starts no more."""
+        await self._unless_gone(vm_id, "be marked", lambda domain: domains.mark_moved(domain, note))
 
     # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

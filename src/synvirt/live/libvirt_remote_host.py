@@ -11,6 +11,7 @@ where the system has such a place, and go with it; what a killed service left is
 
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import shutil
@@ -87,6 +88,8 @@ class Host:
         self._closing = contextlib.ExitStack()
         self._folder: Path | None = None
         self._tunnels: dict[str, Tunnel] = {}
+        # Of their sockets: one that was told to somebody never leads elsewhere.
+        self._numbers = itertools.count()
         self._open: Any = None
 
     @property
@@ -303,7 +306,7 @@ class Host:
         if tunnel is None or not tunnel.alive:
             if tunnel is not None:
                 tunnel.close()
-            tunnel = Tunnel(self._door(), remote, self.folder / f"{len(self._tunnels)}.sock")
+            tunnel = Tunnel(self._door(), remote, self.folder / f"{next(self._numbers)}.sock")
             self._tunnels[remote] = tunnel
             tunnel.open()
         return tunnel.local
