@@ -37,6 +37,8 @@ KEEP_ALIVE_S: Final = 300.0
 PAGE_OBJECTS: Final = 500
 # A platform that never says «this was the last page» has 5 million VMs, or means us harm.
 PAGES_MAX: Final = 10_000
+# One, and one more for what another thread's lost session does to ours at that moment.
+LOGINS_A_CALL: Final = 2
 TASK_PAUSES_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
 
 T = TypeVar("T")
@@ -108,6 +110,7 @@ class VimSession:
         self._stub: Any = None
         self._content: Any = None
         self._closed = False
+        self._logins = 0
         self._changing = threading.RLock()
 
     @property
@@ -149,6 +152,7 @@ class VimSession:
         # A cookie of a session that is no more would make the platform refuse the login.
         self._stub.cookie = ""
         self._content.sessionManager.Login(self.login_.user, self.login_.password)
+        self._logins += 1
 
     def close(self) -> None:
         """Idempotent; what threads still ask afterwards is refused."""
@@ -175,16 +179,18 @@ class VimSession:
         """`use(content)`, its faults as our errors: «cannot `what`: …»."""
         vmware = library()
         with self.mapped(what):
-            content = self._open_content()
-            try:
-                return use(content)
-            except vmware.vim.fault.NotAuthenticated:
-                log.info("session was lost; logging in again", host=self.host)
-                with self._changing:
-                    if self._closed:
-                        raise
-                    self._log_in()
-                return use(content)
+            for left in reversed(range(LOGINS_A_CALL + 1)):
+                content, logins = self._open_content(), self._logins
+                try:
+                    return use(content)
+                except vmware.vim.fault.NotAuthenticated:
+                    with self._changing:
+                        if self._closed or not left:
+                            raise
+                        if self._logins == logins:  # else another thread has done so since
+                            log.info("session was lost; logging in again", host=self.host)
+                            self._log_in()
+            raise AssertionError("the last try returns or raises")
 
     def _open_content(self) -> Any:
         with self._changing:
@@ -220,7 +226,8 @@ class VimSession:
             propSet=[collector.PropertySpec(type=kind, pathSet=named) for kind, named in paths.items()],
             reportMissingObjectsInResults=True,
         )
-        return {row.id: row.properties for row in self.call(what, lambda content: self._retrieved(content, [one]))}
+        rows = self.call(what, lambda content: self._retrieved(content, [one]))
+        return {row.id: row.properties for row in rows if row.properties}
 
     def all_of(self, types: list[Any], paths: Iterable[str], *, what: str) -> list[Row]:
         """All objects of a type, wherever they lie in the inventory, page by page."""
