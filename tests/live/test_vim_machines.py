@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from synvirt.errors import InvalidPlan
 from synvirt.live import SourceAccess, vim_privileges
 from synvirt.live.vim_api import VimApi
 from synvirt.live.vim_disks import chain, virtual_disks
+from synvirt.live.vim_files import _datacenter
 from synvirt.live.vim_machines import cbt_reason, manifest, network_names, row
 from synvirt.live.vim_ways import Way, WayName, way
 from synvirt.migrations.critical import refuse_critical
@@ -157,6 +159,33 @@ def test_only_the_stores_of_disks_are_asked_whether_we_may_read_them(monkeypatch
     ways = adapter._chosen_ways(virtual_disks([*disks, drive]), {"home": "VMFS", "old": "VMFS"})
     assert asked == ["datastore-1", "datastore-2"]
     assert {one.name for one in ways.values()} == {"datastore"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "path"),
+    [
+        (("root", "folder", "datacenter", "stores", "pod"), "Werk%2fNord/Köln"),
+        (("folder", "datacenter", "stores", "pod"), "Werk%2fNord/Köln"),
+        (("datacenter", "stores", "pod"), "Köln"),
+        (("datacenter", "stores"), "Köln"),
+    ],
+)
+def test_a_datacenters_path_is_without_the_root_whatever_our_user_sees(seen: tuple[str, ...], path: str) -> None:
+    """Of a datastore in a cluster of them, too. Names stay as vSphere escapes them: so its files are asked for."""
+    root, folder, stores = (vim.Folder(f"group-{number}") for number in (1, 2, 3))
+    datacenter, pod, store = vim.Datacenter("datacenter-1"), vim.StoragePod("group-p4"), vim.Datastore("datastore-5")
+    things = {"root": root, "folder": folder, "datacenter": datacenter, "stores": stores, "pod": pod}
+    names = {"root": "Datacenters", "folder": "Werk%2fNord", "datacenter": "Köln", "stores": "datastore", "pod": "pod"}
+    above = [things[one] for one in seen]
+    lies_in = dict(zip([*(one._moId for one in above[1:]), store._moId], above, strict=True))
+    name_of = {things[one]._moId: names[one] for one in seen}
+
+    def properties(thing: Any, _: object, **__: object) -> dict[str, Any]:
+        parent = lies_in.get(thing._moId)
+        return {"name": name_of.get(thing._moId, "ds")} | ({} if parent is None else {"parent": parent})
+
+    session: Any = SimpleNamespace(properties=properties, content=SimpleNamespace(rootFolder=root))
+    assert _datacenter(session, "vm-1", store) == path
 
 
 def test_each_disk_goes_its_own_way_and_says_so() -> None:

@@ -151,10 +151,13 @@ class VimApi:
         ]
 
     def _folders(self) -> Mapping[str, tuple[str, Any]]:
-        """Of each folder and datacenter its name and what it lies in."""
+        """Of each folder and datacenter its name and what it lies in. Without a name: the root, and the folder of VMs that each
+        datacenter has; nobody named those."""
         vim = library().vim
         found = self._session.all_of([vim.Folder, vim.Datacenter], ("name", "parent"), what="list its folders")
-        return {one.id: (str(one.properties.get("name", "")), one.properties.get("parent")) for one in found}
+        folders = {one.id: (str(one.properties.get("name", "")), one.properties.get("parent")) for one in found}
+        of_vms = {id_: ("", lies_in) for id_, (name, lies_in) in folders.items() if name == "vm" and _is_datacenter(lies_in)}
+        return folders | of_vms | {self._session.content.rootFolder._moId: ("", None)}  # noqa: SLF001
 
     async def inspect(self, vm_id: str) -> VmManifest:
         return await asyncio.to_thread(self._inspect, vm_id)
@@ -358,13 +361,17 @@ class VimApi:
         await asyncio.to_thread(vim_power.mark, self._session, vm_id, note)
 
 
+def _is_datacenter(thing: Any) -> bool:
+    return isinstance(thing, library().vim.Datacenter)
+
+
 def _path(folders: Mapping[str, tuple[str, Any]], parent: Any) -> str:
-    """As people see it: datacenter and folders, without the folder `vm` that each datacenter has."""
+    """As people see it: datacenter and folders."""
     names: list[str] = []
     for _ in range(FOLDERS_DEEP_MAX):
         found = folders.get(parent._moId) if parent is not None else None  # noqa: SLF001
         if found is None:
             break
-        names.insert(0, found[0])
+        names.insert(0, shown(found[0]))
         parent = found[1]
-    return "/".join(shown(name) for name in names if name not in ("vm", "Datacenters"))
+    return "/".join(filter(None, names))

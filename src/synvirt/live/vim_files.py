@@ -66,7 +66,8 @@ def _datacenter(session: VimSession, vm_id: str, store: Any) -> str:
     found = session.properties(within, ("name", "parent"), what="look at a datastore")
     parent, names = found.get("parent"), list[str]()
     for _ in range(FOLDERS_DEEP_MAX):
-        if parent is None:
+        # The root folder has no place in a path; our user may not even see it.
+        if parent is None or parent._moId == session.content.rootFolder._moId:  # noqa: SLF001 - pyvmomi's own name
             break
         found = session.properties(parent, ("name", "parent"), what="look at a folder")
         if isinstance(parent, vim.Datacenter) or names:
@@ -74,7 +75,7 @@ def _datacenter(session: VimSession, vm_id: str, store: Any) -> str:
         parent = found.get("parent")
     if not names:
         raise Internal(f"{vm_id} lies in no datacenter that {session.login_.user} may see")
-    return "/".join(names[1:] if len(names) > 1 else names)  # the root folder has no place in a path
+    return "/".join(names)
 
 
 def _sparse_extent(described: DatastoreSpec) -> str:
