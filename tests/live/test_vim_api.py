@@ -105,6 +105,24 @@ def test_the_inventory_is_listed_with_its_folders(platform: VCenter, disk: Path)
     assert len(rows) == 2
 
 
+def test_folders_are_told_but_for_those_that_nobody_named(platform: VCenter, disk: Path) -> None:
+    """One that somebody did call «vm», and one with a slash."""
+
+    async def use(adapter: VimApi) -> str:
+        session = adapter._session
+
+        def moved(content: Any) -> None:
+            folder = session.properties(session.machine(VM), ("parent",), what="look")["parent"]
+            for name in ("vm", "a%2fb"):
+                folder = folder.CreateFolder(name)
+            session.wait(folder.MoveIntoFolder_Task([session.machine(VM)]), what="move", timeout_s=20)
+
+        await asyncio.to_thread(session.call, "move it", moved)
+        return next(row.folder for row in await adapter.list_vms() if row.vm_id == VM)
+
+    assert ask(platform.access(), use) == "DC0/vm/a/b"
+
+
 def test_a_manifest_has_what_the_platform_knows(platform: VCenter, disk: Path) -> None:
     manifest = ask(platform.access(), lambda adapter: adapter.inspect(VM))
     assert (manifest.name, manifest.firmware, manifest.power_state) == ("DC0_H0_VM0", "bios", "on")
@@ -240,6 +258,23 @@ def test_many_changed_areas_come_page_by_page(platform: VCenter, disk: Path) -> 
     spec = ask(platform.access(), use)
     assert isinstance(spec, ChangedSpec)
     assert spec.areas == tuple((block * BLOCK, BLOCK) for block in blocks)
+
+
+def test_an_area_ends_where_its_disk_does(platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disks have sectors of 512 bytes, and are tracked in steps of 64 KiB or more."""
+    size = DISK_BYTES - 512
+    monkeypatch.setattr(vim_changes, "capacity_of", lambda _: size)
+
+    async def use(adapter: VimApi) -> tuple[tuple[int, int], ...]:
+        await tracked(adapter)
+        _, since = await opened(adapter, "synvirt-a-1")
+        write(disk, DISK_BYTES - BLOCK, b"the last block")
+        snapshot = await adapter.snapshot(VM, "synvirt-a-2")
+        key, found = next(iter(vim_changes.disks_of(adapter._session, snapshot.id).items()))
+        assert key in snapshot.change_ids
+        return vim_changes.changed(adapter._session, VM, snapshot.id, found, since)
+
+    assert ask(platform.access(), use) == ((DISK_BYTES - BLOCK, BLOCK - 512),)
 
 
 @given(
@@ -611,6 +646,31 @@ def test_disks_that_need_it_are_consolidated(platform: VCenter, disk: Path) -> N
     for _ in range(2):
         ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
     assert platform.calls("ConsolidateVMDisks_Task") == 1
+
+
+@pytest.mark.parametrize("kind", ["FileLocked", "task:SnapshotFault", "task:SystemError"])
+def test_disks_that_cannot_be_consolidated_are_no_failure_and_tried_again(platform: VCenter, disk: Path, kind: str) -> None:
+    """A backup tool that holds them harms no copy."""
+    platform.control("unconsolidated", vm=VM)
+    platform.fault("ConsolidateVMDisks_Task", kind)
+    assert "vim.consolidation" in [one.id for one in ask(platform.access(), lambda adapter: adapter.inspect(VM)).concerns]
+    ask(platform.access(), lambda adapter: adapter.snapshot(VM, "synvirt-a-1"))
+    ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
+    assert platform.snapshots() == []
+    ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
+    assert platform.calls("ConsolidateVMDisks_Task") == 2
+    assert "vim.consolidation" not in [one.id for one in ask(platform.access(), lambda adapter: adapter.inspect(VM)).concerns]
+
+
+def test_a_session_that_was_lost_is_made_anew_once_however_many_ask(platform: VCenter) -> None:
+    async def use(adapter: VimApi) -> None:
+        before = platform.calls("Login")
+        for number in range(1, 4):
+            platform.control("sessions")
+            await asyncio.gather(*(adapter.inspect(VM) for _ in range(8)))
+            assert (platform.calls("Login"), platform.sessions()) == (before + number, 1)
+
+    ask(platform.access(), use)
 
 
 def test_a_session_is_kept_alive_and_made_anew_while_nobody_asks(platform: VCenter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,13 +135,23 @@ def remove(session: VimSession, vm_id: str, names: Sequence[str]) -> None:
                 lambda _: session.snapshot(snapshot_id).RemoveSnapshot_Task(removeChildren=False, consolidate=True),  # noqa: B023
             )
             session.wait(task, what="remove a snapshot", timeout_s=REMOVAL_TIMEOUT_S)
-        found = session.properties(session.machine(vm_id), ("runtime.consolidationNeeded",), what=f"look at {vm_id}")
-        if found.get("runtime.consolidationNeeded"):
-            task = session.call("consolidate disks", lambda _: session.machine(vm_id).ConsolidateVMDisks_Task())
-            session.wait(task, what="consolidate disks", timeout_s=REMOVAL_TIMEOUT_S)
+        _consolidate(session, vm_id)
     except VmNotFound:
         if _named_or_gone(session, vm_id, names):
             raise
+
+
+def _consolidate(session: VimSession, vm_id: str) -> None:
+    """Where the platform says that it is needed. What fails is only told: something else (a backup tool) may hold the files for
+    hours, which harms no copy; it is tried again with the next snapshot, and the platform shows its own warning until then."""
+    needed = "runtime.consolidationNeeded"
+    if not session.properties(session.machine(vm_id), (needed,), what=f"look at {vm_id}").get(needed):
+        return
+    try:
+        task = session.call("consolidate disks", lambda _: session.machine(vm_id).ConsolidateVMDisks_Task())
+        session.wait(task, what="consolidate disks", timeout_s=REMOVAL_TIMEOUT_S)
+    except (Internal, SnapshotFailed, SourceUnreachable) as error:
+        log.warning("disks could not be consolidated", vm=vm_id, cause=error.detail)
 
 
 def _named_or_gone(session: VimSession, vm_id: str, names: Sequence[str]) -> list[str]:
@@ -253,7 +263,8 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
         if start >= size:
             return coarser(areas, AREAS_MAX)
         answer = session.call("say what changed", ask)
-        areas += [(int(area.start), int(area.length)) for area in answer.changedArea or ()]
+        # Tracked in coarser steps than a disk may end on.
+        areas += [(int(area.start), min(int(area.length), size - int(area.start))) for area in answer.changedArea or ()]
         end = int(answer.startOffset) + int(answer.length)
         if end <= start:
             break

@@ -44,6 +44,7 @@ INSPECTED: Final = (
     "parent",
     "runtime.powerState",
     "runtime.connectionState",
+    "runtime.consolidationNeeded",
     "runtime.host",
     "capability.changeTrackingSupported",
     "config.changeTrackingEnabled",
@@ -286,6 +287,15 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
     if (state := found.get("runtime.connectionState")) not in (None, "connected"):
         yield _critical(
             "vim.connection", "Host is away", f"The VM is {state}.", "Bring its host back, or register the VM elsewhere."
+        )
+    if found.get("runtime.consolidationNeeded"):
+        yield Concern(
+            id="vim.consolidation",
+            category="Warning",
+            label="Disks to consolidate",
+            assessment="Files of snapshots that are no more are in use still. vSphere is asked to consolidate them with each "
+            "snapshot that we remove: that may take hours, and slow the guest.",
+            remedy="Consolidate the disks in vSphere first; where that fails, see which backup tool holds them.",
         )
     if found.get("config.template"):
         yield _critical(
