@@ -209,8 +209,10 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
                     done = await _tried(job, number, kind)
             except SnapshotNotMade as error:
                 await patience.wait(error)  # for another tool's backup of this VM, say; other VMs are read meanwhile
-    if kind == "final":
-        return done  # the guest is down: what is left at its source can wait until it is up again
+    if kind == "final" or not is_warm(job):
+        # The guest is down: what is left at its source goes once it is up again. Where a platform holds the VM for its disks
+        # to be read, nobody can start it meanwhile.
+        return done
     if not await _is_whole(job, number):
         await job.in_thread(job.rooms.store.note, job.id, "cbt_resets", "")
     await _released(job, number)
@@ -219,15 +221,15 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
 
 
 async def _released(job: Job, number: int) -> None:
-    """Of the pass that is copied only its change ids stay at the source, of a cold one nothing, and nothing of those before it.
-    What cannot go now goes before the next pass, or at the end: what is copied is copied."""
-    name, warm = _snapshot_name(job, number), is_warm(job)
+    """Of the pass that is copied only its change ids stay at the source, and nothing of those before it. What cannot go now
+    goes before the next pass, or at the end: what is copied is copied."""
+    name = _snapshot_name(job, number)
     try:
         for entry in await job.in_thread(job.rooms.store.ledger, job.id):
-            if entry.kind == "snapshot" and not (warm and entry.name == name):
-                await _cleaned(job, entry.name)
-        if warm:
-            await at_source(job, lambda adapter: adapter.release(vm_id(job), name), source_vm.LATER_S)
+            if entry.kind == "snapshot" and entry.name != name:
+                await at_source(job, lambda adapter: adapter.cleanup(vm_id(job), entry.name), source_vm.LATER_S)  # noqa: B023
+                await job.strike("snapshot", entry.name)
+        await at_source(job, lambda adapter: adapter.release(vm_id(job), name), source_vm.LATER_S)
     except (PersistFailed, Cancelled):
         raise
     except SynvirtError as error:
@@ -420,8 +422,3 @@ def _refuse_other_disks(job: Job, manifest: VmManifest) -> None:
 async def _noted_snapshot(job: Job, number: int) -> SnapshotRef | None:
     noted = await job.in_thread(job.rooms.store.noted, job.id, f"snapshot:{number}")
     return SnapshotRef.model_validate_json(noted) if noted else None
-
-
-async def _cleaned(job: Job, name: str) -> None:
-    await at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name), source_vm.LATER_S)
-    await job.strike("snapshot", name)
