@@ -284,7 +284,11 @@ def test_a_guest_is_still_for_a_moment_only(
     silent.create()
     with key_in_an_agent(host, tmp_path) as address:
         monkeypatch.setenv("SSH_AUTH_SOCK", address)
+        # It has much to write out first, to a slow disk.
+        guest.domain.setBlockIoTune("vda", {"write_bytes_sec": 2 * MIB})
+        guest.run("/bin/busybox", "dd", "if=/dev/zero", "of=/slow", "bs=1M", "count=14")
         take(str(host.folder / "scratch"), vm_id)
+        guest.domain.setBlockIoTune("vda", {"write_bytes_sec": 0})
         with pytest.raises(SnapshotFailed, match="cannot be read"):
             take("/proc/synvirt", vm_id)
         assert guest.ask("guest-fsfreeze-status") == "thawed"

@@ -37,7 +37,7 @@ from synvirt.live import libvirt_remote_backup as backup
 from synvirt.live import libvirt_remote_domain as domains
 from synvirt.live import libvirt_remote_scratch as scratch
 from synvirt.live.libvirt_remote_form import FORM, Login, Options
-from synvirt.live.libvirt_remote_freeze import frozen
+from synvirt.live.libvirt_remote_freeze import FROZEN_MOST_S, Hold, frozen
 from synvirt.live.libvirt_remote_host import UNTRUSTED, Host, library
 from synvirt.live.libvirt_remote_limit import begun
 from synvirt.live.libvirt_remote_manifest import manifest, untracked
@@ -232,7 +232,7 @@ class LibvirtRemote:
         try:
             wanted = backup.backed_up(domain, disks)
             self._refuse_no_room(domain, wanted)
-            with self._quiet(domain):
+            with self._quiet(domain, name):
                 backup.begin(domain, name, self._server(), disks=wanted, track=domains.tracked(domain))
         except BaseException:
             with contextlib.suppress(library().libvirtError, SynvirtError):
@@ -256,20 +256,29 @@ class LibvirtRemote:
         return backup.Server(folder, self._host.nbd_address(), self._options.nbd_ports, tls=self._host.encrypted)
 
     @contextlib.contextmanager
-    def _quiet(self, domain: Any) -> Iterator[None]:
+    def _quiet(self, domain: Any, name: str) -> Iterator[None]:
         """The guest's file systems frozen, where its agent does so; thawed again, whatever happens."""
         wish = self._options.quiesce
         if domains.power_state(domain) != "on" or wish == "off":
             yield
             return
-        holding = frozen(self._access, domain.UUIDString()) if domains.may_freeze(domain) else contextlib.nullcontext(False)
-        with holding as quiet:
-            if wish == "require" and not quiet:
+        holding = frozen(self._access, domain.UUIDString()) if domains.may_freeze(domain) else contextlib.nullcontext(Hold())
+        with contextlib.ExitStack() as after, holding as hold:
+            after.callback(lambda: hold.killed and domains.thaw(domain))
+            if wish == "require" and not hold.quiet:
                 raise SnapshotFailed(
                     f"{domain.name()} cannot be quiesced: its guest agent does not answer",
                     hint="install qemu-guest-agent in it, or set options.quiesce to try",
                 )
             yield
+            if hold.quiet and not hold.lasted():
+                log.warning("guest was thawed before its backup had begun", domain=domain.name())
+                if wish == "require":
+                    backup.end(domain, lambda other: other == name)
+                    raise SnapshotFailed(
+                        f"{domain.name()} was thawed after {FROZEN_MOST_S:.0f} s, before its backup had begun",
+                        hint="its host is busy: it is tried again; or set options.quiesce to try",
+                    )
 
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         return await self._with_domain(vm_id, "give its disk", lambda domain: self._open(domain, snapshot, disk, since))

@@ -24,8 +24,9 @@ log = structlog.get_logger(__name__)
 # Marks a domain in its metadata: names, not addresses to fetch.
 STATE_NAMESPACE: Final = "https://synvirt.org/xmlns/live/1"
 MOVED_NAMESPACE: Final = "https://synvirt.org/xmlns/moved/1"
-# A guest agent answers in milliseconds, or is not there.
+# A guest agent answers in milliseconds, or is not there; but to freeze, a guest writes out what it has in memory first.
 AGENT_TIMEOUT_S: Final = 5
+FREEZE_TIMEOUT_S: Final = 60
 # After a polite request is refused or not heard, before it is made again: a guest that boots hears none.
 ASK_AGAIN_S: Final = 20.0
 POLL_S: Final = 0.2
@@ -214,26 +215,37 @@ def may_freeze(domain: Any) -> bool:
     return bool(domain.state()[0] == library().VIR_DOMAIN_RUNNING) and agent_connected(parse(domain.XMLDesc(0)))
 
 
-def freeze(domain: Any) -> bool:
-    """Did its file systems freeze? False, where no agent answers."""
+@contextlib.contextmanager
+def _answering(domain: Any, timeout_s: int) -> Iterator[None]:
+    """Its agent has so long for an answer; afterwards for ever, as libvirt itself has it: others ask, too."""
     libvirt = library()
-    if not may_freeze(domain):
-        return False
+    domain.agentSetResponseTimeout(timeout_s, 0)
     try:
-        domain.agentSetResponseTimeout(AGENT_TIMEOUT_S, 0)
+        yield
+    finally:
+        with contextlib.suppress(libvirt.libvirtError):
+            domain.agentSetResponseTimeout(libvirt.VIR_DOMAIN_AGENT_RESPONSE_TIMEOUT_BLOCK, 0)
+
+
+def freeze(domain: Any) -> None:
+    """libvirtError: they may freeze all the same, later, unless `agent_refused`."""
+    with _answering(domain, FREEZE_TIMEOUT_S):
         domain.fsFreeze()
-    except libvirt.libvirtError as error:
-        log.warning("guest does not freeze", domain=domain.name(), cause=str(error))
-        thaw(domain)  # some of them may be frozen
-        return False
-    return True
+
+
+def agent_refused(error: Any) -> bool:
+    """Did the agent itself say no? Then it has thawed again what it had frozen."""
+    return "unable to execute QEMU agent command" in str(error)
 
 
 def thaw(domain: Any) -> bool:
-    """Did the agent say that it is done? Idempotent."""
+    """Does nothing stand still any more? Idempotent."""
     libvirt = library()
+    if not domain.isActive():
+        return True
     try:
-        domain.fsThaw()
+        with _answering(domain, FREEZE_TIMEOUT_S):
+            domain.fsThaw()
     except libvirt.libvirtError as error:
         log.warning("guest does not thaw", domain=domain.name(), cause=str(error))
         return False
@@ -283,8 +295,8 @@ def _size(domain: Any, key: str) -> DiskSize:
 def _told(domain: Any) -> dict[str, str]:
     libvirt = library()
     try:
-        domain.agentSetResponseTimeout(AGENT_TIMEOUT_S, 0)
-        found = domain.guestInfo(libvirt.VIR_DOMAIN_GUEST_INFO_OS, 0)
+        with _answering(domain, AGENT_TIMEOUT_S):
+            found = domain.guestInfo(libvirt.VIR_DOMAIN_GUEST_INFO_OS, 0)
     except libvirt.libvirtError:
         return {}
     return {str(key).removeprefix("os."): str(value)[:255] for key, value in found.items()}
@@ -293,7 +305,8 @@ def _told(domain: Any) -> dict[str, str]:
 def _addresses(domain: Any) -> dict[str, tuple[str, ...]]:
     libvirt = library()
     try:
-        found = domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT, 0)
+        with _answering(domain, AGENT_TIMEOUT_S):
+            found = domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT, 0)
     except libvirt.libvirtError:
         return {}
     return {
