@@ -108,7 +108,7 @@ def test_every_point_is_what_the_disks_were_at_its_moment(
         assert len(left["checkpoints"]) == 1
 
         # A service that lives, and is too slow: somebody else thaws the guest, and nobody says that it was quiesced. The two
-        # share the agent's one connection: on a busy machine the one may take the other's answer, which is an error as well.
+        # share the agent's one connection: the one may take an answer to the other for its own, which is an error as well.
         slow = child.ask("run", "require", "slow")
         assert (slow["run"]["status"], slow["points"]) == ("failed", [])
         assert slow["run"]["error"]["code"] in TOO_SLOW

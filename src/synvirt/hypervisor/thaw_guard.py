@@ -4,8 +4,10 @@
     stdin   «hold»: the guest is being frozen from now on;  «thawed»: it is over, nothing is left to do
 
 If stdin ends, as it does when the service is killed, or «thawed» does not come in HOLD_S, it thaws the guest, again and again
-until the guest's agent says that it is. DESCRIPTOR is an open connection to the agent's socket: the embedded driver's, which
-libvirt in another process could not use. Needs nothing of this package, so that it starts in milliseconds.
+until the guest's agent or the service says that it is. DESCRIPTOR is an open connection to the agent's socket: the embedded
+driver's, which libvirt in another process could not use. While the service lives nothing is read from it: libvirt takes an
+answer that somebody else has read for the connection's end, and the guest has no agent any more until one of the two is
+started again. An answer too many it passes over. Needs nothing of this package, so that it starts in milliseconds.
 """
 
 import contextlib
@@ -29,7 +31,11 @@ READ_BYTES = 65536
 THAW, STATUS = "guest-fsfreeze-thaw", "guest-fsfreeze-status"
 
 
-def by_libvirt(uri: str, uuid: str) -> Callable[[], bool]:
+# Whether the service is gone ─▶ whether the agent says that it is thawed.
+Thaw = Callable[[bool], bool]
+
+
+def by_libvirt(uri: str, uuid: str) -> Thaw:
     import libvirt
     import libvirt_qemu
 
@@ -39,20 +45,22 @@ def by_libvirt(uri: str, uuid: str) -> Callable[[], bool]:
     def ask(command: str) -> Any:
         return json.loads(libvirt_qemu.qemuAgentCommand(domain, json.dumps({"execute": command}), ANSWER_S, 0))["return"]
 
-    def thaw() -> bool:
+    def thaw(_alone: bool) -> bool:
         ask(THAW)
         return bool(ask(STATUS) == "thawed")
 
     return thaw
 
 
-def by_descriptor(descriptor: int) -> Callable[[], bool]:
+def by_descriptor(descriptor: int) -> Thaw:
     connection = socket.socket(fileno=descriptor)
 
-    def thaw() -> bool:
+    def thaw(alone: bool) -> bool:
         """The agent answers one command after the other: what says «thawed» comes after it was."""
-        for command in (THAW, STATUS):
+        for command in (THAW, STATUS) if alone else (THAW,):
             connection.send(json.dumps({"execute": command}).encode() + b"\n", socket.MSG_DONTWAIT)
+        if not alone:
+            return False
         until, said = time.monotonic() + ANSWER_S, b""
         while b'"thawed"' not in said and time.monotonic() < until:
             if select.select([connection], [], [], PAUSE_S)[0]:
@@ -66,6 +74,7 @@ def main() -> int:
     # Whoever stops the service stops its processes too: this one ends by itself.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    service = os.getppid()
     uri, uuid, *rest = sys.argv[1:]
     thaw = by_descriptor(int(rest[0])) if rest else by_libvirt(uri, uuid)
     os.write(1, b"ready\n")
@@ -76,10 +85,21 @@ def main() -> int:
     until = time.monotonic() + KEEP_TRYING_S
     while time.monotonic() < until:
         with contextlib.suppress(Exception):  # whatever it is: it is tried again
-            if thaw():
+            if thaw(os.getppid() != service):
                 return 0
-        time.sleep(PAUSE_S)
+        if _service_says_so():
+            return 0
     return 1
+
+
+def _service_says_so() -> bool:
+    """Within PAUSE_S."""
+    if not select.select([0], [], [], PAUSE_S)[0]:
+        return False
+    said = os.read(0, 64)
+    if not said:
+        time.sleep(PAUSE_S)
+    return said == b"thawed\n"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+"""The guard on a connection to an agent that the test plays: libvirt's while the service lives, the guard's once it is gone."""
+
+import select
+import socket
+import subprocess
+import sys
+
+from synvirt.hypervisor.freezing import GUARD
+
+IMPATIENT = "import sys; from synvirt.hypervisor import thaw_guard; thaw_guard.HOLD_S = 0; sys.exit(thaw_guard.main())"
+# A service that froze its guest, and is gone.
+GONE = f"""
+import subprocess, sys
+guard = subprocess.Popen([sys.executable, "-P", {str(GUARD)!r}, "uri", "uuid", sys.argv[1]],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(int(sys.argv[1]),))
+assert guard.stdout.readline() == b"ready\\n"
+guard.stdin.write(b"hold\\n")
+guard.stdin.flush()
+"""
+THAW, STATUS = '{"execute": "guest-fsfreeze-thaw"}\n', '{"execute": "guest-fsfreeze-status"}\n'
+
+
+def test_while_the_service_lives_what_the_agent_answers_is_left_to_libvirt() -> None:
+    agent, libvirt = socket.socketpair()
+    argv = [sys.executable, "-c", IMPATIENT, "uri", "uuid", str(libvirt.fileno())]
+    pipe = subprocess.PIPE
+    with (
+        agent,
+        libvirt,
+        agent.makefile() as asked,
+        subprocess.Popen(argv, stdin=pipe, stdout=pipe, pass_fds=(libvirt.fileno(),)) as guard,
+    ):
+        agent.settimeout(60)
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        assert guard.stdout.readline() == b"ready\n"
+        guard.stdin.write(b"hold\n")
+        guard.stdin.flush()
+        assert asked.readline() == THAW
+        agent.sendall(b'{"return": "thawed"}\n')
+        assert asked.readline() == THAW, "until the service says so"
+        assert select.select([libvirt], [], [], 0)[0]
+        assert libvirt.recv(100) == b'{"return": "thawed"}\n'
+        guard.stdin.write(b"thawed\n")
+        guard.stdin.flush()
+        assert guard.wait(60) == 0
+
+
+def test_once_the_service_is_gone_the_agent_itself_says_when_it_is_over() -> None:
+    agent, libvirt = socket.socketpair()
+    with agent, libvirt:
+        agent.settimeout(60)
+        subprocess.run(
+            [sys.executable, "-c", GONE, str(libvirt.fileno())], pass_fds=(libvirt.fileno(),), check=True, timeout=60
+        )
+        libvirt.close()
+        with agent.makefile() as asked:
+            # Its pipe is closed a moment before it is gone.
+            assert set(iter(asked.readline, STATUS)) == {THAW}
+            agent.sendall(b'{"return": 1}\n{"return": "thawed"}\n')
+            assert asked.readline() == "", "it is over, and the guard has ended"
