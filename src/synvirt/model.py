@@ -211,7 +211,11 @@ def _colons(value: str) -> str:
 Fingerprint = Annotated[
     str, StringConstraints(pattern=r"^([0-9A-Fa-f]{2}:){31}[0-9A-Fa-f]{2}$|^[0-9A-Fa-f]{64}$"), AfterValidator(_colons)
 ]
-Endpoint = Annotated[str, StringConstraints(min_length=1, max_length=2048, pattern=r"^[^\x00-\x20\x7f]+$")]
+Endpoint = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2048, pattern=r"^[^\x00-\x20\x7f]+$")
+]
+# Typed by hand, and typed again to find it.
+SourceName = Annotated[Name, StringConstraints(strip_whitespace=True)]
 # A private key is the longest secret; 32 fields are more than any platform has.
 Credentials = Annotated[
     dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], Annotated[SecretStr, Field(max_length=65536)]],
@@ -536,7 +540,7 @@ class Migration(Model):
 class SourceRequest(Received):
     """Body of POST /sources. Which credentials and options there are is the kind's to say: docs/platforms."""
 
-    name: Name
+    name: SourceName
     kind: LiveKind
     endpoint: Endpoint
     credentials: Credentials = Field(default_factory=dict)
@@ -546,7 +550,7 @@ class SourceRequest(Received):
 class SourceChange(Received):
     """Body of PATCH /sources/:id: what is given replaces what was; another `endpoint` needs its credentials with it."""
 
-    name: Name | None = None
+    name: SourceName | None = None
     endpoint: Endpoint | None = None
     credentials: Credentials | None = None
     options: dict[str, Any] | None = None

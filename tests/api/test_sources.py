@@ -11,6 +11,7 @@ import pytest
 
 from synvirt.errors import InvalidPlan, NotFound
 from synvirt.live import SourceAccess
+from synvirt.live.registry import BY_KIND
 from synvirt.model import LiveKind, State
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
@@ -118,15 +119,19 @@ def test_the_adapter_gets_the_credentials_back(client: httpx.Client, opened: lis
         ({"endpoint": "ftp://host"}, "scheme is 'ftp'"),
         ({"endpoint": "https://"}, "names no host"),
         ({"endpoint": "https://host:99999"}, "no URL"),
+        ({"endpoint": "https://host:0"}, "port 0"),
+        ({"endpoint": "vcenter.example"}, "no scheme"),
         ({"endpoint": "https://user@host"}, "holds a user"),
         ({"endpoint": "https://u:p@host"}, "holds a password"),
         ({"credentials": {}}, "credentials.user"),
         ({"credentials": {"user": "u"}}, "credentials.password"),
+        ({"credentials": {"user": "u", "password": ""}}, "credentials.password: is empty"),
         ({"credentials": {"user": "u", "password": "p", "x": "y"}}, "credentials.x"),
         ({"options": {"nonsense": 1}}, "options.nonsense"),
         ({"options": {"fingerprint_sha256": "xyz"}}, "options.fingerprint_sha256"),
         ({"kind": "esx"}, "kind"),
         ({"name": ""}, "name"),
+        ({"name": "  "}, "name"),
         ({"surprise": True}, "surprise"),
     ],
 )
@@ -135,6 +140,33 @@ def test_what_has_not_the_form_of_its_kind_is_refused(client: httpx.Client, fiel
     assert (answer.status_code, answer.json()["code"]) == (400, "E_MIG_BAD_REQUEST"), answer.text
     assert told in answer.json()["detail"]
     assert client.get("/sources").json()["items"] == []
+
+
+def test_what_a_hand_adds_around_it_is_taken_away(client: httpx.Client) -> None:
+    source = add(client, VIM, name="  lab ", endpoint=" https://VCENTER.example/ ")
+    assert (source["name"], source["endpoint"]) == ("lab", "https://VCENTER.example/")
+    assert client.post("/sources", json=VIM | {"name": "lab "}).status_code == 409
+
+
+@pytest.mark.parametrize("ports", ["10000-10010", "10000,10010", "10000, 10010", [10000, 10010]])
+def test_an_option_of_several_parts_may_be_one_text(client: httpx.Client, ports: object) -> None:
+    """As a command line has it."""
+    source = add(client, FAKE, options={"nbd_ports": ports})
+    assert source["options"]["nbd_ports"] == [10000, 10010]
+
+
+@pytest.mark.parametrize("ports", ["10000", "10000-10010-10020", "10010-10000", "-", "", "0-5", "x-y"])
+def test_an_option_of_too_few_or_wrong_parts_is_refused(client: httpx.Client, ports: str) -> None:
+    answer = client.post("/sources", json=FAKE | {"options": {"nbd_ports": ports}})
+    assert (answer.status_code, answer.json()["code"]) == (400, "E_MIG_BAD_REQUEST")
+    assert "nbd_ports" in answer.text
+
+
+def test_a_slash_at_the_end_of_an_endpoint_means_nothing() -> None:
+    """libvirt would not know the path `/system/`."""
+    for kind, endpoint in (("libvirt_remote", "qemu+ssh://root@Host.example:2222/system"), ("vim_api", "https://host")):
+        form = BY_KIND[LiveKind(kind)].form
+        assert form.place(endpoint + "/") == form.place(endpoint)
 
 
 def test_two_sources_have_two_names(client: httpx.Client) -> None:

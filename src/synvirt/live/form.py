@@ -10,12 +10,13 @@ A platform's file states it as data:
     place, login, options = FORM.read(access)
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from synvirt.errors import BadRequest
 from synvirt.live import Reach, SourceAccess
@@ -25,9 +26,12 @@ C = TypeVar("C", bound=Received)
 O = TypeVar("O", bound=SourceOptions)  # noqa: E741 - beside C
 
 
+_BETWEEN_PARTS = re.compile(r"[,-]")
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An endpoint, taken apart. `reach` is None where nothing is reached over the network."""
+    """An endpoint, taken apart. `path` has no slash at its end; `reach` is None where nothing is reached over the network."""
 
     scheme: str
     user: str | None
@@ -58,11 +62,20 @@ class Form(Generic[C, O]):
         """BadRequest, naming the field, never its value."""
         place = self.place(access.endpoint)
         credentials: C = _validated(self.credentials, access.credentials, "credentials")
+        for name in self.credentials.model_fields:
+            if isinstance(secret := getattr(credentials, name), SecretStr) and not secret.get_secret_value():
+                raise BadRequest(f"credentials.{name}: is empty", hint="leave out what there is none of")
         return place, credentials, self.read_options(access.options)
 
     def read_options(self, options: Mapping[str, Any]) -> O:
-        read: O = _validated(self.options, options, "options")
+        """What has several parts may also be one text, as a command line has it: `10809-10872` or `10809,10872`."""
+        read: O = _validated(self.options, {key: self._in_parts(key, value) for key, value in options.items()}, "options")
         return read
+
+    def _in_parts(self, key: str, value: Any) -> Any:
+        field = self.options.model_fields.get(key)
+        parts = isinstance(value, str) and field is not None and get_origin(field.annotation) is tuple
+        return tuple(part.strip() for part in _BETWEEN_PARTS.split(value)) if parts else value
 
     def place(self, endpoint: str) -> Place:
         hint = f"{self.kind} takes " + " or ".join(
@@ -74,7 +87,10 @@ class Form(Generic[C, O]):
         except ValueError as error:
             raise BadRequest(f"endpoint: is no URL: {error}", hint=hint) from None
         if url.scheme not in self.schemes:
-            raise BadRequest(f"endpoint: its scheme is {url.scheme[:40]!r}", hint=hint)
+            told = f"its scheme is {url.scheme[:40]!r}" if url.scheme else "says no scheme"
+            raise BadRequest(f"endpoint: {told}", hint=hint)
+        if port == 0:
+            raise BadRequest("endpoint: nothing listens on port 0", hint=hint)
         if url.password is not None:
             raise BadRequest("endpoint: holds a password", hint="send it in credentials, where it is sealed")
         if url.username is not None and not self.user_in_endpoint:
@@ -87,7 +103,7 @@ class Form(Generic[C, O]):
             user=url.username,
             host=url.hostname,
             port=(port or meant) if url.hostname else None,
-            path=url.path,
+            path=url.path.rstrip("/"),
             query=url.query,
         )
 

@@ -19,7 +19,7 @@ from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import SynvirtError, VmNotFound
 from synvirt.live import About, LiveAdapter, Reach, SnapshotRef
 from synvirt.live.planned import HINT
-from synvirt.model import MIB, Disk, SourceCheck, SourceOptions, SourceTest, now
+from synvirt.model import MIB, Disk, SourceCheck, SourceOptions, SourceTest, VmManifest, now
 from synvirt.store.sources import Trial
 
 T = TypeVar("T")
@@ -140,28 +140,29 @@ class _Probe:
 
     async def deep(self, adapter: LiveAdapter, vm_id: str | None, noted: Noted) -> None:
         """A snapshot of one VM, a MiB read from it, and both gone again."""
-        chosen, disk = await self.tried(
-            "choose", _chosen(adapter, vm_id), LOGIN_TIMEOUT_S, lambda found: f"trying on {found[0]}, disk {found[1].key}"
+        vm = await self.tried(
+            "choose", _chosen(adapter, vm_id), LOGIN_TIMEOUT_S, lambda found: f"trying on {found.name} ({found.vm_id})"
         )
-        async with noted(chosen) as trial:
+        disk = vm.disks[0]
+        async with noted(vm.vm_id) as trial:
             try:
                 snapshot = await self.tried(
                     "snapshot",
-                    adapter.snapshot(chosen, trial.name, [disk.key]),
+                    adapter.snapshot(vm.vm_id, trial.name, [disk.key]),
                     SNAPSHOT_TIMEOUT_S,
-                    lambda _: f"made one of {chosen}",
+                    lambda _: f"made one of {vm.name}",
                 )
                 await self.tried(
                     "read",
-                    _read(adapter, chosen, snapshot, disk),
+                    _read(adapter, vm.vm_id, snapshot, disk),
                     SNAPSHOT_TIMEOUT_S,
-                    lambda found: f"read {found} bytes of its first disk",
+                    lambda found: f"read {found} bytes of its first disk, {disk.label}",
                 )
             except _Ended:
                 pass  # told; a snapshot that failed may be there all the same
             await self.tried(
                 "cleanup",
-                adapter.cleanup(chosen, trial.name),
+                adapter.cleanup(vm.vm_id, trial.name),
                 SNAPSHOT_TIMEOUT_S,
                 lambda _: "the snapshot is gone again",
                 hint=f"snapshot {trial.name} may still be there; its removal is tried again until it is gone",
@@ -206,8 +207,8 @@ async def probe(
     )
 
 
-async def _chosen(adapter: LiveAdapter, vm_id: str | None) -> tuple[str, Disk]:
-    """The VM, and its first disk."""
+async def _chosen(adapter: LiveAdapter, vm_id: str | None) -> VmManifest:
+    """The VM to try on: it has a disk."""
     if vm_id is None:
         rows = await adapter.list_vms()
         if not rows:
@@ -216,7 +217,7 @@ async def _chosen(adapter: LiveAdapter, vm_id: str | None) -> tuple[str, Disk]:
     manifest = await adapter.inspect(vm_id)
     if not manifest.disks:
         raise VmNotFound(f"{manifest.name} has no disk to read", hint="name another: --vm, or ?vm_id=")
-    return vm_id, manifest.disks[0]
+    return manifest
 
 
 async def _read(adapter: LiveAdapter, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> int:

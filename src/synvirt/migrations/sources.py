@@ -146,7 +146,7 @@ class Sources:
             return self._rows.reseal(lambda owner, id_, sealed: anew(sealed, belongs_to(owner, id_)), host=self._host)
 
         count = self._keyring.rotate(store, self._sample)
-        log.info("key rotated", resealed=count)
+        log.info("key rotated", sources=count)
         return count
 
     def check_plan(self, kind: LiveKind, source_id: UUID) -> None:
