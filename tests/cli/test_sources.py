@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from synvirt.cli import sources
+from synvirt.live import VmRow
 from synvirt.model import LiveKind
 from tests.cli.conftest import Run
-from tests.fakes.live import FakePlatform
+from tests.fakes.live import FakeAdapter, FakePlatform
 from tests.fakes.platforms import with_fake
 from tests.fakes.service import Service
 
@@ -39,7 +40,10 @@ def test_add_list_show_test_vms_change_remove(service: Service, run: Run, platfo
     assert done.exit_code == 0, done.stderr
     assert "Try it: synvirt sources test 'lab'" in done.stdout
     assert "lab" in run("sources", "list").stdout
-    assert "verify_tls = True" in run("sources", "show", "lab").stdout
+    shown = run("sources", "show", "lab").stdout
+    assert "option      verify_tls = true\n" in shown
+    assert "option      nbd_ports = 10809, 10872\n" in shown
+    assert "None" not in shown
     tried = run("sources", "test", "lab", "--deep")
     assert (tried.exit_code, tried.stdout.splitlines()[-1]) == (0, "The source serves.")
     assert "vm-1" in run("sources", "vms", "lab").stdout
@@ -81,6 +85,43 @@ def test_a_failed_test_exits_1_and_says_what_to_do(service: Service, run: Run, p
     done = run("sources", "test", "lab")
     assert done.exit_code == 1
     assert "FAILED  login        E_MIG_AUTH_FAILED" in done.stdout
+
+
+def test_a_vm_is_found_by_its_name(service: Service, run: Run, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows its UUID."""
+
+    async def named(_: FakeAdapter) -> list[VmRow]:
+        return [VmRow(f"vm-{number}", name, "on") for number, name in enumerate(("web01", "twin", "twin"), 1)]
+
+    monkeypatch.setattr(FakeAdapter, "list_vms", named)
+    platform.add_vm("vm-1", {"disk-0": bytes(4096)})
+    run("sources", "add", "lab", "qemu:///system")
+    for vm in ("web01", "vm-1"):
+        assert "name         vm-1" in run("sources", "inspect", "lab", vm).stdout
+        assert "trying on vm-1 (vm-1)" in run("sources", "test", "lab", "--deep", "--vm", vm).stdout
+    for vm, code, told in (("twin", 2, "2 VMs of lab"), ("web", 1, "E_MIG_VM_NOT_FOUND")):
+        for command in (("inspect", "lab", vm), ("test", "lab", "--deep", "--vm", vm)):
+            done = run("sources", *command)
+            assert (done.exit_code, told in done.stderr) == (code, True), done.stderr
+    platform.fault("wrong_password", 2)
+    refused = run("sources", "test", "lab", "--deep", "--vm", "web01")
+    assert (refused.exit_code, "FAILED  login" in refused.stdout) == (1, True)
+
+
+def test_an_address_that_says_enough_needs_no_kind_and_another_is_asked_for_it(service: Service, run: Run) -> None:
+    assert run("sources", "add", "lab", " QEMU:///system ").exit_code == 0
+    refused = run("sources", "add", "vc", "https://vcenter.example")
+    assert (refused.exit_code, "does not say what answers there" in refused.stderr) == (2, True)
+
+
+def test_a_password_that_nobody_typed_is_not_sealed(service: Service, run: Run) -> None:
+    refused = run("sources", "add", "vc", "https://127.0.0.1:1", "--kind", "vim_api", "--source-user", "root", typed="")
+    assert (refused.exit_code, "first line of the standard input" in refused.stderr) == (2, True)
+    empty = run("sources", "add", "vc", "https://127.0.0.1:1", "--kind", "vim_api", "--source-user", "root", typed="\n")
+    assert (empty.exit_code, "password: is empty" in empty.stderr) == (2, True)
+    no_file = run("sources", "add", "vc", "qemu:///system", "--credential", "private_key=@/nonexistent/key")
+    assert (no_file.exit_code, "No such file or directory" in no_file.stderr) == (2, True)
+    assert "Errno" not in no_file.stderr
 
 
 def test_wrong_usage(service: Service, run: Run) -> None:

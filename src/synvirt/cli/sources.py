@@ -1,6 +1,7 @@
 """synvirt sources add|list|show|change|test|vms|inspect|remove, and synvirt keyring rotate"""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,10 +56,11 @@ def add(
     """
     import json
 
-    if kind is None and endpoint.startswith("qemu"):
+    if kind is None and endpoint.strip().lower().startswith("qemu"):
         kind = "libvirt_remote"
     if kind not in KINDS:
-        raise typer.BadParameter(f"is one of {', '.join(KINDS)}", param_hint="--kind")
+        told = "this address does not say what answers there" if kind is None else f"{kind} is none of those that there are"
+        raise typer.BadParameter(f"{told}: {', '.join(KINDS)}", param_hint="--kind")
     body = {
         "name": name,
         "kind": kind,
@@ -108,7 +110,8 @@ def show(options: Options, source: SourceId) -> None:
     for name in ("id", "name", "kind", "endpoint", "created_at"):
         print(f"{name:11} {shown(str(found[name]))}")
     for name, value in found["options"].items():
-        print(f"{'option':11} {shown(name)} = {shown(str(value))}")
+        if value not in (None, ""):
+            print(f"{'option':11} {shown(name)} = {shown(_said(value))}")
     print(f"{'tested':11} {_tested(found)}")
 
 
@@ -148,7 +151,7 @@ def test(
     source: SourceId,
     *,
     deep: Annotated[bool, typer.Option("--deep", help="Also take a snapshot, read 1 MiB of it, and remove it")] = False,
-    vm: Annotated[str | None, typer.Option(help="The id of the VM to do that on; else any that runs")] = None,
+    vm: Annotated[str | None, typer.Option(help="The VM to do that on, by id or name; else any that runs")] = None,
 ) -> None:
     """Try a source: address, port, certificate, login, privileges. Exits 1 when something is wrong.
 
@@ -156,9 +159,15 @@ def test(
     """
     import json
 
-    asked: dict[str, Any] = {"deep": deep} | ({"vm_id": vm} if vm else {})
+    from synvirt.errors import AuthFailed, SourceUnreachable
+
     with options.connect() as client:
-        answer = client.ask("POST", f"/sources/{source_id(client, source)}/test", params=asked)
+        id_ = source_id(client, source)
+        if vm is not None:
+            with suppress(AuthFailed, SourceUnreachable):  # the test itself will say so
+                vm = _vm_id(client, id_, source, vm)
+        asked: dict[str, Any] = {"deep": deep} | ({"vm_id": vm} if vm else {})
+        answer = client.ask("POST", f"/sources/{id_}/test", params=asked)
     found = json.loads(answer)
     if options.json:
         print(answer)
@@ -195,16 +204,23 @@ def vms(
 
 @app.command()
 @with_options
-def inspect(options: Options, source: SourceId, vm: Annotated[str, typer.Argument(metavar="VM", help="Its id")]) -> None:
+def inspect(
+    options: Options, source: SourceId, vm: Annotated[str, typer.Argument(metavar="VM", help="Its id, or its name")]
+) -> None:
     """Say who a VM on a source is, whether it can be moved warm, and what may go wrong.
 
     Example: synvirt sources inspect lab web01
     """
     from synvirt.cli.describing import describe
+    from synvirt.errors import VmNotFound
     from synvirt.model import VmManifest
 
     with options.connect() as client:
-        answer = client.ask("GET", f"/sources/{source_id(client, source)}/vms/{_segment(vm)}")
+        id_ = source_id(client, source)
+        try:
+            answer = client.ask("GET", f"/sources/{id_}/vms/{_segment(vm)}")
+        except VmNotFound:
+            answer = client.ask("GET", f"/sources/{id_}/vms/{_segment(_vm_id(client, id_, source, vm))}")
     if options.json:
         print(answer)
         return
@@ -258,17 +274,24 @@ def live_vm(client: Any, source: str, vm: str) -> tuple[dict[str, str], dict[str
     """A plan's `source` and `source_ref` for the one VM of the source that has this id or name."""
     import json
 
-    from synvirt.errors import BadRequest, VmNotFound
-
     id_ = source_id(client, source)
     kind = json.loads(client.ask("GET", f"/sources/{id_}"))["kind"]
+    return {"Live": kind}, {"kind": "live_vm", "source_id": id_, "vm_id": _vm_id(client, id_, source, vm)}
+
+
+def _vm_id(client: Any, id_: str, source: str, vm: str) -> str:
+    """Of the one VM of that source which has this id or name."""
+    import json
+
+    from synvirt.errors import BadRequest, VmNotFound
+
     items = json.loads(client.ask("GET", f"/sources/{id_}/vms", params={"search": vm}))["items"]
     ids = [one["vm_id"] for one in items if one["vm_id"] == vm] or [one["vm_id"] for one in items if one["name"] == vm]
     if not ids:
-        raise VmNotFound(f"source {source} has no VM {vm}", hint="synvirt sources vms lists them")
+        raise VmNotFound(f"source {source} has no VM {vm}", hint=f"synvirt sources vms '{source}' lists them")
     if len(ids) > 1:
         raise BadRequest(f"{len(ids)} VMs of {source} are called {vm}: {', '.join(ids[:5])}", hint="give the id")
-    return {"Live": kind}, {"kind": "live_vm", "source_id": id_, "vm_id": str(ids[0])}
+    return str(ids[0])
 
 
 def _source_table(items: list[dict[str, Any]]) -> None:
@@ -300,6 +323,12 @@ def _segment(text: str) -> str:
     return quote(text, safe="")
 
 
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _tested(source: dict[str, Any]) -> str:
     last = source["last_test"]
     return "never" if last is None else f"{at(last['at'])} {'ok' if last['ok'] else 'FAILED'}"
@@ -316,7 +345,10 @@ def _credentials(user: str | None, secrets: list[str], others: list[str]) -> dic
 def _asked(field: str) -> str:
     if sys.stdin.isatty():
         return str(typer.prompt(field.replace("_", " ").capitalize(), hide_input=True, err=True))
-    return sys.stdin.readline().rstrip("\n")
+    if not (line := sys.stdin.readline()):
+        told = "is the first line of the standard input, which is empty; in a terminal it is asked for"
+        raise typer.BadParameter(told, param_hint=field)
+    return line.rstrip("\n")
 
 
 def _text(path: Path) -> str:
@@ -324,8 +356,10 @@ def _text(path: Path) -> str:
 
     try:
         return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{path} cannot be read as text: {error}") from error
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{path} is no text") from error
 
 
 def _platform_options(pairs: list[str], fingerprint: str | None, *, any_certificate: bool) -> dict[str, Any]:
