@@ -263,8 +263,11 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
         if start >= size:
             return coarser(areas, AREAS_MAX)
         answer = session.call("say what changed", ask)
+        told = ((int(area.start), int(area.length)) for area in answer.changedArea or ())
         # Tracked in coarser steps than a disk may end on.
-        areas += [(int(area.start), min(int(area.length), size - int(area.start))) for area in answer.changedArea or ()]
+        areas += [(at, min(length, size - at)) for at, length in told if at < size and length > 0]
+        if len(areas) > 2 * AREAS_MAX:  # a large disk that was written all over has half a billion of them
+            areas = list(coarser(areas, AREAS_MAX))
         end = int(answer.startOffset) + int(answer.length)
         if end <= start:
             break
