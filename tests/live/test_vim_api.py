@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.disks import open_reader
+from synvirt.disks.datastore import ReadForbidden
 from synvirt.disks.specs import ChangedSpec, DatastoreSpec, DeltaSpec, ReaderSpec, VddkSpec
 from synvirt.errors import (
     AuthFailed,
@@ -260,6 +261,33 @@ def test_many_changed_areas_come_page_by_page(platform: VCenter, disk: Path) -> 
     assert spec.areas == tuple((block * BLOCK, BLOCK) for block in blocks)
 
 
+def test_areas_are_joined_before_there_are_too_many_to_hold(
+    platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vim_changes, "AREAS_MAX", 4)
+    held: list[int] = []
+
+    def counted(areas: list[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
+        held.append(len(areas))
+        return coarser(areas, most)
+
+    monkeypatch.setattr(vim_changes, "coarser", counted)
+
+    async def use(adapter: VimApi) -> ReaderSpec:
+        await tracked(adapter)
+        _, since = await opened(adapter, "synvirt-a-1")
+        for block in range(0, DISK_BYTES // BLOCK, 2):
+            write(disk, block * BLOCK, os.urandom(BLOCK))
+        return (await opened(adapter, "synvirt-a-2", since))[0]
+
+    spec = ask(platform.access(), use)
+    assert isinstance(spec, ChangedSpec)
+    assert len(spec.areas) <= 4
+    assert max(held) <= 2 * 4 + 8  # and one answer of the simulator's
+    covered = {block for start, length in spec.areas for block in range(start // BLOCK, (start + length) // BLOCK)}
+    assert covered >= set(range(0, DISK_BYTES // BLOCK, 2))
+
+
 def test_an_area_ends_where_its_disk_does(platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Disks have sectors of 512 bytes, and are tracked in steps of 64 KiB or more."""
     size = DISK_BYTES - 512
@@ -356,6 +384,22 @@ def test_an_answer_that_is_no_range_is_told_by_what_it_means(
 ) -> None:
     platform.fault("folder", f"status:{status}")
     with pytest.raises(DiskReadFailed, match=told):
+        open_reader(spec)
+
+
+def test_a_file_that_its_host_cannot_open_is_told_from_a_moments_trouble(platform: VCenter, spec: DatastoreSpec) -> None:
+    """vCenter answers 500 for both: an answer to the last of some tries is none of the host's moods."""
+    platform.fault("folder", "status:500", times=3)
+    reader = open_reader(spec)
+    platform.fault("folder", "status:500", times=4)
+    with pytest.raises(SourceUnreachable, match="500"):
+        reader.read_into(0, memoryview(bytearray(512)))
+    reader.close()
+    platform.fault("folder", "status:500", times=4)
+    with pytest.raises(ReadForbidden, match=r"500 .* cannot open it"):
+        open_reader(spec)
+    platform.fault("folder", "status:503", times=4)
+    with pytest.raises(SourceUnreachable, match="503"):
         open_reader(spec)
 
 

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from synvirt.disks import open_reader
-from synvirt.disks.specs import DatastoreSpec, LeaseSpec, RawSpec, ReaderSpec
+from synvirt.disks import datastore, open_reader
+from synvirt.disks.specs import ChangedSpec, DatastoreSpec, LeaseSpec, RawSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtUnsupported, DiskReadFailed, Internal, SourceUnreachable, UnsupportedFormat
 from synvirt.live import SnapshotRef, SourceAccess
 from synvirt.live.vim_api import VimApi
@@ -221,6 +221,44 @@ def test_a_warm_copy_and_one_by_the_operators_choice_need_no_lease(
     assert (job.state, job.mode_effective) == (State.COMPLETED, Mode.WARM)
     assert same(by_any_way, job, mostly_empty)
     assert platform.calls("ExportSnapshot") == 0
+
+
+def test_a_vm_that_cannot_be_exported_holds_no_cold_copy_up(
+    by_any_way: VimHouse, platform: VCenter, mostly_empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with a virtual TPM says so as another export that is under way does."""
+    monkeypatch.setattr("synvirt.live.vim_api.SPARER_BUSY_S", 0.2)
+    platform.fault("ExportSnapshot", "InvalidState", times=1000)
+    job = by_any_way.run(by_any_way.intake.submit(plan("Cold")).id)
+    assert (job.state, job.last_error) == (State.COMPLETED, None)
+    assert same(by_any_way, job, mostly_empty)
+
+
+def test_files_that_no_host_opens_are_read_by_a_lease_but_deltas_wait_a_minute(
+    platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("synvirt.disks.datastore.RETRY_DELAYS_S", (0.01,))
+    monkeypatch.setattr("synvirt.live.vim_api.FILES_PAUSES_S", (0.01, 0.01))
+
+    async def use(adapter: VimApi) -> None:
+        one = (await adapter.inspect(VM)).disks[0]
+        await adapter.enable_cbt(VM, [one.key])
+        first = await adapter.snapshot(VM, "synvirt-a-1")
+        platform.fault("folder", "status:500", times=2)
+        assert isinstance(await adapter.open_disk(VM, first, one, None), LeaseSpec)
+        assert isinstance(await adapter.open_disk(VM, first, one, None), DatastoreSpec)
+        second = await adapter.snapshot(VM, "synvirt-a-2")
+        platform.fault("folder", "status:500", times=4)
+        assert isinstance(await adapter.open_disk(VM, second, one, first.change_ids[one.key]), ChangedSpec)
+        platform.fault("folder", "status:500", times=6)
+        with pytest.raises(CbtUnsupported, match="500"):
+            await adapter.open_disk(VM, second, one, first.change_ids[one.key])
+
+    ask(platform.access(), use)
+
+
+def test_a_pass_knows_whatever_a_worker_says_of_a_datastores_file() -> None:
+    assert {kind.__name__: kind for kind in datastore._FAILURES.values()}.items() <= passes.ANSWERED.items()
 
 
 def test_a_platform_that_does_not_tell_privileges_is_tried_by_files(platform: VCenter, disk: Path) -> None:

@@ -52,6 +52,7 @@ _REFUSALS: Final = {
     403: "our user may not read it (privilege Datastore.Browse), or a running VM holds it; try options.transport lease",
     404: "it is no more; was its snapshot removed, or the VM moved?",
     416: "it is shorter than the disk",
+    500: "its host cannot open it; a VM may hold it, or our user lack a privilege (Cryptographer.Access). Try transport lease",
 }
 
 
@@ -59,15 +60,23 @@ class ReadForbidden(DiskReadFailed):
     """The platform does not let us read the file. By another way it may let us read the disk."""
 
 
+class FileClosed(ReadForbidden):
+    """Its host does not open it, and the platform says no more: as a rule that lasts, but it may pass."""
+
+
 class FileGone(DiskReadFailed):
     """The file is no more. Opened anew, the disk may be found where its VM was moved to, or its snapshot to be gone."""
 
 
-_FAILURES: Final[dict[int, type[DiskReadFailed]]] = {403: ReadForbidden, 404: FileGone}
+_FAILURES: Final[dict[int, type[DiskReadFailed]]] = {403: ReadForbidden, 404: FileGone, 500: FileClosed}
 
 
 class _Lost(Exception):
     """This attempt failed in a way that another may not."""
+
+
+class _ServerError(_Lost):
+    """It answered 500: a moment's trouble, or all that it says of a file that it cannot open."""
 
 
 class DatastoreReader:
@@ -133,8 +142,14 @@ class DatastoreReader:
         def ask(connection: http.client.HTTPSConnection) -> None:
             found[0] = self._fetch(connection, max(0, (wanted or 0) - 1), memoryview(bytearray(1)))
 
-        if wanted != 0:
-            self._tried(ask, "its end")
+        try:
+            if wanted != 0:
+                self._tried(ask, "its end")
+        except SourceUnreachable as error:
+            # Of a file that was read it is a moment's trouble; of one that was never, while all else answers, it is the file.
+            if isinstance(error.__cause__, _ServerError):
+                raise self._refusal(http.client.INTERNAL_SERVER_ERROR) from error
+            raise
         return found[0] if wanted is None else wanted
 
     def _tried(self, attempt: Callable[[http.client.HTTPSConnection], object], where: str) -> None:
@@ -190,10 +205,15 @@ class DatastoreReader:
                 if self._cookie == cookie:
                     self._cookie = ""
             raise _Lost("the platform has forgotten our session")
-        if status >= 500 or status == http.client.REQUEST_TIMEOUT:
+        if status == http.client.INTERNAL_SERVER_ERROR:
+            raise _ServerError(f"it answered {status}")
+        if status > 500 or status == http.client.REQUEST_TIMEOUT:
             raise _Lost(f"it answered {status}")
+        raise self._refusal(status)
+
+    def _refusal(self, status: int) -> DiskReadFailed:
         why = _REFUSALS.get(status, "for no reason that we know")
-        raise _FAILURES.get(status, DiskReadFailed)(f"{self._spec.host} answers {status} for {self._name}: {why}")
+        return _FAILURES.get(status, DiskReadFailed)(f"{self._spec.host} answers {status} for {self._name}: {why}")
 
     # ── connections and the session ──────────────────────────────────────────────────────────────────────────────────
 

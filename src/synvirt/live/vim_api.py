@@ -17,14 +17,15 @@ Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that woul
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import structlog
 from pydantic import Field, SecretStr, StringConstraints, model_validator
 
-from synvirt.disks.datastore import ReadForbidden
+from synvirt.disks.datastore import FileClosed, ReadForbidden
 from synvirt.disks.specs import ChangedSpec, ReaderSpec, VddkSpec
 from synvirt.errors import (
     AuthFailed,
@@ -48,6 +49,11 @@ from synvirt.live.vim_ways import Way, mostly_empty, way
 from synvirt.model import Disk, LiveKind, Name, Received, SourceOptions, VmManifest
 
 log = structlog.get_logger(__name__)
+
+# For a lease that only spares bytes nobody waits until another that was left behind runs out: a guest may be off meanwhile.
+SPARER_BUSY_S: Final = 30.0
+# Before each new look at files that could be read before, and cannot be opened now.
+FILES_PAUSES_S: Final = (5.0, 15.0, 30.0)
 
 
 class VimCredentials(Received):
@@ -256,7 +262,7 @@ class VimApi:
         vm_id, snapshot_id, device, _ = wanted
         try:
             if areas is not None:
-                return ChangedSpec(over=vim_files.whole_disk(self._session, vm_id, device, None), areas=areas)
+                return ChangedSpec(over=self._knocked(wanted), areas=areas)
             allocated = vim_changes.allocated(self._session, vm_id, snapshot_id, device)
             whole = vim_files.whole_disk(self._session, vm_id, device, allocated)
             return whole if allocated is not None else self._sparser(wanted, whole)
@@ -265,6 +271,16 @@ class VimApi:
                 raise DiskReadFailed(error.detail, hint=error.hint) from error
             log.warning("a disk's files are not for us: by an export lease", vm=vm_id, disk=device.key, cause=error.detail)
             return self._exported(wanted, Way("lease", error.detail), since)
+
+    def _knocked(self, wanted: _Wanted) -> ReaderSpec:
+        """The files of a disk that was read before. To give them up costs all deltas to come: not for a minute's trouble."""
+        for pause_s in FILES_PAUSES_S:
+            try:
+                return vim_files.whole_disk(self._session, wanted.vm_id, wanted.device, None)
+            except FileClosed as error:
+                log.warning("a disk's files are not opened; tried again", vm=wanted.vm_id, cause=error.detail)
+                time.sleep(pause_s)
+        return vim_files.whole_disk(self._session, wanted.vm_id, wanted.device, None)
 
     def _sparser(self, wanted: _Wanted, whole: ReaderSpec) -> ReaderSpec:
         """A disk of which nobody tells what was ever written: by an export lease, where that is told when the job is planned to
@@ -280,7 +296,7 @@ class VimApi:
         if not mostly_empty(capacity_of(device), taken):
             return whole
         try:
-            return replace(self._leased(snapshot_id).disk(device, wanted.devices), instead=whole)
+            return replace(self._leased(snapshot_id, SPARER_BUSY_S).disk(device, wanted.devices), instead=whole)
         except (AuthFailed, Internal, SourceUnreachable, UnsupportedFormat) as error:
             log.info("no export lease: the whole disk is read", vm=vm_id, disk=device.key, cause=error.detail)
             # It is waited for once, not by each disk.
@@ -295,7 +311,7 @@ class VimApi:
         except AuthFailed as error:
             raise AuthFailed(f"{error.detail}{f'; no other way, as {chosen.why}' if chosen.why else ''}") from error
 
-    def _leased(self, snapshot_id: str) -> ExportLease:
+    def _leased(self, snapshot_id: str, busy_timeout_s: float | None = None) -> ExportLease:
         """One lease for all disks of a snapshot: a second one would be refused."""
         if self._lease is not None and self._lease.snapshot_id != snapshot_id:
             self._lease.end()
@@ -304,7 +320,7 @@ class VimApi:
             # Known before it is ready, so that it is ended whatever comes.
             lease = self._lease = ExportLease(self._session, snapshot_id)
             try:
-                lease.open()
+                lease.open(busy_timeout_s)
             except SynvirtError:
                 self._lease = None
                 lease.end()

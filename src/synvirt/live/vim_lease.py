@@ -45,17 +45,17 @@ class ExportLease:
         self._guard: LeaseGuard | None = None
         self.renewed_every_s = RENEWED_EVERY_S
 
-    def open(self) -> None:
+    def open(self, busy_timeout_s: float | None = None) -> None:
         """SnapshotFailed when the snapshot is no more, SourceUnreachable when the platform has no lease for us in time."""
         self._guard = LeaseGuard(self._session)
         try:
-            self._lease = self._asked()
+            self._lease = self._asked(BUSY_TIMEOUT_S if busy_timeout_s is None else busy_timeout_s)
             self._guard.watch(self._lease._moId)  # noqa: SLF001 - pyvmomi's own name of an object's id
             self._wait_until_ready()
         except VmNotFound as error:
             raise SnapshotFailed(error.detail, hint="the snapshot or its lease is no more: it is taken anew") from error
 
-    def _asked(self) -> Any:
+    def _asked(self, timeout_s: float) -> Any:
         fault = library().vim.fault
         busy: list[str] = []
 
@@ -66,12 +66,12 @@ class ExportLease:
                 busy.append(type(error).__name__.rpartition(".")[2])
                 return None
 
-        deadline = time.monotonic() + BUSY_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while (lease := self._session.call(_WHAT, ask)) is None:
             if time.monotonic() > deadline:
                 raise SourceUnreachable(
-                    f"{self._session.host} cannot export snapshot {self.snapshot_id} for {BUSY_TIMEOUT_S:.0f} s: {busy[-1]}",
-                    hint="another export of this VM is under way: look at its tasks",
+                    f"{self._session.host} cannot export snapshot {self.snapshot_id} for {timeout_s:.0f} s: {busy[-1]}",
+                    hint="another export of this VM is under way (look at its tasks), or it cannot be exported at all",
                 )
             time.sleep(BUSY_POLL_S)
         return lease

@@ -20,7 +20,7 @@ from typing import Literal
 
 import structlog
 
-from synvirt.disks.datastore import FileGone, ReadForbidden
+from synvirt.disks.datastore import FileClosed, FileGone, ReadForbidden
 from synvirt.disks.sampling import ChangesMissed
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 from synvirt.errors import AuthFailed, Cancelled, Internal, SourceUnreachable, SynvirtError, from_code
@@ -46,7 +46,7 @@ STDERR_KEPT_CHARS = 2000
 
 
 # What a worker tells that is more than its code: no belief in change tracking, another way, another look.
-ANSWERED: dict[str, type[SynvirtError]] = {kind.__name__: kind for kind in (ChangesMissed, ReadForbidden, FileGone)}
+ANSWERED: dict[str, type[SynvirtError]] = {kind.__name__: kind for kind in (ChangesMissed, ReadForbidden, FileClosed, FileGone)}
 
 
 class WorkerDied(Internal):
