@@ -81,6 +81,14 @@ def test_a_domain_is_described_as_it_is() -> None:
     }
 
 
+def test_a_disk_that_cannot_change_is_not_tracked() -> None:
+    """libvirt refuses a checkpoint of it: «is empty or readonly»."""
+    disk = "<disk type='file'><driver type='qcow2'/><source file='/s'/><target dev='vda'/>{}</disk>"
+    for mark, told in (("", None), ("<readonly/>", "vda is read-only"), ("<transient/>", "vda is transient")):
+        reasons = untracked(parse(f"<domain><devices>{disk.format(mark)}</devices></domain>"))
+        assert told in reasons["vda"] if told else not reasons
+
+
 @pytest.mark.parametrize(
     ("known", "told", "family"),
     [

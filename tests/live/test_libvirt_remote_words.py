@@ -1,15 +1,18 @@
 """What libvirt and ssh are told, and what is made of what they say, without either."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from synvirt.errors import AuthFailed, Internal, SynvirtError
 from synvirt.libvirt_library import load
 from synvirt.live import SourceAccess, libvirt_remote_ssh
+from synvirt.live.libvirt_remote import LibvirtRemote
 from synvirt.live.libvirt_remote_backup import Server, _hint
 from synvirt.live.libvirt_remote_form import FORM
 from synvirt.live.libvirt_remote_host import Host
+from synvirt.live.libvirt_remote_manifest import Seen, manifest, parse
 from synvirt.live.libvirt_remote_ssh import FAST_CIPHERS, Door
 from tests.needs import lacking
 
@@ -21,6 +24,8 @@ from tests.needs import lacking
         ("Failed to bind socket to /s/x.sock: Permission denied", "AppArmor or SELinux"),
         ("qemu-img: /s/x.scratch: No space left on device", "is full"),
         ("The certificate /pki/server-cert.pem basic constraints show a CA", "backup_tls_x509_cert_dir"),
+        ("nbd-server-start: UNIX socket path '/s/x.sock' is too long", "a shorter path"),
+        ("nbd-server-start: Failed to bind socket: Cannot assign requested address", "options.nbd_address"),
         ("unable to find tls x509 certificates", "backup_tls_x509_cert_dir"),
         ("something that nobody foresaw", None),
     ],
@@ -28,6 +33,27 @@ from tests.needs import lacking
 def test_a_refusal_that_is_known_says_what_to_do(said: str, told: str | None) -> None:
     hint = _hint(said, Server("/s"))
     assert (hint is None) if told is None else told in str(hint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "warm", "readable"),
+    [
+        ("QEMU", 9_000_000, True, True),
+        ("QEMU", 7_006_000, True, True),
+        ("QEMU", 7_005_000, False, True),
+        ("QEMU", 6_010_000, False, False),
+        ("Xen", 9_000_000, False, False),
+    ],
+)
+def test_a_host_that_cannot_be_read_is_told_before_its_guest_is_shut_down(
+    kind: str, version: int, warm: bool, readable: bool
+) -> None:
+    adapter = LibvirtRemote(SourceAccess("qemu:///system"))
+    adapter._host._open = SimpleNamespace(getType=lambda: kind, getLibVersion=lambda: version)
+    assert (adapter._too_old() is None, adapter._unreadable() is None) == (warm, readable)
+    domain = parse("<domain><uuid>6d6f7665-6d65-4d6f-8f76-656d656d6f76</uuid><name>web</name><devices/></domain>")
+    found = manifest(domain, Seen({}, "on", too_old=adapter._too_old(), unreadable=adapter._unreadable()))
+    assert (found.cbt_available, [one.id for one in found.concerns]) == (warm, [] if readable else ["host-unreadable"])
 
 
 @pytest.mark.parametrize(

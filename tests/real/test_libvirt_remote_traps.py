@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
 from synvirt.disks import tls
+from synvirt.disks.specs import NbdSpec
 from synvirt.errors import (
     AuthFailed,
     BadRequest,
@@ -528,6 +530,28 @@ def test_testing_a_host_shows_its_certificate(host: LibvirtLab) -> None:
     assert list(other) == ["address", "port", "certificate"]
     assert "not the pinned one" in other["certificate"].detail
     assert "of CN=server" in other["certificate"].detail
+
+
+def test_disks_come_by_the_address_that_is_meant_for_them(host: LibvirtLab, domain: Any) -> None:
+    """Another one of that host's; or all of them, and then by the endpoint's."""
+
+    async def copied(adapter: LiveAdapter) -> bytes:
+        snapshot = await adapter.snapshot(domain.UUIDString(), name)
+        disk = (await adapter.inspect(domain.UUIDString())).disks[0]
+        spec = await adapter.open_disk(domain.UUIDString(), snapshot, disk, None)
+        assert isinstance(spec, NbdSpec)
+        assert urlsplit(spec.uri).hostname == reached
+        return (await asyncio.to_thread(read, spec))[0]
+
+    for address in ("127.0.0.2", "0.0.0.0"):
+        name, access = f"synvirt-{uuid4()}-1", host.access("tcp", nbd_address=address)
+        reached = "127.0.0.1" if address == "0.0.0.0" else address
+        assert ask(access, copied) == host.content(domain, "vda")
+        ask(access, lambda adapter: adapter.cleanup(domain.UUIDString(), name))  # noqa: B023
+    with pytest.raises(SnapshotFailed, match="Cannot assign requested address") as refused:
+        ask(host.access("tcp", nbd_address="192.0.2.1"), copied)
+    assert "options.nbd_address" in str(refused.value.hint)
+    assert host.snapshots(domain) == []
 
 
 def test_disks_come_in_the_clear_only_where_the_operator_says_so(host: LibvirtLab, domain: Any) -> None:

@@ -50,6 +50,8 @@ log = structlog.get_logger(__name__)
 
 # The first with backups in pull mode and checkpoints switched on for everybody: 7.6.0.
 LEAST_VERSION: Final = 7_006_000
+# Debian 11's, which has backups of whole disks: a cold copy. Ubuntu 20.04's 6.0 refuses those too.
+OLDEST_VERSION: Final = 7_000_000
 # The checkpoint that is made to see whether one can be. A service that is killed meanwhile leaves it, and a domain that was
 # started for it: whoever of us tidies up next takes both away.
 PROBE: Final = f"{backup.PREFIX}probe"
@@ -155,6 +157,15 @@ class LibvirtRemote:
             return f"libvirt {_version(connection.getLibVersion())} has no incremental backups: {_version(LEAST_VERSION)} has"
         return None
 
+    def _unreadable(self) -> str | None:
+        """Why no copy can be made of its domains, not even of those that are off."""
+        connection = self._host.connection
+        if str(connection.getType()) != "QEMU":
+            return f"its hypervisor is {connection.getType()}, and disks are read from QEMU only"
+        if connection.getLibVersion() < OLDEST_VERSION:
+            return f"libvirt {_version(connection.getLibVersion())} has no backups, by which disks are read: 7.0 has"
+        return None
+
     # ── discovery ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def list_vms(self) -> list[VmRow]:
@@ -172,7 +183,7 @@ class LibvirtRemote:
 
     def _inspect(self, domain: Any) -> VmManifest:
         root = domains.described(domain)
-        return manifest(root, domains.seen(domain, root, too_old=self._too_old()))
+        return manifest(root, domains.seen(domain, root, too_old=self._too_old(), unreadable=self._unreadable()))
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:
         def read(domain: Any) -> bytes | None:
@@ -406,7 +417,6 @@ class LibvirtRemote:
 
 
 _USER = "a user of the groups libvirt and, unless disks come by TLS or TCP, QEMU's (libvirt-qemu, kvm or qemu there)"
-_UPGRADE = "upgrade libvirt there; until then its VMs are copied cold"
 
 
 def _row(domain: Any, stats: dict[str, Any]) -> VmRow:
@@ -425,6 +435,9 @@ def _row(domain: Any, stats: dict[str, Any]) -> VmRow:
 
 def _version(number: int) -> str:
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+
+
+_UPGRADE = "upgrade libvirt there; until then its VMs are copied cold, where it is 7.0 at least"
 
 
 def libvirt_remote(access: SourceAccess) -> LibvirtRemote:

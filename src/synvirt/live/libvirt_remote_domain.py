@@ -260,7 +260,7 @@ def described(domain: Any) -> Element:
     return parse(domain.XMLDesc(0))
 
 
-def seen(domain: Any, root: Element, *, too_old: str | None) -> Seen:
+def seen(domain: Any, root: Element, *, too_old: str | None, unreadable: str | None) -> Seen:
     agent = power_state(domain) == "on" and agent_connected(root)
     told = _told(domain) if agent else {}
     return Seen(
@@ -273,6 +273,7 @@ def seen(domain: Any, root: Element, *, too_old: str | None) -> Seen:
         addresses=_addresses(domain) if agent else {},
         snapshots=tuple(_snapshots(domain)),
         too_old=too_old,
+        unreadable=unreadable,
     )
 
 

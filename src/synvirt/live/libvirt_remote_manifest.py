@@ -34,7 +34,7 @@ class DiskSize:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What the XML does not say: the sizes by target, the power state, which disks are tracked, what the guest's agent tells,
-    and what else is there."""
+    and what else is there. `too_old`, `unreadable`: why its host cannot track changes, or have disks read at all."""
 
     sizes: dict[str, DiskSize]
     power_state: PowerState
@@ -45,6 +45,7 @@ class Seen:
     addresses: dict[str, tuple[str, ...]] | None = None
     snapshots: tuple[Snapshot, ...] = ()
     too_old: str | None = None
+    unreadable: str | None = None
 
 
 def parse(xml: str) -> Element:
@@ -80,8 +81,9 @@ def untracked(domain: Element) -> dict[str, str]:
             reasons[key] = f"disk {key} is a device of its host, which libvirt cannot back up"
         elif kind != "qcow2":
             reasons[key] = f"disk {key} is {kind}, which cannot hold a bitmap of its changes (qcow2 can)"
-        elif disk.find("transient") is not None:
-            reasons[key] = f"disk {key} is transient"
+        elif disk.find("transient") is not None or disk.find("readonly") is not None:
+            kind = "transient" if disk.find("transient") is not None else "read-only"
+            reasons[key] = f"disk {key} is {kind}: libvirt tracks no changes of such"
     return reasons
 
 
@@ -217,6 +219,14 @@ def _nics(domain: Element, addresses: dict[str, tuple[str, ...]]) -> Iterator[Ni
 
 
 def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
+    if seen.unreadable:
+        yield Concern(
+            id="host-unreadable",
+            category="Critical",
+            label="Disks cannot be read",
+            assessment=seen.unreadable,
+            remedy="Upgrade libvirt there, or import the VM's files: synvirt import PATH.",
+        )
     if not seen.persistent:
         yield Concern(
             id="transient-domain",
