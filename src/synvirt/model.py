@@ -533,6 +533,12 @@ class Migration(Model):
     def ended(self) -> bool:
         return self.state in ENDS
 
+    @property
+    def held(self) -> bool:
+        """What changes is copied again and again, until an operator asks for the cut-over."""
+        by_hand = self.plan.source.Live is not None and self.plan.warm.cutover == "manual"
+        return by_hand and self.mode_effective == Mode.WARM and self.state in (State.COPYING_FULL, State.DELTA_SYNCING)
+
 
 # ── sources: registered live platforms ───────────────────────────────────────────────────────────────────────────────
 

@@ -13,9 +13,24 @@ from typer.testing import CliRunner
 from synvirt.cli import app, importing
 from synvirt.cli.options import SHARED, Options
 from synvirt.cli.program import shown
-from synvirt.model import HostPathRef, LiveKind, LiveVmRef, Mode, OfflineKind, PlanSource, Progress, State, Warm
+from synvirt.model import (
+    MIB,
+    Forecast,
+    HostPathRef,
+    LiveKind,
+    LiveVmRef,
+    Mode,
+    OfflineKind,
+    Pass,
+    PlanSource,
+    Progress,
+    State,
+    Warm,
+    now,
+)
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, PLAN, USER, Service, failed
+from tests.house import live_plan
 
 
 def test_help_waits_for_nothing() -> None:
@@ -149,6 +164,43 @@ def test_show(service: Service, run: Run) -> None:
     told = run("migrations", "show", job.id).stdout
     for part in (str(job.id), "Failed", "E_MIG_DISK_WRITE_FAILED: the disk is full", "make room", "Queued"):
         assert part in told
+
+
+def test_show_of_a_warm_job_tells_its_passes_what_to_expect_and_what_it_was(service: Service, run: Run) -> None:
+    job = service.submit(live_plan(warm={"cutover": "manual"}))
+    forecast = Forecast(
+        change_rate_bps=MIB,
+        throughput_bps=8 * MIB,
+        expected_delta_bytes=3 * MIB,
+        expected_downtime_s=1.25,
+        converges=True,
+        at=now(),
+    )
+    passes = (
+        Pass(number=1, kind="full", bytes=80 * MIB, seconds=9.96, finished_at=now()),
+        Pass(number=2, kind="delta", bytes=4 * MIB, seconds=1, whole=True),
+    )
+
+    def copied(state: State, **fields: object) -> str:
+        before = service.store.get(job.id).state
+        update = {"state": state, "mode_effective": Mode.WARM, "passes": passes, "forecast": forecast, **fields}
+        service.store.change(job.id, before, lambda one: one.model_copy(update=update))
+        return str(run("migrations", "show", job.id).stdout)
+
+    told = copied(State.DELTA_SYNCING)
+    for part in (
+        "pass      1 full: 80.0 MiB in 10.0 s\n",
+        "pass      2 delta: 4.0 MiB in 1.0 s, whole disks compared, under way\n",
+        "1.0 MiB/s change; a cut-over copies 3.0 MiB, in 1.2 s beside shutting down and starting",
+        f"synvirt migrations cutover {job.id}",
+    ):
+        assert part in told
+    told = copied(State.DELTA_SYNCING, forecast=forecast.model_copy(update={"converges": False}))
+    assert "1.0 MiB/s change, 8.0 MiB/s are copied: it will not become less" in told
+    told = copied(State.COMPLETED, downtime_s=9.342)
+    assert "downtime  9.3 s\n" in told
+    assert "forecast" not in told
+    assert "held" not in told
 
 
 def test_the_beginning_of_an_id_is_enough(service: Service, run: Run) -> None:

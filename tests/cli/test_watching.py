@@ -11,16 +11,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
 from synvirt.cli.client import Client, ServiceUnreachable
 from synvirt.cli.program import sized
 from synvirt.cli.watching import Lines, described
-from synvirt.model import Migration, Mode, Progress, State
+from synvirt.model import MIB, Migration, Mode, Progress, State, now
 from tests.cli.conftest import Run
 from tests.fakes.service import Service, failed
+from tests.house import live_plan
 
 SYNVIRT: list[str | Path] = [sys.executable, "-c", "from synvirt.cli import app; app()"]
 
@@ -59,6 +60,32 @@ def test_a_job_that_completes(service: Service, run: Run, ova: str) -> None:
     assert 3 <= len(figures) <= 11
     assert figures[0].startswith("CopyingFull  ")
     assert figures[-1].endswith("10.0 GiB of 10.0 GiB, 953.7 MiB/s")
+
+
+def test_a_job_that_is_held_says_how_it_goes_on_and_claims_no_speed() -> None:
+    """Between two deltas nothing is copied, for hours maybe."""
+    told: list[str] = []
+    lines = Lines(out=told.append)
+    done = Progress(bytes_total=MIB, bytes_done=MIB, rate_bps=5e7, eta_s=0)
+    job = Migration(
+        id=uuid4(), name="web", plan=live_plan(warm={"cutover": "manual"}), mode_effective=Mode.WARM, created_at=now()
+    )
+    for state in (State.COPYING_FULL, State.DELTA_SYNCING, State.DELTA_SYNCING, State.CUTTING_OVER):
+        lines.moved(job.model_copy(update={"state": state, "progress": done}))
+        lines.progressed(done)
+    held = [number for number, line in enumerate(told) if f"synvirt migrations cutover {job.id}" in line]
+    assert [line.split(" ", 1)[1] for line in told[: held[0]]] == [
+        "CopyingFull  web",
+        f"CopyingFull  {described(done)}",
+        "DeltaSyncing  web",
+    ]
+    assert len(held) == 1
+    assert told[held[0] + 1].endswith("DeltaSyncing  100 %, 1.0 MiB of 1.0 MiB")
+    automatic = job.model_copy(update={"plan": live_plan(), "state": State.DELTA_SYNCING})
+    assert not automatic.held
+    told.clear()
+    Lines(out=told.append).moved(automatic)
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("end", [State.FAILED, State.CANCELLED])

@@ -113,6 +113,7 @@ def test_a_warm_job_is_cut_over_from_its_page(page: Page, service: Service) -> N
     expect(page.locator(".stations .ahead b")).to_have_text(["Cutting over", "Preparing guest", "Starting", "Completed"])
     expect(page.locator("#passes tbody tr")).to_have_count(3)
     expect(page.locator("#figures")).to_contain_text("Expected downtime")
+    expect(page.locator("#banner")).to_contain_text("It is held for its cut-over")
     page.click("#ask-cutover")
     page.click("button[type=submit]")
     expect(page.locator("#banner")).to_contain_text("It cuts over after its present pass")

@@ -50,6 +50,16 @@ def import_(
     cutover: Annotated[
         str, typer.Option(help="Of a warm one: auto, or manual: by migrations cutover", metavar="WHEN")
     ] = "auto",
+    max_passes: Annotated[int | None, typer.Option(min=1, help="Of a warm one: after so many deltas it fails")] = None,
+    delta_threshold: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of a warm one: a delta as small as this is the last before the cut-over")
+    ] = None,
+    interval: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Of a warm one: the pause between two deltas")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="At most so much is copied a second, for example 50MiB")
+    ] = None,
     kind: Annotated[str | None, typer.Option(help=f"What it is, if it is not recognised: {', '.join(KINDS)}")] = None,
     login: Login = None,
     credentials: CredentialsFile = None,
@@ -96,12 +106,18 @@ def import_(
     target = {
         "name": name,
         "cpu_count": cpus,
-        "memory_bytes": _memory(memory),
+        "memory_bytes": _size(memory, "--memory"),
         "disk_bus": disk_bus,
         "destination": destination,
         "network_map": _networks(network or []),
         "identity": "new" if new_identity else "keep",
         "start": not no_start,
+    }
+    warm = {
+        "cutover": cutover,
+        "max_passes": max_passes,
+        "delta_threshold_bytes": _size(delta_threshold, "--delta-threshold"),
+        "interval_s": interval,
     }
     with options.connect() as client:
         if source is not None:
@@ -126,10 +142,11 @@ def import_(
             "source_ref": reference,
             "mode": mode.capitalize(),
             "name": name,
-            "target": {key: value for key, value in target.items() if value is not None},
+            "target": _given(target),
             "skip_disks": skip_disk or [],
             "waive_concerns": waive or [],
-            "warm": {"cutover": cutover},
+            "warm": _given(warm),
+            "limits": _given({"bandwidth_bps": _size(bandwidth, "--bandwidth")}),
         }
         with kept(reference.get("upload_id")):
             answer = client.ask("POST", "/migrations", json={"plan": plan})
@@ -139,6 +156,10 @@ def import_(
             print(answer)
         else:
             print(f"Job {_field(answer, 'id')} is queued. Watch it: synvirt migrations watch {_field(answer, 'id')}")
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _networks(asked: list[str]) -> list[dict[str, str]]:
@@ -305,7 +326,7 @@ def _here(options: Options, path: Path) -> Path:
     return inside if inside.exists() else path.absolute()
 
 
-def _memory(size: str | None) -> int | None:
+def _size(size: str | None, option: str) -> int | None:
     if size is None:
         return None
     from synvirt.offline.units import size_bytes
@@ -313,7 +334,7 @@ def _memory(size: str | None) -> int | None:
     try:
         return size_bytes(size)
     except ValueError:
-        raise typer.BadParameter(f"{size} is no size: 4GiB and 512MiB are", param_hint="--memory") from None
+        raise typer.BadParameter(f"{size} is no size: 4GiB and 512MiB are", param_hint=option) from None
 
 
 def _field(answer: str, name: str) -> str:

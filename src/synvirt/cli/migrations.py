@@ -1,12 +1,15 @@
 """synvirt migrations list|show|watch|cancel|cutover"""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from synvirt.cli.listing import at, full_id, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, shown
+
+if TYPE_CHECKING:
+    from synvirt.model import Forecast, Pass
 
 app = typer.Typer(no_args_is_help=True, help="The jobs of the service.")
 
@@ -184,7 +187,12 @@ def _sheet(answer: str) -> None:
     if job.last_error is not None:
         rows.append(("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {job.last_error.message}"))
         rows += [("hint", job.last_error.hint)] if job.last_error.hint else []
-    rows.append(("progress", described(job.progress)))
+    rows.append(("progress", described(job.progress, state=job.state)))
+    rows += [("pass", _pass(one)) for one in job.passes]
+    if job.forecast is not None and not job.ended:
+        rows.append(("forecast", _forecast(job.forecast)))
+    rows += [("downtime", f"{job.downtime_s:.1f} s")] if job.downtime_s is not None else []
+    rows += [("held", f"until it is asked to cut over: synvirt migrations cutover {job.id}")] if job.held else []
     rows += [
         ("disk", f"{disk.key} {disk.label}: {disk.state}, {sized(disk.bytes_total)}, {disk.volume or '-'}")
         for disk in job.disks
@@ -196,3 +204,19 @@ def _sheet(answer: str) -> None:
     rows += [("history", f"{visit.at:%Y-%m-%d %H:%M:%S} {visit.state}") for visit in job.history]
     for name, value in rows:
         print(f"{name:9} {shown(value)}")
+
+
+def _pass(one: "Pass") -> str:
+    from synvirt.cli.program import sized
+
+    told = f"{one.number} {one.kind}: {sized(one.bytes)} in {one.seconds:.1f} s"
+    return told + (", whole disks compared" if one.whole else "") + (", under way" if one.finished_at is None else "")
+
+
+def _forecast(one: "Forecast") -> str:
+    from synvirt.cli.program import sized
+
+    if not one.converges:
+        return f"{sized(one.change_rate_bps)}/s change, {sized(one.throughput_bps)}/s are copied: it will not become less"
+    downtime = f"{one.expected_downtime_s:.1f} s beside shutting down and starting"
+    return f"{sized(one.change_rate_bps)}/s change; a cut-over copies {sized(one.expected_delta_bytes)}, in {downtime}"

@@ -89,7 +89,10 @@ class Lines:
         self._told_at, self._told_part = clock(), 0
 
     def moved(self, job: Migration) -> None:
+        before = self._state
         self.stands(str(job.state), job.name, job.progress)
+        if job.held and job.state == State.DELTA_SYNCING and before != job.state:
+            self.said(f"held until it is asked to cut over: synvirt migrations cutover {job.id}")
         if job.last_error is not None and job.last_error != self._error and not job.last_error.fatal:
             self._error = job.last_error
             self.said(f"{self._error.code}: {self._error.message}")
@@ -107,7 +110,7 @@ class Lines:
         part = LINES_A_COPY * progress.bytes_done // progress.bytes_total if progress.bytes_total else 0
         if part > self._told_part or self._clock() >= self._told_at + LINE_EVERY_S:
             self._told_part = part
-            self.said(f"{self._state}  {described(progress)}")
+            self.said(f"{self._state}  {described(progress, state=self._state)}")
 
     def said(self, text: str) -> None:
         self._told_at = self._clock()
@@ -126,6 +129,7 @@ class Bars(AbstractContextManager["Bars"]):
             TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[figures]}", markup=False)
         )
         self._task = self._bar.add_task("", total=None, figures="")
+        self._state = ""
         self._lines = Lines(out=lambda text: self._bar.console.print(text, markup=False, highlight=False))
 
     def __enter__(self) -> "Bars":
@@ -141,11 +145,12 @@ class Bars(AbstractContextManager["Bars"]):
 
     def stands(self, state: str, name: str, progress: Progress) -> None:
         self._lines.stands(state, name, progress)
+        self._state = state
         self._bar.update(self._task, description=state)
         self.progressed(progress)
 
     def progressed(self, progress: Progress) -> None:
-        figures = described(progress) if progress.bytes_total else ""
+        figures = described(progress, state=self._state) if progress.bytes_total else ""
         self._bar.update(self._task, completed=progress.bytes_done, total=progress.bytes_total or None, figures=figures)
 
     def said(self, text: str) -> None:
@@ -158,9 +163,13 @@ def outcome(attempt: BootAttempt) -> str:
     return attempt.trouble or "is being tried"
 
 
-def described(progress: Progress) -> str:
+def described(progress: Progress, *, state: str | None = None) -> str:
+    """Between two deltas nothing is copied: then no rate is told, and no time to go."""
     percent = f"{100 * progress.bytes_done / progress.bytes_total:.0f} %" if progress.bytes_total else "…"
-    parts = [percent, f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}", f"{sized(progress.rate_bps)}/s"]
+    parts = [percent, f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}"]
+    if state == State.DELTA_SYNCING and progress.bytes_done >= progress.bytes_total:
+        return ", ".join(parts)
+    parts.append(f"{sized(progress.rate_bps)}/s")
     if progress.eta_s is not None:
         parts.append(f"{progress.eta_s:.0f} s to go")
     return ", ".join(parts)

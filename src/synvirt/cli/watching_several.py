@@ -105,14 +105,14 @@ def table(jobs: list[Migration]) -> "Table":
 
     running = [job for job in jobs if not job.ended and job.started_at is not None]
     others = [job for job in jobs if job not in running]
-    rate = sum(job.progress.rate_bps for job in running)
+    rate = sum(job.progress.rate_bps for job in running if job.progress.bytes_done < job.progress.bytes_total)
     ended = sum(job.ended for job in jobs)
     caption = f"{len(running)} run, {len(jobs) - ended - len(running)} wait, {ended} ended, {sized(rate)}/s together"
     made = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
     for title, width in (("ID", 8), ("NAME", 19), ("STATE", 13), ("PROGRESS", 35)):
         made.add_column(title, no_wrap=True, overflow="ellipsis", max_width=width, min_width=8)
     for job in (running + others)[:ROWS_MAX]:
-        said = described(job.progress) if job.progress.bytes_total and not job.ended else ""
+        said = described(job.progress, state=job.state) if job.progress.bytes_total and not job.ended else ""
         said = job.last_error.code if job.last_error is not None and job.ended else said
         made.add_row(str(job.id)[:8], Text(shown(job.name)), str(job.state), Text(said))
     return made

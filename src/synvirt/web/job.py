@@ -17,7 +17,7 @@ from synvirt.errors import Conflict
 from synvirt.migrations import course
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.retrying import has_whole_copy
-from synvirt.model import Migration, Mode, State
+from synvirt.model import Migration, State
 from synvirt.web.chart import chart
 from synvirt.web.jobs import STREAM_HEADERS, with_figure
 from synvirt.web.pages import Pages
@@ -166,8 +166,7 @@ def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> AP
 def possible(job: Migration, *, cancelling: bool, cutting: bool) -> list[Asked]:
     """What the page offers. What is asked all the same is judged again where it is done."""
     names: list[Asked] = []
-    by_hand = job.plan.source.Live is not None and job.plan.warm.cutover == "manual" and job.mode_effective == Mode.WARM
-    if by_hand and not cutting and not cancelling and job.state in (State.COPYING_FULL, State.DELTA_SYNCING):
+    if job.held and not cutting and not cancelling:
         names.append("cutover")
     if not job.ended and not cancelling:
         names.append("cancel")
