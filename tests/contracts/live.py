@@ -27,6 +27,7 @@ class LiveCase:
     """`open`: a new adapter, not connected. The VM `vm_id` runs, and its first disk holds `content`; `write` is its guest.
 
     `snapshots`: the names of ours on the platform. `lose_tracking`: the platform forgets what older change ids mean.
+    `restart`: somebody else starts the VM that is off, and switches it off again.
     """
 
     open: Callable[[], LiveAdapter]
@@ -35,6 +36,7 @@ class LiveCase:
     write: Callable[[int, bytes], None]
     snapshots: Callable[[], list[str]]
     lose_tracking: Callable[[], None]
+    restart: Callable[[], None]
     # The least that the platform tells apart.
     tracked_bytes: int = 65536
 
@@ -214,6 +216,21 @@ class LiveContract:
         self.ask(case, lambda adapter: adapter.cleanup(case.vm_id, name))
         assert case.snapshots() == []
 
+    def test_a_start_by_somebody_else_is_told(self, case: LiveCase) -> None:
+        """Of a VM that was off when it was snapshot, and is off again when it is asked."""
+        name = f"synvirt-{uuid4()}-1"
+
+        async def last_start(adapter: LiveAdapter) -> str:
+            return await adapter.last_start(case.vm_id)
+
+        self.ask(case, lambda adapter: adapter.shutdown(case.vm_id))
+        self.ask(case, lambda adapter: adapter.snapshot(case.vm_id, name))
+        before = self.ask(case, last_start)
+        assert [self.ask(case, last_start) for _ in range(2)] == [before] * 2
+        case.restart()
+        assert self.ask(case, last_start) != before
+        self.ask(case, lambda adapter: adapter.cleanup(case.vm_id, name))
+
     def test_a_mark_may_be_left_twice(self, case: LiveCase) -> None:
         for _ in range(2):
             self.ask(case, lambda adapter: adapter.mark(case.vm_id, "migrated to web (42)"))
@@ -249,6 +266,7 @@ class PlannedContract:
             (SnapshotFailed, adapter.snapshot("vm-1", "s")),
             (Internal, adapter.open_disk("vm-1", SnapshotRef(id="s"), disk, None)),
             (Internal, adapter.release("vm-1", "s")),
+            (Internal, adapter.last_start("vm-1")),
             (Internal, adapter.shutdown("vm-1")),
             (Internal, adapter.power_on("vm-1")),
             (Internal, adapter.mark("vm-1", "note")),

@@ -44,6 +44,7 @@ class FakePlatform:
         with self._state() as state:
             state["vms"][vm_id] = {
                 "power": "on",
+                "starts": 1,
                 "family": family,
                 "cbt": cbt,
                 "cbt_enabled": False,
@@ -102,7 +103,9 @@ class FakePlatform:
 
     def power(self, vm_id: str, power: str) -> None:
         with self._state() as state:
-            state["vms"][vm_id]["power"] = power
+            vm = state["vms"][vm_id]
+            vm["starts"] += (vm["power"], power) == ("off", "on")
+            vm["power"] = power
 
     def set_supports_warm(self, supported: bool) -> None:
         with self._state() as state:
@@ -239,6 +242,10 @@ class FakeAdapter:
         """Change ids stay good: they are numbers in the journal."""
         self._faults()
         self._let_go(vm_id, name)
+
+    async def last_start(self, vm_id: str) -> str:
+        self._faults()
+        return str(self.platform.vm(vm_id)["starts"])
 
     async def shutdown(self, vm_id: str) -> None:
         self._faults()

@@ -72,6 +72,10 @@ class TestFake(LiveContract):
         def write(offset: int, data: bytes) -> None:
             platform.guest_writes("vm-1", "disk-0", offset, data)
 
+        def restart() -> None:
+            for power in ("on", "off"):
+                platform.power("vm-1", power)
+
         return LiveCase(
             open=lambda: FakeAdapter(platform),
             vm_id="vm-1",
@@ -79,6 +83,7 @@ class TestFake(LiveContract):
             write=write,
             snapshots=lambda: list(platform.vm("vm-1")["snapshots"]),
             lose_tracking=lambda: platform.lose_change_ids("vm-1"),
+            restart=restart,
             tracked_bytes=TRACKED_BYTES,
         )
 

@@ -84,6 +84,10 @@ def write(disk: Path, offset: int, data: bytes) -> None:
 class TestLaws(LiveContract):
     @pytest.fixture
     def case(self, platform: VCenter, disk: Path) -> LiveCase:
+        def restart() -> None:
+            ask(platform.access(), lambda adapter: adapter.power_on(VM))
+            ask(platform.access(), lambda adapter: adapter.shutdown(VM))
+
         return LiveCase(
             open=lambda: VimApi(platform.access()),
             vm_id=VM,
@@ -91,6 +95,7 @@ class TestLaws(LiveContract):
             write=lambda offset, data: write(disk, offset, data),
             snapshots=platform.snapshots,
             lose_tracking=lambda: platform.control("reset", vm=VM),
+            restart=restart,
             tracked_bytes=BLOCK,
         )
 

@@ -33,6 +33,13 @@ def case_of(host: LibvirtLab, transport: str) -> LiveCase:
         for checkpoint in domain.listAllCheckpoints(0):
             checkpoint.delete(0)
 
+    def restart() -> None:
+        """First it ends what holds the domain to be read."""
+        if domain.isActive():
+            domain.destroy()
+        domain.create()
+        domain.destroy()
+
     return LiveCase(
         open=lambda: libvirt_remote(host.access(transport)),
         vm_id=domain.UUIDString(),
@@ -40,6 +47,7 @@ def case_of(host: LibvirtLab, transport: str) -> LiveCase:
         write=lambda offset, data: host.write(domain, "vda", offset, data),
         snapshots=lambda: host.snapshots(domain),
         lose_tracking=lose_tracking,
+        restart=restart,
     )
 
 

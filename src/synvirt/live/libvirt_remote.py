@@ -375,6 +375,9 @@ class LibvirtRemote:
             limit_s=timeout_s + ANSWER_TIMEOUT_S,
         )
 
+    async def last_start(self, vm_id: str) -> str:
+        return await self._with_domain(vm_id, "say when it was started", domains.last_start)
+
     async def power_on(self, vm_id: str) -> None:
         await self._with_domain(vm_id, "start", domains.power_on)
 

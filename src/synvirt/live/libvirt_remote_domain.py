@@ -112,6 +112,13 @@ def power_state(domain: Any) -> PowerState:
     return "suspended" if state == libvirt.VIR_DOMAIN_PMSUSPENDED else "on"
 
 
+def last_start(domain: Any) -> str:
+    """libvirt counts the starts of all its domains: the number of this one's, as long as it is active. What holds a domain to
+    be read has one, too, and is another once its guest has run."""
+    number = domain.ID()
+    return "off" if number < 0 else f"{number} {'held' if being_read(domain) else 'started'}"
+
+
 def start_to_read(domain: Any, name: str) -> None:
     """Disks open, guest still. Nothing, where the domain is active already."""
     libvirt = library()

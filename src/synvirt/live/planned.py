@@ -55,6 +55,9 @@ class Planned:
     async def release(self, vm_id: str, name: str) -> None:
         self._refuse(f"release {vm_id}")
 
+    async def last_start(self, vm_id: str) -> str:
+        self._refuse(f"say when {vm_id} was started")
+
     async def shutdown(self, vm_id: str) -> None:
         self._refuse(f"shut {vm_id} down")
 

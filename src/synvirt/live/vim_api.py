@@ -370,6 +370,9 @@ class VimApi:
     async def shutdown(self, vm_id: str) -> None:
         await asyncio.to_thread(vim_power.shut_down, self._session, vm_id, self._options.shutdown_timeout_s)
 
+    async def last_start(self, vm_id: str) -> str:
+        return await asyncio.to_thread(vim_power.last_start, self._session, vm_id)
+
     async def power_on(self, vm_id: str) -> None:
         await asyncio.to_thread(vim_power.power_on, self._session, vm_id)
 

@@ -1,13 +1,21 @@
 """A vSphere VM switched off and on, and the note on one that has moved. Blocking code; all of it idempotent."""
 
 import time
+from contextlib import suppress
 from typing import Any, Final
 
-from synvirt.errors import Internal, SourceUnreachable, VmNotFound
+import structlog
+
+from synvirt.errors import AuthFailed, Internal, SourceUnreachable, VmNotFound
 from synvirt.live.vim_session import VimSession, library
 
 OFF_POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0
+# Events of the platform that tell of a VM's start: by people, by DRS, by HA; and that it is about to.
+STARTS: Final = ("VmPoweredOnEvent", "DrsVmPoweredOnEvent", "VmRestartedOnAlternateHostEvent", "VmStartingEvent")
+UNTOLD: Final = "not told"
+
+log = structlog.get_logger(__name__)
 
 
 def shut_down(session: VimSession, vm_id: str, timeout_s: float) -> None:
@@ -25,6 +33,32 @@ def shut_down(session: VimSession, vm_id: str, timeout_s: float) -> None:
 
 def power_on(session: VimSession, vm_id: str) -> None:
     _power(session, vm_id, "power it on", "PowerOnVM_Task", wanted="poweredOn")
+
+
+def last_start(session: VimSession, vm_id: str) -> str:
+    """Key and time of the newest event that tells of a start. What the platform does not tell is always the same.
+
+    By a collector of events, for a host without vCenter knows no other way to ask; its latest page is in no order («vSphere
+    Web Services API», EventHistoryCollector). System.View is enough."""
+    events, what = library().vim.event, f"tell when {vm_id} was started"
+    of_vm = events.EventFilterSpec.ByEntity(entity=session.machine(vm_id), recursion="self")
+    wanted = events.EventFilterSpec(entity=of_vm, eventTypeId=list(STARTS), disableFullMessage=True)
+
+    def ask(content: Any) -> Any:
+        collector = content.eventManager.CreateCollectorForEvents(wanted)
+        try:
+            return collector.latestPage or ()
+        finally:
+            with suppress(Exception):  # it goes with the session
+                collector.DestroyCollector()
+
+    try:
+        found = session.call(what, ask)
+    except (AuthFailed, Internal) as error:
+        log.warning("nobody would tell if the VM were started in between", vm=vm_id, cause=error.detail)
+        return UNTOLD
+    newest = max(found, key=lambda event: event.key, default=None)
+    return "" if newest is None else f"{newest.key} {newest.createdTime.isoformat()}"
 
 
 def mark(session: VimSession, vm_id: str, note: str) -> None:
