@@ -111,6 +111,14 @@ def test_the_inventory_is_listed_with_its_folders(platform: VCenter, disk: Path)
     assert len(rows) == 2
 
 
+def test_a_datastores_space_is_looked_at(platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine has that the tests run on: none is enough."""
+    monkeypatch.setattr("synvirt.live.vim_machines.LOW_SPACE", 2)
+    monkeypatch.setattr("synvirt.live.vim_machines.capacity_of", lambda _: 1 << 62)
+    concerns = ask(platform.access(), lambda adapter: adapter.inspect(VM)).concerns
+    assert "vim.store_full:LocalDS_0" in [concern.id for concern in concerns]
+
+
 def test_folders_are_told_but_for_those_that_nobody_named(platform: VCenter, disk: Path) -> None:
     """One that somebody did call «vm», and one with a slash."""
 

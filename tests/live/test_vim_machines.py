@@ -330,6 +330,19 @@ def test_what_a_cold_copy_of_a_mostly_empty_disk_will_read(
     assert "vim.mostly_empty" not in [concern.id for concern in tracked.concerns]
 
 
+@pytest.mark.parametrize(
+    ("free", "told"), [(1 << 20, True), ((1 << 30) - 1, True), (1 << 30, False), (9 << 30, False), (None, False)]
+)
+def test_a_datastore_that_a_snapshot_may_fill_is_told_before(free: int | None, told: bool) -> None:
+    """Of 20 GiB, over one disk of 1 GiB: a snapshot takes no more."""
+    disks, ways = [a_disk(2000), a_disk(2001, Backing(fileName="[ds2] a/a.vmdk"))], {"2000": Way("vddk"), "2001": Way("vddk")}
+    space = {} if free is None else {"ds1": (free, 20 << 30), "ds2": (2 << 30, 20 << 30), "other": (0, 1)}
+    one = manifest("vm-1", found(*disks), {}, ways, space=space)
+    concerns = [concern for concern in one.concerns if concern.id.startswith("vim.store_full")]
+    assert [concern.id for concern in concerns] == (["vim.store_full:ds1"] if told else [])
+    assert all(concern.category == "Warning" and str(free) in concern.assessment for concern in concerns)
+
+
 Card = vim.vm.device.VirtualEthernetCard
 
 

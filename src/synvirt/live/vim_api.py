@@ -171,14 +171,14 @@ class VimApi:
     def _inspect(self, vm_id: str) -> VmManifest:
         found = self._vm(vm_id, INSPECTED)
         stores = found.get("datastore") or ()
-        types = self._store_types(stores)
+        types, space = self._told_of_stores(stores)
         disks = virtual_disks(found.get("config.hardware.device") or ())
         ways = self._chosen_ways(disks, types)
         host, networks = self._surroundings(found.get("runtime.host"), found.get("network") or ())
         may_export = bool(untold_disks(found, ways)) and vim_privileges.may(
             self._session, vim_privileges.EXPORT[0], [self._session.machine(vm_id)]
         )
-        return manifest(vm_id, found, types, ways, host=host, networks=networks, may_export=may_export)
+        return manifest(vm_id, found, types, ways, host=host, networks=networks, may_export=may_export, space=space)
 
     def _surroundings(self, host: Any, networks: Sequence[Any]) -> tuple[str, Mapping[str, str]]:
         """The name of the VM's host, and those of its networks by what its cards hold of them."""
@@ -189,10 +189,13 @@ class VimApi:
         name = "" if host is None else shown(found.get(host._moId, {}).get("name") or "")  # noqa: SLF001
         return name, network_names([found[one._moId] for one in networks if one._moId in found])  # noqa: SLF001
 
-    def _store_types(self, stores: Sequence[Any]) -> Mapping[str, str]:
-        paths = ("summary.name", "summary.type")
-        found = self._session.each([(store, paths) for store in stores], what="look at datastores")
-        return {str(store.get("summary.name")): str(store.get("summary.type")) for store in found.values()}
+    def _told_of_stores(self, stores: Sequence[Any]) -> tuple[Mapping[str, str], Mapping[str, tuple[int, int]]]:
+        """By their names: the datastores' types; and their free bytes and all that they have, where that is known."""
+        paths = ("summary.name", "summary.type", "summary.freeSpace", "summary.capacity")
+        found = self._session.each([(store, paths) for store in stores], what="look at datastores").values()
+        types = {str(store.get("summary.name")): str(store.get("summary.type")) for store in found}
+        bytes_ = [(str(one.get("summary.name")), one.get("summary.freeSpace"), one.get("summary.capacity")) for one in found]
+        return types, {name: (int(free), int(has)) for name, free, has in bytes_ if free is not None and has}
 
     def _chosen_ways(self, disks: Sequence[Any], types: Mapping[str, str]) -> Mapping[str, Way]:
         """Of each disk, by its key."""
@@ -253,7 +256,7 @@ class VimApi:
         """As it was shown when the job was planned, unless privileges or datastores have changed since."""
         if self._ways is None or self._ways[0] != wanted.snapshot_id:
             stores = self._vm(wanted.vm_id, ("name", "datastore")).get("datastore") or ()
-            ways = self._chosen_ways(virtual_disks(wanted.devices), self._store_types(stores))
+            ways = self._chosen_ways(virtual_disks(wanted.devices), self._told_of_stores(stores)[0])
             self._ways = (wanted.snapshot_id, ways)
         return self._ways[1][str(wanted.device.key)]
 

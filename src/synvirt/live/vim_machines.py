@@ -80,6 +80,8 @@ _LINUX: Final = (
     "linux", "ubuntu", "debian", "rhel", "centos", "sles", "suse", "fedora", "coreos", "photon", "asianux", "mandr", "turbo",
     "rocky", "alma",
 )  # fmt: skip
+# Of a datastore: with less of it free a snapshot is a risk to be told of. Our judgement, and no limit of vSphere's.
+LOW_SPACE: Final = 0.1
 _ESCAPED: Final = re.compile("%(2f|5c|25)", re.IGNORECASE)
 # VirtualMachineConfigInfo.version: change tracking came with hardware version 7.
 _CBT_VERSION: Final = 7
@@ -114,9 +116,11 @@ def manifest(
     host: str = "",
     networks: Mapping[str, str] | None = None,
     may_export: bool = False,
+    space: Mapping[str, tuple[int, int]] | None = None,
 ) -> VmManifest:
     """`store_types`: of each datastore's name, its type. `ways`: of each disk's key, by which way it will be read. `host`: the
-    name of the one it is on. `networks`: see `network_names`. `may_export`: our user may ask for an export lease."""
+    name of the one it is on. `networks`: see `network_names`. `may_export`: our user may ask for an export
+    lease. `space`: of each datastore's name, its free bytes, and all that it has."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
     boot = found.get("config.bootOptions")
     disks = _disks(found, devices, boot, ways)
@@ -139,7 +143,10 @@ def manifest(
         disks=disks,
         nics=_nics(found, devices, networks or {}),
         snapshots=tuple(_snapshots(found.get("snapshot.rootSnapshotList") or ())),
-        concerns=tuple(_concerns(found, devices, store_types, ways, may_export=may_export)),
+        concerns=(
+            *_concerns(found, devices, store_types, ways, may_export=may_export),
+            *_of_stores(virtual_disks(devices), space or {}),
+        ),
     )
 
 
@@ -356,6 +363,22 @@ def _of_empty_disks(untold: Sequence[tuple[Any, int]], ways: Mapping[str, Way], 
         assessment=f"Allocated are {told}, and their changes are not tracked. A cold copy reads {read}.",
         remedy=f"A warm copy reads what is allocated; {remedy}.",
     )
+
+
+def _of_stores(disks: Sequence[Any], space: Mapping[str, tuple[int, int]]) -> Iterator[Concern]:
+    """Those that a snapshot may fill: by no more than the disks over which it lies."""
+    for store in dict.fromkeys(store_of(disk) for disk in disks):
+        free, has = space.get(store, (0, 0))
+        most = sum(capacity_of(disk) for disk in disks if store_of(disk) == store)
+        if free < min(most, has * LOW_SPACE):
+            yield Concern(
+                id=f"vim.store_full:{store}",
+                category="Warning",
+                label="Datastore that is nearly full",
+                assessment=f"{store} has {free} of {has} bytes free. A snapshot grows by what its guest writes, for one "
+                "pass; on a datastore that is full guests stand still.",
+                remedy="Free some space there first, or move the VM cold: a guest that is off writes nothing.",
+            )
 
 
 def _of_disk(disk: Any, store_types: Mapping[str, str], *, by_files: bool) -> Iterator[Concern]:
