@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.live import LiveAdapter, SnapshotRef, SourceAccess
+from synvirt.live import libvirt_remote_backup as backup
 from synvirt.live.libvirt_remote import FORM, PROBE, libvirt_remote
 from synvirt.live.libvirt_remote_domain import start_to_read
 from synvirt.live.libvirt_remote_host import Host
@@ -588,6 +590,17 @@ async def hold():
     time.sleep(100)
 asyncio.run(hold())
 """
+
+
+def test_a_backup_that_is_just_beginning_is_waited_for(host: LibvirtLab, domain: Any) -> None:
+    """A service was killed as soon as it had asked: libvirt begins it all the same, after we have looked."""
+    name = f"synvirt-{uuid4()}-1"
+    with ThreadPoolExecutor(1) as killed:
+        asked = killed.submit(backup.begin, domain, name, backup.Server(str(host.folder / "scratch")), track=["vda"])
+        until(lambda: asked.done() or domain.listAllCheckpoints(0))
+        local(host, lambda adapter: adapter.cleanup(domain.UUIDString(), name))
+        asked.result()
+    assert host.snapshots(domain) == []
 
 
 def test_nothing_of_a_killed_service_stays(host: LibvirtLab, domain: Any) -> None:

@@ -270,9 +270,14 @@ def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str |
 
 
 def end(domain: Any, ours: Callable[[str], bool]) -> None:
-    """End the backup job of a snapshot that is `ours`, and wait until it is gone; nothing where there is none."""
+    """End the backup job of a snapshot that is `ours`, and wait until it is gone; nothing where there is none.
+
+    One that a killed service had just asked for is waited for first: libvirt goes on with what it was asked, and libvirt 9.0
+    itself ended where its checkpoint was deleted in that moment."""
     libvirt = library()
-    found = running(domain)
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while (found := running(domain)) is None and _is_beginning(domain) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     if found is None or found.snapshot is None or not ours(found.snapshot):
         return
     try:
@@ -285,3 +290,13 @@ def end(domain: Any, ours: Callable[[str], bool]) -> None:
         if time.monotonic() > deadline:
             raise Internal(f"the backup job {found.snapshot} of {domain.name()} does not end", hint="virsh domjobabort ends it")
         time.sleep(POLL_S)
+
+
+def _is_beginning(domain: Any) -> bool:
+    """libvirt holds a job of this kind for it, and has none yet to show: «backup job data missing», or its operation alone."""
+    libvirt = library()
+    try:
+        stats = domain.jobStats()
+    except libvirt.libvirtError as error:
+        return "backup job data missing" in str(error)
+    return bool(stats.get("operation") == libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP)
