@@ -108,6 +108,17 @@ def test_a_vm_is_found_by_its_name(service: Service, run: Run, platform: FakePla
     assert (refused.exit_code, "FAILED  login" in refused.stdout) == (1, True)
 
 
+def test_an_option_that_is_not_named_stays(service: Service, run: Run) -> None:
+    """Whoever pins a certificate does not mean to forget where the scratch files go."""
+    run("sources", "add", "lab", "qemu:///system", "--option", "scratch_dir=/srv/scratch", "--option", "quiesce=require")
+    for arguments in (("--fingerprint", "ab" * 32), ("--option", "nbd_ports=10000-10010"), ("--option", "quiesce=")):
+        done = run("sources", "change", "lab", *arguments)
+        assert done.exit_code == 0, done.stderr
+    options = json.loads(run("sources", "show", "lab", "--json").stdout)["options"]
+    assert (options["scratch_dir"], options["quiesce"], options["nbd_ports"]) == ("/srv/scratch", "try", [10000, 10010])
+    assert options["fingerprint_sha256"] == ":".join(["AB"] * 32)
+
+
 def test_an_address_that_says_enough_needs_no_kind_and_another_is_asked_for_it(service: Service, run: Run) -> None:
     assert run("sources", "add", "lab", " QEMU:///system ").exit_code == 0
     refused = run("sources", "add", "vc", "https://vcenter.example")

@@ -130,17 +130,24 @@ def change(
     fingerprint: Fingerprint = None,
     any_certificate: AnyCertificate = False,
 ) -> None:
-    """Change a source: rename it, pin its certificate, give it new credentials. Options replace all those it had.
+    """Change a source: rename it, pin its certificate, give it new credentials.
+
+    Credentials replace all those it had. Options that are not named stay; `--option FIELD=` takes one back to its default.
 
     Example: synvirt sources change lab --name dc1
     """
+    import json
+
     body: dict[str, Any] = {key: value for key, value in (("name", name), ("endpoint", endpoint)) if value is not None}
     if credentials := _credentials(source_user, secret or [], credential or []):
         body["credentials"] = credentials
-    if platform := _platform_options(option or [], fingerprint, any_certificate=any_certificate):
-        body["options"] = platform
+    platform = _platform_options(option or [], fingerprint, any_certificate=any_certificate)
     with options.connect() as client:
-        answer = client.ask("PATCH", f"/sources/{source_id(client, source)}", json=body)
+        id_ = source_id(client, source)
+        if platform:
+            before = json.loads(client.ask("GET", f"/sources/{id_}"))["options"]
+            body["options"] = {name: value for name, value in (before | platform).items() if value not in (None, "")}
+        answer = client.ask("PATCH", f"/sources/{id_}", json=body)
     print(answer if options.json else f"Source {shown(source)} is changed")
 
 

@@ -112,7 +112,7 @@ class _Probe:
         elif not options.verify_tls:
             self.passed("certificate", f"{what}; not checked, as options.verify_tls is false")
         else:
-            pin = f"options.fingerprint_sha256 = {shown.fingerprint}"
+            pin = f"{shown.fingerprint} (options.fingerprint_sha256; sources change --fingerprint)"
             hint = f"compare it with the one on the platform; if it is the same, pin it: {pin}"
             raise self.failed("certificate", f"{what} is not trusted by this host: {shown.refused}", hint)
 
