@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import Conflict
-from synvirt.migrations import warm
+from synvirt.migrations import source_vm
 from synvirt.model import KIB, MIB, Migration, MigrationPlan, State
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
@@ -138,7 +138,7 @@ def test_a_crash_after_every_commit_is_survived(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if not scenario.fail])
 def test_a_cancel_at_every_commit_leaves_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A guest that was asked to shut down is looked at for a while (test_tidying.py); this one goes off at once or never.
-    monkeypatch.setattr(warm, "SHUTTING_DOWN_S", 0.0)
+    monkeypatch.setattr(source_vm, "SHUTTING_DOWN_S", 0.0)
     scenario = SCENARIOS[name]
     commits = _commits(scenario, tmp_path / "first")
     for commit in range(1, commits + 1):

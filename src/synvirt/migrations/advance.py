@@ -13,7 +13,7 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.errors import Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.migrations import source_vm
 from synvirt.migrations.job import Job, Stop
 from synvirt.migrations.retrying import kept_on_failure
@@ -197,6 +197,8 @@ async def _swept(job: Job, entry: LedgerEntry) -> bool:
             raise
         except Exception as error:  # whatever it was, the other entries are to be swept too
             log.warning("cannot be swept", job=str(job.id), kind=entry.kind, name=entry.name, cause=str(error))
+            if isinstance(error, AuthFailed):  # the same password again would only lock the account
+                return False
             if pause is not None:
                 await Stop().sleep(pause)
         else:

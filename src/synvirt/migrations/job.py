@@ -18,6 +18,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NOTHING_BEFORE = "nothing"
+# A session is closed once its call has come back, which may hang; but a cancel is not for ever.
+CANCEL_WITHIN_S = 90.0
 
 
 class Stop:
@@ -47,6 +49,8 @@ class Stop:
             return task.result()
         finally:
             task.cancel()
+            # What it had begun at a source ends before anybody tidies up there.
+            await asyncio.wait({task}, timeout=CANCEL_WITHIN_S)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep; Cancelled at once when stopped."""

@@ -20,6 +20,7 @@ from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.identity import CLASH_HINT, identity_of
 from synvirt.live import KeepsUefiVariables, LiveAdapter
 from synvirt.migrations.job import Job
+from synvirt.migrations.source_vm import LATER_S, at_source
 from synvirt.model import BootAttempt, DiskBus, Domain, now
 
 log = structlog.get_logger(__name__)
@@ -70,7 +71,7 @@ async def _carry_variables(job: Job) -> None:
         return await adapter.uefi_variables(ref.vm_id) if isinstance(adapter, KeepsUefiVariables) else None
 
     try:
-        content = await job.with_adapter(ask)
+        content = await at_source(job, ask, LATER_S)
     except Cancelled:
         raise
     except SynvirtError as error:

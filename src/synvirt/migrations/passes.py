@@ -23,9 +23,9 @@ import structlog
 from synvirt.disks.datastore import FileClosed, FileGone, ReadForbidden
 from synvirt.disks.sampling import ChangesMissed
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
-from synvirt.errors import AuthFailed, Cancelled, Internal, SourceUnreachable, SynvirtError, from_code
+from synvirt.errors import Cancelled, Internal, SynvirtError, from_code
 from synvirt.migrations.job import Job
-from synvirt.migrations.patience import Patience
+from synvirt.migrations.patience import Patience, patiently
 from synvirt.migrations.worker import MESSAGE, Broken, CopyOrder, DiskOrder, Flushed, Moved
 from synvirt.model import DiskProgress, Pass, Progress, now
 from synvirt.store import Watermark
@@ -113,13 +113,14 @@ async def run_pass(
     async def as_they_are() -> AsyncIterator[Sequence[PassDisk]]:
         yield disks
 
-    return await run_opened_pass(job, number, kind, as_they_are, fresh=fresh)
+    return await patiently(job, lambda patience: run_opened_pass(job, number, kind, as_they_are, patience, fresh=fresh))
 
 
 async def run_opened_pass(
-    job: Job, number: int, kind: Literal["full", "delta", "final"], opened: Opened, *, fresh: bool
+    job: Job, number: int, kind: Literal["full", "delta", "final"], opened: Opened, patience: Patience, *, fresh: bool
 ) -> Pass:
-    """The same, of disks that are opened anew for each attempt."""
+    """The same, of disks that are opened anew for each attempt. A trouble that the caller is patient with is raised at once;
+    `patience` is told when it is over."""
     started = await _begin(job, number, kind)
     if started.finished_at is not None:
         return started
@@ -129,27 +130,24 @@ async def run_opened_pass(
         tally.take(_as_message(mark))
     clock = _Clock(started.seconds)
     failures = 0
-    async with Patience(job) as patience:
-        listener = _Listener(job, number, tally, clock, patience)
-        while True:
-            listener.moved = False
-            try:
-                # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
-                with clock:
-                    async with _started_worker() as worker, opened() as disks:
-                        order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
-                        await _run_worker(job, worker, order, listener)
-                return await _finish(job, number, tally, clock)
-            except (SourceUnreachable, AuthFailed) as error:
-                await patience.wait(error)
-            except (WorkerDied, ReadForbidden, FileGone) as error:
-                # What is forbidden by one way may be opened by another, and what is gone may have moved.
-                failures = 1 if listener.moved else failures + 1
-                if failures > len(RETRY_PAUSES_S):
-                    raise
-                log.warning("a pass is tried again", job=str(job.id), number=number, cause=error.detail, attempt=failures)
-                await job.stop.sleep(RETRY_PAUSES_S[failures - 1])
-            marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
+    listener = _Listener(job, number, tally, clock, patience)
+    while True:
+        listener.moved = False
+        try:
+            # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
+            with clock:
+                async with _started_worker() as worker, opened() as disks:
+                    order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
+                    await _run_worker(job, worker, order, listener)
+            return await _finish(job, number, tally, clock)
+        except (WorkerDied, ReadForbidden, FileGone) as error:
+            # What is forbidden by one way may be opened by another, and what is gone may have moved.
+            failures = 1 if listener.moved else failures + 1
+            if failures > len(RETRY_PAUSES_S):
+                raise
+            log.warning("a pass is tried again", job=str(job.id), number=number, cause=error.detail, attempt=failures)
+            await job.stop.sleep(RETRY_PAUSES_S[failures - 1])
+        marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
 
 
 async def _begin(job: Job, number: int, kind: Literal["full", "delta", "final"]) -> Pass:

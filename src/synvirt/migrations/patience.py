@@ -8,7 +8,9 @@ A source that is away; a VM that another tool is just backing up; a password tha
 """
 
 import time
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import TypeVar
 
 import structlog
 
@@ -18,11 +20,19 @@ from synvirt.model import Mode, State, now
 
 log = structlog.get_logger(__name__)
 
-# The last one again and again. A wrong password is tried so seldom that no account is locked for it.
+T = TypeVar("T")
+
+
+class SnapshotNotMade(SnapshotFailed):
+    """The source makes no snapshot now. (Another of its code: one that was made is no more.)"""
+
+
+# What may pass, and the pauses between tries, the last of them again and again. A wrong password is tried so seldom that no
+# account is locked for it.
 PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     SourceUnreachable: (1, 2, 4, 8, 16, 30, 60),
-    SnapshotFailed: (60,),
-    AuthFailed: (600,),
+    SnapshotNotMade: (60,),
+    AuthFailed: (300,),
 }
 TOLD_FROM_S = 60.0
 # While the guest runs on nobody suffers, and what was copied counts: a host's maintenance, or the backup of a night, is over by
@@ -32,12 +42,14 @@ _RUNS_ON = frozenset({State.COPYING_FULL, State.DELTA_SYNCING})
 
 
 def _bearable_s(job: Job, trouble: SynvirtError) -> float:
-    """How long. What is more than silence is passing only where it went well before; it is to be heard at once where nothing is
-    lost yet, or the guest wanted back."""
-    runs_on = job.migration.mode_effective is Mode.WARM and job.migration.state in _RUNS_ON
-    if isinstance(trouble, SourceUnreachable):
-        return GUEST_RUNS_S if runs_on else GUEST_OFF_S
-    return GUEST_RUNS_S if runs_on and job.migration.progress.bytes_done else 0.0
+    """How long. What is more than silence is passing only where it went well before: it is to be heard at once where nothing
+    is lost yet. A guest that is off comes back by a failed job, unless the source does not let us in for that either."""
+    limit_s = GUEST_OFF_S
+    if job.migration.mode_effective is Mode.WARM and job.migration.state in _RUNS_ON:
+        limit_s = GUEST_RUNS_S
+    elif isinstance(trouble, SnapshotNotMade):
+        return 0.0
+    return limit_s if isinstance(trouble, SourceUnreachable) or job.migration.progress.bytes_done else 0.0
 
 
 class Patience:
@@ -64,10 +76,10 @@ class Patience:
         self._since = moment if self._since is None else self._since
         limit_s = _bearable_s(job, trouble) if self._limit_s is None else self._limit_s
         left_s = self._since + limit_s - moment
-        if left_s <= 0:
-            raise trouble
         pauses_s = next(pauses for kind, pauses in PAUSES_S.items() if isinstance(trouble, kind))
         pause_s = pauses_s[min(self._tries, len(pauses_s) - 1)]
+        if left_s <= 0 or (self._limit_s is not None and pause_s > left_s):
+            raise trouble
         self._tries += 1
         log.warning("waited for", job=str(job.id), code=trouble.code, cause=trouble.detail, again_s=pause_s)
         if pause_s >= TOLD_FROM_S:
@@ -75,7 +87,10 @@ class Patience:
             told = f"{trouble.detail}. It is tried again every {pause_s / 60:.0f} min until {until:%Y-%m-%d %H:%M} UTC"
             await job.tell(type(trouble)(told, hint=trouble.hint))
             self._told = True
-        await job.stop.sleep(pause_s)
+        if job.migration.progress.rate_bps:
+            await job.change(progress=job.migration.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None}))
+            job.rooms.board.pin(job.id, job.migration.state, job.migration.progress)
+        await job.stop.sleep(min(pause_s, left_s))
 
     async def over(self) -> None:
         """It went well: the next trouble is another one."""
@@ -83,3 +98,13 @@ class Patience:
         if self._told:
             await self._job.take_back()
             self._told = False
+
+
+async def patiently(job: Job, attempt: Callable[[Patience], Awaitable[T]], limit_s: float | None = None) -> T:
+    """What `attempt` gives in the end. It may say itself that a trouble is over, where it goes on for long after that."""
+    async with Patience(job, limit_s) as patience:
+        while True:
+            try:
+                return await attempt(patience)
+            except tuple(PAUSES_S) as error:
+                await patience.wait(error)

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import structlog
 
-from synvirt.errors import AuthFailed, Conflict, PersistFailed, SourceUnreachable, SynvirtError, from_code
+from synvirt.errors import Conflict, PersistFailed, SourceUnreachable, SynvirtError, from_code
 from synvirt.live import LiveAdapter
 from synvirt.migrations.job import Job
-from synvirt.migrations.patience import Patience
+from synvirt.migrations.patience import patiently
 from synvirt.model import now
 from synvirt.store import LedgerEntry
 
@@ -34,28 +34,39 @@ def vm_id(job: Job) -> str:
 
 async def at_source(job: Job, use: Callable[[LiveAdapter], Awaitable[T]], limit_s: float | None = None) -> T:
     """In a session of its own; asked again while the source does not answer, or does not let us in any more."""
-    async with Patience(job, limit_s) as patience:
-        while True:
-            try:
-                return await job.with_adapter(use)
-            except (SourceUnreachable, AuthFailed) as error:
-                await patience.wait(error)
+    return await patiently(job, lambda _: job.with_adapter(use), limit_s)
 
 
-async def power_state(job: Job) -> str:
-    return (await at_source(job, lambda adapter: adapter.inspect(vm_id(job)))).power_state
+class SourceAwake(Conflict):
+    """The source is on, though this job has shut it down."""
+
+
+async def seen(job: Job) -> tuple[str, str]:
+    """Its power state, never unknown, and its last start."""
+
+    async def ask(adapter: LiveAdapter) -> tuple[str, str]:
+        state = (await adapter.inspect(vm_id(job))).power_state
+        if state == "unknown":
+            raise SourceUnreachable(f"the source does not say whether {job.manifest.name} is on", hint="its host may be away")
+        return state, await adapter.last_start(vm_id(job))
+
+    return await at_source(job, ask)
 
 
 async def shut_down(job: Job) -> None:
-    """Off when it returns; in the ledger first, so that a failed job powers it on again, if it was on. One that is off is left
-    alone: it may be held open for its disks."""
+    """Off when it returns; in the ledger first, so that a failed job powers it on again. One that is off is left alone: it may
+    be held open for its disks. Conflict, where shutting down would cost what a suspended guest has in memory."""
     store = job.rooms.store
-    state = await power_state(job)
+    state, _ = await seen(job)
     if state == "off":
         await job.in_thread(store.note, job.id, "shutting_down", "")
         return
-    if state == "on":
-        await job.record("source_power", vm_id(job))
+    if state != "on":
+        raise Conflict(
+            f"the source {job.manifest.name} is {state}: to shut it down would lose what it has in memory",
+            hint="resume it or shut it down, then submit anew",
+        )
+    await job.record("source_power", vm_id(job))
     await job.in_thread(store.note, job.id, "downs", str(int(await times_down(job) or 0) + 1))
     # A guest that somebody powered on in between was not down until now.
     await job.in_thread(store.note, job.id, "down_since", now().isoformat())
@@ -75,18 +86,38 @@ async def times_down(job: Job) -> str | None:
     return await job.in_thread(job.rooms.store.noted, job.id, "downs")
 
 
+async def ran_since(job: Job, number: int, start: str | None = None) -> bool:
+    """Was the guest on since the snapshot of this pass, which was made while it was off? Then it wrote what the copy lacks.
+    `start`: its last start, if that is known."""
+    store = job.rooms.store
+    if not await job.in_thread(store.noted, job.id, f"snapshot:{number}"):
+        return False
+    if await job.in_thread(store.noted, job.id, f"downs:{number}") != await times_down(job):
+        return True
+    before = await job.in_thread(store.noted, job.id, f"last_start:{number}")
+    if start is None:
+        start = await at_source(job, lambda adapter: adapter.last_start(vm_id(job)))
+    return before is not None and before != start
+
+
 # ── the copy and its source ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def refuse_living(job: Job) -> None:
-    """Conflict, when the source is on, or may be: two of one guest would both write, answer and be believed."""
+    """Conflict, when the source is on, or may be: two of one guest would both write, answer and be believed. Or was on, since
+    its disks were copied."""
     if job.migration.boot_sign is not None or job.migration.plan.source.Live is None:
         return
-    state = await power_state(job)
+    state, start = await seen(job)
     if state != "off":
         raise Conflict(
             f"the source {job.manifest.name} was shut down for the cut-over, and is {state} again: it is not started here",
             hint="the copy is kept, and lacks what the source wrote since; shut the source down and submit anew",
+        )
+    if await ran_since(job, job.migration.passes[-1].number, start):
+        raise Conflict(
+            f"the source {job.manifest.name} was on for a while after its disks had been copied: the copy lacks what it wrote",
+            hint="submit anew, and let nobody start it meanwhile",
         )
 
 

@@ -7,8 +7,8 @@
 Change tracking is not trusted: each pass also looks at some of what it leaves out (`disks.sampling`).
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Literal, TypeVar
 
@@ -31,18 +31,13 @@ from synvirt.migrations import source_vm
 from synvirt.migrations.forecast import forecast, why_not
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.passes import PassDisk, run_opened_pass
-from synvirt.migrations.patience import Patience
+from synvirt.migrations.patience import Patience, SnapshotNotMade, patiently
 from synvirt.migrations.slots import SourceHost
-from synvirt.migrations.source_vm import at_source, shut_down, times_down, vm_id
+from synvirt.migrations.source_vm import SourceAwake, at_source, ran_since, shut_down, times_down, vm_id
 from synvirt.model import Disk, Mode, Pass, VmManifest, now
 from synvirt.store import Watermark
 
 Kind = Literal["full", "delta", "final"]
-
-
-class SnapshotNotMade(SnapshotFailed):
-    """The source makes no snapshot now. (Others of its code: one that was made is no more.)"""
-
 
 T = TypeVar("T")
 
@@ -57,6 +52,11 @@ RETAKES_MAX = 3
 HOLD_INTERVAL_S = 60.0
 # The operator asks for the cut-over: what has changed since an older snapshot is copied once more while the guest still runs.
 FRESH_S = 30.0
+# A delta that took so much longer than its copying was held up, by a source that was away or a service that was down. What
+# changed meanwhile is for the next: it says nothing of how the guest converges.
+HELD_UP_S, HELD_UPS_MAX = 600.0, 20
+# A guest that is shut down and starts again by itself will do so always.
+SHUT_DOWNS_MAX = 3
 
 
 def is_warm(job: Job) -> bool:
@@ -70,11 +70,10 @@ async def copy_full(job: Job) -> None:
     """The first pass; of a guest that runs on, or was shut down for it."""
     if is_warm(job) and not job.migration.passes:
         await _track_changes(job)
-    if not is_warm(job):
-        await shut_down(job)
-        if await _is_stale(job, 1):
-            await _begin_anew(job)
-    await _copy(job, 1, "full")
+    if is_warm(job):
+        await _copy(job, 1, "full")
+    else:
+        await _copy_while_off(job, _cold_number)
 
 
 async def sync(job: Job) -> bool:
@@ -85,8 +84,10 @@ async def sync(job: Job) -> bool:
     if await job.in_thread(job.rooms.store.noted, job.id, f"released:{last.number}") is None:
         await _released(job, last.number)  # a crash left it: a snapshot that is held grows until the next delta, for days maybe
     deltas = [one for one in job.migration.passes if one.kind == "delta"]
+    counted = [one for one in deltas if not _was_held_up(one)]
     # A crash may have come between a delta that was small enough and the cut-over: then one more says whether it still is.
-    if warm.cutover == "auto" and len(deltas) >= warm.max_passes and not await _converged(job, last):
+    too_many = len(counted) >= warm.max_passes or len(deltas) >= HELD_UPS_MAX + warm.max_passes
+    if warm.cutover == "auto" and too_many and not await _converged(job, last):
         raise DeltaTooLarge(
             f"after {len(deltas)} delta passes the guest still changes over {warm.delta_threshold_bytes} bytes a pass: "
             f"{why_not(job.migration.passes)}",
@@ -100,38 +101,47 @@ async def sync(job: Job) -> bool:
 
 
 async def cut_over(job: Job) -> None:
-    """The source off, and the last of its changes copied. A source that somebody powered on again while the service was away
-    has changed since its final snapshot: it is shut down, and what that snapshot holds is not the last any more."""
+    """The source off, and the last of its changes copied."""
     last = job.migration.passes[-1]
     if last.finished_at is None and last.kind != "final":
-        last = await _copy(job, last.number, last.kind)
-    await shut_down(job)
-    if last.kind == "final" and (last.finished_at is None or not await _is_stale(job, last.number)):
-        number = last.number
-    else:
-        number = last.number + 1
-    if await _is_stale(job, number):
-        await _take_anew(job, number, "final")
-    await _copy(job, number, "final")
+        await _copy(job, last.number, last.kind)
+    await _copy_while_off(job, _final_number)
 
 
-async def _is_stale(job: Job, number: int) -> bool:
-    """Was the guest shut down since the snapshot of this pass was made? Then it ran, and wrote, after it."""
-    if await _noted_snapshot(job, number) is None:
-        return False
-    return await job.in_thread(job.rooms.store.noted, job.id, f"downs:{number}") != await times_down(job)
+async def _copy_while_off(job: Job, chosen: Callable[[Job], Awaitable[int]]) -> None:
+    """The source shut down, and the pass `chosen` of it copied. A source that somebody powers on again has changed since its
+    snapshot: it is shut down, and what that snapshot holds is not the last any more."""
+    for _ in range(SHUT_DOWNS_MAX):
+        await shut_down(job)
+        number = await chosen(job)
+        if await ran_since(job, number):
+            await patiently(job, lambda _: _take_anew(job, number, "final"))  # noqa: B023
+        with suppress(SourceAwake):
+            await _copy(job, number, "final" if is_warm(job) else "full")
+            if not await ran_since(job, number):
+                return
+    raise Conflict(
+        f"the source {job.manifest.name} is powered on again and again while its last changes are copied",
+        hint="find what starts it: somebody, a schedule, high availability",
+    )
 
 
-async def _begin_anew(job: Job) -> None:
-    """A cold copy whose source ran meanwhile: what was copied is of a guest that is no more."""
-    if job.migration.passes and job.migration.passes[-1].finished_at is not None:
+async def _final_number(job: Job) -> int:
+    """The last pass, while nothing changes after it; else one more."""
+    last = job.migration.passes[-1]
+    if last.kind == "final" and (last.finished_at is None or not await ran_since(job, last.number)):
+        return last.number
+    return last.number + 1
+
+
+async def _cold_number(job: Job) -> int:
+    """One pass is all. Conflict, where its guest ran after it: what was copied is of a guest that is no more."""
+    if job.migration.passes and job.migration.passes[-1].finished_at is not None and await ran_since(job, 1):
         raise Conflict(
             f"the source {job.manifest.name} was powered on again after its disks had been copied",
             hint="the copy lacks what it wrote since: submit anew, and let nobody start it meanwhile",
         )
-    retakes = await job.in_thread(job.rooms.store.noted, job.id, "retaken:1")
-    await job.in_thread(job.rooms.store.note, job.id, "retaken:1", retakes or "0")
-    await _take_anew(job, 1, "full")
+    return 1
 
 
 async def _track_changes(job: Job) -> None:
@@ -159,6 +169,8 @@ async def _converged(job: Job, delta: Pass) -> bool:
     warm = job.migration.plan.warm
     # Where change tracking lies every pass reads whole disks, the last one too: more of them bring nothing.
     distrusted = await _is_distrusted(job)
+    if _was_held_up(delta) and not distrusted:
+        return False
     if warm.cutover == "manual":
         asked = await job.in_thread(job.rooms.store.cutover_requested, job.id)
         # One more at most: it may itself take longer than what counts as fresh.
@@ -188,6 +200,12 @@ async def _asked_while_waiting(job: Job) -> bool:
         left -= 1
 
 
+def _was_held_up(one: Pass) -> bool:
+    if one.snapshot_at is None or one.finished_at is None:
+        return False
+    return (one.finished_at - one.snapshot_at).total_seconds() - one.seconds > HELD_UP_S
+
+
 def _age_s(one: Pass) -> float:
     return float("inf") if one.snapshot_at is None else (now() - one.snapshot_at).total_seconds()
 
@@ -202,13 +220,16 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
         raise RuntimeError("an Offline plan has no source VM")
     done = next((one for one in job.migration.passes if one.number == number and one.finished_at is not None), None)
     where = SourceHost(source_ref.source_id, job.manifest.host)
-    async with Patience(job) as patience:
-        while done is None:
-            try:
-                async with job.rooms.slots.held(where, job.stop.sleep, urgent=kind == "final"):
-                    done = await _tried(job, number, kind)
-            except SnapshotNotMade as error:
-                await patience.wait(error)  # for another tool's backup of this VM, say; other VMs are read meanwhile
+
+    async def tried(patience: Patience) -> Pass | None:
+        # A snapshot that is held grows; and who is off is wanted back.
+        urgent = kind == "final" or await _noted_snapshot(job, number) is not None
+        async with job.rooms.slots.held(where, job.stop.sleep, urgent=urgent):
+            return await _tried(job, number, kind, patience)
+
+    while done is None:
+        # What is waited for is waited for without a slot: other VMs are read meanwhile.
+        done = await patiently(job, tried)
     if kind == "final" or not is_warm(job):
         # The guest is down: what is left at its source goes once it is up again. Where a platform holds the VM for its disks
         # to be read, nobody can start it meanwhile.
@@ -238,8 +259,8 @@ async def _released(job: Job, number: int) -> None:
         await job.in_thread(job.rooms.store.note, job.id, f"released:{number}", now().isoformat())
 
 
-async def _tried(job: Job, number: int, kind: Kind) -> Pass | None:
-    """The pass; None, when it must be tried again from what was noted."""
+async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass | None:
+    """The pass; None, when it must be tried again from what was noted. Nothing in here waits for a source."""
     store = job.rooms.store
     snapshot = await _snapshot(job, number, kind)
     whole = await _is_whole(job, number)
@@ -254,7 +275,7 @@ async def _tried(job: Job, number: int, kind: Kind) -> Pass | None:
     await _stamp(job, number, kind, whole=whole and number > 1)
     try:
         # Only a first pass meets volumes that still read as zeros.
-        return await run_opened_pass(job, number, kind, opened, fresh=number == 1 and not retaken)
+        return await run_opened_pass(job, number, kind, opened, patience, fresh=number == 1 and not retaken)
     except SnapshotFailed as error:
         await _retake(job, number, kind, error)
     except (ChangesMissed, CbtUnsupported) as error:
@@ -319,24 +340,35 @@ async def _retake(job: Job, number: int, kind: Kind, error: SnapshotFailed) -> N
     if retakes >= RETAKES_MAX:
         raise error
     log.warning("the snapshot is taken anew", job=str(job.id), number=number, cause=error.detail)
-    await job.in_thread(store.note, job.id, f"retaken:{number}", str(retakes + 1))
     await _take_anew(job, number, kind)
+    await job.in_thread(store.note, job.id, f"retaken:{number}", str(retakes + 1))
 
 
 async def _take_anew(job: Job, number: int, kind: Kind) -> None:
-    """The pass begins again with another snapshot of the same name."""
+    """The pass begins again with another snapshot of the same name, on volumes that hold some of it already."""
+    store = job.rooms.store
+    if await job.in_thread(store.noted, job.id, f"retaken:{number}") is None:
+        await job.in_thread(store.note, job.id, f"retaken:{number}", "0")
     await _from_the_start(job, number)
     await _unmade(job, _snapshot_name(job, number), kind)
-    await job.in_thread(job.rooms.store.note, job.id, f"begun:{number}", "")
-    await job.in_thread(job.rooms.store.note, job.id, f"snapshot:{number}", "")
+    await job.in_thread(store.note, job.id, f"begun:{number}", "")
+    await job.in_thread(store.note, job.id, f"snapshot:{number}", "")
 
 
 async def _unmade(job: Job, name: str, kind: Kind) -> None:
     """No such snapshot, and changes are tracked as before."""
-    await at_source(job, lambda adapter: adapter.cleanup(vm_id(job), name))
-    if is_warm(job) and kind != "final":
-        # Where a platform keeps the tracking with its snapshots, it may have gone with the last one.
-        await _enable_cbt(job)
+    keys = [disk.key for disk, _ in copied_disks(job)]
+
+    async def undo(adapter: LiveAdapter) -> None:
+        await adapter.cleanup(vm_id(job), name)
+        if is_warm(job) and kind != "final":
+            # Where a platform keeps the tracking with its snapshots, it may have gone with the last one.
+            await adapter.enable_cbt(vm_id(job), keys)
+
+    try:
+        await job.with_adapter(undo)
+    except (SnapshotFailed, CbtUnsupported) as error:
+        raise SnapshotNotMade(error.detail, hint=error.hint) from error
 
 
 async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> None:
@@ -385,15 +417,24 @@ async def _snapshot(job: Job, number: int, kind: Kind) -> SnapshotRef:
     downs = await times_down(job)
     keys = [disk.key for disk, _ in copied_disks(job)]
 
-    async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest]:
-        return await adapter.snapshot(vm_id(job), name, keys), await adapter.inspect(vm_id(job))
+    off = kind == "final" or not is_warm(job)
 
+    async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest, str]:
+        made = await adapter.snapshot(vm_id(job), name, keys)
+        return made, await adapter.inspect(vm_id(job)), await adapter.last_start(vm_id(job)) if off else ""
+
+    at = now()
     try:
-        made, manifest = await at_source(job, make)
+        # Once: one that was made, and not answered, is unmade before another is made. The guest may have gone on meanwhile.
+        made, manifest, start = await job.with_adapter(make)
     except SnapshotFailed as error:
         raise SnapshotNotMade(error.detail, hint=error.hint) from error
     _refuse_other_disks(job, manifest)
-    await job.in_thread(store.note, job.id, f"snapshot_at:{number}", now().isoformat())
+    if off and manifest.power_state != "off":
+        raise SourceAwake(f"the source {manifest.name} is {manifest.power_state} again, though it was shut down")
+    if off:
+        await job.in_thread(store.note, job.id, f"last_start:{number}", start)
+    await job.in_thread(store.note, job.id, f"snapshot_at:{number}", at.isoformat())
     if downs is not None:
         await job.in_thread(store.note, job.id, f"downs:{number}", downs)
     await job.in_thread(store.note, job.id, f"snapshot:{number}", made.model_dump_json())
