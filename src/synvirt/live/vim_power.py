@@ -13,6 +13,8 @@ OFF_POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0
 # Events of the platform that tell of a VM's start: by people, by DRS, by HA; and that it is about to.
 STARTS: Final = ("VmPoweredOnEvent", "DrsVmPoweredOnEvent", "VmRestartedOnAlternateHostEvent", "VmStartingEvent")
+# The largest page; the usual one has 10, and which of a busy VM's starts are among them is up to the platform.
+STARTS_MAX: Final = 1000
 UNTOLD: Final = "not told"
 
 log = structlog.get_logger(__name__)
@@ -42,7 +44,7 @@ def last_start(session: VimSession, vm_id: str) -> str:
     Web Services API», EventHistoryCollector). System.View is enough."""
     events, what = library().vim.event, f"tell when {vm_id} was started"
     of_vm = events.EventFilterSpec.ByEntity(entity=session.machine(vm_id), recursion="self")
-    wanted = events.EventFilterSpec(entity=of_vm, eventTypeId=list(STARTS), disableFullMessage=True)
+    wanted = events.EventFilterSpec(entity=of_vm, eventTypeId=list(STARTS), maxCount=STARTS_MAX, disableFullMessage=True)
 
     def ask(content: Any) -> Any:
         collector = content.eventManager.CreateCollectorForEvents(wanted)

@@ -11,7 +11,7 @@ from synvirt.model import SourceCheck
 
 # Held on the root folder, or on the VMs and datastores themselves.
 PRIVILEGES: Final = (
-    ("System.View", "see the VMs"),
+    ("System.View", "see the VMs, and by their events when they were started"),
     ("VirtualMachine.State.CreateSnapshot", "take snapshots"),
     ("VirtualMachine.State.RemoveSnapshot", "remove them again"),
     ("VirtualMachine.Config.ChangeTracking", "switch change tracking on"),

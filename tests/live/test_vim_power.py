@@ -1,0 +1,61 @@
+"""When a VM was started last, by vSphere's events."""
+
+import pytest
+import structlog
+
+from synvirt.live.vim_api import VimApi
+from synvirt.live.vim_power import UNTOLD
+from tests.contracts.live import in_session
+from tests.fakes.vcenter import VCenter
+
+# The simulator is built by whoever comes first.
+pytestmark = pytest.mark.timeout(600)
+
+VM = "vm-57"
+
+
+def last_start(platform: VCenter, vm_id: str) -> str:
+    return in_session(lambda: VimApi(platform.access()), lambda adapter: adapter.last_start(vm_id))
+
+
+def restart(platform: VCenter, vm_id: str) -> None:
+    async def use(adapter: VimApi) -> None:
+        await adapter.shutdown(vm_id)
+        await adapter.power_on(vm_id)
+        await adapter.shutdown(vm_id)
+
+    in_session(lambda: VimApi(platform.access()), use)
+
+
+def test_the_start_of_another_vm_is_not_told(platform: VCenter) -> None:
+    rows = in_session(lambda: VimApi(platform.access()), lambda adapter: adapter.list_vms())
+    other = next(row.vm_id for row in rows if row.vm_id != VM)
+    before = {vm_id: last_start(platform, vm_id) for vm_id in (VM, other)}
+    restart(platform, other)
+    assert last_start(platform, VM) == before[VM]
+    assert last_start(platform, other) != before[other]
+
+
+def test_of_many_starts_the_last_one_counts(platform: VCenter) -> None:
+    """More than fit into a usual page of events."""
+    seen = []
+    for _ in range(12):
+        restart(platform, VM)
+        seen.append(last_start(platform, VM))
+    assert len(set(seen)) == len(seen)
+    assert platform.calls("DestroyCollector") == platform.calls("CreateCollectorForEvents") == len(seen)
+
+
+@pytest.mark.parametrize("kind", ["NoPermission", "NotSupported"])
+def test_a_platform_that_does_not_tell_hinders_nobody(platform: VCenter, kind: str) -> None:
+    platform.fault("CreateCollectorForEvents", kind, times=2)
+    with structlog.testing.capture_logs() as told:
+        assert [last_start(platform, VM) for _ in range(2)] == [UNTOLD, UNTOLD]
+    assert [one["vm"] for one in told if one["log_level"] == "warning"] == [VM, VM]
+    assert last_start(platform, VM) != UNTOLD
+
+
+def test_a_session_that_is_lost_in_between_is_made_anew(platform: VCenter) -> None:
+    before = last_start(platform, VM)
+    platform.fault("CreateCollectorForEvents", "NotAuthenticated")
+    assert last_start(platform, VM) == before
