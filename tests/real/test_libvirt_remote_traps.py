@@ -348,15 +348,37 @@ def test_a_guest_that_was_started_to_see_whether_it_can_be_tracked_is_off_again(
     assert "synvirt" not in domain.XMLDesc(0)
 
 
+def last_start(host: LibvirtLab, domain: Any) -> str:
+    return local(host, lambda adapter: adapter.last_start(domain.UUIDString()))
+
+
+def test_a_domain_that_is_held_was_not_started_by_a_libvirt_that_is(host: LibvirtLab, domain: Any) -> None:
+    job = OneJob(host, domain)
+    local(host, lambda adapter: adapter.shutdown(job.vm_id))
+    job.begin(1)
+    before = last_start(host, domain)
+    host.stop_libvirtd()
+    host.start_libvirtd()
+    job.domain = again = host.connection.lookupByUUIDString(job.vm_id)
+    assert last_start(host, again) == before
+    job.read(1, since=None)
+    assert last_start(host, again) == before
+    local(host, lambda adapter: adapter.release(job.vm_id, f"{job.name}-1"))
+    assert last_start(host, again) != before, "nobody would know of a start from here on"
+    job.clean()
+
+
 def test_an_operator_who_resumes_the_guest_is_believed(host: LibvirtLab, domain: Any) -> None:
     job = OneJob(host, domain)
     local(host, lambda adapter: adapter.shutdown(job.vm_id))
     job.begin(1)
+    held = last_start(host, domain)
     domain.resume()
     assert inspected(host, domain).power_state == "on"
     # It stands still again, for a reason of theirs: what it has in memory must not be lost.
     until(lambda: domain.blockStats("vda")[0] > 0)
     domain.suspend()
+    assert last_start(host, domain) != held
     manifest = inspected(host, domain)
     assert manifest.power_state == "suspended"
     assert [(one.id, one.category) for one in manifest.concerns] == [("suspended", "Critical")]
