@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyVmomi import vim
 
+from synvirt.disks import open_reader
+from synvirt.disks.specs import DatastoreSpec, RawSpec
 from synvirt.errors import InvalidPlan
-from synvirt.live import SourceAccess, vim_privileges
+from synvirt.live import SourceAccess, vim_files, vim_privileges
 from synvirt.live.vim_api import VimApi
 from synvirt.live.vim_disks import chain, virtual_disks
-from synvirt.live.vim_files import _datacenter
 from synvirt.live.vim_machines import cbt_reason, manifest, network_names, row
 from synvirt.live.vim_ways import Way, WayName, way
 from synvirt.migrations.critical import refuse_critical
@@ -185,7 +187,19 @@ def test_a_datacenters_path_is_without_the_root_whatever_our_user_sees(seen: tup
         return {"name": name_of.get(thing._moId, "ds")} | ({} if parent is None else {"parent": parent})
 
     session: Any = SimpleNamespace(properties=properties, content=SimpleNamespace(rootFolder=root))
-    assert _datacenter(session, "vm-1", store) == path
+    assert vim_files._datacenter(session, "vm-1", store) == path
+
+
+@pytest.mark.parametrize("folder", ["", "web/", "Büro 1/web/"])
+def test_a_snapshots_file_lies_beside_its_descriptor(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a disk that lies in no folder of its datastore."""
+    described = tmp_path / "web-000001.vmdk"
+    described.write_text('# Disk DescriptorFile\nversion=1\ncreateType="seSparse"\nRW 8 SESPARSE "web-000001-sesparse.vmdk"\n')
+    monkeypatch.setattr(vim_files, "open_reader", lambda _: open_reader(RawSpec(path=str(described))))
+    at = DatastoreSpec(
+        host="h", user="u", password="p", datacenter="DC", datastore="ds", path=f"{folder}web-000001.vmdk", size_bytes=None
+    )
+    assert vim_files._sparse_extent(at) == f"{folder}web-000001-sesparse.vmdk"
 
 
 def test_each_disk_goes_its_own_way_and_says_so() -> None:

@@ -289,7 +289,10 @@ class VimApi:
         """A disk of which nobody tells what was ever written: by an export lease, where that is told when the job is planned to
         spare most of it; from where the lease fails by its files, as without one."""
         vm_id, snapshot_id, device, _ = wanted
-        if self._options.transport != "auto" or self._unexportable == snapshot_id:
+        tracked = getattr(
+            device.backing, "changeId", None
+        )  # and its host does not say, though it should: nothing else was told
+        if tracked or self._options.transport != "auto" or self._unexportable == snapshot_id:
             return whole
         # Of the VM as it is, whose list of files is no snapshot's.
         found = self._vm(vm_id, ("name", "config.hardware.device", "layoutEx.file"))

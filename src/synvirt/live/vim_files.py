@@ -92,4 +92,5 @@ def _sparse_extent(described: DatastoreSpec) -> str:
             f"{described.path} is no snapshot's disk in one sparse file",
             hint="remove the VM's snapshots, or install VDDK and set options.vddk_libdir",
         )
-    return described.path.rpartition("/")[0] + "/" + extents[0].file
+    folder, slash, _ = described.path.rpartition("/")
+    return folder + slash + extents[0].file
