@@ -106,6 +106,7 @@ class VimApi:
         # The snapshot that could not be exported when it would have been better so.
         self._unexportable: str | None = None
         self._renewing: asyncio.Task[None] | None = None
+        self._renewed: ExportLease | None = None
 
     # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -229,8 +230,10 @@ class VimApi:
 
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         spec = await asyncio.to_thread(self._open_disk, vm_id, snapshot.id, disk, since)
+        if self._lease is not self._renewed:
+            self._renew_no_more()
         if self._lease is not None and self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew(self._lease))
+            self._renewed, self._renewing = self._lease, asyncio.create_task(self._renew(self._lease))
         return spec
 
     def _open_disk(self, vm_id: str, snapshot_id: str, disk: Disk, since: str | None) -> ReaderSpec:
@@ -289,9 +292,8 @@ class VimApi:
         """A disk of which nobody tells what was ever written: by an export lease, where that is told when the job is planned to
         spare most of it; from where the lease fails by its files, as without one."""
         vm_id, snapshot_id, device, _ = wanted
-        tracked = getattr(
-            device.backing, "changeId", None
-        )  # and its host does not say, though it should: nothing else was told
+        # One that is tracked, though its host does not say what is allocated, was told to be read by its files.
+        tracked = getattr(device.backing, "changeId", None)
         if tracked or self._options.transport != "auto" or self._unexportable == snapshot_id:
             return whole
         # Of the VM as it is, whose list of files is no snapshot's.
@@ -339,10 +341,13 @@ class VimApi:
             if not await asyncio.to_thread(lease.renew):
                 return
 
-    async def _end_lease(self) -> None:
+    def _renew_no_more(self) -> None:
         if self._renewing is not None:
             self._renewing.cancel()
-            self._renewing = None
+        self._renewed = self._renewing = None
+
+    async def _end_lease(self) -> None:
+        self._renew_no_more()
         lease, self._lease = self._lease, None
         if lease is not None:
             await asyncio.to_thread(lease.end)
