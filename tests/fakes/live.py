@@ -189,7 +189,7 @@ class FakeAdapter:
                 Disk(key=key, label=key, capacity_bytes=size, boot_order=number + 1, cbt_enabled=vm["cbt_enabled"])
                 for number, (key, size) in enumerate(vm["sizes"].items())
             ),
-            nics=(Nic(key="nic-0", mac="52:54:00:00:00:01"),),
+            nics=(Nic(key="nic-0", mac=f"52:54:00:00:00:{self.platform.vm_ids().index(vm_id) + 1:02x}"),),
         )
 
     async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:

@@ -1,19 +1,25 @@
 """What passes by itself costs a job nothing but time: a source that is away, another tool's backup, a changed password."""
 
+import asyncio
 import random
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from synvirt.errors import SynvirtError
-from synvirt.migrations import passes, patience
+from synvirt.disks.specs import ReaderSpec
+from synvirt.errors import SourceUnreachable, SynvirtError
+from synvirt.live import SnapshotRef
+from synvirt.migrations import advance, passes, patience
 from synvirt.migrations.patience import Patience
-from synvirt.model import KIB, MIB, Migration, Problem, State
+from synvirt.migrations.slots import Slots
+from synvirt.model import KIB, MIB, Disk, Migration, Problem, State, now
 from tests.fakes.live import FakeAdapter
-from tests.house import VM, Crash, House, live_plan
+from tests.house import SOURCE_ID, VM, Crash, House, live_plan
 from tests.patience import no_patience, quick_tries
 
 DISK = "disk-0"
@@ -81,6 +87,7 @@ def test_a_held_job_waits_until_its_source_is_well_again(house: House, trouble: 
             return False
         told.append(code(now.last_error))
         assert now.last_error.message.count("It is tried again every") == 1
+        assert now.progress.rate_bps == 0.0
         house.platform.fault(trouble, 0)
         house.intake.cutover(job.id)
         return True
@@ -251,3 +258,117 @@ def test_a_pass_takes_as_long_as_it_copies_however_long_its_source_was_away(
     assert ended.state is State.COMPLETED
     assert away_s == 30_000.0
     assert sum(one.seconds for one in ended.passes) < 10_000.0
+
+
+def test_a_password_that_is_changed_while_the_guest_is_off_is_waited_for(house: House) -> None:
+    """A failed job could not power the guest on either."""
+    job = house.intake.submit(live_plan())
+
+    def looked(now: Migration) -> bool:
+        off = now.state is State.CUTTING_OVER and house.platform.vm(VM)["power"] == "off"
+        if off:
+            house.platform.fault("wrong_password", 3)
+        return off
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert copied_once(house, ended)
+
+
+def test_a_refused_password_is_not_tried_again_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account would be locked for it."""
+    no_patience(monkeypatch)
+    monkeypatch.setattr(advance, "SWEEP_PAUSES_S", (0.01,) * 5)
+    job = house.intake.submit(live_plan())
+
+    def looked(now: Migration) -> bool:
+        off = now.state is State.CUTTING_OVER and house.platform.vm(VM)["power"] == "off"
+        if off:
+            house.platform.fault("wrong_password", 100)
+        return off
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert (ended.state, code(ended.last_error)) == (State.FAILED, ("E_MIG_AUTH_FAILED", True))
+    left = [entry for entry in house.store.ledger(job.id) if entry.kind in ("source_power", "snapshot")]
+    with house.platform._state() as state:
+        assert 100 - state["faults"]["wrong_password"] <= 1 + len(left)
+    assert ("source_power", VM) in [(entry.kind, entry.name) for entry in left]
+
+
+def test_who_waits_for_one_vm_keeps_no_other_from_being_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.platform.add_vm("vm-2", {DISK: random.Random(2).randbytes(MIB)})
+    object.__setattr__(house.rooms, "slots", Slots(1))
+    opened, away = FakeAdapter.open_disk, threading.Event()
+    tried = threading.Event()
+
+    async def locked(adapter: FakeAdapter, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        if vm_id == VM and not away.is_set():
+            tried.set()
+            raise SourceUnreachable("its disk is locked")
+        return await opened(adapter, vm_id, snapshot, disk, since)
+
+    monkeypatch.setattr(FakeAdapter, "open_disk", locked)
+    waits = house.intake.submit(live_plan())
+    other = house.intake.submit(
+        live_plan(source_ref={"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": "vm-2"}, target={"name": "other"})
+    )
+    thread = threading.Thread(target=house.run, args=(waits.id,), daemon=True)
+    thread.start()
+    assert tried.wait(60)
+    assert house.run(other.id).state is State.COMPLETED
+    assert house.store.get(waits.id).state is State.COPYING_FULL
+    away.set()
+    thread.join(60)
+    assert house.store.get(waits.id).state is State.COMPLETED
+
+
+def test_a_delta_that_was_held_up_is_followed_by_another(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changed meanwhile would be copied while the guest is off."""
+    job = house.intake.submit(live_plan())
+    held_up: list[int] = []
+
+    def later() -> datetime:
+        return now() + timedelta(hours=20 if held_up == [2] else 0)
+
+    def looked(now: Migration) -> bool:
+        if len(now.passes) == 2 and not held_up:
+            held_up.append(2)
+        if len(now.passes) == 2 and now.passes[-1].finished_at is not None:
+            held_up.append(0)
+        return len(held_up) == 2
+
+    monkeypatch.setattr(passes, "now", later)
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED
+    assert [one.kind for one in ended.passes] == ["full", "delta", "delta", "final"]
+
+
+def test_a_cancel_waits_for_the_call_that_it_cancels(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a platform is just making would stay, if it were tidied up before it is there."""
+    snapshot, begun, ended = FakeAdapter.snapshot, threading.Event(), threading.Event()
+    job = house.intake.submit(live_plan())
+
+    async def slow(adapter: FakeAdapter, vm_id: str, name: str, disks: Collection[str]) -> SnapshotRef:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.5)  # its session's close waits for the call
+            made = await snapshot(adapter, vm_id, name, disks)
+            ended.set()
+            return made
+        raise AssertionError("nobody cancelled")
+
+    monkeypatch.setattr(FakeAdapter, "snapshot", slow)
+    thread = threading.Thread(target=house.run, args=(job.id,), daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    house.intake.cancel(job.id)
+    thread.join(60)
+    assert ended.is_set()
+    assert house.store.get(job.id).state is State.CANCELLED
+    assert house.platform.vm(VM)["snapshots"] == {}
+    assert house.store.ledger(job.id) == []

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.disks.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing
+from synvirt.errors import SourceUnreachable, SynvirtError
 from synvirt.live import SnapshotRef
 from synvirt.migrations import warm
 from synvirt.migrations.forecast import forecast
+from synvirt.migrations.patience import Patience
 from synvirt.migrations.slots import Slots, SourceHost
 from synvirt.model import KIB, MIB, Migration, Mode, Pass, State
 from tests.cases import cases
@@ -350,6 +352,113 @@ def test_a_guest_that_is_given_back_runs_before_its_snapshots_go(tmp_path: Path,
     assert house.platform.vm(VM)["snapshots"] == {}
     assert house.platform.vm(VM)["power"] == "on"
     house.close()
+
+
+def by_hand(house: House, seed: int) -> None:
+    """Somebody powers the guest on; it writes, and goes off again."""
+    house.platform.power(VM, "on")
+    house.platform.guest_writes(VM, DISK, 0, content(64 * KIB, seed))
+    house.platform.power(VM, "off")
+
+
+def test_a_snapshot_whose_answer_was_lost_is_taken_anew(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name it would be found, as the guest was then."""
+    quick_tries(monkeypatch)
+    house.platform.add_vm(VM, {DISK: content()})
+    snapshot, wait = FakeAdapter.snapshot, Patience.wait
+    lost: list[str] = []
+
+    async def losing(adapter: FakeAdapter, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
+        made = await snapshot(adapter, vm_id, name, disks)
+        if house.platform.vm(VM)["power"] == "off" and not lost:
+            lost.append(name)
+            raise SourceUnreachable("the answer is lost")
+        return made
+
+    async def meanwhile(self: Patience, trouble: SynvirtError) -> None:
+        by_hand(house, 7)
+        await wait(self, trouble)
+
+    monkeypatch.setattr(FakeAdapter, "snapshot", losing)
+    monkeypatch.setattr(Patience, "wait", meanwhile)
+    ended = house.run(house.intake.submit(live_plan()).id)
+    assert lost
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
+@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+def test_no_last_snapshot_is_taken_of_a_guest_that_is_on(house: House, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody powered it on before; it is shut down once more."""
+    house.platform.add_vm(VM, {DISK: content()})
+    snapshot = FakeAdapter.snapshot
+    woken: list[str] = []
+
+    async def waking(adapter: FakeAdapter, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
+        off = house.platform.vm(VM)["power"] == "off"
+        if off and not woken:
+            woken.append(name)
+            house.platform.power(VM, "on")
+        made = await snapshot(adapter, vm_id, name, disks)
+        house.platform.guest_writes(VM, DISK, 0, content(64 * KIB, len(woken)))
+        return made
+
+    monkeypatch.setattr(FakeAdapter, "snapshot", waking)
+    ended = house.run(house.intake.submit(live_plan(mode)).id)
+    assert woken
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
+def test_a_guest_that_starts_again_and_again_is_given_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    shutdown = FakeAdapter.shutdown
+
+    async def restarted(adapter: FakeAdapter, vm_id: str) -> None:
+        await shutdown(adapter, vm_id)
+        house.platform.power(vm_id, "on")
+
+    monkeypatch.setattr(FakeAdapter, "shutdown", restarted)
+    ended = house.run(house.intake.submit(live_plan()).id)
+    assert (ended.state, error(ended)) == (State.FAILED, ("E_MIG_CONFLICT", True))
+    assert house.platform.vm(VM)["power"] == "on"
+    assert house.platform.vm(VM)["snapshots"] == {}
+
+
+def test_a_guest_that_was_on_by_hand_is_copied_once_more(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan())
+
+    def last_begun(now: Migration) -> bool:
+        return bool(now.passes) and now.passes[-1].kind == "final"
+
+    once(house, job, last_begun, lambda: by_hand(house, 8))
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert [one.kind for one in ended.passes].count("final") == 2
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
+@pytest.mark.parametrize(("mode", "state"), [("Warm", State.STARTING), ("Cold", State.STARTING), ("Cold", State.COPYING_FULL)])
+def test_a_copy_that_lacks_what_its_source_wrote_by_hand_is_not_started(house: House, mode: str, state: State) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan(mode))
+    once(house, job, lambda now: now.state is state and bool(now.passes), lambda: by_hand(house, 9))
+    ended = house.run(job.id)
+    assert (ended.state, error(ended)) == (State.FAILED, ("E_MIG_CONFLICT", True))
+    assert house.hypervisor.domains == {}
+    assert house.platform.vm(VM)["power"] == "on"
+    assert house.platform.vm(VM)["snapshots"] == {}
+
+
+def test_a_suspended_guest_loses_nothing(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan())
+    once(house, job, in_state(State.CUTTING_OVER), lambda: house.platform.power(VM, "suspended"))
+    ended = house.run(job.id)
+    assert (ended.state, error(ended)) == (State.FAILED, ("E_MIG_CONFLICT", True))
+    assert house.platform.vm(VM)["power"] == "suspended"
+    assert house.platform.vm(VM)["snapshots"] == {}
 
 
 # ── how long it takes ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -82,14 +82,14 @@ class Patience:
             raise trouble
         self._tries += 1
         log.warning("waited for", job=str(job.id), code=trouble.code, cause=trouble.detail, again_s=pause_s)
+        if job.migration.progress.rate_bps:
+            await job.change(progress=job.migration.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None}))
+            job.rooms.board.pin(job.id, job.migration.state, job.migration.progress)
         if pause_s >= TOLD_FROM_S:
             until = now() + timedelta(seconds=left_s)
             told = f"{trouble.detail}. It is tried again every {pause_s / 60:.0f} min until {until:%Y-%m-%d %H:%M} UTC"
             await job.tell(type(trouble)(told, hint=trouble.hint))
             self._told = True
-        if job.migration.progress.rate_bps:
-            await job.change(progress=job.migration.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None}))
-            job.rooms.board.pin(job.id, job.migration.state, job.migration.progress)
         await job.stop.sleep(min(pause_s, left_s))
 
     async def over(self) -> None:
