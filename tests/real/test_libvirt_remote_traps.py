@@ -236,6 +236,31 @@ def test_a_snapshot_of_somebody_is_no_trap(host: LibvirtLab, domain: Any) -> Non
     assert len(domain.listAllSnapshots(0)) == 2
 
 
+def test_an_overlay_that_comes_and_goes_between_passes_is_no_trap(host: LibvirtLab, domain: Any) -> None:
+    """A snapshot into a file of its own, and its commit: libvirt takes the bitmaps along."""
+    import libvirt
+
+    job = OneJob(host, domain)
+    job.pass_(1, since=None)
+    host.write(domain, "vda", MIB, b"into the old file")
+    overlay = host.folder / "disks" / f"{uuid4().hex}.qcow2"
+    disks = f"<disks><disk name='vda' snapshot='external'><source file='{overlay}'/></disk></disks>"
+    domain.snapshotCreateXML(
+        f"<domainsnapshot><name>theirs</name>{disks}</domainsnapshot>", libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY
+    )
+    host.write(domain, "vda", 5 * MIB, b"into the overlay")
+    assert 0 < job.pass_(2, since=1) <= 2 * 65536
+    assert job.copy == host.content(domain, "vda")
+    host.write(domain, "vda", 3 * MIB, b"before the commit")
+    domain.blockCommit("vda", None, None, 0, libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE)
+    until(lambda: "ready='yes'" in domain.XMLDesc(0))
+    domain.blockJobAbort("vda", libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
+    host.write(domain, "vda", 6 * MIB, b"after the commit")
+    assert 0 < job.pass_(3, since=2) <= 3 * 65536
+    assert job.copy == host.content(domain, "vda")
+    job.clean()
+
+
 # ── what is lost, or somebody else's ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -306,6 +331,32 @@ def test_a_snapshot_that_died_with_qemu_is_no_more_and_can_be_taken_anew(host: L
     with pytest.raises(CbtReset):
         job.read(2, since=1)
     job.read(2, since=None)
+    assert job.copy == host.content(domain, "vda")
+    job.clean()
+
+
+def test_a_pass_outlives_its_libvirtd(host: LibvirtLab, domain: Any) -> None:
+    job = OneJob(host, domain)
+    job.pass_(1, since=None)
+    host.write(domain, "vda", MIB, b"changed")
+    job.begin(2)
+    host.stop_libvirtd()
+    host.start_libvirtd()
+    job.domain = host.connection.lookupByUUIDString(job.vm_id)
+    assert 0 < job.read(2, since=1) <= 65536
+    assert job.copy == host.content(job.domain, "vda")
+    job.clean()
+
+
+def test_a_way_that_is_closed_for_a_while_costs_no_snapshot(host: LibvirtLab, domain: Any) -> None:
+    job = OneJob(host, domain)
+    job.begin(1)
+    socket = host.folder / "scratch" / f"{job.name}-1.sock"
+    away = socket.rename(socket.with_suffix(".away"))
+    with pytest.raises(SourceUnreachable, match="not served"):
+        job.read(1, since=None)
+    away.rename(socket)
+    job.read(1, since=None)
     assert job.copy == host.content(domain, "vda")
     job.clean()
 

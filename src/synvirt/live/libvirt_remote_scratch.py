@@ -92,8 +92,8 @@ def _pool(connection: Any, folder: str) -> Iterator[Any]:
     """A pool over the folder: theirs, where that host has one, since libvirt allows no second; else ours, for this moment."""
     with _lock:
         for attempt in range(TAKEN_TRIES):
-            if (theirs := _theirs(connection, folder)) is not None:
-                yield theirs
+            if (found := theirs(connection, folder)) is not None:
+                yield found
                 return
             try:
                 pool = _made(connection, folder)
@@ -116,8 +116,8 @@ def _pool(connection: Any, folder: str) -> Iterator[Any]:
                 pool.destroy()
 
 
-def _theirs(connection: Any, folder: str) -> Any | None:
-    """It knows the room and the files of when it was looked at last."""
+def theirs(connection: Any, folder: str) -> Any | None:
+    """The pool that the host has over the folder, looked at anew: it knows room and files of when that was done last."""
     libvirt = library()
     for pool in connection.listAllStoragePools(libvirt.VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE):
         with contextlib.suppress(libvirt.libvirtError):  # another one's momentary pool is gone again

@@ -14,6 +14,7 @@ from xml.etree.ElementTree import Element
 
 from synvirt.errors import Internal
 from synvirt.live.libvirt_remote_host import library
+from synvirt.live.libvirt_remote_scratch import theirs
 
 # The largest flash that OVMF is built for has 4 MiB, of which the variables are an eighth.
 LIMIT_BYTES = 4 << 20
@@ -43,9 +44,7 @@ def _path(domain: Element) -> str | None:
 def _pool_over(connection: Any, folder: str) -> Iterator[None]:
     """Nothing is made where a pool has that folder already."""
     libvirt = library()
-    if any(
-        _folder_of(pool) == folder for pool in connection.listAllStoragePools(libvirt.VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE)
-    ):
+    if theirs(connection, folder) is not None:
         yield
         return
     root = ET.Element("pool", type="dir")
@@ -57,15 +56,6 @@ def _pool_over(connection: Any, folder: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(libvirt.libvirtError):
             pool.destroy()  # the pool; its files stay
-
-
-def _folder_of(pool: Any) -> str | None:
-    from synvirt.live.libvirt_remote_manifest import parse
-
-    with contextlib.suppress(library().libvirtError):
-        pool.refresh(0)  # it knows the files of when it was looked at last
-        return parse(pool.XMLDesc(0)).findtext("target/path")
-    return None
 
 
 def _volume(connection: Any, path: str) -> Any | None:
