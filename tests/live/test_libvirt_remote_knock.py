@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from synvirt.disks.specs import NbdSpec
-from synvirt.errors import AuthFailed, SnapshotFailed, SynvirtError
+from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.libvirt_library import load
 from synvirt.live import SourceAccess
 from synvirt.live.libvirt_remote import LibvirtRemote
@@ -23,8 +23,10 @@ JOB = "<domainbackup mode='pull'><disks><disk name='vda' backup='yes' exportname
         ("qemu+ssh://mover@kvm7/system", "synvirt-job-1", AuthFailed, "root"),
         ("qemu+ssh://mover@kvm7/system", "synvirt-job-2", SnapshotFailed, None),
         ("qemu+ssh://mover@kvm7/system", None, SnapshotFailed, None),
-        ("qemu+ssh://root@kvm7/system", "synvirt-job-1", SnapshotFailed, None),
-        ("qemu+tls://kvm7/system", "synvirt-job-1", SnapshotFailed, "firewall"),
+        ("qemu+ssh://root@kvm7/system", "synvirt-job-1", SourceUnreachable, "sshd"),
+        ("qemu+ssh://root@kvm7/system", "synvirt-job-2", SnapshotFailed, None),
+        ("qemu+tls://kvm7/system", "synvirt-job-1", SourceUnreachable, "firewall"),
+        ("qemu+tls://kvm7/system", None, SnapshotFailed, None),
     ],
 )
 def test_a_closed_socket_is_told_by_what_is_known(

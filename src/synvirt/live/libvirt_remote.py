@@ -38,7 +38,7 @@ from synvirt.live import libvirt_remote_domain as domains
 from synvirt.live import libvirt_remote_scratch as scratch
 from synvirt.live.libvirt_remote_form import FORM, Login, Options
 from synvirt.live.libvirt_remote_freeze import FROZEN_MOST_S, Hold, frozen
-from synvirt.live.libvirt_remote_host import UNTRUSTED, Host, library
+from synvirt.live.libvirt_remote_host import UNTRUSTED_DISKS, Host, library
 from synvirt.live.libvirt_remote_limit import begun
 from synvirt.live.libvirt_remote_manifest import manifest, untracked
 from synvirt.live.libvirt_remote_variables import uefi_variables
@@ -322,21 +322,26 @@ class LibvirtRemote:
         return spec
 
     def _knock(self, domain: Any, snapshot: str, spec: NbdSpec) -> None:
-        """libvirt may list a job that QEMU serves no more, a firewall may be in between, and a socket has a mode."""
+        """While libvirt lists the job, its disks are there and the way to them is not: what was read of them counts. A firewall
+        may be in between, sshd may have too many callers, and a socket has a mode."""
         try:
             open_reader(spec).close()
         except SourceUnreachable as error:
             now = backup.running(domain)  # raises, where the host itself is gone
-            # sshd does not tell why it opens no socket: while the job lasts, the file's mode is what is left.
-            if now is not None and now.snapshot == snapshot and self._host.needs_leave:
+            said = f"the disks of {domain.name()} are not served: {error.detail}"
+            if now is None or now.snapshot != snapshot:
+                raise SnapshotFailed(said) from error
+            # sshd does not tell why it opens no socket: the file's mode is what is left.
+            if self._host.needs_leave:
                 raise AuthFailed(
                     f"{self._host.user_name} may not open the socket of the disks of {domain.name()}: {error.detail}",
                     hint=f"log in as root, or as {_USER}",
                 ) from error
-            hint = "does every firewall let options.nbd_ports through?" if self._host.by_network else None
-            if self._host.encrypted and UNTRUSTED.search(error.detail):
+            if self._host.encrypted and UNTRUSTED_DISKS.search(error.detail):
+                # QEMU has read it when the job began: with another one comes another job.
                 hint = f"QEMU shows the one in backup_tls_x509_cert_dir: {self._host.pki.wanted_of_disks}"
-            raise SnapshotFailed(f"the disks of {domain.name()} are not served: {error.detail}", hint=hint) from error
+                raise SnapshotFailed(said, hint=hint) from error
+            raise SourceUnreachable(said, hint=self._host.way_to_disks) from error
 
     async def release(self, vm_id: str, name: str) -> None:
         await self._unless_gone(vm_id, f"end {name}", lambda domain: self._release(domain, name))

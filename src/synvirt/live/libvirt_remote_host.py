@@ -52,6 +52,8 @@ _LOST = re.compile(
     r"[Uu]nable to connect|Failed to connect|No route to host|Broken pipe|not connected|No such file or directory"
 )
 UNTRUSTED: Final = re.compile(r"certificate|TLS handshake|GNUTLS", re.IGNORECASE)
+# In libnbd's words: a handshake that is cut off was nobody's refusal.
+UNTRUSTED_DISKS: Final = re.compile(r"certificate|fatal alert", re.IGNORECASE)
 
 
 # libvirt's virErrorNumber: who asks may not, whatever it is that says so.
@@ -305,6 +307,15 @@ class Host:
         pki = quote(str(self.folder / "pki"), safe="/")
         verify = "" if self.pki.checked else "&tls-verify-peer=false"
         return NbdSpec(uri=f"nbds://{where}?tls-certificates={pki}{verify}", bitmap=context)
+
+    @property
+    def way_to_disks(self) -> str:
+        """What may be in it, for people."""
+        if self.by_network:
+            return "does every firewall let options.nbd_ports through?"
+        if self._place.scheme == "qemu+ssh":
+            return "does sshd there forward sockets (AllowStreamLocalForwarding), and has it room for one more (MaxSessions)?"
+        return "does its QEMU still answer?"
 
     def forwarded(self, remote: str) -> Path:
         """The socket here that leads to one there."""
