@@ -580,6 +580,17 @@ def test_what_passes_by_itself_is_asked_again_wherever_it_is_told(kind: str) -> 
         session.wait("task-1", what="do it", timeout_s=1)
 
 
+def test_a_task_that_its_platform_has_forgotten_is_no_vm_that_is_gone(platform: VCenter, disk: Path) -> None:
+    """As a vCenter does that is restarted in the middle of a removal."""
+
+    async def use(adapter: VimApi) -> None:
+        forgotten = library().vim.Task("task-4711", adapter._session._stub)
+        with pytest.raises(SourceUnreachable, match="forgotten the task"):
+            await asyncio.to_thread(adapter._session.wait, forgotten, what="remove a snapshot", timeout_s=5)
+
+    ask(platform.access(), use)
+
+
 @pytest.mark.parametrize("kind", ["TaskInProgress", "HostNotConnected", "FileLocked"])
 def test_a_platform_that_is_busy_is_no_failure_of_a_snapshot_or_of_the_tracking(
     platform: VCenter, disk: Path, kind: str

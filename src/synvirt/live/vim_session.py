@@ -275,7 +275,13 @@ class VimSession:
         deadline = time.monotonic() + timeout_s
         for pause_s in _pauses():
             # Leaves alone: a finished task's entity may be an object that is no more.
-            found = self.properties(task, ("info.state", "info.error", "info.result"), what=what)
+            try:
+                found = self.properties(task, ("info.state", "info.error", "info.result"), what=what)
+            except VmNotFound as error:
+                # A vCenter that was restarted knows its tasks no more; what they do, hosts do all the same.
+                raise SourceUnreachable(
+                    f"{self.host} has forgotten the task by which it was to {what}", hint="what came of it is looked at anew"
+                ) from error
             if found.get("info.state") == "success":
                 return found.get("info.result")
             if found.get("info.state") == "error":
