@@ -244,11 +244,21 @@ class LibvirtRemote:
             wanted = backup.backed_up(domain, disks)
             self._refuse_no_room(domain, wanted)
             with self._quiet(domain, name):
+                self._refuse_closed(domain)
                 backup.begin(domain, name, self._server(), disks=wanted, track=domains.tracked(domain))
+                if self._closing.is_set():
+                    backup.end(domain, lambda other: other == name)
+                    backup.delete(domain, name)
+                    self._refuse_closed(domain)
         except BaseException:
             with contextlib.suppress(library().libvirtError, SynvirtError):
                 domains.stop_reading(domain)
             raise
+
+    def _refuse_closed(self, domain: Any) -> None:
+        """A guest may take minutes to freeze. Who has closed the session meanwhile has cleared away already what was there."""
+        if self._closing.is_set():
+            raise SourceUnreachable(f"the session was closed before {domain.name()} could be read")
 
     def _refuse_no_room(self, domain: Any, disks: Collection[str]) -> None:
         free = scratch.make(self._host.connection, self._options.scratch_dir)

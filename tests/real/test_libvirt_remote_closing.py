@@ -1,0 +1,94 @@
+"""A session that is closed while its snapshot is under way, on a real libvirtd: nothing of it comes later."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from synvirt.live import libvirt_remote_backup as backup
+from synvirt.live import libvirt_remote_domain as domains
+from synvirt.live.libvirt_remote import LibvirtRemote
+from tests.contracts.live import in_session
+from tests.libvirt_lab import LibvirtLab, lab
+
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[LibvirtLab]:
+    with lab() as running:
+        yield running
+
+
+class Gate:
+    """A call that gets there waits until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self.reached.set()
+        assert self.opened.wait(PATIENCE_S)
+
+    def before(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def late(*given: Any, **named: Any) -> Any:
+            self.wait()
+            return call(*given, **named)
+
+        return late
+
+
+@pytest.mark.parametrize(("slow", "is_on", "begun"), [("freeze", True, 0), ("begin", True, 1), ("start", False, 0)])
+def test_a_snapshot_that_nobody_waits_for_is_not_made(
+    host: LibvirtLab, monkeypatch: pytest.MonkeyPatch, slow: str, is_on: bool, begun: int
+) -> None:
+    """What is cleared away by another session, as a cancelled job has it, is not there yet."""
+    domain = host.domain(host.disk("8M"))
+    domain.create()
+    vm_id, name = domain.UUIDString(), f"synvirt-{uuid4()}-1"
+    in_session(lambda: LibvirtRemote(host.access("local")), lambda adapter: adapter.enable_cbt(vm_id, ["vda"]))
+    if not is_on:
+        domain.destroy()
+    gate, begins = Gate(), []
+
+    def counted(*given: Any, **named: Any) -> None:
+        begins.append(given)
+        begin(*given, **named)
+
+    @contextlib.contextmanager
+    def freezing(*_: object) -> Iterator[None]:
+        gate.wait()
+        yield
+
+    begin = gate.before(backup.begin) if slow == "begin" else backup.begin
+    monkeypatch.setattr(backup, "begin", counted)
+    if slow == "freeze":
+        monkeypatch.setattr(LibvirtRemote, "_quiet", freezing)
+    if slow == "start":
+        monkeypatch.setattr(domains, "start_to_read", gate.before(domains.start_to_read))
+    # It would be waited for.
+    monkeypatch.setattr("synvirt.live.libvirt_remote.CLOSE_WAIT_S", 0.0)
+
+    async def cancelled() -> LibvirtRemote:
+        adapter = LibvirtRemote(host.access("local"))
+        await adapter.connect()
+        under_way = asyncio.create_task(adapter.snapshot(vm_id, name))
+        assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
+        under_way.cancel()
+        await adapter.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await under_way
+        return adapter
+
+    adapter = asyncio.run(cancelled())
+    in_session(lambda: LibvirtRemote(host.access("local")), lambda another: another.cleanup(vm_id, name))
+    gate.opened.set()
+    with adapter._lock:  # the call has ended
+        assert len(begins) == begun
+    assert host.snapshots(domain) == []
+    assert bool(domain.isActive()) == is_on
+    assert list((host.folder / "scratch").glob(f"{name}*")) == []
