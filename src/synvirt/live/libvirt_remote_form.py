@@ -9,6 +9,7 @@ from synvirt.model import LiveKind, Name, Received, SourceOptions
 
 # QEMU's own NBD port, and as many after it as one host has backups at once.
 NBD_PORTS = (10809, 10872)
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - told to another host, by its operator
 _Pem = Annotated[str, StringConstraints(min_length=1, max_length=65536)]
 _Path = Annotated[str, StringConstraints(min_length=2, max_length=80, pattern=r"^/[^\x00-\x1f\x7f]*[^/\x00-\x1f\x7f]$")]
 _Port = Annotated[int, Field(ge=1, le=65535)]
@@ -40,6 +41,10 @@ class Options(SourceOptions):
     allow_plain_nbd: bool = False
     quiesce: Literal["off", "try", "require"] = "try"
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 180
+
+    def nbd_host(self, endpoint_host: str | None) -> str | None:
+        """Where its NBD server is reached; one that listens everywhere is where libvirt is, behind a router too."""
+        return endpoint_host if self.nbd_address is None or self.nbd_address in _EVERYWHERE else self.nbd_address
 
     @model_validator(mode="after")
     def _ports_ascend(self) -> Self:

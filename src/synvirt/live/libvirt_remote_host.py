@@ -42,7 +42,6 @@ KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX = 5, 3
 # Where a host's libvirt listens: the one daemon, or the modular one.
 SOCKETS: Final = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
 BUSY_HINT: Final = "another operation on this domain is under way there: try again when it is over"
-_EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - told to another host, by its operator
 _FOLDER_PREFIX: Final = "synvirt-live-"
 # A name that ssh would take for an option, or that no host has.
 _HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\]-]*")
@@ -289,11 +288,6 @@ class Host:
         except OSError as error:
             raise SourceUnreachable(f"the name {self.name} leads to no address: {error.strerror}") from error
 
-    def _nbd_host(self) -> str | None:
-        """Where its NBD server is reached; one that listens everywhere is where libvirt is, behind a router too."""
-        chosen = self._options.nbd_address
-        return self._place.host if chosen is None or chosen in _EVERYWHERE else chosen
-
     def spec(self, export: str, *, path: str | None, port: int | None, bitmap: str | None) -> NbdSpec:
         """The export of an NBD server on that host, at a socket's path or a port."""
         context = None if bitmap is None else f"qemu:dirty-bitmap:{bitmap}"
@@ -301,7 +295,7 @@ class Host:
         if path is not None:
             local = self.forwarded(path) if self._place.scheme == "qemu+ssh" else Path(path)
             return NbdSpec(uri=f"nbd+unix:///{name}?socket={quote(str(local), safe='/')}", bitmap=context)
-        where = f"{_bracketed(self._nbd_host())}:{port}/{name}"
+        where = f"{_bracketed(self._options.nbd_host(self._place.host))}:{port}/{name}"
         if not self.encrypted:
             return NbdSpec(uri=f"nbd://{where}", bitmap=context)
         pki = quote(str(self.folder / "pki"), safe="/")

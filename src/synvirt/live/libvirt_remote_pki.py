@@ -36,12 +36,12 @@ class Pki:
     @property
     def wanted(self) -> str:
         """What libvirt's certificate must be, as a hint."""
-        return self._must(pinned=self._pinned)
+        return self._must(self.place.host, pinned=self._pinned)
 
     @property
     def wanted_of_disks(self) -> str:
         """What the certificate that disks come with must be, as a hint."""
-        return self._must(pinned=self._pinned and not self._told)
+        return self._must(self.options.nbd_host(self.place.host), pinned=self._pinned and not self._told)
 
     def write(self, folder: Path) -> Path:
         """The files, in the names that libvirt wants and, beside them, those that libnbd wants; the folder. Neither begins
@@ -74,9 +74,9 @@ class Pki:
         """Do we know who signs, and are we to go by it?"""
         return self.login.ca_certificate is not None and self.options.verify_tls
 
-    def _must(self, *, pinned: bool) -> str:
+    def _must(self, host: str | None, *, pinned: bool) -> str:
         by = "be the pinned one" if pinned else "be signed by credentials.ca_certificate"
-        return f"the certificate must {by}, and be made out to {self.place.host}"
+        return f"the certificate must {by}, and be made out to {host}"
 
     def _shown(self) -> str:
         """PEM of what the host shows, if it is the pinned one or none is pinned."""
