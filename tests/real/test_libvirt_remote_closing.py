@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -13,33 +12,14 @@ from synvirt.live import libvirt_remote_backup as backup
 from synvirt.live import libvirt_remote_domain as domains
 from synvirt.live.libvirt_remote import LibvirtRemote
 from tests.contracts.live import in_session
+from tests.gates import PATIENCE_S, Gate
 from tests.libvirt_lab import LibvirtLab, lab
-
-PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[LibvirtLab]:
     with lab() as running:
         yield running
-
-
-class Gate:
-    """A call that gets there waits until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.reached, self.opened = threading.Event(), threading.Event()
-
-    def wait(self) -> None:
-        self.reached.set()
-        assert self.opened.wait(PATIENCE_S)
-
-    def before(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def late(*given: Any, **named: Any) -> Any:
-            self.wait()
-            return call(*given, **named)
-
-        return late
 
 
 @pytest.mark.parametrize(("slow", "is_on", "begun"), [("freeze", True, 0), ("begin", True, 1), ("start", False, 0)])
