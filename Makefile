@@ -32,11 +32,12 @@ setup-test: $(VENV)/.dev
 run: setup
 	$(BIN)/synvirt demo
 
+# One worker more than there are cores: each waits a good part of its time, for a process, a guest or a disk.
 test: setup-test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m tests.reaping -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 4 --dist worksteal
 
 test-again: setup-test
-	$(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none --maxfail 1
+	$(BIN)/python -m tests.reaping -m pytest -v --last-failed --last-failed-no-failures none --maxfail 1
 
 lab:
 	packaging/install-packages.sh packaging/packages-lab.txt

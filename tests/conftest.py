@@ -33,12 +33,35 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-# Each of these takes minutes: begun first, so that no worker is alone with one at the end.
-LONG = ("tests/real/test_zfs.py", "tests/real/test_windows.py")
+# Each of these takes minutes, the longest first. They are dealt out to the workers and begun first, so that no worker is alone
+# with one at the end, nor with all of them.
+LONG = (
+    "tests/real/test_zfs.py",
+    "tests/real/test_windows.py",
+    "tests/migrations/test_crashes.py",
+    "tests/real/test_boot_ladder.py",
+    "tests/real/test_backups_running.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    """At the start each worker has as many neighbours of this list as the others (--dist worksteal)."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = sorted((item for item in items if item.nodeid.startswith(LONG)), key=_place_among_long)
+    rest = [item for item in items if not item.nodeid.startswith(LONG)]
+    dealt: list[pytest.Item] = []
+    for worker in range(workers):
+        # As many as its scheduler gives it.
+        end = len(dealt) + (len(items) - len(dealt)) // (workers - worker)
+        dealt += long[worker::workers]
+        missing = max(0, end - len(dealt))
+        dealt += rest[:missing]
+        del rest[:missing]
+    items[:] = [*dealt, *rest]
+
+
+def _place_among_long(item: pytest.Item) -> int:
+    return next(place for place, name in enumerate(LONG) if item.nodeid.startswith(name))
 
 
 @pytest.fixture(scope="session")

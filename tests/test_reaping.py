@@ -1,0 +1,26 @@
+"""What the tests are run by (make test)."""
+
+import subprocess
+import sys
+import textwrap
+
+# A grandchild whose parent is gone; the code is told to the caller.
+ORPHANS = """
+    import os, signal, subprocess, sys
+    from pathlib import Path
+    from tests.processes import until
+
+    sleeping = ["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"]
+    orphan = int(subprocess.run(sleeping, stdout=subprocess.PIPE, check=True).stdout)
+    stat = Path(f"/proc/{orphan}/stat")
+    until(lambda: int(stat.read_text().rpartition(")")[2].split()[1]) == os.getppid())
+    os.kill(orphan, signal.SIGKILL)
+    until(lambda: not stat.exists())
+    sys.exit(7)
+"""
+
+
+def test_it_takes_in_orphans_buries_them_and_ends_as_the_tests_do() -> None:
+    argv = [sys.executable, "-m", "tests.reaping", "-c", textwrap.dedent(ORPHANS)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
