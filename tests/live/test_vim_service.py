@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, platform
         shown = first["checks"][-1]
         assert (shown["name"], shown["ok"]) == ("certificate", False)
         assert platform.calls("Login") == 0  # a stranger gets no password
-        fingerprint = shown["hint"].rpartition(" ")[2]
+        fingerprint = re.findall(r"(?:[0-9A-F]{2}:){31}[0-9A-F]{2}", shown["hint"])[0]
         assert fingerprint.replace(":", "") == platform.fingerprint
         run("sources", "change", "lab", "--fingerprint", fingerprint)
         assert "The source serves." in run("sources", "test", "lab", "--deep", "--vm", "vm-57")
