@@ -107,7 +107,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         rules = Rules(settings.remote_allowed_hosts, settings.remote_ca_file)
         rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets, rules=rules)
         stack.callback(rooms.hypervisor.close)
-        engine = Engine(rooms, url=settings.store_url, host=settings.host_id, jobs_at_once=settings.jobs_at_once)
+        engine = Engine(rooms, url=settings.store_url, host=settings.host_id)
         intake = Intake(
             store,
             board,
@@ -235,7 +235,7 @@ def _rooms(
     from synvirt.hypervisor.accel import accelerator
     from synvirt.hypervisor.libvirt_host import LibvirtHost
     from synvirt.migrations.rooms import Rooms
-    from synvirt.migrations.slots import Slots
+    from synvirt.migrations.slots import Slots, Turns
     from synvirt.model import OfflineKind
     from synvirt.offline.registry import BY_KIND, detect
     from synvirt.offline.vmcx_tool import vmcx_tool
@@ -254,6 +254,7 @@ def _rooms(
         connect=sources.connect,
         check_source=sources.check_plan,
         slots=Slots(settings.jobs_per_source),
+        turns=Turns(settings.jobs_at_once),
         destinations=_destinations(settings),
         hypervisor=LibvirtHost(
             settings.hypervisor_uri,

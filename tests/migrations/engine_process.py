@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from synvirt.migrations.engine import Engine
+from synvirt.migrations.slots import Turns
 from tests.house import House
 
 
 def serve(house: House, url: str) -> NoReturn:
-    engine = Engine(house.rooms, url=url, host="local", jobs_at_once=2)
+    object.__setattr__(house.rooms, "turns", Turns(2))
+    engine = Engine(house.rooms, url=url, host="local")
     engine.start()
     print("ready", flush=True)
     while True:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,12 @@ from synvirt.errors import SourceUnreachable, SynvirtError
 from synvirt.live import SnapshotRef
 from synvirt.migrations import advance, passes, patience
 from synvirt.migrations.patience import Patience
-from synvirt.migrations.slots import Slots
+from synvirt.migrations.slots import Slots, Turns
 from synvirt.model import KIB, MIB, Disk, Migration, Problem, State, now
 from tests.fakes.live import FakeAdapter
 from tests.house import SOURCE_ID, VM, Crash, House, live_plan
 from tests.patience import no_patience, quick_tries
+from tests.processes import until
 
 DISK = "disk-0"
 CODES = {
@@ -372,3 +374,38 @@ def test_a_cancel_waits_for_the_call_that_it_cancels(house: House, monkeypatch: 
     assert house.store.get(job.id).state is State.CANCELLED
     assert house.platform.vm(VM)["snapshots"] == {}
     assert house.store.ledger(job.id) == []
+
+
+def test_a_job_that_only_waits_lets_others_work(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held for its cut-over, or by a source that is away: with one turn for all."""
+    object.__setattr__(house.rooms, "turns", Turns(1))
+    ids = [VM, "vm-2", "vm-3", "vm-4"]
+    for number, vm_id in enumerate(ids[1:]):
+        house.platform.add_vm(vm_id, {DISK: random.Random(number).randbytes(MIB)})
+    opened, back = FakeAdapter.open_disk, threading.Event()
+
+    async def away(adapter: FakeAdapter, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        if vm_id == "vm-2" and not back.is_set():
+            raise SourceUnreachable("it is away")
+        return await opened(adapter, vm_id, snapshot, disk, since)
+
+    monkeypatch.setattr(FakeAdapter, "open_disk", away)
+
+    def submit(vm_id: str, **fields: Any) -> Migration:
+        ref = {"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": vm_id}
+        return house.intake.submit(live_plan(source_ref=ref, target={"name": vm_id}, **fields))
+
+    held = {"warm": {"cutover": "manual", "interval_s": 3600}}
+    waiting = [submit(VM, **held), submit("vm-2"), submit("vm-3", **held)]
+    threads = [threading.Thread(target=house.run, args=(job.id,), daemon=True) for job in waiting]
+    for thread in threads:
+        thread.start()
+    assert house.run(submit("vm-4").id).state is State.COMPLETED
+    until(lambda: all(len(house.store.get(waiting[at].id).passes) == 2 for at in (0, 2)))
+    assert not any(house.store.get(job.id).ended for job in waiting)
+    back.set()
+    for job in (waiting[0], waiting[2]):
+        house.intake.cutover(job.id)
+    for thread in threads:
+        thread.join(100)
+    assert [house.store.get(job.id).state for job in waiting] == [State.COMPLETED] * 3

@@ -44,6 +44,7 @@ async def _advance(rooms: Rooms, migration: Migration, state: State, stop: Stop)
     if failure is None:
         try:
             stop.check()
+            await job.take_turn()
             facts = await STEPS[state](job)
             return await _move(job, next_state(state, facts))
         except PersistFailed:
@@ -73,6 +74,7 @@ async def _move(job: Job, to: State, **fields: object) -> State:
         raise Internal(f"a job cannot go from {job.migration.state} to {to}")
     if to in ENDS:
         fields["finished_at"] = now()
+        job.leave_turn()
     visit = StateVisit(state=to, at=now())
     history = job.migration.history if to == job.migration.state else (*job.migration.history, visit)
     await job.change(state=to, history=history, **fields)

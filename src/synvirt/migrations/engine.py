@@ -10,6 +10,7 @@ DBOS runs the workflows in an event loop of its own thread. Nothing here blocks 
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from uuid import UUID
 
@@ -30,6 +31,10 @@ log = structlog.get_logger(__name__)
 # DBOS recovers a workflow only under the version that began it. Ours never changes: a job's progress is in the store, and any
 # version of the service goes on from there.
 APPLICATION_VERSION = "synvirt-1"
+# Jobs that have begun and not ended: most of them hold for their cut-over, or wait for their turn. More wait in the queue.
+JOBS_ALIVE = 1_000
+# Of the event loop that all jobs share: a thread each for those that wait for a boot or a conversion, and some for the store.
+THREADS = 256
 # How soon a queued job begins. A submitted job is to copy its first byte within a second.
 QUEUE_POLL_S = 0.1
 # Between two looks for what operators asked of jobs by way of another host's API.
@@ -44,15 +49,15 @@ _ABANDONED = frozenset({"SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_
 class Engine:
     """One per process. `start` also takes up every job of this host that has not ended, and tidies up after those that have."""
 
-    def __init__(self, rooms: Rooms, *, url: str, host: str, jobs_at_once: int) -> None:
+    def __init__(self, rooms: Rooms, *, url: str, host: str) -> None:
         self.rooms = rooms
         self._url = url
         self._host = host
-        self._jobs_at_once = jobs_at_once
         self._stops: dict[UUID, Stop] = {}
         self._closing = threading.Event()
         self._tidying = ExitStack()
         self._kept: dict[UUID, Course] = {}
+        self._threads_of: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         global _engine  # noqa: PLW0603 - DBOS finds workflows by name in the module, so the module knows the engine
@@ -71,7 +76,7 @@ class Engine:
         DBOS.listen_queues([self._queue])
         DBOS.launch()
         DBOS.register_queue(
-            self._queue, worker_concurrency=self._jobs_at_once, polling_interval_sec=QUEUE_POLL_S, on_conflict="always_update"
+            self._queue, worker_concurrency=JOBS_ALIVE, polling_interval_sec=QUEUE_POLL_S, on_conflict="always_update"
         )
         for migration in self.rooms.store.unended(host=self._host):
             self.begin(migration.id)
@@ -79,7 +84,7 @@ class Engine:
         self._tidying.enter_context(tidied(self.rooms, host=self._host))
 
     def begin(self, job_id: UUID) -> None:
-        """Hand the job to DBOS; again is harmless. Jobs run in the order they came, `jobs_at_once` at a time."""
+        """Hand the job to DBOS; again is harmless. Jobs begin in the order they came, and take turns (`slots.Turns`)."""
         status = DBOS.get_workflow_status(str(job_id))
         if status is None:
             with SetWorkflowID(str(job_id)):
@@ -136,6 +141,10 @@ class Engine:
     async def advance(self, job_id: UUID, state: State) -> State:
         """One move; waits for a store that is away, since without it a job can neither go on nor fail."""
         stop = self._stop_of(job_id)
+        loop = asyncio.get_running_loop()
+        if self._threads_of is not loop:
+            self._threads_of = loop
+            loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="jobs"))
         while True:
             try:
                 migration = await asyncio.to_thread(self.rooms.store.get, job_id)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
@@ -12,12 +12,14 @@ from synvirt.destinations import Destination
 from synvirt.errors import Cancelled, SynvirtError
 from synvirt.live import LiveAdapter
 from synvirt.migrations.rooms import Rooms
-from synvirt.model import Disk, Migration, Problem, VmManifest, now
+from synvirt.model import Disk, Migration, Mode, Problem, State, VmManifest, now
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 NOTHING_BEFORE = "nothing"
+# Where a warm job's guest has not been shut down yet.
+_RUNS_ON = frozenset({State.COPYING_FULL, State.DELTA_SYNCING})
 # A session is closed once its call has come back, which may hang; but a cancel is not for ever.
 CANCEL_WITHIN_S = 90.0
 
@@ -27,9 +29,16 @@ class Stop:
 
     def __init__(self) -> None:
         self._flag = threading.Event()
+        self._lock = threading.Lock()
+        # Jobs run in event loops of several threads, and each wants to hear of it in its own.
+        self._listening: set[asyncio.Future[None]] = set()
 
     def set(self) -> None:
-        self._flag.set()
+        with self._lock:
+            self._flag.set()
+            for heard in self._listening:
+                with suppress(RuntimeError):  # its loop has ended
+                    heard.get_loop().call_soon_threadsafe(_hear, heard)
 
     def is_set(self) -> bool:
         return self._flag.is_set()
@@ -41,13 +50,19 @@ class Stop:
     async def or_stop(self, wanted: Coroutine[Any, Any, T]) -> T:
         """The result of `wanted`, or Cancelled as soon as the operator says so: `wanted` is then cancelled too."""
         task = asyncio.ensure_future(wanted)
+        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._listening.add(heard)
         try:
-            while not task.done():
-                self.check()
-                # The flag may be set from any thread and any event loop, so it is looked at, not awaited.
-                await asyncio.wait({task}, timeout=0.1)
+            self.check()
+            either: set[asyncio.Future[Any]] = {task, heard}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Cancelled
             return task.result()
         finally:
+            with self._lock:
+                self._listening.discard(heard)
             task.cancel()
             # What it had begun at a source ends before anybody tidies up there.
             await asyncio.wait({task}, timeout=CANCEL_WITHIN_S)
@@ -55,6 +70,11 @@ class Stop:
     async def sleep(self, seconds: float) -> None:
         """Sleep; Cancelled at once when stopped."""
         await self.or_stop(asyncio.sleep(seconds))
+
+
+def _hear(heard: "asyncio.Future[None]") -> None:
+    if not heard.done():
+        heard.set_result(None)
 
 
 class Job:
@@ -93,6 +113,20 @@ class Job:
         return Problem(
             code=error.code, message=error.detail, hint=error.hint, fatal=fatal, at=now(), state=self.migration.state
         )
+
+    @property
+    def guest_is_off(self) -> bool:
+        """Or is to be, any moment: whoever is off waits for nobody."""
+        job = self.migration
+        runs_on = job.state is State.QUEUED or (job.mode_effective is Mode.WARM and job.state in _RUNS_ON)
+        return job.plan.source.Live is not None and not runs_on
+
+    async def take_turn(self) -> None:
+        await self.rooms.turns.taken(self.id, self.stop.sleep, urgent=self.guest_is_off)
+
+    def leave_turn(self) -> None:
+        """Others work, while this one waits."""
+        self.rooms.turns.left(self.id)
 
     async def tell(self, error: SynvirtError) -> None:
         """Of a trouble that may pass: until `take_back` it stands where the last problem stood."""

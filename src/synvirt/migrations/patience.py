@@ -16,7 +16,7 @@ import structlog
 
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.migrations.job import Job
-from synvirt.model import Mode, State, now
+from synvirt.model import Mode, now
 
 log = structlog.get_logger(__name__)
 
@@ -38,17 +38,15 @@ TOLD_FROM_S = 60.0
 # While the guest runs on nobody suffers, and what was copied counts: a host's maintenance, or the backup of a night, is over by
 # then. A guest that is off could not even be powered on while its source is away; but its owner is to hear of it.
 GUEST_RUNS_S, GUEST_OFF_S = 86_400.0, 1_800.0
-_RUNS_ON = frozenset({State.COPYING_FULL, State.DELTA_SYNCING})
 
 
 def _bearable_s(job: Job, trouble: SynvirtError) -> float:
     """How long. What is more than silence is passing only where it went well before: it is to be heard at once where nothing
     is lost yet. A guest that is off comes back by a failed job, unless the source does not let us in for that either."""
-    limit_s = GUEST_OFF_S
-    if job.migration.mode_effective is Mode.WARM and job.migration.state in _RUNS_ON:
-        limit_s = GUEST_RUNS_S
-    elif isinstance(trouble, SnapshotNotMade):
+    runs_on = job.migration.mode_effective is Mode.WARM and not job.guest_is_off
+    if isinstance(trouble, SnapshotNotMade) and not runs_on:
         return 0.0
+    limit_s = GUEST_RUNS_S if runs_on else GUEST_OFF_S
     return limit_s if isinstance(trouble, SourceUnreachable) or job.migration.progress.bytes_done else 0.0
 
 
@@ -90,7 +88,9 @@ class Patience:
             told = f"{trouble.detail}. It is tried again every {pause_s / 60:.0f} min until {until:%Y-%m-%d %H:%M} UTC"
             await job.tell(type(trouble)(told, hint=trouble.hint))
             self._told = True
+        job.leave_turn()
         await job.stop.sleep(min(pause_s, left_s))
+        await job.take_turn()
 
     async def over(self) -> None:
         """It went well: the next trouble is another one."""

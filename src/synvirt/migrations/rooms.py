@@ -13,7 +13,7 @@ from synvirt.hypervisor import Hypervisor
 from synvirt.live import LiveAdapter
 from synvirt.migrations.board import Board
 from synvirt.migrations.secrets import no_secrets
-from synvirt.migrations.slots import Slots
+from synvirt.migrations.slots import Slots, Turns
 from synvirt.model import HostPathRef, LiveKind, OfflineKind, RemoteUrlRef, UploadRef
 from synvirt.offline import OfflineImporter
 from synvirt.offline.elsewhere import Rules, place
@@ -50,8 +50,9 @@ class Rooms:
     passthroughs: Mapping[OfflineKind, Passthrough] = field(default_factory=dict)
     secret_of: Callable[[UUID], bytes | None] = no_secrets
     remote_rules: Rules = field(default_factory=Rules)
-    # How many jobs read from a source at once.
+    # How many jobs read from a source at once, and how many work at all.
     slots: Slots = field(default_factory=lambda: Slots(4))
+    turns: Turns = field(default_factory=lambda: Turns(256))
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0

@@ -191,13 +191,20 @@ async def _asked_while_waiting(job: Job) -> bool:
     left = warm.interval_s or (HOLD_INTERVAL_S if held else 0)
     if held and await _is_distrusted(job):
         left = float("inf")
-    while True:
-        if held and await job.in_thread(job.rooms.store.cutover_requested, job.id):
-            return True
-        if left <= 0:
-            return False
+    asked = await _is_asked(job)
+    while left > 0 and not asked:
+        job.leave_turn()
         await job.stop.sleep(min(left, 1))
         left -= 1
+        asked = await _is_asked(job)
+    await job.take_turn()
+    return asked
+
+
+async def _is_asked(job: Job) -> bool:
+    """Did the operator of a job that is held ask for the cut-over?"""
+    held = job.migration.plan.warm.cutover == "manual"
+    return held and await job.in_thread(job.rooms.store.cutover_requested, job.id)
 
 
 def _was_held_up(one: Pass) -> bool:
