@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +20,46 @@ from tests.libvirt_lab import LibvirtLab, lab
 def host() -> Iterator[LibvirtLab]:
     with lab() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is under way would be waited for."""
+    monkeypatch.setattr("synvirt.live.libvirt_remote.CLOSE_WAIT_S", 0.0)
+
+
+def given_up(host: LibvirtLab, gate: Gate, use: Callable[[LibvirtRemote], Coroutine[Any, Any, object]]) -> LibvirtRemote:
+    """A session that is closed while its call stands at the gate."""
+
+    async def cancelled() -> LibvirtRemote:
+        adapter = LibvirtRemote(host.access("local"))
+        await adapter.connect()
+        under_way = asyncio.create_task(use(adapter))
+        assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
+        under_way.cancel()
+        await adapter.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await under_way
+        return adapter
+
+    return asyncio.run(cancelled())
+
+
+def clear_away(host: LibvirtLab, vm_id: str, name: str) -> None:
+    in_session(lambda: LibvirtRemote(host.access("local")), lambda another: another.cleanup(vm_id, name))
+
+
+def test_no_note_of_tracking_comes_later(host: LibvirtLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    domain = host.domain(host.disk("8M"))
+    domain.create()
+    vm_id, gate = domain.UUIDString(), Gate()
+    monkeypatch.setattr(backup, "can_hold_checkpoint", gate.before(backup.can_hold_checkpoint))
+    adapter = given_up(host, gate, lambda adapter: adapter.enable_cbt(vm_id, ["vda"]))
+    clear_away(host, vm_id, f"synvirt-{uuid4()}-1")
+    gate.opened.set()
+    with adapter._lock:  # the call has ended
+        assert "synvirt" not in domain.XMLDesc(0)
+    assert host.snapshots(domain) == []
 
 
 @pytest.mark.parametrize(("slow", "is_on", "begun"), [("freeze", True, 0), ("begin", True, 1), ("start", False, 0)])
@@ -50,22 +90,8 @@ def test_a_snapshot_that_nobody_waits_for_is_not_made(
         monkeypatch.setattr(LibvirtRemote, "_quiet", freezing)
     if slow == "start":
         monkeypatch.setattr(domains, "start_to_read", gate.before(domains.start_to_read))
-    # It would be waited for.
-    monkeypatch.setattr("synvirt.live.libvirt_remote.CLOSE_WAIT_S", 0.0)
-
-    async def cancelled() -> LibvirtRemote:
-        adapter = LibvirtRemote(host.access("local"))
-        await adapter.connect()
-        under_way = asyncio.create_task(adapter.snapshot(vm_id, name))
-        assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
-        under_way.cancel()
-        await adapter.close()
-        with contextlib.suppress(asyncio.CancelledError):
-            await under_way
-        return adapter
-
-    adapter = asyncio.run(cancelled())
-    in_session(lambda: LibvirtRemote(host.access("local")), lambda another: another.cleanup(vm_id, name))
+    adapter = given_up(host, gate, lambda adapter: adapter.snapshot(vm_id, name))
+    clear_away(host, vm_id, name)
     gate.opened.set()
     with adapter._lock:  # the call has ended
         assert len(begins) == begun

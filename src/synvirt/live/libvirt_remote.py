@@ -208,6 +208,7 @@ class LibvirtRemote:
             reasons = [said] if said else []
         if reasons:
             raise CbtUnsupported(f"{domain.name()}: {'; '.join(reasons)}")
+        self._refuse_closed(domain)
         domains.note(domain, tracking=" ".join(sorted(disks | before)))
 
     async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
@@ -228,6 +229,7 @@ class LibvirtRemote:
                     "QEMU has one at a time",
                     hint="wait until it is over; virsh domjobinfo NAME tells about it",
                 )
+            self._refuse_closed(domain)
             # Its pass is done, and its bitmap stays: what it froze is of no use any more.
             backup.end(domain, lambda other: other != name)
             found = None
