@@ -197,6 +197,11 @@ def test_show_of_a_warm_job_tells_its_passes_what_to_expect_and_what_it_was(serv
         assert part in told
     told = copied(State.DELTA_SYNCING, forecast=forecast.model_copy(update={"converges": False}))
     assert "1.0 MiB/s change, 8.0 MiB/s are copied: it will not become less" in told
+    many = tuple(Pass(number=number, kind="delta", bytes=MIB, seconds=1, finished_at=now()) for number in range(1, 2001))
+    told = copied(State.DELTA_SYNCING, passes=many)
+    numbers = [line.split()[1] for line in told.splitlines() if line.startswith("pass ")]
+    assert numbers == ["1", "…", *map(str, range(1992, 2001))]
+    assert "… 1990 more" in told
     told = copied(State.COMPLETED, downtime_s=9.342)
     assert "downtime  9.3 s\n" in told
     assert "forecast" not in told

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from synvirt.model import Progress, State
+from synvirt.model import Pass, Progress, State, now
 from tests.fakes.service import PLAN, Service
 from tests.web import jobs
 from tests.web.conftest import opened, picture, serious
@@ -118,6 +118,16 @@ def test_a_warm_job_is_cut_over_from_its_page(page: Page, service: Service) -> N
     page.click("button[type=submit]")
     expect(page.locator("#banner")).to_contain_text("It cuts over after its present pass")
     assert service.store.cutover_requested(job_id)
+
+
+def test_of_a_job_that_is_held_for_a_week_the_last_passes_are_shown(page: Page, service: Service) -> None:
+    job_id = jobs.warm(service, "held-for-a-week")
+    passes = tuple(Pass(number=number, kind="delta", bytes=1, seconds=1, finished_at=now()) for number in range(1, 2001))
+    service.store.change(job_id, State.DELTA_SYNCING, lambda job: job.model_copy(update={"passes": passes}))
+    page.goto(f"/migrations/{job_id}")
+    shown = page.locator("#passes tbody th")
+    expect(shown).to_have_text(["1", "…", *map(str, range(1981, 2001))])
+    expect(page.locator("#passes")).to_contain_text("1979 more")
 
 
 def test_a_failed_job_goes_on_with_its_copy_or_runs_again(page: Page, service: Service) -> None:

@@ -9,9 +9,11 @@ from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, shown
 
 if TYPE_CHECKING:
-    from synvirt.model import Forecast, Pass
+    from synvirt.model import Forecast, Migration, Pass
 
 app = typer.Typer(no_args_is_help=True, help="The jobs of the service.")
+
+PASSES_SHOWN = 10
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id; its beginning is enough when no other begins so")]
 
@@ -188,7 +190,7 @@ def _sheet(answer: str) -> None:
         rows.append(("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {job.last_error.message}"))
         rows += [("hint", job.last_error.hint)] if job.last_error.hint else []
     rows.append(("progress", described(job.progress, state=job.state)))
-    rows += [("pass", _pass(one)) for one in job.passes]
+    rows += [("pass", told) for told in _passes(job)]
     if job.forecast is not None and not job.ended:
         rows.append(("forecast", _forecast(job.forecast)))
     rows += [("downtime", f"{job.downtime_s:.1f} s")] if job.downtime_s is not None else []
@@ -204,6 +206,14 @@ def _sheet(answer: str) -> None:
     rows += [("history", f"{visit.at:%Y-%m-%d %H:%M:%S} {visit.state}") for visit in job.history]
     for name, value in rows:
         print(f"{name:9} {shown(value)}")
+
+
+def _passes(job: "Migration") -> list[str]:
+    """The first and the last of them: a job that is held for a week has thousands."""
+    few = len(job.passes) <= PASSES_SHOWN
+    shown_ = job.passes if few else (job.passes[0], *job.passes[1 - PASSES_SHOWN :])
+    told = [_pass(one) for one in shown_]
+    return told if few else [told[0], f"… {len(job.passes) - PASSES_SHOWN} more", *told[1:]]
 
 
 def _pass(one: "Pass") -> str:
