@@ -40,7 +40,7 @@ def _program(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
     ("script", "quiet", "lasted", "killed"),
     [
         ("echo frozen; cat > /dev/null", True, True, False),
-        ("echo frozen; echo it was thawed; cat > /dev/null", True, False, False),
+        (r"printf 'frozen\nit was thawed\n'; cat > /dev/null", True, False, False),
         ("echo its agent does not answer", False, False, False),
         ("echo frozen; kill -9 $$", True, False, True),
     ],

@@ -83,7 +83,7 @@ def frozen(access: SourceAccess, vm_id: str) -> Iterator[Hold]:
             child.stdin.write(json.dumps({**order, "vm_id": vm_id}) + "\n")
             child.stdin.flush()
         ready, _, _ = select.select([child.stdout], [], [], SAY_TIMEOUT_S)
-        said = child.stdout.readline().strip() if ready else "it took too long"
+        said = _line(child.stdout.fileno()) if ready else "it took too long"
         if said != _FROZEN:
             log.warning("guest does not freeze", vm=vm_id, cause=said)
         yield Hold(child, quiet=said == _FROZEN)
@@ -97,6 +97,14 @@ def frozen(access: SourceAccess, vm_id: str) -> Iterator[Hold]:
                 log.warning("guest does not thaw yet", vm=vm_id)
             threading.Thread(target=child.wait, name="thawing", daemon=True).start()
         child.stdout.close()
+
+
+def _line(descriptor: int) -> str:
+    """Byte by byte: what comes after it must be left for `select` to see."""
+    said = bytearray()
+    while (one := os.read(descriptor, 1)) not in (b"", b"\n"):
+        said += one
+    return said.decode(errors="replace").strip()
 
 
 def _hold(order: dict[str, Any]) -> None:
