@@ -592,6 +592,21 @@ def test_a_source_is_read_by_so_many_at_once_and_a_cutover_never_waits() -> None
     asyncio.run(all_of_them())
 
 
+def test_a_guest_is_not_shut_down_before_it_may_be_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan("Cold"))
+    power: list[str] = []
+
+    def none_is_free(*_: object, **__: object) -> bool:
+        power.append(house.platform.vm(VM)["power"])
+        house.intake.cancel(job.id)
+        return False
+
+    monkeypatch.setattr(Slots, "_take", none_is_free)
+    assert house.run(job.id).state is State.CANCELLED
+    assert set(power) == {"on"}
+
+
 def test_a_job_that_waits_for_its_source_can_be_cancelled(house: House) -> None:
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan())

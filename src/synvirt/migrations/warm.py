@@ -8,7 +8,7 @@ Change tracking is not trusted: each pass also looks at some of what it leaves o
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
 from typing import Literal, TypeVar
 
@@ -111,15 +111,17 @@ async def cut_over(job: Job) -> None:
 async def _copy_while_off(job: Job, chosen: Callable[[Job], Awaitable[int]]) -> None:
     """The source shut down, and the pass `chosen` of it copied. A source that somebody powers on again has changed since its
     snapshot: it is shut down, and what that snapshot holds is not the last any more."""
-    for _ in range(SHUT_DOWNS_MAX):
-        await shut_down(job)
-        number = await chosen(job)
-        if await ran_since(job, number):
-            await patiently(job, lambda _: _take_anew(job, number, "final"))  # noqa: B023
-        with suppress(SourceAwake):
-            await _copy(job, number, "final" if is_warm(job) else "full")
-            if not await ran_since(job, number):
-                return
+    # Nobody goes down before there is a slot to read it; a cut-over has one at once.
+    async with _slot(job, urgent=is_warm(job)):
+        for _ in range(SHUT_DOWNS_MAX):
+            await shut_down(job)
+            number = await chosen(job)
+            if await ran_since(job, number):
+                await patiently(job, lambda _: _take_anew(job, number, "final"))  # noqa: B023
+            with suppress(SourceAwake):
+                await _copy(job, number, "final" if is_warm(job) else "full")
+                if not await ran_since(job, number):
+                    return
     raise Conflict(
         f"the source {job.manifest.name} is powered on again and again while its last changes are copied",
         hint="find what starts it: somebody, a schedule, high availability",
@@ -129,8 +131,11 @@ async def _copy_while_off(job: Job, chosen: Callable[[Job], Awaitable[int]]) -> 
 async def _final_number(job: Job) -> int:
     """The last pass, while nothing changes after it; else one more."""
     last = job.migration.passes[-1]
-    if last.kind == "final" and (last.finished_at is None or not await ran_since(job, last.number)):
+    if last.kind != "final":
+        return last.number + 1
+    if last.finished_at is None or not await ran_since(job, last.number):
         return last.number
+    await _released(job, last.number)
     return last.number + 1
 
 
@@ -222,16 +227,13 @@ def _age_s(one: Pass) -> float:
 
 async def _copy(job: Job, number: int, kind: Kind) -> Pass:
     """Pass `number`, whatever becomes of snapshots and change tracking meanwhile; then let go of what nobody needs."""
-    source_ref = job.migration.plan.source_ref
-    if source_ref.kind != "live_vm":
-        raise RuntimeError("an Offline plan has no source VM")
     done = next((one for one in job.migration.passes if one.number == number and one.finished_at is not None), None)
-    where = SourceHost(source_ref.source_id, job.manifest.host)
 
     async def tried(patience: Patience) -> Pass | None:
-        # A snapshot that is held grows; and who is off is wanted back.
-        urgent = kind == "final" or await _noted_snapshot(job, number) is not None
-        async with job.rooms.slots.held(where, job.stop.sleep, urgent=urgent):
+        if kind == "final" or not is_warm(job):  # in the slot of `_copy_while_off`
+            return await _tried(job, number, kind, patience)
+        # A snapshot that is held grows: it is read at once.
+        async with _slot(job, urgent=await _noted_snapshot(job, number) is not None):
             return await _tried(job, number, kind, patience)
 
     while done is None:
@@ -246,6 +248,13 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
     await _released(job, number)
     await job.change(forecast=forecast(job.migration.passes, at=now()))
     return done
+
+
+def _slot(job: Job, *, urgent: bool) -> AbstractAsyncContextManager[None]:
+    source_ref = job.migration.plan.source_ref
+    if source_ref.kind != "live_vm":
+        raise RuntimeError("an Offline plan has no source VM")
+    return job.rooms.slots.held(SourceHost(source_ref.source_id, job.manifest.host), job.stop.sleep, urgent=urgent)
 
 
 async def _released(job: Job, number: int) -> None:
