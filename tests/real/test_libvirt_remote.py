@@ -36,9 +36,9 @@ def case_of(host: LibvirtLab, transport: str) -> LiveCase:
     def restart() -> None:
         """First it ends what holds the domain to be read."""
         if domain.isActive():
-            domain.destroy()
+            host.kill(domain)
         domain.create()
-        domain.destroy()
+        host.kill(domain)
 
     return LiveCase(
         open=lambda: libvirt_remote(host.access(transport)),

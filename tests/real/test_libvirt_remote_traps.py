@@ -118,12 +118,6 @@ def inspected(host: LibvirtLab, domain: Any) -> VmManifest:
     return local(host, lambda adapter: adapter.inspect(domain.UUIDString()))
 
 
-def kill_qemu(host: LibvirtLab, domain: Any) -> None:
-    pid = int((host.folder / "run/qemu" / f"{domain.name()}.pid").read_text())
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: not domain.isActive())
-
-
 # ── what cannot be tracked ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -299,7 +293,7 @@ def test_a_bitmap_is_lost_when_qemu_is_killed(host: LibvirtLab, domain: Any) -> 
     """«checkpoint inconsistent: missing or broken bitmap»: told as a reset, and the whole disk can be read at once."""
     job = OneJob(host, domain)
     job.pass_(1, since=None)
-    kill_qemu(host, domain)
+    host.kill(domain)
     domain.create()
     host.write(domain, "vda", 5 * MIB, b"after the crash")
     job.begin(2)
@@ -320,7 +314,7 @@ def test_a_snapshot_that_died_with_qemu_is_no_more_and_can_be_taken_anew(host: L
     job.pass_(1, since=None)
     job.begin(2)
     host.write(domain, "vda", MIB, bytes(range(256)) * 4096)  # into the scratch file
-    kill_qemu(host, domain)
+    host.kill(domain)
     # libvirt removes it, unless it was away itself when QEMU ended.
     (host.folder / "scratch" / f"{job.name}-2-vda.scratch").touch()
     with pytest.raises(SnapshotFailed, match="no more"):
