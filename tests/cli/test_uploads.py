@@ -22,6 +22,7 @@ from synvirt.model import UploadRef
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, PLAN, Service
 from tests.offline import appliances
+from tests.processes import until
 
 MIB = 1 << 20
 
@@ -101,7 +102,11 @@ def test_a_file_over_the_cap_is_not_sent_in_vain(tmp_path: Path, run: Run) -> No
 
 
 def test_a_file_that_shrinks_while_it_is_sent(service: Service, run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shrink = lambda self, sent, total: os.truncate(file, sent)  # noqa: E731
+    def shrink(_self: Lines, sent: int, _total: int) -> None:
+        # Not before the service has begun to keep it: else there is nothing that it could forget to remove.
+        until(lambda: list(service.settings.uploads_dir.iterdir()))
+        os.truncate(file, sent)
+
     monkeypatch.setattr(Lines, "sent", shrink)
     done = run("uploads", "add", file)
     assert done.exit_code == 2
@@ -188,9 +193,7 @@ def test_an_interrupt_leaves_nothing(service: Service, tmp_path: Path) -> None:
         str(large),
     ]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        until = time.monotonic() + 60
-        while not list(service.settings.uploads_dir.iterdir()) and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: list(service.settings.uploads_dir.iterdir()))
         child.send_signal(signal.SIGINT)
         _, stderr = child.communicate(timeout=60)
     assert child.returncode == 130
@@ -258,8 +261,5 @@ def test_lines_come_at_each_tenth_and_each_ten_seconds() -> None:
 
 
 def _eventually_nothing(service: Service) -> None:
-    until = time.monotonic() + 60
-    while list(service.settings.uploads_dir.iterdir()) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert list(service.settings.uploads_dir.iterdir()) == []
+    until(lambda: not list(service.settings.uploads_dir.iterdir()))
     assert service.uploads.page(limit=10) == ([], None)
