@@ -567,6 +567,27 @@ def test_an_old_snapshot_is_followed_by_one_more_before_the_guest_goes_down(
     assert house.volume(ended).read_bytes() == source_bytes(house)
 
 
+def test_a_job_that_is_held_for_weeks_keeps_the_passes_that_matter(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "PASSES_KEPT", 2)
+    monkeypatch.setattr(warm, "HOLD_INTERVAL_S", 0.01)
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan(warm={"cutover": "manual", "interval_s": 0}))
+
+    def often(now: Migration) -> bool:
+        if now.state is State.DELTA_SYNCING:
+            house.platform.guest_writes(VM, DISK, 0, content(64 * KIB, len(now.passes)))
+        return bool(now.passes) and now.passes[-1].number == 6
+
+    once(house, job, often, lambda: house.intake.cutover(job.id))
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED
+    assert [one.kind for one in ended.passes] == ["full", "delta", "final"]
+    assert ended.passes[-1].number >= 7
+    marks = [house.store.watermarks(job.id, number).values() for number in range(1, ended.passes[-1].number + 1)]
+    assert ended.progress.bytes_done == sum(mark.bytes_done for one in marks for mark in one)
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
 # ── many jobs, one source ────────────────────────────────────────────────────────────────────────────────────────────
 
 

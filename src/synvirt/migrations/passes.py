@@ -125,7 +125,8 @@ async def run_opened_pass(
     if started.finished_at is not None:
         return started
     marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
-    tally = Tally(before=await _before(job, number))
+    done, zero = await job.in_thread(job.rooms.store.copied_before, job.id, number)
+    tally = Tally(before=Progress(bytes_total=done, bytes_done=done, bytes_zero=zero))
     for mark in marks.values():
         tally.take(_as_message(mark))
     clock = _Clock(started.seconds)
@@ -172,26 +173,11 @@ async def _finish(job: Job, number: int, tally: Tally, clock: "_Clock") -> Pass:
     )
     await job.change(
         passes=tuple(done if one.number == number else one for one in job.migration.passes),
-        progress=progress.model_copy(update={"eta_s": 0.0, "bytes_total": progress.bytes_done}),
+        progress=progress.model_copy(update={"rate_bps": 0.0, "eta_s": 0.0, "bytes_total": progress.bytes_done}),
         disks=_disk_progress(job.migration.disks, tally, finished=True),
     )
     job.rooms.board.pin(job.id, job.migration.state, job.migration.progress)
     return done
-
-
-async def _before(job: Job, number: int) -> Progress:
-    """What the passes before this one moved."""
-    earlier = [
-        mark
-        for one in job.migration.passes
-        if one.number < number
-        for mark in (await job.in_thread(job.rooms.store.watermarks, job.id, one.number)).values()
-    ]
-    return Progress(
-        bytes_total=sum(mark.bytes_done for mark in earlier),
-        bytes_done=sum(mark.bytes_done for mark in earlier),
-        bytes_zero=sum(mark.bytes_zero for mark in earlier),
-    )
 
 
 def _finished(marks: dict[str, Watermark], key: str) -> bool:

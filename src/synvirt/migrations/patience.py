@@ -44,10 +44,12 @@ def _bearable_s(job: Job, trouble: SynvirtError) -> float:
     """How long. What is more than silence is passing only where it went well before: it is to be heard at once where nothing
     is lost yet. A guest that is off comes back by a failed job, unless the source does not let us in for that either."""
     runs_on = job.migration.mode_effective is Mode.WARM and not job.guest_is_off
+    copied = job.migration.progress.bytes_done > 0
+    if isinstance(trouble, SourceUnreachable):
+        return GUEST_RUNS_S if runs_on and copied else GUEST_OFF_S
     if isinstance(trouble, SnapshotNotMade) and not runs_on:
         return 0.0
-    limit_s = GUEST_RUNS_S if runs_on else GUEST_OFF_S
-    return limit_s if isinstance(trouble, SourceUnreachable) or job.migration.progress.bytes_done else 0.0
+    return (GUEST_RUNS_S if runs_on else GUEST_OFF_S) if copied else 0.0
 
 
 class Patience:
@@ -85,8 +87,8 @@ class Patience:
             job.rooms.board.pin(job.id, job.migration.state, job.migration.progress)
         if pause_s >= TOLD_FROM_S:
             until = now() + timedelta(seconds=left_s)
-            told = f"{trouble.detail}. It is tried again every {pause_s / 60:.0f} min until {until:%Y-%m-%d %H:%M} UTC"
-            await job.tell(type(trouble)(told, hint=trouble.hint))
+            again = f"It is tried again every {pause_s / 60:.0f} min until {until:%Y-%m-%d %H:%M} UTC"
+            await job.tell(type(trouble)(f"{trouble.detail.rstrip('.')}. {again}", hint=trouble.hint))
             self._told = True
         job.leave_turn()
         await job.stop.sleep(min(pause_s, left_s))

@@ -55,6 +55,8 @@ FRESH_S = 30.0
 # A delta that took so much longer than its copying was held up, by a source that was away or a service that was down. What
 # changed meanwhile is for the next: it says nothing of how the guest converges.
 HELD_UP_S, HELD_UPS_MAX = 600.0, 20
+# A job that is held has thousands of them, and its document is written at each watermark. The first is kept, too.
+PASSES_KEPT = 100
 # A guest that is shut down and starts again by itself will do so always.
 SHUT_DOWNS_MAX = 3
 
@@ -83,13 +85,13 @@ async def sync(job: Job) -> bool:
         return await _converged(job, await _copy(job, last.number, "delta"))
     if await job.in_thread(job.rooms.store.noted, job.id, f"released:{last.number}") is None:
         await _released(job, last.number)  # a crash left it: a snapshot that is held grows until the next delta, for days maybe
-    deltas = [one for one in job.migration.passes if one.kind == "delta"]
-    counted = [one for one in deltas if not _was_held_up(one)]
+    deltas = last.number - 1
+    held_up = min(sum(_was_held_up(one) for one in job.migration.passes[1:]), HELD_UPS_MAX)
     # A crash may have come between a delta that was small enough and the cut-over: then one more says whether it still is.
-    too_many = len(counted) >= warm.max_passes or len(deltas) >= HELD_UPS_MAX + warm.max_passes
+    too_many = deltas - held_up >= warm.max_passes
     if warm.cutover == "auto" and too_many and not await _converged(job, last):
         raise DeltaTooLarge(
-            f"after {len(deltas)} delta passes the guest still changes over {warm.delta_threshold_bytes} bytes a pass: "
+            f"after {deltas} delta passes the guest still changes over {warm.delta_threshold_bytes} bytes a pass: "
             f"{why_not(job.migration.passes)}",
             hint="try when the guest is quieter, raise warm.delta_threshold_bytes or warm.max_passes, or migrate cold",
         )
@@ -327,7 +329,7 @@ async def _stamp(job: Job, number: int, kind: Kind, *, whole: bool) -> None:
     if not passes or passes[-1].number != number:
         passes.append(Pass(number=number, kind=kind))
     passes[-1] = passes[-1].model_copy(update=stamped)
-    await job.change(passes=tuple(passes))
+    await job.change(passes=(*passes[:1], *passes[1:][-PASSES_KEPT:]))
 
 
 # ── what goes wrong with it ──────────────────────────────────────────────────────────────────────────────────────────
