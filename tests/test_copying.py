@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import example, given, settings
@@ -26,6 +28,9 @@ from tests.fakes.disks import (
     content_of,
     extents_of,
 )
+from tests.processes import until
+
+T = TypeVar("T")
 
 MIB, TIB = 1 << 20, 1 << 40
 # Runs of blocks, so that gaps, requests and zero runs of every length meet.
@@ -143,6 +148,29 @@ def test_what_is_reported_durable_was_flushed_after_it_was_written() -> None:
     copy(ThrottledReader(reader, 0.01), ThrottledWriter(writer, 0.005), threads=4, flush_every_s=0.005, on_watermark=check)
     assert len(durable_at_mark) > 3
     assert all(durable_at_mark)
+
+
+def test_a_flush_that_is_done_at_once_counts_for_nothing_that_is_written_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread may run before the one that asked for it goes on."""
+    reader, writer = MemoryReader("ABCD" * 15), MemoryWriter(60 * BLOCK_BYTES)
+    marks: list[bool] = []
+
+    class Hasty(ThreadPoolExecutor):
+        def submit(self, fn: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
+            future = super().submit(fn, *arguments, **named)
+            if fn.__name__ == "flush":
+                future.result()
+                written = len(writer.written)
+                until(lambda: len(writer.written) > written or sum(length for _, length in writer.written) == writer.size)
+            return future
+
+    def check(copied: Copied) -> None:
+        marks.append(writer.durable[: copied.watermark] == reader.content[: copied.watermark])
+
+    monkeypatch.setattr(copying, "ThreadPoolExecutor", Hasty)
+    copy(ThrottledReader(reader, 0.05), writer, threads=2, flush_every_s=0, on_watermark=check)
+    assert len(marks) > 2
+    assert all(marks)
 
 
 @given(blocks=DISKS.filter(lambda blocks: "A" in blocks), threads=st.integers(1, 4), data=st.data())

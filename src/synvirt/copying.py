@@ -144,7 +144,8 @@ def _oversee(
             on_watermark(flushed)
         if flushing is None and now >= flush_at and one_pass.copied().watermark > flushed.watermark:
             # The mark is taken before the flush begins: only what was written by then is durable when it ends.
-            flushing = pool.submit(one_pass.flush), one_pass.copied()
+            mark = one_pass.copied()
+            flushing = pool.submit(one_pass.flush), mark
     if one_pass.error is not None:
         raise one_pass.error
     if flushing is not None:
