@@ -585,6 +585,7 @@ def test_a_job_that_is_held_for_weeks_keeps_the_passes_that_matter(house: House,
     assert ended.passes[-1].number >= 7
     marks = [house.store.watermarks(job.id, number).values() for number in range(1, ended.passes[-1].number + 1)]
     assert ended.progress.bytes_done == sum(mark.bytes_done for one in marks for mark in one)
+    assert ended.progress.bytes_done == sum(disk.bytes_done for disk in ended.disks)
     assert house.volume(ended).read_bytes() == source_bytes(house)
 
 

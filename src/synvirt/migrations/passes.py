@@ -72,9 +72,9 @@ Opened = Callable[[], AbstractAsyncContextManager[Sequence[PassDisk]]]
 
 @dataclass
 class Tally:
-    """Bytes of a pass as the worker tells them, added to those of the passes before it."""
+    """Bytes of a pass as the worker tells them, added to those of the passes before it: by disk key, and zeros among them."""
 
-    before: Progress
+    before: dict[str, tuple[int, int]]
     disks: dict[str, Moved | Flushed] = field(default_factory=dict)
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -95,10 +95,11 @@ class Tally:
         then, done_then = self._seen[0]
         rate = max(0.0, (done - done_then) / (moment - then)) if moment > then else 0.0
         total = sum(disk.bytes_total for disk in self.disks.values())
+        before = sum(done for done, _ in self.before.values())
         return Progress(
-            bytes_total=self.before.bytes_total + total,
-            bytes_done=self.before.bytes_done + done,
-            bytes_zero=self.before.bytes_zero + sum(disk.bytes_zero for disk in self.disks.values()),
+            bytes_total=before + total,
+            bytes_done=before + done,
+            bytes_zero=sum(zero for _, zero in self.before.values()) + sum(disk.bytes_zero for disk in self.disks.values()),
             rate_bps=rate,
             eta_s=(total - done) / rate if rate > 0 else None,
         )
@@ -125,8 +126,7 @@ async def run_opened_pass(
     if started.finished_at is not None:
         return started
     marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
-    done, zero = await job.in_thread(job.rooms.store.copied_before, job.id, number)
-    tally = Tally(before=Progress(bytes_total=done, bytes_done=done, bytes_zero=zero))
+    tally = Tally(before=await job.in_thread(job.rooms.store.copied_before, job.id, number))
     for mark in marks.values():
         tally.take(_as_message(mark))
     clock = _Clock(started.seconds)
@@ -224,12 +224,13 @@ def _disk_progress(disks: tuple[DiskProgress, ...], tally: Tally, *, finished: b
         if message is None:
             return disk.model_copy(update={"state": "copied"}) if finished and disk.state == "waiting" else disk
         copied = finished or (isinstance(message, Flushed) and message.finished)
+        done, zero = tally.before.get(disk.key, (0, 0))
         return disk.model_copy(
             update={
                 "state": "copied" if copied else "copying",
-                "bytes_total": message.bytes_total,
-                "bytes_done": message.bytes_done,
-                "bytes_zero": message.bytes_zero,
+                "bytes_total": done + message.bytes_total,
+                "bytes_done": done + message.bytes_done,
+                "bytes_zero": zero + message.bytes_zero,
             }
         )
 

@@ -20,7 +20,7 @@ from synvirt.errors import DiskReadFailed
 from synvirt.migrations.job import Job
 from synvirt.migrations.passes import PassDisk, Tally, run_pass
 from synvirt.migrations.worker import Moved
-from synvirt.model import Pass, Progress, now
+from synvirt.model import Pass, now
 from synvirt.offline.passthrough import Passthrough
 from synvirt.store import Watermark
 
@@ -69,7 +69,7 @@ def _finished(job: Job, number: int) -> bool:
 async def _by_tool(job: Job, tool: Passthrough, source: Path, disks: Sequence[PassDisk]) -> None:
     """Pass 1. Its bytes are those of the disks, all of which the tool has gone through."""
     whole = sum(disk.size_bytes for disk in disks)
-    started, tally = time.monotonic(), Tally(before=Progress())
+    started, tally = time.monotonic(), Tally(before={})
     await job.change(passes=(Pass(number=1, kind="full"),))
 
     def moved(part: float) -> None:

@@ -240,13 +240,15 @@ class Store:
         with self._reading() as db:
             return {row.disk_key: _watermark(row) for row in db.execute(query)}
 
-    def copied_before(self, job_id: UUID, pass_number: int) -> tuple[int, int]:
-        """Bytes that all passes before this one moved, and bytes of zeros among them."""
-        done, zero = func.sum(watermarks.c.bytes_done), func.sum(watermarks.c.bytes_zero)
-        query = select(done, zero).where(watermarks.c.migration_id == str(job_id), watermarks.c.pass_number < pass_number)
+    def copied_before(self, job_id: UUID, pass_number: int) -> dict[str, tuple[int, int]]:
+        """By disk key: bytes that all passes before this one moved, and bytes of zeros among them."""
+        query = (
+            select(watermarks.c.disk_key, func.sum(watermarks.c.bytes_done), func.sum(watermarks.c.bytes_zero))
+            .where(watermarks.c.migration_id == str(job_id), watermarks.c.pass_number < pass_number)
+            .group_by(watermarks.c.disk_key)
+        )
         with self._reading() as db:
-            row = db.execute(query).one()
-            return int(row[0] or 0), int(row[1] or 0)
+            return {key: (int(done), int(zero)) for key, done, zero in db.execute(query)}
 
     def record(self, job_id: UUID, kind: str, name: str) -> None:
         """Into the ledger, before the thing is made. Idempotent."""
