@@ -51,7 +51,14 @@ class FakeZfs:
     def close(self) -> None:
         """Let the loop devices of all volumes go."""
         for name in self.volumes():
-            subprocess.run(["losetup", "--detach", (self.devices / name).resolve()], check=False)
+            let_go(self.folder / "bytes" / name)
+
+
+def let_go(backing: Path) -> None:
+    """Of the device over this file. By the file, for a device that was let go before is another test's by now."""
+    listed = ["losetup", "--associated", str(backing), "--noheadings", "--output", "NAME"]
+    for device in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split():
+        subprocess.run(["losetup", "--detach", device], check=True)
 
 
 class Refused(Exception):
@@ -113,7 +120,7 @@ def destroy(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
             os.close(os.open(link, os.O_RDONLY | os.O_EXCL))
         except OSError:
             raise Refused(f"cannot destroy '{name}': dataset is busy") from None
-        subprocess.run(["losetup", "--detach", link.resolve()], check=True)
+        let_go(folder / "bytes" / name)
         link.unlink()
         (folder / "bytes" / name).unlink()
     del state["datasets"][name]
