@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -25,6 +25,10 @@ class Pauses(Generic[K]):
 
     def forget(self, thing: K) -> None:
         self._over.pop(thing, None)
+
+    def keep(self, things: Collection[K]) -> None:
+        """Forget all others: they are there no more."""
+        self._over = {thing: over for thing, over in self._over.items() if thing in things}
 
 
 @contextmanager

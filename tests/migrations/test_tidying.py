@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from synvirt import repeating
 from synvirt.errors import Internal, NotFound
 from synvirt.migrations import source_vm, tidying
 from synvirt.migrations.tidying import OWED, Tidier, tidied
@@ -41,7 +42,7 @@ class Clock(SimpleNamespace):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(tidying, "time", clock)
+    monkeypatch.setattr(repeating, "time", clock)
     return clock
 
 

@@ -9,7 +9,6 @@ left alone until that has ended.
 """
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,7 +24,7 @@ from synvirt.migrations.job import Job, Stop
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.model import Migration, State, now
-from synvirt.repeating import repeated
+from synvirt.repeating import Pauses, repeated
 from synvirt.store import LedgerEntry
 
 log = structlog.get_logger(__name__)
@@ -50,8 +49,7 @@ class Tidier:
     def __init__(self, rooms: Rooms, *, host: str) -> None:
         self._rooms, self._host = rooms, host
         self.stop = Stop()
-        # Of each job that could not be tidied: when it is tried again, and how long the pause before that is.
-        self._later: dict[UUID, tuple[float, float]] = {}
+        self._pauses = Pauses[UUID](FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def look(self) -> None:
         """Try all whose time has come. Blocks; never raises."""
@@ -61,17 +59,17 @@ class Tidier:
         except PersistFailed as error:
             log.warning("cannot see what is left to tidy up", cause=error.detail)
             return
-        self._later = {job.id: self._later[job.id] for job in left if job.id in self._later}
+        self._pauses.keep({job.id for job in left})
         for migration in left:
             if self.stop.is_set():
                 return
-            due, pause_s = self._later.get(migration.id, (0.0, FIRST_PAUSE_S))
-            if time.monotonic() < due or (migration.plan.source.Live is not None and migration.plan.source_ref in read):
+            is_read = migration.plan.source.Live is not None and migration.plan.source_ref in read
+            if is_read or not self._pauses.is_over(migration.id):
                 continue
             if asyncio.run(self._tidied(migration)):
-                self._later.pop(migration.id, None)
+                self._pauses.forget(migration.id)
             else:
-                self._later[migration.id] = time.monotonic() + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+                self._pauses.begin(migration.id)
 
     async def _tidied(self, migration: Migration) -> bool:
         job = Job(migration, self._rooms, self.stop)
