@@ -10,7 +10,7 @@ Change tracking is not trusted: each pass also looks at some of what it leaves o
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
-from typing import Literal, TypeVar
+from typing import Literal
 
 import structlog
 
@@ -38,8 +38,6 @@ from synvirt.model import Disk, Mode, Pass, VmManifest, now
 from synvirt.store import Watermark
 
 Kind = Literal["full", "delta", "final"]
-
-T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -158,7 +156,7 @@ async def _track_changes(job: Job) -> None:
     # What a platform makes for it goes with the first pass' snapshot, whatever happens in between.
     await job.record("snapshot", _snapshot_name(job, 1))
     try:
-        await _enable_cbt(job)
+        await at_source(job, lambda adapter: adapter.enable_cbt(vm_id(job), _copied_keys(job)))
     except CbtUnsupported as error:
         told = CbtUnsupported(
             f"{job.manifest.name} cannot be copied warm, so the job runs cold: {error.detail}",
@@ -167,9 +165,8 @@ async def _track_changes(job: Job) -> None:
         await job.change(mode_effective=Mode.COLD, last_error=job.problem(told, fatal=False))
 
 
-async def _enable_cbt(job: Job) -> None:
-    keys = [disk.key for disk, _ in copied_disks(job)]
-    await at_source(job, lambda adapter: adapter.enable_cbt(vm_id(job), keys))
+def _copied_keys(job: Job) -> list[str]:
+    return [disk.key for disk, _ in copied_disks(job)]
 
 
 async def _converged(job: Job, delta: Pass) -> bool:
@@ -375,7 +372,7 @@ async def _take_anew(job: Job, number: int, kind: Kind) -> None:
 
 async def _unmade(job: Job, name: str, kind: Kind) -> None:
     """No such snapshot, and changes are tracked as before."""
-    keys = [disk.key for disk, _ in copied_disks(job)]
+    keys = _copied_keys(job)
 
     async def undo(adapter: LiveAdapter) -> None:
         await adapter.cleanup(vm_id(job), name)
@@ -433,7 +430,7 @@ async def _snapshot(job: Job, number: int, kind: Kind) -> SnapshotRef:
     await job.record("snapshot", name)
     await job.in_thread(store.note, job.id, f"begun:{number}", now().isoformat())
     downs = await times_down(job)
-    keys = [disk.key for disk, _ in copied_disks(job)]
+    keys = _copied_keys(job)
 
     off = kind == "final" or not is_warm(job)
 
