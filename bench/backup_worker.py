@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from synvirt.backups.disk import PointReader
-from synvirt.backups.folder import HostFolder
-from synvirt.backups.manifest import Manifest, Named, Sealed, Shown
-from synvirt.backups.repository import Repository, create
 from synvirt.backups.source import SourceDisk
 from synvirt.backups.taking import take
-from synvirt.backups.verify import verify_point
 from synvirt.blocks import Extent
 from synvirt.copying import copy
-from synvirt.disks.new_file import new_file
+from synvirt.disks.raw.new_file import new_file
 from synvirt.disks.specs import RawSpec
 from synvirt.model import now
+from synvirt.repository.disk import PointReader
+from synvirt.repository.folder import HostFolder
+from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
+from synvirt.repository.repository import Repository, create
+from synvirt.repository.verify import verify_point
 
 KEY = bytes(range(32))
 TARGET = "vda"

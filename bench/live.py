@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from bench.measure import same_content
 from synvirt.disks.specs import FileWriterSpec, ReaderSpec
 from synvirt.live import SnapshotRef
-from synvirt.live.libvirt_remote import LibvirtRemote, libvirt_remote
+from synvirt.live.libvirt.adapter import LibvirtRemote, libvirt_remote
 from synvirt.migrations.worker import MESSAGE, CopyOrder, DiskOrder, Flushed
 from synvirt.model import MIB
 from tests.libvirt_lab import LibvirtLab, lab

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.rows import Row
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 
 COMPARED_BYTES = 4 << 20
 OURS = [str(Path(sys.executable).parent / "synvirt"), "disk", "convert"]

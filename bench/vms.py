@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from synvirt.live import SourceAccess
-from synvirt.live.vim_api import VimApi
+from synvirt.live.vsphere.adapter import VimApi
 from tests.fakes.vcenter import vcenter
 
 REACH_S = 2.0

@@ -19,10 +19,10 @@ from typing import Any
 from uuid import uuid4
 
 from synvirt.errors import Internal
-from synvirt.libvirt_library import load
+from synvirt.kvm.library import load
 from synvirt.live import SourceAccess
-from synvirt.live import libvirt_remote_backup as backup
-from synvirt.live.libvirt_remote_manifest import data_disks, parse
+from synvirt.live.libvirt import backup
+from synvirt.live.libvirt.manifest import data_disks, parse
 from synvirt.programs import end_group
 from tests.needs import need, need_root
 from tests.ports import free_port

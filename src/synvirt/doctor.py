@@ -19,8 +19,8 @@ import structlog
 
 from synvirt.errors import SynvirtError
 from synvirt.hypervisor.accel import EMULATOR, accelerator
-from synvirt.hypervisor.connection import Connection, embedded_root
 from synvirt.keyring import KEY_BYTES
+from synvirt.kvm.connection import Connection, embedded_root
 from synvirt.model import GIB, now
 from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.programs import ProgramFailed, find, run

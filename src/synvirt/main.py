@@ -80,7 +80,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.doctor import Checkup
     from synvirt.keyring import Keyring
     from synvirt.live.registry import BY_KIND as PLATFORMS
-    from synvirt.live.vim_session import warn_if_missing
+    from synvirt.live.vsphere.session import warn_if_missing
     from synvirt.migrations.board import Board
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.intake import Intake, check_plan
@@ -192,7 +192,7 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
     from synvirt.backups.repositories import Repositories
     from synvirt.backups.service import Backups, running
     from synvirt.backups.ways import scratch_folder, sources_of, tpm_folder
-    from synvirt.hypervisor.connection import Connection
+    from synvirt.kvm.connection import Connection
 
     # A connection of its own, opened by the first run: the embedded driver is opened once a process, and shared.
     connection = Connection(settings.hypervisor_uri, lambda: None)

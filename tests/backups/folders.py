@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from synvirt.backups.folder import Entry, Folder
 from synvirt.errors import RepositoryDamaged, StoreWriteFailed, SynvirtError
+from synvirt.repository.folder import Entry, Folder
 
 Cut = Literal["lost", "kept", "torn"]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from synvirt.api.tls import fingerprint
-from synvirt.backups.peer import PeerFolder, PeerPlace
 from synvirt.errors import Unauthorized
 from synvirt.model import Fingerprint
+from synvirt.repository.peer import PeerFolder, PeerPlace
 from tests.fakes.service import Service
 from tests.ports import free_port
 

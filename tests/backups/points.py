@@ -2,14 +2,14 @@
 
 from uuid import UUID, uuid4
 
-from synvirt.backups.disk import ChunkWriter, PointReader
-from synvirt.backups.folder import Folder
-from synvirt.backups.keys import CHUNK_BYTES
-from synvirt.backups.manifest import Manifest, Named, Sealed, Shown
-from synvirt.backups.repository import Repository, Session, create
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.copying import copy
 from synvirt.model import now
+from synvirt.repository.disk import ChunkWriter, PointReader
+from synvirt.repository.folder import Folder
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
+from synvirt.repository.repository import Repository, Session, create
 from tests.fakes.disks import MemoryReader, MemoryWriter
 
 KEY = bytes(range(32))

@@ -6,12 +6,12 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.backups import packs
-from synvirt.backups.disk import PointReader
-from synvirt.backups.keys import CHUNK_BYTES
-from synvirt.backups.repository import Repository
-from synvirt.backups.verify import verify_point, verify_repository
 from synvirt.errors import RepositoryFull, SynvirtError
+from synvirt.repository import packs
+from synvirt.repository.disk import PointReader
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import Repository
+from synvirt.repository.verify import verify_point, verify_repository
 from tests.backups.folders import Counted, Cut, Died, MemoryFolder, io_error
 from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import TIMES

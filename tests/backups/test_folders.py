@@ -8,13 +8,13 @@ from uuid import uuid4
 import pytest
 from blake3 import blake3
 
-from synvirt.backups import packs
-from synvirt.backups.folder import Folder, HostFolder, put
-from synvirt.backups.garbage import GRACE_S, YOUNG_S, collect
-from synvirt.backups.keys import CHUNK_BYTES
-from synvirt.backups.repository import HEADER, Repository
-from synvirt.backups.verify import verify_point, verify_repository
 from synvirt.errors import RepositoryDamaged
+from synvirt.repository import packs
+from synvirt.repository.folder import Folder, HostFolder, put
+from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import HEADER, Repository
+from synvirt.repository.verify import verify_point, verify_repository
 from tests.backups.folders import MemoryFolder
 from tests.backups.peers import Peer
 from tests.backups.points import KEY, back_up, disk, opened, restored

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.backups.disk import ChunkWriter
-from synvirt.backups.garbage import GRACE_S, YOUNG_S, collect, condemn
-from synvirt.backups.repository import Repository
-from synvirt.backups.verify import verify_repository
 from synvirt.copying import copy
 from synvirt.errors import BackupConflict, RepositoryDamaged
+from synvirt.repository.disk import ChunkWriter
+from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect, condemn
+from synvirt.repository.repository import Repository
+from synvirt.repository.verify import verify_repository
 from tests.backups.folders import Counted, Died, MemoryFolder
 from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.backups import footers, packs
-from synvirt.backups import index as indexes
-from synvirt.backups.index import Index
-from synvirt.backups.repository import Repository
-from synvirt.backups.verify import verify_repository
 from synvirt.errors import RepositoryDamaged
+from synvirt.repository import footers, packs
+from synvirt.repository import index as indexes
+from synvirt.repository.index import Index
+from synvirt.repository.repository import Repository
+from synvirt.repository.verify import verify_repository
 from tests.backups.folders import MemoryFolder
 from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases

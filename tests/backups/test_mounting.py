@@ -12,13 +12,13 @@ from uuid import UUID
 import nbd
 import pytest
 
-from synvirt.backups.disk import PointReader
-from synvirt.backups.folder import Folder
-from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.mounting import mounted
-from synvirt.backups.repository import Repository
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.errors import BackupBadRequest
+from synvirt.repository.disk import PointReader
+from synvirt.repository.folder import Folder
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import Repository
 from tests.backups.folders import MemoryFolder
 from tests.backups.points import KEY, back_up, disk, opened
 from tests.fakes.disks import MemoryReader

@@ -15,14 +15,14 @@ from uuid import UUID
 import httpx
 import pytest
 
-from synvirt.backups import packs
-from synvirt.backups.folder import put
-from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
-from synvirt.backups.peer import PeerFolder, PeerPlace
 from synvirt.backups.repositories import Repositories
-from synvirt.backups.repository import Repository
 from synvirt.errors import BackupBadRequest, RepositoryFull, RepositoryUnreachable
+from synvirt.repository import packs
+from synvirt.repository.folder import put
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.peer import PeerFolder, PeerPlace
+from synvirt.repository.repository import Repository
 from synvirt.store import Store
 from tests.backups.peers import PASSWORD, USER, Peer
 from tests.backups.points import KEY, back_up, opened, restored

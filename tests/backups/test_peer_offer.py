@@ -10,14 +10,14 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.backups import manifest as manifests
-from synvirt.backups import packs
-from synvirt.backups.folder import Entry, HostFolder
-from synvirt.backups.garbage import collect
-from synvirt.backups.manifest import file_name
-from synvirt.backups.peer_offer import DAY_S, Offer
-from synvirt.backups.repository import HEADER, Repository
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupImmutable, RepositoryDamaged, RepositoryUnreachable
+from synvirt.repository import manifest as manifests
+from synvirt.repository import packs
+from synvirt.repository.folder import Entry, HostFolder
+from synvirt.repository.garbage import collect
+from synvirt.repository.manifest import file_name
+from synvirt.repository.peer_offer import DAY_S, Offer
+from synvirt.repository.repository import HEADER, Repository
 from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases
 from tests.fakes.disks import MemoryReader

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from random import Random
 
-from synvirt.backups.folder import HostFolder
-from synvirt.backups.keys import CHUNK_BYTES, new_key, recovery_text
-from synvirt.backups.repository import Repository, create
+from synvirt.repository.folder import HostFolder
+from synvirt.repository.keys import CHUNK_BYTES, new_key, recovery_text
+from synvirt.repository.repository import Repository, create
 from tests.backups.points import back_up
 from tests.fakes.disks import MemoryReader
 

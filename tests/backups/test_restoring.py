@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 import pytest
 from pydantic import ValidationError
 
-from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import RestoreRequest
 from synvirt.errors import BackupBadRequest, BackupConflict
+from synvirt.repository.keys import CHUNK_BYTES
 from tests.backups.test_service import CONTENT, House
 from tests.needs import need
 

@@ -9,7 +9,7 @@ from defusedxml import ElementTree
 from synvirt.backups import restoring_domain as rewriting
 from synvirt.backups.restoring_domain import Place, Rewritten
 from synvirt.errors import RepositoryDamaged
-from synvirt.hypervisor.identity import identity_of
+from synvirt.kvm.identity import identity_of
 
 OLD, NEW = UUID(int=1), UUID(int=2)
 XML = f"""<domain type='kvm' id='7' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>

@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
 from synvirt.backups.retention import Retention
 from synvirt.errors import BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
+from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.store import Store
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.processes import until

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.backups import manifest as manifests
 from synvirt.backups import source, taking
-from synvirt.backups.disk import Before, Chunks, ChunkWriter, PointReader
-from synvirt.backups.keys import CHUNK_BYTES
-from synvirt.backups.manifest import PAGE_CHUNKS, Manifest, Mark
-from synvirt.backups.repository import Repository
 from synvirt.backups.source import SourceDisk
 from synvirt.backups.taking import Taken, take
 from synvirt.blocks import DiskReader, Extent
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, SourceReadFailed, SynvirtError
 from synvirt.model import now
+from synvirt.repository import manifest as manifests
+from synvirt.repository.disk import Before, Chunks, ChunkWriter, PointReader
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.manifest import PAGE_CHUNKS, Manifest, Mark
+from synvirt.repository.repository import Repository
 from synvirt.sizes import GIB
 from tests.backups.folders import Counted, MemoryFolder
 from tests.backups.points import opened

@@ -5,10 +5,10 @@ from contextlib import suppress
 
 import pytest
 
-from synvirt.backups.garbage import GRACE_S, YOUNG_S, collect
-from synvirt.backups.repository import Repository
-from synvirt.backups.verify import verify_repository
 from synvirt.errors import BackupConflict, SynvirtError
+from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
+from synvirt.repository.repository import Repository
+from synvirt.repository.verify import verify_repository
 from tests.backups.folders import MemoryFolder, Stale
 from tests.backups.points import KEY, back_up, opened, restored
 from tests.fakes.disks import MemoryReader

@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.backups import manifest as manifests
-from synvirt.backups import packs
-from synvirt.backups.disk import ChunkWriter, PointReader
-from synvirt.backups.folder import HostFolder, file_system_of
-from synvirt.backups.keys import CHUNK_BYTES, from_recovery_text, new_key, recovery_text
-from synvirt.backups.repository import Repository, create
-from synvirt.backups.verify import verify_point, verify_repository
 from synvirt.copying import copy
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.errors import (
     BackupConflict,
     BackupNotFound,
@@ -25,6 +18,13 @@ from synvirt.errors import (
     RepositoryKeyWrong,
     RepositoryUnreachable,
 )
+from synvirt.repository import manifest as manifests
+from synvirt.repository import packs
+from synvirt.repository.disk import ChunkWriter, PointReader
+from synvirt.repository.folder import HostFolder, file_system_of
+from synvirt.repository.keys import CHUNK_BYTES, from_recovery_text, new_key, recovery_text
+from synvirt.repository.repository import Repository, create
+from synvirt.repository.verify import verify_point, verify_repository
 from tests.backups.folders import MemoryFolder
 from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases

@@ -14,14 +14,14 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.backups import packs
-from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import BackupRun, RestoreRequest, Status
-from synvirt.backups.repository import Session
 from synvirt.backups.under_way import Rate, UnderWay
-from synvirt.backups.verify import verify_repository
 from synvirt.errors import DiskReadFailed, RepositoryFull, RepositoryUnreachable
 from synvirt.model import now
+from synvirt.repository import packs
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import Session
+from synvirt.repository.verify import verify_repository
 from tests.backups.test_service import House
 
 CONTENT = Random(5).randbytes(12 * CHUNK_BYTES)
@@ -105,8 +105,9 @@ def test_a_restore_does_not_stand_in_line_behind_backups(house: House) -> None:
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from synvirt.backups import packs, repository, under_way
-from synvirt.backups.keys import CHUNK_BYTES
+from synvirt.backups import under_way
+from synvirt.repository import packs, repository
+from synvirt.repository.keys import CHUNK_BYTES
 from tests.backups.test_service import House
 
 packs.PACK_BYTES = 2 * CHUNK_BYTES

@@ -170,7 +170,7 @@ def opened_by(child: "subprocess.Popen[str]", folder: Path) -> bool:
 _ENDLESS = """\
 import time
 from synvirt.cli import app
-from synvirt.disks.raw import RawWriter
+from synvirt.disks.raw.files import RawWriter
 write = RawWriter.write
 def slowly(self, offset, buffer):
     time.sleep(1)

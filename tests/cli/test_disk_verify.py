@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from synvirt.cli import app
-from synvirt.disks.ledger import Ledger
-from synvirt.disks.raw import RawWriter
+from synvirt.disks.checking.ledger import Ledger
+from synvirt.disks.raw.files import RawWriter
 from tests.devices import loop_device
 from tests.offline import appliances
 

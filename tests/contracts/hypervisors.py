@@ -11,7 +11,7 @@ import pytest
 
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
 from synvirt.hypervisor import Hypervisor, Volume
-from synvirt.hypervisor.identity import identity_of
+from synvirt.kvm.identity import identity_of
 from synvirt.model import (
     MIB,
     BootAttempt,

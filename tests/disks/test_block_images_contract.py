@@ -8,7 +8,7 @@ import pytest
 
 from synvirt.blocks import DiskReader
 from synvirt.disks import open_reader
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec
 from synvirt.disks.vdi import VdiReader
 from tests.contracts.readers import ReaderCase, ReaderContract

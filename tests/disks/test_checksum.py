@@ -11,8 +11,8 @@ from typing import get_args
 import pytest
 
 from synvirt.copying import copy
-from synvirt.disks import checksum
-from synvirt.disks.checksum import Checksums, check
+from synvirt.disks.checking import checksum
+from synvirt.disks.checking.checksum import Checksums, check
 from synvirt.disks.specs import ChecksumAlgorithm, ChecksumSpec
 from synvirt.errors import Cancelled, DiskReadFailed, Internal, MalformedArchive
 from tests.fakes.disks import BLOCK_BYTES, MemoryReader, MemoryWriter, ThrottledReader

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from synvirt.blocks import Extent
 from synvirt.copying import copy
-from synvirt.disks import cloning
-from synvirt.disks.cloning import Rest, clone
-from synvirt.disks.raw import RawReader, open_file_writer
+from synvirt.disks.raw import cloning
+from synvirt.disks.raw.cloning import Rest, clone
+from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.errors import Cancelled
 from tests.contracts.readers import check_extents, read_all
 from tests.devices import loop_device

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from synvirt.blocks import Extent
 from synvirt.cli import app
-from synvirt.disks.comparing import first_difference
-from synvirt.disks.gzipped import GzippedReader
+from synvirt.disks.checking.comparing import first_difference
+from synvirt.disks.packed.gzipped import GzippedReader
 from synvirt.errors import Cancelled, DiskReadFailed
 from synvirt.programs import run
 from synvirt.sizes import KIB, MIB

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from synvirt.disks import open_writer
-from synvirt.disks.direct import DirectWriter, open_direct_writer
-from synvirt.disks.raw import RawWriter
+from synvirt.disks.raw.direct import DirectWriter, open_direct_writer
+from synvirt.disks.raw.files import RawWriter
 from synvirt.disks.specs import BlockWriterSpec
 from synvirt.errors import DiskWriteFailed
 from tests.contracts.writers import WriterCase, WriterContract

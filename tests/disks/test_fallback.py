@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from synvirt.cli import app
 from synvirt.disks import detect, open_reader
-from synvirt.disks.fallback import MAGICS, driver_of, passphrase, readable, with_key
-from synvirt.disks.qemu_nbd import DRIVERS
-from synvirt.disks.raw import RawReader
+from synvirt.disks.nbd.fallback import MAGICS, driver_of, passphrase, readable, with_key
+from synvirt.disks.nbd.qemu import DRIVERS
+from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import GzipSpec, ImageSpec, QemuSpec, RawSpec
 from synvirt.errors import BadRequest, HostPathRejected, MalformedArchive, UnsupportedFormat
 from synvirt.offline import single_disk

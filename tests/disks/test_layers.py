@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synvirt.blocks import DiskReader
-from synvirt.disks import gzipped, open_reader
-from synvirt.disks.blank import BlankReader
-from synvirt.disks.gzipped import GzippedReader
+from synvirt.disks import open_reader
 from synvirt.disks.joined import FILES_MAX, JoinedReader
-from synvirt.disks.raw import RawReader
+from synvirt.disks.packed import gzipped
+from synvirt.disks.packed.gzipped import GzippedReader
+from synvirt.disks.raw.blank import BlankReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.disks.spec_json import READER_SPEC
 from synvirt.disks.specs import BlankSpec, GzipSpec, ImageFormat, ImageSpec, JoinedSpec, RawSpec
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat

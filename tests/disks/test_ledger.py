@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import copy
 from synvirt.disks import detect, open_reader
-from synvirt.disks import ledger as ledger_module
 from synvirt.disks.changed import ChangedReader
-from synvirt.disks.ledger import Hashing, Ledger, Row, verify
+from synvirt.disks.checking import ledger as ledger_module
+from synvirt.disks.checking.ledger import Hashing, Ledger, Row, verify
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, MalformedArchive
 from synvirt.sizes import KIB, MIB
 from tests.cases import cases

@@ -21,8 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from synvirt.blocks import Extent, coalesced
-from synvirt.disks import nbd, open_reader
-from synvirt.disks.nbd import NbdReader
+from synvirt.disks import open_reader
+from synvirt.disks.nbd import reader as nbd
+from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import CbtReset, DiskReadFailed, SourceUnreachable
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all

@@ -14,9 +14,9 @@ import nbd
 import pytest
 
 from synvirt.blocks import DiskReader
-from synvirt.disks import nbd_server
-from synvirt.disks.nbd import NbdReader
-from synvirt.disks.nbd_server import OPTION_BYTES_MAX, REQUEST_BYTES_MAX, NbdServer
+from synvirt.disks.nbd import server as nbd_server
+from synvirt.disks.nbd.reader import NbdReader
+from synvirt.disks.nbd.server import OPTION_BYTES_MAX, REQUEST_BYTES_MAX, NbdServer
 from synvirt.errors import DiskReadFailed
 from synvirt.sizes import MIB
 from tests.contracts.readers import ReaderCase, ReaderContract

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.disks.new_file import new_file
+from synvirt.disks.raw.new_file import new_file
 from synvirt.errors import Conflict, DiskWriteFailed
 
 SIZE = 1 << 20

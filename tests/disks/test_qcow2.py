@@ -9,9 +9,9 @@ import pytest
 from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import copy
 from synvirt.disks import open_reader
-from synvirt.disks.cloning import clone
-from synvirt.disks.qcow2 import Qcow2Reader
-from synvirt.disks.raw import RawReader, open_file_writer
+from synvirt.disks.qcow2.reader import Qcow2Reader
+from synvirt.disks.raw.cloning import clone
+from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.blocks import Extent
-from synvirt.disks.qcow2 import Qcow2Reader
-from synvirt.disks.raw import RawReader
+from synvirt.disks.qcow2.reader import Qcow2Reader
+from synvirt.disks.raw.files import RawReader
 from synvirt.errors import CbtReset, MalformedArchive, NotFound
 from synvirt.programs import run
 from tests.cases import cases

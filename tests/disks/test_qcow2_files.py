@@ -8,7 +8,7 @@ import pytest
 
 from synvirt.blocks import DiskReader
 from synvirt.disks import open_reader
-from synvirt.disks.qcow2_files import CHAIN_MAX
+from synvirt.disks.qcow2.named_files import CHAIN_MAX
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import read_all

@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 
 from synvirt.disks import open_reader
-from synvirt.disks.qcow2 import Qcow2Reader
-from synvirt.disks.qemu_nbd import QemuNbdReader
-from synvirt.disks.raw import RawReader
+from synvirt.disks.nbd.qemu import QemuNbdReader
+from synvirt.disks.qcow2.reader import Qcow2Reader
+from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import QemuDriver, QemuSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all
@@ -138,7 +138,7 @@ def test_an_image_whose_data_lies_elsewhere_is_never_given_to_qemu(raw: Path) ->
 def test_a_worker_that_is_killed_leaves_no_server(raw: Path, scratch: Path) -> None:
     qemu("qemu-img", "convert", "-f", "raw", "-O", "qed", raw.name, "image", cwd=raw.parent)
     code = (
-        "import sys, time; from synvirt.disks.qemu_nbd import QemuNbdReader\n"
+        "import sys, time; from synvirt.disks.nbd.qemu import QemuNbdReader\n"
         "reader = QemuNbdReader(sys.argv[1], 'qed'); print('open', flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "TMPDIR": str(scratch)}

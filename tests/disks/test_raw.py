@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from synvirt.blocks import Extent
-from synvirt.disks import open_reader, open_writer, raw
-from synvirt.disks.raw import RawReader, RawWriter, open_file_writer
+from synvirt.disks import open_reader, open_writer
+from synvirt.disks.raw import files as raw
+from synvirt.disks.raw.files import RawReader, RawWriter, open_file_writer
 from synvirt.disks.specs import BlockWriterSpec, FileWriterSpec, RawSpec
 from synvirt.errors import DiskReadFailed, DiskWriteFailed
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all

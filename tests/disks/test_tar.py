@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from synvirt import programs
 from synvirt.disks import tar
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.errors import MalformedArchive
 from tests.counted import bytes_read
 from tests.needs import need

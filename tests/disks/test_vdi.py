@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.blocks import DiskReader
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.disks.vdi import VdiReader
 from synvirt.errors import MalformedArchive, SynvirtError, UnsupportedFormat
 from tests.cases import cases

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.disks.vhd import VhdReader
 from synvirt.errors import HostPathRejected, MalformedArchive, SynvirtError, UnsupportedFormat
 from tests.cases import cases

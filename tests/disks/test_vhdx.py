@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.disks.raw import RawReader
-from synvirt.disks.vhdx import VhdxReader
+from synvirt.disks.raw.files import RawReader
+from synvirt.disks.vhdx.reader import VhdxReader
 from synvirt.programs import ProgramFailed, run
 from tests.cases import cases
 from tests.disks.block_images import (

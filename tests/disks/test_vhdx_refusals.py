@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.disks.vhdx import VhdxReader
+from synvirt.disks.vhdx.reader import VhdxReader
 from synvirt.errors import HostPathRejected, MalformedArchive, SynvirtError, UnsupportedFormat
 from tests.disks.block_images import assert_same_disk
 from tests.disks.test_vhdx import locator, open_vhdx

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.blocks import Extent
-from synvirt.disks.raw import RawReader
-from synvirt.disks.vmdk import VmdkReader
+from synvirt.disks.raw.files import RawReader
+from synvirt.disks.vmdk.reader import VmdkReader
 from tests.cases import cases
 from tests.disks.block_images import (
     KIB,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from synvirt.blocks import DiskReader
-from synvirt.disks.raw import RawReader
-from synvirt.disks.vmdk import VmdkReader
+from synvirt.disks.raw.files import RawReader
+from synvirt.disks.vmdk.reader import VmdkReader
 from synvirt.errors import DiskReadFailed, HostPathRejected, MalformedArchive, SynvirtError, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.disks.block_images import assert_same_disk, bytes_of

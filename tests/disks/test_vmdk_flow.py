@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.disks.vmdk_flow import VmdkFlow
+from synvirt.disks.vmdk.flow import VmdkFlow
 from synvirt.errors import DiskReadFailed, MalformedArchive, SourceUnreachable, SynvirtError, UnsupportedFormat
 from tests.cases import cases
 from tests.disks.vmdk_images import Hosted, Stream, images, marker

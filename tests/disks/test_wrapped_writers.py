@@ -6,7 +6,7 @@ import pytest
 
 from synvirt.blocks import DiskWriter
 from synvirt.disks.passing import WINDOW_BYTES, PassingWriter
-from synvirt.disks.raw import RawReader, open_file_writer
+from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.sizes import MIB
 from tests.contracts.writers import WriterCase, WriterContract

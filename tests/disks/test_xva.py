@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synvirt.disks import open_reader
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.disks.spec_json import READER_SPEC
 from synvirt.disks.specs import GzipSpec, RawSpec, XvaSpec
-from synvirt.disks.xva import XvaReader
+from synvirt.disks.xva.reader import XvaReader
 from synvirt.errors import MalformedArchive, SynvirtError
 from tests.contracts.readers import ReaderCase, ReaderContract, check_extents, read, read_all
 from tests.disks import xva_archives

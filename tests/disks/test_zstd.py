@@ -8,8 +8,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.disks import zstd
-from synvirt.disks.inflate import Damaged
+from synvirt.disks.packed import zstd
+from synvirt.disks.packed.inflate import Damaged
 from tests.cases import cases
 
 

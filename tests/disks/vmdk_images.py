@@ -10,8 +10,8 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from synvirt.disks.raw import RawReader
-from synvirt.disks.vmdk import VmdkReader
+from synvirt.disks.raw.files import RawReader
+from synvirt.disks.vmdk.reader import VmdkReader
 
 SECTOR = 512
 AT_END = (1 << 64) - 1

@@ -11,7 +11,7 @@ from uuid import UUID
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
-from synvirt.hypervisor.identity import CLASH_HINT, Identity, clash, identity_of
+from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.model import DiskBus, Domain, Migration
 
 HOST = Host(

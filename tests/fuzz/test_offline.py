@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synvirt.disks import tar
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.errors import MalformedArchive, SynvirtError, UnsupportedFormat
 from synvirt.offline import geneva, manifest_file, ova_xml, ovf, virtualbox, vmx, xml_document
 from synvirt.offline.registry import IMPORTERS

@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from synvirt.disks.qcow2 import Qcow2Reader
-from synvirt.disks.raw import RawReader
+from synvirt.disks.qcow2.reader import Qcow2Reader
+from synvirt.disks.raw.files import RawReader
 from synvirt.errors import SynvirtError
 from tests.cases import cases
 from tests.disks.block_images import bytes_of, qemu, scratch

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.blocks import DiskReader
-from synvirt.disks.raw import RawReader
-from synvirt.disks.vhdx import VhdxReader
+from synvirt.disks.raw.files import RawReader
+from synvirt.disks.vhdx.reader import VhdxReader
 from tests.cases import cases
 from tests.disks.block_images import reads, scratch
 from tests.disks.vhdx_images import (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from synvirt.disks.vmdk_descriptor import parse_descriptor
+from synvirt.disks.vmdk.descriptor import parse_descriptor
 from synvirt.errors import SynvirtError
 from synvirt.model import KIB, MIB
 from tests.cases import cases

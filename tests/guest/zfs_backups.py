@@ -14,8 +14,6 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.backups import source, source_zfs
-from synvirt.backups.disk import PointReader
-from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import ENDS, BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
@@ -27,6 +25,8 @@ from synvirt.blocks import DiskReader
 from synvirt.destinations.zfs_links import Links
 from synvirt.disks import open_writer
 from synvirt.disks.specs import BlockWriterSpec
+from synvirt.repository.disk import PointReader
+from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.store import Store
 from tests.guest.zvols import POOL, zfs
 

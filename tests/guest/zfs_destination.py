@@ -14,7 +14,8 @@ import pytest
 from synvirt.destinations.zfs import BLOCK_BYTES, ZfsDestination
 from synvirt.destinations.zfs_allow import NEEDED, missing
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
-from synvirt.disks import open_writer, raw
+from synvirt.disks import open_writer
+from synvirt.disks.raw import files as raw
 from synvirt.errors import DiskWriteFailed
 from tests.contracts.destinations import SIZE, read, write
 from tests.guest.zvols import POOL, new_destination, prop, root, used_bytes, volumes, zfs

@@ -16,7 +16,7 @@ from synvirt.errors import DomainDefineFailed, Internal
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.domain_xml import NAME_LIMIT_BYTES, Host, build, safe_name
 from synvirt.hypervisor.hardware import BUSES, ladder
-from synvirt.hypervisor.identity import identity_of
+from synvirt.kvm.identity import identity_of
 from synvirt.model import (
     GIB,
     MIB,

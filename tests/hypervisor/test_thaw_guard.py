@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 
-from synvirt.hypervisor.freezing import GUARD
+from synvirt.kvm.freezing import GUARD
 
 IMPATIENT = "import sys; from synvirt.hypervisor import thaw_guard; thaw_guard.HOLD_S = 0; sys.exit(thaw_guard.main())"
 # A service that froze its guest, and is gone.

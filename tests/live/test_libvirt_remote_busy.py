@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from synvirt.errors import Internal, SourceUnreachable, SynvirtError
-from synvirt.libvirt_library import load
+from synvirt.kvm.library import load
 from synvirt.live import SourceAccess
-from synvirt.live import libvirt_remote_backup as backup
-from synvirt.live import libvirt_remote_domain as domains
-from synvirt.live.libvirt_remote_form import FORM
-from synvirt.live.libvirt_remote_host import BUSY_HINT, Host
+from synvirt.live.libvirt import backup
+from synvirt.live.libvirt import domain as domains
+from synvirt.live.libvirt.form import FORM
+from synvirt.live.libvirt.host import BUSY_HINT, Host
 from tests.needs import lacking
 
 XML = """

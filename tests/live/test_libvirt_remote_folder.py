@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from synvirt.live import libvirt_remote_host
-from synvirt.live.libvirt_remote_host import _private_folder, _sweep
+from synvirt.live.libvirt import host as libvirt_remote_host
+from synvirt.live.libvirt.host import _private_folder, _sweep
 
 
 def test_a_session_keeps_its_folder_and_takes_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

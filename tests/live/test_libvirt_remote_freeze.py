@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from synvirt.errors import SynvirtError
-from synvirt.libvirt_library import load
-from synvirt.live import SourceAccess, libvirt_remote_freeze
-from synvirt.live.libvirt_remote_freeze import _thaw, frozen
+from synvirt.kvm.library import load
+from synvirt.live import SourceAccess
+from synvirt.live.libvirt import freeze as libvirt_remote_freeze
+from synvirt.live.libvirt.freeze import _thaw, frozen
 from tests.libvirt_lab import until
 from tests.needs import lacking
 

@@ -9,9 +9,9 @@ import pytest
 
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
-from synvirt.libvirt_library import load
+from synvirt.kvm.library import load
 from synvirt.live import SourceAccess
-from synvirt.live.libvirt_remote import LibvirtRemote
+from synvirt.live.libvirt.adapter import LibvirtRemote
 from tests.needs import lacking
 
 JOB = "<domainbackup mode='pull'><disks><disk name='vda' backup='yes' exportname='{}-vda'/></disks></domainbackup>"

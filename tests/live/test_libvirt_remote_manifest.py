@@ -3,7 +3,7 @@
 import pytest
 
 from synvirt.errors import Internal
-from synvirt.live.libvirt_remote_manifest import DiskSize, Seen, backed_up_disks, manifest, parse, untracked
+from synvirt.live.libvirt.manifest import DiskSize, Seen, backed_up_disks, manifest, parse, untracked
 from synvirt.model import GIB, MIB
 
 DOMAIN = """\

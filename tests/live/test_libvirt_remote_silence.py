@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import SourceUnreachable, SynvirtError
-from synvirt.libvirt_library import load
-from synvirt.live import SourceAccess, libvirt_remote, libvirt_remote_host
-from synvirt.live.libvirt_remote import LibvirtRemote
-from synvirt.live.libvirt_remote_limit import begun, within
+from synvirt.kvm.library import load
+from synvirt.live import SourceAccess
+from synvirt.live.libvirt import adapter as libvirt_remote
+from synvirt.live.libvirt import host as libvirt_remote_host
+from synvirt.live.libvirt.adapter import LibvirtRemote
+from synvirt.live.libvirt.limit import begun, within
 from tests.needs import lacking
 
 ACCEPT_TIMEOUT_S = 60

@@ -6,14 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from synvirt.errors import AuthFailed, Internal, SynvirtError
-from synvirt.libvirt_library import load
-from synvirt.live import SourceAccess, libvirt_remote_ssh
-from synvirt.live.libvirt_remote import LibvirtRemote
-from synvirt.live.libvirt_remote_backup import Server, _hint
-from synvirt.live.libvirt_remote_form import FORM
-from synvirt.live.libvirt_remote_host import Host
-from synvirt.live.libvirt_remote_manifest import Seen, manifest, parse
-from synvirt.live.libvirt_remote_ssh import FAST_CIPHERS, Door
+from synvirt.kvm.library import load
+from synvirt.live import SourceAccess
+from synvirt.live.libvirt import ssh as libvirt_remote_ssh
+from synvirt.live.libvirt.adapter import LibvirtRemote
+from synvirt.live.libvirt.backup import Server, _hint
+from synvirt.live.libvirt.form import FORM
+from synvirt.live.libvirt.host import Host
+from synvirt.live.libvirt.manifest import Seen, manifest, parse
+from synvirt.live.libvirt.ssh import FAST_CIPHERS, Door
 from tests.needs import lacking
 
 

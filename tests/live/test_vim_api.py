@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.disks import open_reader
-from synvirt.disks.datastore import ReadForbidden
 from synvirt.disks.specs import ChangedSpec, DatastoreSpec, DeltaSpec, ReaderSpec, VddkSpec
+from synvirt.disks.vsphere.datastore import ReadForbidden
 from synvirt.errors import (
     AuthFailed,
     BadRequest,
@@ -33,12 +33,13 @@ from synvirt.errors import (
     SourceUnreachable,
     VmNotFound,
 )
-from synvirt.live import SourceAccess, vim_changes
+from synvirt.live import SourceAccess
 from synvirt.live.registry import BY_KIND
-from synvirt.live.vim_api import VimApi
-from synvirt.live.vim_changes import coarser
-from synvirt.live.vim_privileges import EXPORT, PRIVILEGES
-from synvirt.live.vim_session import library, warn_if_missing
+from synvirt.live.vsphere import changes as vim_changes
+from synvirt.live.vsphere.adapter import VimApi
+from synvirt.live.vsphere.changes import coarser
+from synvirt.live.vsphere.privileges import EXPORT, PRIVILEGES
+from synvirt.live.vsphere.session import library, warn_if_missing
 from synvirt.model import LiveKind, VmManifest
 from tests.cases import cases
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
@@ -113,8 +114,8 @@ def test_the_inventory_is_listed_with_its_folders(platform: VCenter, disk: Path)
 
 def test_a_datastores_space_is_looked_at(platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the machine has that the tests run on: none is enough."""
-    monkeypatch.setattr("synvirt.live.vim_machines.LOW_SPACE", 2)
-    monkeypatch.setattr("synvirt.live.vim_machines.capacity_of", lambda _: 1 << 62)
+    monkeypatch.setattr("synvirt.live.vsphere.machines.LOW_SPACE", 2)
+    monkeypatch.setattr("synvirt.live.vsphere.machines.capacity_of", lambda _: 1 << 62)
     concerns = ask(platform.access(), lambda adapter: adapter.inspect(VM)).concerns
     assert "vim.store_full:LocalDS_0" in [concern.id for concern in concerns]
 
@@ -172,7 +173,7 @@ def test_networks_and_names_are_told_as_people_know_them(platform: VCenter, disk
 def test_a_network_that_is_not_for_us_to_see_is_told_by_what_its_card_holds(
     platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("synvirt.live.vim_session.VimSession.each", lambda *_, **__: {})
+    monkeypatch.setattr("synvirt.live.vsphere.session.VimSession.each", lambda *_, **__: {})
     assert ask(platform.access(), lambda adapter: adapter.inspect(VM)).nics[0].network.startswith("dvportgroup-")
 
 
@@ -459,7 +460,7 @@ def test_many_threads_read_by_one_session(platform: VCenter, spec: DatastoreSpec
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("synvirt.disks.datastore.RETRY_DELAYS_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("synvirt.disks.vsphere.datastore.RETRY_DELAYS_S", (0.01, 0.01, 0.01))
 
 
 def test_a_wrong_password(platform: VCenter) -> None:
@@ -742,7 +743,7 @@ def test_a_session_that_was_lost_is_made_anew_once_however_many_ask(platform: VC
 
 
 def test_a_session_is_kept_alive_and_made_anew_while_nobody_asks(platform: VCenter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("synvirt.live.vim_api.KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr("synvirt.live.vsphere.adapter.KEEP_ALIVE_S", 0.05)
 
     async def use(adapter: VimApi) -> None:
         while platform.calls("CurrentTime") < 2:
@@ -945,7 +946,7 @@ def _left_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     def missing() -> None:
         raise ImportError("pyVmomi")
 
-    monkeypatch.setattr("synvirt.live.vim_session._imported", missing)
+    monkeypatch.setattr("synvirt.live.vsphere.session._imported", missing)
 
 
 @pytest.mark.usefixtures("_left_out")
@@ -977,7 +978,7 @@ def test_every_entry_of_the_control_plane_answers_internal() -> None:
 
 @pytest.mark.usefixtures("_left_out")
 def test_the_service_says_at_its_start_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("synvirt.live.vim_session.find_spec", lambda _: None)
+    monkeypatch.setattr("synvirt.live.vsphere.session.find_spec", lambda _: None)
     with structlog.testing.capture_logs() as said:
         warn_if_missing()
     assert [(line["log_level"], line["event"]) for line in said] == [("warning", "vSphere is not served")]

@@ -6,9 +6,9 @@ import contextlib
 import pytest
 
 from synvirt.errors import SourceUnreachable
-from synvirt.live import vim_changes
-from synvirt.live.vim_api import VimApi
-from synvirt.live.vim_session import VimSession
+from synvirt.live.vsphere import changes as vim_changes
+from synvirt.live.vsphere.adapter import VimApi
+from synvirt.live.vsphere.session import VimSession
 from tests.fakes.vcenter import VCenter
 from tests.gates import PATIENCE_S, Gate
 

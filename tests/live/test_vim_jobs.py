@@ -11,9 +11,10 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.live import LiveAdapter, vim_files
-from synvirt.live.vim_api import VimApi
-from synvirt.live.vim_session import library
+from synvirt.live import LiveAdapter
+from synvirt.live.vsphere import files as vim_files
+from synvirt.live.vsphere.adapter import VimApi
+from synvirt.live.vsphere.session import library
 from synvirt.migrations import passes
 from synvirt.model import LiveKind, Migration, Mode, State
 from synvirt.store import Store

@@ -18,14 +18,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from synvirt.disks import datastore, open_reader
+from synvirt.disks import open_reader
 from synvirt.disks.specs import ChangedSpec, DatastoreSpec, LeaseSpec, RawSpec, ReaderSpec
+from synvirt.disks.vsphere import datastore
 from synvirt.errors import AuthFailed, CbtUnsupported, DiskReadFailed, Internal, SourceUnreachable, UnsupportedFormat
 from synvirt.live import SnapshotRef, SourceAccess
-from synvirt.live.vim_api import VimApi
-from synvirt.live.vim_lease import ExportLease
-from synvirt.live.vim_privileges import PRIVILEGES
-from synvirt.live.vim_session import library
+from synvirt.live.vsphere.adapter import VimApi
+from synvirt.live.vsphere.lease import ExportLease
+from synvirt.live.vsphere.privileges import PRIVILEGES
+from synvirt.live.vsphere.session import library
 from synvirt.migrations import passes
 from synvirt.model import Mode, State
 from tests.contracts.live import in_session, read
@@ -54,8 +55,8 @@ def disk(platform: VCenter) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("synvirt.live.vim_lease.READY_POLL_S", 0.02)
-    monkeypatch.setattr("synvirt.live.vim_lease.BUSY_POLL_S", 0.05)
+    monkeypatch.setattr("synvirt.live.vsphere.lease.READY_POLL_S", 0.02)
+    monkeypatch.setattr("synvirt.live.vsphere.lease.BUSY_POLL_S", 0.05)
     monkeypatch.setattr("synvirt.migrations.passes.RETRY_PAUSES_S", (0.05, 0.05, 0.05))
 
 
@@ -108,7 +109,7 @@ class TestReader(ReaderContract):
         monkeypatch: pytest.MonkeyPatch,
     ) -> ReaderCase:
         # What is lost lies in the middle, and not in the first that is fetched.
-        monkeypatch.setattr("synvirt.disks.exported._BUFFER_BYTES", 4096)
+        monkeypatch.setattr("synvirt.disks.vsphere.exported._BUFFER_BYTES", 4096)
         if request.param == "lease":
             return ReaderCase(open=lambda: open_reader(spec), content=disk.read_bytes())
         platform.fault("nfc", "cut", times=1000)
@@ -119,7 +120,7 @@ class TestReader(ReaderContract):
 def test_what_neither_way_reads_is_told(
     platform: VCenter, spec: LeaseSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("synvirt.disks.exported._BUFFER_BYTES", 4096)
+    monkeypatch.setattr("synvirt.disks.vsphere.exported._BUFFER_BYTES", 4096)
     platform.fault("nfc", "cut")
     reader = open_reader(replace(spec, instead=RawSpec(path=str(tmp_path / "none"))))
     reader.read_into(0, memoryview(bytearray(4096)))
@@ -168,7 +169,7 @@ def test_a_user_who_may_not_read_files_reads_by_a_lease(platform: VCenter, disk:
 @pytest.fixture
 def mostly_empty(platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The disk, of which the platform says that a quarter is allocated; not which."""
-    monkeypatch.setattr("synvirt.live.vim_ways.SPARED_BYTES_LEAST", 1)
+    monkeypatch.setattr("synvirt.live.vsphere.ways.SPARED_BYTES_LEAST", 1)
     platform.control("allocate", vm=VM, bytes=DISK_BYTES // 4)
     # Half of its stream is more than is fetched at once: what cuts it there cuts it in the middle of the copy.
     disk.write_bytes(random.Random(17).randbytes(3 << 20) + bytes(DISK_BYTES - (3 << 20)))
@@ -199,7 +200,7 @@ def test_a_cold_copy_of_a_mostly_empty_disk_fetches_what_is_allocated(
 def test_two_mostly_empty_disks_wait_for_one_lease_that_never_comes(
     by_any_way: VimHouse, platform: VCenter, mostly_empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("synvirt.live.vim_lease.READY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("synvirt.live.vsphere.lease.READY_TIMEOUT_S", 0.05)
     data = platform.add_disk(VM, random.Random(5).randbytes(1 << 20), place=1)
     platform.control("allocate", vm=VM, bytes=1)
     platform.next_leases(stuck=9)
@@ -229,7 +230,7 @@ def test_a_vm_that_cannot_be_exported_holds_no_cold_copy_up(
     by_any_way: VimHouse, platform: VCenter, mostly_empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One with a virtual TPM says so as another export that is under way does."""
-    monkeypatch.setattr("synvirt.live.vim_api.SPARER_BUSY_S", 0.2)
+    monkeypatch.setattr("synvirt.live.vsphere.adapter.SPARER_BUSY_S", 0.2)
     platform.fault("ExportSnapshot", "InvalidState", times=1000)
     job = by_any_way.run(by_any_way.intake.submit(plan("Cold")).id)
     assert (job.state, job.last_error) == (State.COMPLETED, None)
@@ -239,8 +240,8 @@ def test_a_vm_that_cannot_be_exported_holds_no_cold_copy_up(
 def test_files_that_no_host_opens_are_read_by_a_lease_but_deltas_wait_a_minute(
     platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("synvirt.disks.datastore.RETRY_DELAYS_S", (0.01,))
-    monkeypatch.setattr("synvirt.live.vim_api.FILES_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr("synvirt.disks.vsphere.datastore.RETRY_DELAYS_S", (0.01,))
+    monkeypatch.setattr("synvirt.live.vsphere.adapter.FILES_PAUSES_S", (0.01, 0.01))
 
     async def use(adapter: VimApi) -> None:
         one = (await adapter.inspect(VM)).disks[0]
@@ -379,7 +380,7 @@ def test_a_lease_that_runs_out_in_the_middle_is_lost_and_nothing_reads_as_zeros(
 def test_a_lease_that_is_never_ready_is_given_up_and_aborted(
     platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("synvirt.live.vim_lease.READY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("synvirt.live.vsphere.lease.READY_TIMEOUT_S", 0.1)
     platform.next_leases(stuck=1)
     with pytest.raises(SourceUnreachable, match="not ready"):
         ask(by_lease(platform), opened)
@@ -402,7 +403,7 @@ def test_a_lease_that_a_crash_left_is_waited_for(platform: VCenter, disk: Path) 
 def test_a_vm_that_something_else_exports_for_hours(
     platform: VCenter, disk: Path, spec: LeaseSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("synvirt.live.vim_lease.BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("synvirt.live.vsphere.lease.BUSY_TIMEOUT_S", 0.1)
     with pytest.raises(SourceUnreachable, match="TaskInProgress"):
         ask(by_lease(platform), opened)
 

@@ -12,11 +12,13 @@ from pyVmomi import vim
 from synvirt.disks import open_reader
 from synvirt.disks.specs import DatastoreSpec, RawSpec
 from synvirt.errors import InvalidPlan
-from synvirt.live import SourceAccess, vim_files, vim_privileges
-from synvirt.live.vim_api import VimApi
-from synvirt.live.vim_disks import chain, virtual_disks
-from synvirt.live.vim_machines import cbt_reason, manifest, network_names, row
-from synvirt.live.vim_ways import Way, WayName, way
+from synvirt.live import SourceAccess
+from synvirt.live.vsphere import files as vim_files
+from synvirt.live.vsphere import privileges as vim_privileges
+from synvirt.live.vsphere.adapter import VimApi
+from synvirt.live.vsphere.disks import chain, virtual_disks
+from synvirt.live.vsphere.machines import cbt_reason, manifest, network_names, row
+from synvirt.live.vsphere.ways import Way, WayName, way
 from synvirt.migrations.critical import refuse_critical
 from synvirt.model import VmManifest
 from tests.house import live_plan

@@ -3,8 +3,8 @@
 import pytest
 import structlog
 
-from synvirt.live.vim_api import VimApi
-from synvirt.live.vim_power import UNTOLD
+from synvirt.live.vsphere.adapter import VimApi
+from synvirt.live.vsphere.power import UNTOLD
 from tests.contracts.live import in_session
 from tests.fakes.vcenter import VCenter
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.offline.partitions import UNKNOWN, Layout, look
 from tests.needs import need
 

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from synvirt import programs
 from synvirt.disks import open_reader
-from synvirt.disks.checksum import check
+from synvirt.disks.checking.checksum import check
 from synvirt.errors import BadRequest, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.model import RemoteFileRequest, RemoteOptions
 from synvirt.offline import browsing

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.offline import vmcx_storage, vmcx_xml
 from tests.offline import hyperv_exports

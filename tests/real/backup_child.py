@@ -17,16 +17,16 @@ from typing import Any, cast
 from uuid import UUID
 
 from synvirt.backups import source
-from synvirt.backups.disk import PointReader
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.backups.source_ledger import Ledger
 from synvirt.backups.ways import sources_of
 from synvirt.blocks import DiskReader
-from synvirt.hypervisor import agent
-from synvirt.hypervisor.connection import Connection, load
-from synvirt.live import libvirt_remote_backup as jobs
+from synvirt.kvm import agent
+from synvirt.kvm.connection import Connection, load
+from synvirt.live.libvirt import backup as jobs
+from synvirt.repository.disk import PointReader
 from synvirt.settings import Settings
 from synvirt.store import Store
 from tests.fakes.backups import ended

@@ -5,19 +5,19 @@ import time
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from synvirt.backups.disk import ChunkWriter
 from synvirt.backups.ground import Ground
-from synvirt.backups.manifest import Manifest, Named, Sealed, Shown
 from synvirt.backups.model import ENDS, BackupRepositoryRequest, BackupRun, RestorePoint, RestoreRequest
 from synvirt.backups.points import point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.copying import copy
 from synvirt.destinations.directory import DirectoryDestination
-from synvirt.disks.raw import RawReader
-from synvirt.hypervisor.connection import Connection, short_root
+from synvirt.disks.raw.files import RawReader
 from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.kvm.connection import Connection, short_root
 from synvirt.model import now
+from synvirt.repository.disk import ChunkWriter
+from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
 from synvirt.settings import Settings
 from synvirt.store import Store
 

@@ -13,7 +13,6 @@ from uuid import uuid4
 import pytest
 
 from synvirt.backups import source
-from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import ENDS, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
@@ -29,9 +28,10 @@ from synvirt.errors import (
     SourceSnapshotFailed,
     SourceUnsupported,
 )
-from synvirt.hypervisor.connection import Connection
 from synvirt.hypervisor.libvirt_host import LibvirtHost
-from synvirt.live import libvirt_remote_backup as jobs
+from synvirt.kvm.connection import Connection
+from synvirt.live.libvirt import backup as jobs
+from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.settings import Settings
 from synvirt.store import Store
 from tests.needs import need

@@ -13,7 +13,7 @@ from synvirt.backups import source
 from synvirt.backups.source import Ask, Sources
 from synvirt.backups.source_bitmap import ByJob
 from synvirt.backups.source_ledger import Ledger
-from synvirt.hypervisor.connection import Connection
+from synvirt.kvm.connection import Connection
 from synvirt.sample import Sample, build
 from synvirt.store import Store
 from tests.libvirt_lab import LibvirtLab, lab, until
@@ -22,8 +22,8 @@ from tests.real.test_libvirt_remote_warm import Guest
 
 HOLDS = """\
 import sys, time
-from synvirt.hypervisor.connection import Connection
-from synvirt.hypervisor.freezing import still
+from synvirt.kvm.connection import Connection
+from synvirt.kvm.freezing import still
 uri, name = sys.argv[1:]
 with still(uri, Connection(uri, lambda: None).use().lookupByName(name)) as found:
     print(found.why_not or "held", flush=True)

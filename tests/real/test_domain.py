@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from synvirt.hypervisor import Volume
-from synvirt.hypervisor.connection import load
 from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.kvm.connection import load
 from synvirt.model import MIB, Disk, GuestOs, Nic, VmManifest
 from synvirt.sample import disk as sample_disk
 from synvirt.sample import pieces

@@ -8,9 +8,9 @@ import pytest
 
 from synvirt.errors import DomainDefineFailed, GuestBootFailed, Internal, NotFound
 from synvirt.hypervisor import console
-from synvirt.hypervisor.connection import Connection, embedded_root, load
-from synvirt.hypervisor.identity import identity_of
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
+from synvirt.kvm.connection import Connection, embedded_root, load
+from synvirt.kvm.identity import identity_of
 from synvirt.model import MIB, Disk, VmManifest
 from synvirt.settings import Settings
 from tests.contracts.hypervisors import HypervisorCase, HypervisorContract, define, job, never

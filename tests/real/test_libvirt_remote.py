@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from synvirt.live import KeepsUefiVariables
-from synvirt.live.libvirt_remote import libvirt_remote
-from synvirt.live.libvirt_remote_host import library
+from synvirt.live.libvirt.adapter import libvirt_remote
+from synvirt.live.libvirt.host import library
 from synvirt.model import MIB
 from tests.contracts.live import LiveCase, LiveContract
 from tests.libvirt_lab import LibvirtLab, lab

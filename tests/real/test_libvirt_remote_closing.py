@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.live import libvirt_remote_backup as backup
-from synvirt.live import libvirt_remote_domain as domains
-from synvirt.live.libvirt_remote import LibvirtRemote
+from synvirt.live.libvirt import backup
+from synvirt.live.libvirt import domain as domains
+from synvirt.live.libvirt.adapter import LibvirtRemote
 from tests.contracts.live import in_session
 from tests.gates import PATIENCE_S, Gate
 from tests.libvirt_lab import LibvirtLab, lab
@@ -25,7 +25,7 @@ def host() -> Iterator[LibvirtLab]:
 @pytest.fixture(autouse=True)
 def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that is under way would be waited for."""
-    monkeypatch.setattr("synvirt.live.libvirt_remote.CLOSE_WAIT_S", 0.0)
+    monkeypatch.setattr("synvirt.live.libvirt.adapter.CLOSE_WAIT_S", 0.0)
 
 
 def given_up(host: LibvirtLab, gate: Gate, use: Callable[[LibvirtRemote], Coroutine[Any, Any, object]]) -> LibvirtRemote:

@@ -29,11 +29,11 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.live import LiveAdapter, SnapshotRef, SourceAccess
-from synvirt.live import libvirt_remote_backup as backup
-from synvirt.live.libvirt_remote import FORM, PROBE, libvirt_remote
-from synvirt.live.libvirt_remote_domain import start_to_read
-from synvirt.live.libvirt_remote_host import Host
-from synvirt.live.libvirt_remote_ssh import key_fingerprint
+from synvirt.live.libvirt import backup
+from synvirt.live.libvirt.adapter import FORM, PROBE, libvirt_remote
+from synvirt.live.libvirt.domain import start_to_read
+from synvirt.live.libvirt.host import Host
+from synvirt.live.libvirt.ssh import key_fingerprint
 from synvirt.migrations.probing import probe
 from synvirt.model import MIB, SourceCheck, VmManifest
 from tests.contracts.live import read
@@ -645,7 +645,7 @@ def test_endpoints_that_are_none_are_refused(endpoint: str) -> None:
 _HELD = """\
 import asyncio, json, sys, time
 from synvirt.live import SourceAccess
-from synvirt.live.libvirt_remote import libvirt_remote
+from synvirt.live.libvirt.adapter import libvirt_remote
 async def hold():
     given = json.loads(sys.stdin.readline())
     adapter = libvirt_remote(SourceAccess(given["endpoint"], given["credentials"], given["options"]))

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from synvirt.errors import SnapshotFailed
-from synvirt.live.libvirt_remote import libvirt_remote
+from synvirt.live.libvirt.adapter import libvirt_remote
 from synvirt.model import MIB, Migration, MigrationPlan, Source, SourceTest, State, VmManifest
 from synvirt.sample import ID_PATH, Sample, build
 from tests.libvirt_lab import LibvirtLab, lab, until
@@ -210,7 +210,7 @@ def check_job(job: Migration, sample: Sample) -> None:
 _HANGS = """\
 import asyncio, json, sys, time
 from synvirt.live import SourceAccess, libvirt_remote_backup
-from synvirt.live.libvirt_remote import libvirt_remote
+from synvirt.live.libvirt.adapter import libvirt_remote
 libvirt_remote_backup.begin = lambda *_, **__: time.sleep(100)
 async def hang():
     given = json.loads(sys.stdin.readline())

@@ -15,11 +15,11 @@ import pytest
 from defusedxml import ElementTree
 
 from synvirt.backups import in_place, restoring_domain
-from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import RestorePoint, RestoreRequest
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SourceRunning
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
+from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.settings import Settings
 from tests.devices import loop_device
 from tests.needs import lacking, need

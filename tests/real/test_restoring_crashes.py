@@ -12,13 +12,13 @@ import pytest
 from defusedxml import ElementTree
 
 from synvirt.backups import in_place, new_domain
-from synvirt.backups.keys import CHUNK_BYTES
 from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest
 from synvirt.backups.under_way import UnderWay
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.model import now
+from synvirt.repository.keys import CHUNK_BYTES
 from tests.contracts.readers import read_all
 from tests.needs import need
 from tests.real.restores import Room

@@ -1,5 +1,5 @@
 """{base_url}/api/v1/backup/peer/{offer}: a folder in which another SynVirt keeps its backups. What it asks for is done by
-`backups/peer_offer.py`, or refused; its account may call nothing else."""
+`repository/peer_offer.py`, or refused; its account may call nothing else."""
 
 import asyncio
 from typing import Annotated, Any
@@ -12,9 +12,9 @@ from synvirt.api.body import pieces
 from synvirt.api.document import problem_described
 from synvirt.api.problems import problem
 from synvirt.api.uploads import IDLE_S, Parting
-from synvirt.backups.peer import PeerEntries, PeerEntry, PeerRoom
-from synvirt.backups.peer_offer import DAY_S, Offer
 from synvirt.errors import BackupBadRequest, BackupNotFound, SynvirtError
+from synvirt.repository.peer import PeerEntries, PeerEntry, PeerRoom
+from synvirt.repository.peer_offer import DAY_S, Offer
 from synvirt.settings import Settings
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {

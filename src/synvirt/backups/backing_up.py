@@ -5,12 +5,9 @@ from collections.abc import Callable
 from functools import partial
 from uuid import UUID, uuid4
 
-from synvirt.backups import garbage
-from synvirt.backups.manifest import Manifest, Named, Sealed, Shown
 from synvirt.backups.model import BackupJob, BackupRepository, DiskTaken, GuestTaken, RestorePoint, Status
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
-from synvirt.backups.repository import Repository, Session
 from synvirt.backups.retiring import Retiring
 from synvirt.backups.source import Ask, Guest
 from synvirt.backups.taking import Taken, take
@@ -24,6 +21,9 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.model import now
+from synvirt.repository import garbage
+from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
+from synvirt.repository.repository import Repository, Session
 
 # Of so many of the newest points the manifests are read, to find one that changes can be counted from.
 BASES_LOOKED_AT = 10

@@ -14,21 +14,21 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.backups import new_domain, restoring_domain
-from synvirt.backups.disk import PointReader
 from synvirt.backups.ground import QEMU_USERS, Ground
-from synvirt.backups.manifest import DiskMap
 from synvirt.backups.model import BootTest, RestorePoint, Status
 from synvirt.backups.points import Points
-from synvirt.backups.repository import Repository
 from synvirt.backups.restoring_domain import Place
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.undoing import Undo, Undoing
-from synvirt.disks.nbd_server import NbdServer
+from synvirt.disks.nbd.server import NbdServer
 from synvirt.errors import BootTestFailed, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HostLacks
 from synvirt.hypervisor import eyes
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.model import Domain, now
 from synvirt.programs import ProgramFailed, run
+from synvirt.repository.disk import PointReader
+from synvirt.repository.manifest import DiskMap
+from synvirt.repository.repository import Repository
 
 OVERLAY_TIMEOUT_S = 60
 

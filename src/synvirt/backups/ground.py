@@ -10,7 +10,7 @@ from typing import Any
 from synvirt.destinations import Destination
 from synvirt.errors import DiskWriteFailed, Internal
 from synvirt.hypervisor import Hypervisor
-from synvirt.hypervisor.connection import Connection, embedded_root, load
+from synvirt.kvm.connection import Connection, embedded_root, load
 
 # Who QEMU and swtpm run as under the host's own libvirtd: Debian's, then Fedora's (swtpm_user of qemu.conf).
 QEMU_USERS = ("libvirt-qemu", "qemu")

@@ -26,11 +26,8 @@ from uuid import UUID
 import structlog
 
 from synvirt.backups import new_domain, restoring_domain
-from synvirt.backups.disk import PointReader
 from synvirt.backups.ground import Ground
-from synvirt.backups.manifest import Manifest
 from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
-from synvirt.backups.repository import Repository
 from synvirt.backups.restoring_domain import Place, Rewritten
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.undoing import Thing, Undo, Undoing
@@ -39,8 +36,8 @@ from synvirt.copying import copy
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.destinations.zfs_links import zvol_name
 from synvirt.disks import open_writer
-from synvirt.disks.qcow2_file import write_qcow2
-from synvirt.disks.raw import open_file_writer
+from synvirt.disks.qcow2.writer import write_qcow2
+from synvirt.disks.raw.files import open_file_writer
 from synvirt.disks.specs import BlockWriterSpec
 from synvirt.durable import sync_folder
 from synvirt.errors import (
@@ -53,7 +50,10 @@ from synvirt.errors import (
     SourceRunning,
     SourceUnsupported,
 )
-from synvirt.hypervisor.connection import load, translated
+from synvirt.kvm.connection import load, translated
+from synvirt.repository.disk import PointReader
+from synvirt.repository.manifest import Manifest
+from synvirt.repository.repository import Repository
 
 NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
 FORMATS = ("raw", "qcow2")

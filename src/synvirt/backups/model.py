@@ -6,11 +6,11 @@ from uuid import UUID
 
 from pydantic import Field, StringConstraints, model_validator
 
-from synvirt.backups.garbage import Collected
 from synvirt.backups.retention import Retention
 from synvirt.backups.schedule import Schedule
-from synvirt.backups.verify import Report
 from synvirt.model import Bytes, Credentials, Endpoint, Fingerprint, Model, Name, Progress, Received, Time
+from synvirt.repository.garbage import Collected
+from synvirt.repository.verify import Report
 
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/[^\x00]*$")]
 RepositoryKind = Literal["local", "nfs", "peer"]

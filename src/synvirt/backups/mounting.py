@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from synvirt.backups.disk import PointReader
 from synvirt.backups.new_domain import chosen_disks
-from synvirt.backups.repository import Repository
-from synvirt.disks.nbd_server import NbdServer
+from synvirt.disks.nbd.server import NbdServer
 from synvirt.errors import BackupBadRequest, SynvirtError
+from synvirt.repository.disk import PointReader
+from synvirt.repository.repository import Repository
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,8 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.backups import domain_parts, restoring_domain
-from synvirt.backups.disk import PointReader
 from synvirt.backups.ground import SWTPM_USERS, Ground
-from synvirt.backups.manifest import DiskMap, Manifest
 from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
-from synvirt.backups.repository import Repository
 from synvirt.backups.restoring_domain import Place, Rewritten
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.undoing import Undo, Undoing
@@ -27,6 +24,9 @@ from synvirt.disks import open_writer
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.model import Domain
+from synvirt.repository.disk import PointReader
+from synvirt.repository.manifest import DiskMap, Manifest
+from synvirt.repository.repository import Repository
 
 HOST_LACKS = "E_BAK_HOST_LACKS"
 

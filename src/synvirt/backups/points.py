@@ -2,8 +2,8 @@
 
 from uuid import UUID
 
-from synvirt.backups.manifest import Manifest
 from synvirt.backups.model import BackupRepository, PointDisk, RestorePoint
+from synvirt.repository.manifest import Manifest
 from synvirt.store.backups import BackupRows
 
 _SEALED = ("vm_id", "vm_name", "job_id", "run_id", "quiesced", "freeze_ms", "consistency")

@@ -7,7 +7,7 @@ from typing import Any
 
 from synvirt.backups.source import Ask, Consistency
 from synvirt.errors import QuiesceFailed
-from synvirt.hypervisor.freezing import still
+from synvirt.kvm.freezing import still
 
 
 @dataclass

@@ -7,16 +7,16 @@ import threading
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from synvirt.backups import repository as stored
-from synvirt.backups.folder import HostFolder
-from synvirt.backups.keys import Keys, from_recovery_text, new_key, recovery_text
 from synvirt.backups.model import BackupPeer, BackupRepository, BackupRepositoryRequest, PeerRequest
-from synvirt.backups.peer import PATIENCE_S, PeerFolder, PeerPlace
-from synvirt.backups.repository import Repository
 from synvirt.durable import sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, Internal, SynvirtError
 from synvirt.keyring import KEY_MODE, migrator_key
 from synvirt.model import now
+from synvirt.repository import repository as stored
+from synvirt.repository.folder import HostFolder
+from synvirt.repository.keys import Keys, from_recovery_text, new_key, recovery_text
+from synvirt.repository.peer import PATIENCE_S, PeerFolder, PeerPlace
+from synvirt.repository.repository import Repository
 from synvirt.store.backups import BackupRows
 
 

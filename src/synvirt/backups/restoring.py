@@ -13,18 +13,18 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.backups import boot_test, in_place, new_domain
-from synvirt.backups.disk import PointReader
 from synvirt.backups.ground import Ground
 from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest, Status
-from synvirt.backups.repository import Repository
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.undoing import Undo, Undoing
 from synvirt.copying import copy
 from synvirt.disks.beneath import resolve_beneath
-from synvirt.disks.new_file import new_file
-from synvirt.disks.qcow2_file import write_qcow2
+from synvirt.disks.qcow2.writer import write_qcow2
+from synvirt.disks.raw.new_file import new_file
 from synvirt.durable import sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, SynvirtError
+from synvirt.repository.disk import PointReader
+from synvirt.repository.repository import Repository
 from synvirt.store.backups import BackupRows
 
 Work = Callable[[UnderWay, Repository], None]

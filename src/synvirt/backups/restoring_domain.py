@@ -19,7 +19,7 @@ from defusedxml import ElementTree
 from synvirt.errors import RepositoryDamaged
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.domain_xml import SOURCE_TYPES, disk_source
-from synvirt.hypervisor.identity import JOB_NAMESPACE
+from synvirt.kvm.identity import JOB_NAMESPACE
 
 ET.register_namespace("synvirt", JOB_NAMESPACE)
 

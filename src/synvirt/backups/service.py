@@ -38,7 +38,6 @@ from synvirt.backups.model import (
 )
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
-from synvirt.backups.repository import Repository
 from synvirt.backups.restoring import Restoring
 from synvirt.backups.retiring import Retiring
 from synvirt.backups.runs import Runs
@@ -46,6 +45,7 @@ from synvirt.backups.scheduling import looking
 from synvirt.backups.under_way import UnderWay
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SynvirtError
 from synvirt.model import now
+from synvirt.repository.repository import Repository
 from synvirt.store.backups import BackupRows
 
 _log = structlog.get_logger("synvirt.backups")

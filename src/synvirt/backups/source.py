@@ -19,14 +19,14 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.backups.manifest import Manifest, Mark
 from synvirt.backups.source_ledger import Ledger, Made
 from synvirt.blocks import DiskReader, Extent
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import BackupNotFound, Cancelled, Internal, SynvirtError
-from synvirt.hypervisor.connection import Connection, load, translated
+from synvirt.kvm.connection import Connection, load, translated
 from synvirt.model import now
+from synvirt.repository.manifest import Manifest, Mark
 
 LOCK_POLL_S = 0.2
 

@@ -17,7 +17,6 @@ from uuid import uuid4
 from defusedxml import ElementTree
 
 from synvirt.backups import domain_parts
-from synvirt.backups.manifest import Manifest, Mark
 from synvirt.backups.quiescing import held
 from synvirt.backups.source import Ask, Guest, Keeping, SourceDisk, new_name
 from synvirt.backups.source_definition import definition
@@ -26,11 +25,12 @@ from synvirt.blocks import Extent
 from synvirt.disks import open_reader
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSnapshotFailed, SourceUnsupported
-from synvirt.hypervisor.connection import Connection, embedded_root, load, translated
-from synvirt.live import libvirt_remote_backup as jobs
-from synvirt.live import libvirt_remote_scratch as scratch
-from synvirt.live.libvirt_remote_manifest import backed_up_disks, data_disks, disk_format
+from synvirt.kvm.connection import Connection, embedded_root, load, translated
+from synvirt.live.libvirt import backup as jobs
+from synvirt.live.libvirt import scratch
+from synvirt.live.libvirt.manifest import backed_up_disks, data_disks, disk_format
 from synvirt.programs import ProgramFailed, run
+from synvirt.repository.manifest import Manifest, Mark
 
 LOOK_EVERY_S = 1.0
 QEMU_IMG_TIMEOUT_S = 60

@@ -4,8 +4,8 @@ from typing import Any
 
 from defusedxml import ElementTree
 
-from synvirt.hypervisor.connection import load
-from synvirt.live.libvirt_remote_manifest import data_disks
+from synvirt.kvm.connection import load
+from synvirt.live.libvirt.manifest import data_disks
 
 
 def definition(domain: Any, root: Any) -> str:

@@ -16,7 +16,7 @@ from synvirt.backups.source import Ask, Guest, SourceDisk
 from synvirt.backups.source_ledger import Made
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import Internal, SourceRunning, SourceUnsupported
-from synvirt.hypervisor.connection import Connection, load, translated
+from synvirt.kvm.connection import Connection, load, translated
 
 
 class Offline:

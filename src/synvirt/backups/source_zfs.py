@@ -14,7 +14,6 @@ from uuid import uuid4
 from defusedxml import ElementTree
 
 from synvirt.backups import domain_parts
-from synvirt.backups.manifest import Manifest, Mark
 from synvirt.backups.quiescing import Moment as Held
 from synvirt.backups.quiescing import held
 from synvirt.backups.source import Ask, Guest, Keeping, SourceDisk, new_name
@@ -25,8 +24,9 @@ from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.destinations.zfs_links import Links, zvol_name
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import DiskWriteFailed, SourceRunning, SourceSnapshotFailed
-from synvirt.hypervisor.connection import translated
-from synvirt.live.libvirt_remote_manifest import data_disks, disk_format
+from synvirt.kvm.connection import translated
+from synvirt.live.libvirt.manifest import data_disks, disk_format
+from synvirt.repository.manifest import Manifest, Mark
 
 
 class OfZfs:

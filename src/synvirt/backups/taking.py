@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from synvirt.backups import source
-from synvirt.backups.disk import Before, Chunks, ChunkWriter
-from synvirt.backups.keys import CHUNK_BYTES
-from synvirt.backups.manifest import NONE, DiskMap, Manifest, Named, chunks_of
-from synvirt.backups.repository import Repository, Session
 from synvirt.backups.source import SourceDisk
 from synvirt.blocks import DiskReader
 from synvirt.copying import Copied, copy
 from synvirt.disks.changed import ChangedReader
 from synvirt.errors import Cancelled, DeltaFallback, SourceReadFailed, SynvirtError
+from synvirt.repository.disk import Before, Chunks, ChunkWriter
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.manifest import NONE, DiskMap, Manifest, Named, chunks_of
+from synvirt.repository.repository import Repository, Session
 
 SAMPLES = 64
 SLICE_CHUNKS = 256

@@ -2,14 +2,14 @@
 
 from uuid import UUID
 
-from synvirt.backups import garbage
 from synvirt.backups.model import RestorePoint, Status
 from synvirt.backups.points import Points
-from synvirt.backups.repository import Repository
 from synvirt.backups.under_way import UnderWay
-from synvirt.backups.verify import verify_point, verify_repository
 from synvirt.errors import BackupNotFound, RepositoryDamaged
 from synvirt.model import now
+from synvirt.repository import garbage
+from synvirt.repository.repository import Repository
+from synvirt.repository.verify import verify_point, verify_repository
 
 _HINT = "back the guests up anew; other points may be whole: verify them"
 

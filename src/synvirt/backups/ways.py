@@ -8,7 +8,7 @@ from synvirt.backups.source_bitmap import ByJob
 from synvirt.backups.source_ledger import Ledger
 from synvirt.backups.source_offline import Offline
 from synvirt.backups.source_zfs import OfZfs
-from synvirt.hypervisor.connection import Connection, short_root
+from synvirt.kvm.connection import Connection, short_root
 from synvirt.store.backups import BackupRows
 
 # As for guests of other hosts (docs/platforms/libvirt.md): QEMU's user and its AppArmor profile must let it in.

@@ -9,7 +9,7 @@ from typing import Any, Final
 from synvirt.blocks import DiskReader, Extent, coalesced
 from synvirt.cli.disk_images import Found
 from synvirt.disks import open_reader
-from synvirt.disks.comparing import SECTOR_BYTES, first_difference
+from synvirt.disks.checking.comparing import SECTOR_BYTES, first_difference
 
 # qemu-img(1), compare.
 IDENTICAL, DIFFERENT, CANNOT_OPEN, CANNOT_READ = 0, 1, 2, 4

@@ -16,13 +16,13 @@ from synvirt.cli.disk_images import Found
 from synvirt.cli.program import shown, sized
 from synvirt.copying import Copied, copy
 from synvirt.disks import open_reader, open_writer
-from synvirt.disks.cloning import clone
-from synvirt.disks.raw import RawReader, RawWriter
+from synvirt.disks.raw.cloning import clone
+from synvirt.disks.raw.files import RawReader, RawWriter
 from synvirt.disks.specs import BlockWriterSpec
 from synvirt.errors import Conflict, DiskWriteFailed
 
 if TYPE_CHECKING:  # loaded only where something is to be hashed
-    from synvirt.disks.ledger import Ledger
+    from synvirt.disks.checking.ledger import Ledger
 
 Show = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -72,7 +72,7 @@ class _Conversion:
 
     def copied_and_hashed(self) -> dict[str, Any]:
         """Nothing is cloned: what is shared is not read, so there would be nothing to compare."""
-        from synvirt.disks.ledger import ALGORITHM, Hashing
+        from synvirt.disks.checking.ledger import ALGORITHM, Hashing
 
         hashing = Hashing(self.reader)
         with _checked(self.found) as stop:
@@ -99,7 +99,7 @@ class _Conversion:
             )
 
     def _verified(self, ledger: "Ledger", copied: Copied) -> dict[str, Any]:
-        from synvirt.disks.ledger import verify
+        from synvirt.disks.checking.ledger import verify
 
         began = time.monotonic()
         with _reread(self.writer, self.target) as target, _progress(f"verifying {self.target.name}", quiet=self.quiet) as show:
@@ -129,7 +129,7 @@ def _checked(found: Found) -> Iterator[Callable[[], bool]]:
     if not found.checksums:
         yield lambda: False
         return
-    from synvirt.disks.checksum import Checksums
+    from synvirt.disks.checking.checksum import Checksums
 
     with Checksums(found.checksums) as checksums:
         yield checksums.stop
@@ -139,7 +139,7 @@ def _checked(found: Found) -> Iterator[Callable[[], bool]]:
 @contextmanager
 def _writer(target: Path, size: int, *, force: bool) -> Iterator[DiskWriter]:
     if not target.is_block_device():
-        from synvirt.disks.new_file import new_file
+        from synvirt.disks.raw.new_file import new_file
 
         with new_file(target, size, replace=force) as writer:
             yield writer

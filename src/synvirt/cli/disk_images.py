@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from synvirt.disks import detect
-from synvirt.disks.fallback import with_key
+from synvirt.disks.nbd.fallback import with_key
 from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec
 from synvirt.errors import BadRequest
 

@@ -8,9 +8,9 @@ from synvirt.blocks import DiskReader, coalesced
 from synvirt.cli.disk_images import Found
 from synvirt.cli.program import shown, sized
 from synvirt.disks import open_reader
-from synvirt.disks.fallback import is_encrypted_qcow2, is_luks
 from synvirt.disks.layers import Layer, layer_of
-from synvirt.disks.raw import RawReader
+from synvirt.disks.nbd.fallback import is_encrypted_qcow2, is_luks
+from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import ChangedSpec, GzipSpec, ImageSpec, QemuSpec, RawSpec, ReaderSpec, XvaSpec, format_name
 from synvirt.disks.specs import paths as paths_of
 
@@ -73,8 +73,8 @@ def _over(spec: ReaderSpec) -> list[str]:
 
 def _encrypted(spec: QemuSpec) -> dict[str, Any]:
     """What the header of an encrypted image tells, without its key; nothing, if it is not."""
-    from synvirt.disks.qcow2 import facts_of
-    from synvirt.disks.qcow2_header import read_header
+    from synvirt.disks.qcow2.header import read_header
+    from synvirt.disks.qcow2.reader import facts_of
 
     reader = RawReader(spec.path, spec.offset, spec.length)
     try:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from uuid import UUID
 
 from synvirt.destinations.naming import sanitized_label
-from synvirt.disks.raw import HINTS
+from synvirt.disks.raw.files import HINTS
 from synvirt.disks.specs import FileWriterSpec, WriterSpec
 from synvirt.durable import sync_folder
 from synvirt.errors import DiskWriteFailed

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from synvirt.blocks import DiskReader, DiskWriter
-from synvirt.disks.fallback import driver_of, passphrase, qemu_spec
-from synvirt.disks.raw import RawReader, open_file_writer
+from synvirt.disks.nbd.fallback import driver_of, passphrase, qemu_spec
+from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.disks.specs import (
     NESTING_MAX,
     BlankSpec,
@@ -43,13 +43,13 @@ ImageOpener = Callable[[DiskReader, ImageSpec], DiskReader]
 
 
 def _qcow2(over: DiskReader, spec: ImageSpec) -> DiskReader:
-    from synvirt.disks.qcow2 import Qcow2Reader
+    from synvirt.disks.qcow2.reader import Qcow2Reader
 
     return Qcow2Reader(over, root=spec.root, name=spec.name)
 
 
 def _vhdx(over: DiskReader, spec: ImageSpec) -> DiskReader:
-    from synvirt.disks.vhdx import VhdxReader
+    from synvirt.disks.vhdx.reader import VhdxReader
 
     return VhdxReader(over, root=spec.root, name=spec.name)
 
@@ -78,13 +78,13 @@ def _vhd(over: DiskReader, spec: ImageSpec) -> DiskReader:
 
 
 def _vmdk(over: DiskReader, spec: ImageSpec) -> DiskReader:
-    from synvirt.disks.vmdk import VmdkReader
+    from synvirt.disks.vmdk.reader import VmdkReader
 
     return _over_parent(spec, lambda parent: VmdkReader(over, root=spec.root, name=spec.name, parent=parent))
 
 
 def _delta(over: DiskReader, spec: DeltaSpec) -> DiskReader:
-    from synvirt.disks.vmdk import open_delta
+    from synvirt.disks.vmdk.reader import open_delta
 
     parent = open_reader(spec.parent)
     try:
@@ -96,10 +96,10 @@ def _delta(over: DiskReader, spec: DeltaSpec) -> DiskReader:
 
 def _xva(over: DiskReader, spec: XvaSpec) -> DiskReader:
     if spec.packing is not None:
-        from synvirt.disks.xva_stream import XvaStream
+        from synvirt.disks.xva.stream import XvaStream
 
         return XvaStream(over, spec.packing, spec.folder, spec.size_bytes, spec.name)
-    from synvirt.disks.xva import XvaReader
+    from synvirt.disks.xva.reader import XvaReader
 
     return XvaReader(over, spec.folder, spec.size_bytes, spec.name)
 
@@ -119,7 +119,7 @@ def _joined(spec: JoinedSpec) -> DiskReader:
 
 
 def _blank(spec: BlankSpec) -> DiskReader:
-    from synvirt.disks.blank import BlankReader
+    from synvirt.disks.raw.blank import BlankReader
 
     return BlankReader(spec.size_bytes)
 
@@ -131,7 +131,7 @@ def _changed(over: DiskReader, spec: ChangedSpec) -> DiskReader:
 
 
 def _gzipped(over: DiskReader, spec: GzipSpec) -> DiskReader:
-    from synvirt.disks.gzipped import GzippedReader
+    from synvirt.disks.packed.gzipped import GzippedReader
 
     return GzippedReader(over, spec.size_max_bytes, spec.name)
 
@@ -142,24 +142,24 @@ def _served(spec: NbdSpec | DatastoreSpec | VddkSpec | LeaseSpec | RbdSpec) -> D
 
         return RbdReader(spec)
     if isinstance(spec, DatastoreSpec):
-        from synvirt.disks.datastore import DatastoreReader
+        from synvirt.disks.vsphere.datastore import DatastoreReader
 
         return DatastoreReader(spec)
     if isinstance(spec, VddkSpec):
-        from synvirt.disks.vddk import VddkReader
+        from synvirt.disks.vsphere.vddk import VddkReader
 
         return VddkReader(spec)
     if isinstance(spec, LeaseSpec):
-        from synvirt.disks.exported import EitherReader, ExportedReader
+        from synvirt.disks.vsphere.exported import EitherReader, ExportedReader
 
         return ExportedReader(spec) if spec.instead is None else EitherReader(spec, open_reader)
-    from synvirt.disks.nbd import NbdReader
+    from synvirt.disks.nbd.reader import NbdReader
 
     return NbdReader(spec.uri, bitmap=spec.bitmap, connections=spec.connections)
 
 
 def _qemu(spec: QemuSpec) -> DiskReader:
-    from synvirt.disks.qemu_nbd import QemuNbdReader
+    from synvirt.disks.nbd.qemu import QemuNbdReader
 
     return QemuNbdReader(
         spec.path,
@@ -241,7 +241,7 @@ def open_writer(spec: WriterSpec) -> DiskWriter:
     if isinstance(spec, FileWriterSpec):
         return open_file_writer(spec.path, spec.size_bytes)
     if isinstance(spec, BlockWriterSpec):
-        from synvirt.disks.direct import open_direct_writer
+        from synvirt.disks.raw.direct import open_direct_writer
 
         return open_direct_writer(spec.path, spec.size_bytes)
     from synvirt.disks.rbd import RbdWriter

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced
-from synvirt.disks.holes import Holes
 from synvirt.disks.places import FilePlaces
+from synvirt.disks.raw.holes import Holes
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 
 Places = NDArray[np.int64]

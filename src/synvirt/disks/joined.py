@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Final
 
 from synvirt.blocks import DiskReader, Extent
-from synvirt.disks.raw import CALLS_AT_ONCE
+from synvirt.disks.raw.files import CALLS_AT_ONCE
 from synvirt.disks.roots import open_spec
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import DiskReadFailed, UnsupportedFormat

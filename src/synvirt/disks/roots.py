@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from synvirt.blocks import DiskReader
 from synvirt.disks.beneath import open_beneath, resolve_beneath
 from synvirt.disks.beneath import open_reference as open_reference_beneath
-from synvirt.disks.raw import RawReader
+from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import AuthFailed, HostPathRejected, MalformedArchive, NotFound
 from synvirt.remote import Remote

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-from synvirt.hypervisor.identity import Identity
+from synvirt.kvm.identity import Identity
 from synvirt.model import Domain, Migration
 
 

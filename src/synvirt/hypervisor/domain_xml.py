@@ -26,7 +26,7 @@ from synvirt.hypervisor.hardware import (
     processors,
     uuid_of,
 )
-from synvirt.hypervisor.identity import JOB_NAMESPACE
+from synvirt.kvm.identity import JOB_NAMESPACE
 from synvirt.model import DiskBus, Domain, Migration, Nic, VmManifest, letters
 
 ET.register_namespace("synvirt", JOB_NAMESPACE)

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from synvirt.hypervisor import agent, console
+from synvirt.hypervisor import console
 from synvirt.hypervisor.boot import Seen
-from synvirt.hypervisor.connection import load
+from synvirt.kvm import agent
+from synvirt.kvm.connection import load
 
 # The guest chooses how large its screen is; a picture of 4K without any compression has 24 MiB.
 SCREENSHOT_LIMIT_BYTES = 32 << 20

@@ -14,12 +14,13 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound
-from synvirt.hypervisor import Volume, agent, console, eyes
+from synvirt.hypervisor import Volume, console, eyes
 from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
-from synvirt.hypervisor.connection import Connection, embedded_root, load, translated
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
-from synvirt.hypervisor.identity import CLASH_HINT, Identity, clash, identity_of
+from synvirt.kvm import agent
+from synvirt.kvm.connection import Connection, embedded_root, load, translated
+from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.model import Domain, Migration
 from synvirt.programs import find
 

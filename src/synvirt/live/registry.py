@@ -7,22 +7,22 @@ from typing import Any
 
 from synvirt.live import LiveAdapter, SourceAccess
 from synvirt.live.form import Form
-from synvirt.live.libvirt_remote import FORM as LIBVIRT_REMOTE
-from synvirt.live.libvirt_remote import libvirt_remote
-from synvirt.live.prism_api import COMING as PRISM_API_COMING
-from synvirt.live.prism_api import FORM as PRISM_API
-from synvirt.live.prism_api import prism_api
-from synvirt.live.pve_api import COMING as PVE_API_COMING
-from synvirt.live.pve_api import FORM as PVE_API
-from synvirt.live.pve_api import pve_api
-from synvirt.live.vim_api import FORM as VIM_API
-from synvirt.live.vim_api import VimApi
-from synvirt.live.wmi_api import COMING as WMI_API_COMING
-from synvirt.live.wmi_api import FORM as WMI_API
-from synvirt.live.wmi_api import wmi_api
-from synvirt.live.xen_api import COMING as XEN_API_COMING
-from synvirt.live.xen_api import FORM as XEN_API
-from synvirt.live.xen_api import xen_api
+from synvirt.live.hyperv.adapter import COMING as WMI_API_COMING
+from synvirt.live.hyperv.adapter import FORM as WMI_API
+from synvirt.live.hyperv.adapter import wmi_api
+from synvirt.live.libvirt.adapter import FORM as LIBVIRT_REMOTE
+from synvirt.live.libvirt.adapter import libvirt_remote
+from synvirt.live.nutanix.adapter import COMING as PRISM_API_COMING
+from synvirt.live.nutanix.adapter import FORM as PRISM_API
+from synvirt.live.nutanix.adapter import prism_api
+from synvirt.live.proxmox.adapter import COMING as PVE_API_COMING
+from synvirt.live.proxmox.adapter import FORM as PVE_API
+from synvirt.live.proxmox.adapter import pve_api
+from synvirt.live.vsphere.adapter import FORM as VIM_API
+from synvirt.live.vsphere.adapter import VimApi
+from synvirt.live.xen.adapter import COMING as XEN_API_COMING
+from synvirt.live.xen.adapter import FORM as XEN_API
+from synvirt.live.xen.adapter import xen_api
 from synvirt.model import LiveKind
 
 

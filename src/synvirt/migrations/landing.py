@@ -17,7 +17,7 @@ import structlog
 from synvirt.errors import Cancelled, GuestBootFailed, SynvirtError
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
-from synvirt.hypervisor.identity import CLASH_HINT, identity_of
+from synvirt.kvm.identity import CLASH_HINT, identity_of
 from synvirt.live import KeepsUefiVariables, LiveAdapter
 from synvirt.migrations.job import Job
 from synvirt.migrations.source_vm import LATER_S, at_source

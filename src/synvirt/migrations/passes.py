@@ -20,9 +20,9 @@ from typing import Literal
 
 import structlog
 
-from synvirt.disks.datastore import FileClosed, FileGone, ReadForbidden
-from synvirt.disks.sampling import ChangesMissed
+from synvirt.disks.checking.sampling import ChangesMissed
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
+from synvirt.disks.vsphere.datastore import FileClosed, FileGone, ReadForbidden
 from synvirt.errors import Cancelled, Internal, SynvirtError, from_code
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience, patiently

@@ -14,7 +14,7 @@ from typing import Literal
 
 import structlog
 
-from synvirt.disks.sampling import ChangesMissed
+from synvirt.disks.checking.sampling import ChangesMissed
 from synvirt.disks.specs import read_whole, told_empty
 from synvirt.errors import (
     Cancelled,

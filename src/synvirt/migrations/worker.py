@@ -23,11 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.copying import Copied, copy, default_threads
 from synvirt.disks import open_reader, open_writer
-from synvirt.disks.checksum import Checksums
-from synvirt.disks.cloning import clone
+from synvirt.disks.checking.checksum import Checksums
+from synvirt.disks.checking.sampling import UNWRITTEN_BLOCKS, ChangesMissed, blocks_to_check, differing
 from synvirt.disks.passing import PassingWriter
+from synvirt.disks.raw.cloning import clone
 from synvirt.disks.rewriting import ComparingWriter
-from synvirt.disks.sampling import UNWRITTEN_BLOCKS, ChangesMissed, blocks_to_check, differing
 from synvirt.disks.specs import (
     ChecksumSpec,
     FileWriterSpec,

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from synvirt.blocks import DiskReader
 from synvirt.disks import MAGICS, image_format, open_reader
-from synvirt.disks.fallback import readable
+from synvirt.disks.nbd.fallback import readable
 from synvirt.disks.roots import HOST, Root, is_folder, listed, open_file, raw_spec, resolve, size_of
 from synvirt.disks.specs import ImageFormat, ImageSpec, ReaderSpec, format_name
 from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat

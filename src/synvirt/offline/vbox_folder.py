@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 from uuid import UUID
 
-from synvirt.disks import vmdk
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ImageSpec, ReaderSpec
 from synvirt.disks.vdi import Kind, read_header
+from synvirt.disks.vmdk import reader as vmdk
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.model import Disk, OfflineKind, VmManifest
 from synvirt.offline import OpenedDisk, files, told_by_disks, virtualbox

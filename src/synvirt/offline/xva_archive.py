@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from synvirt.blocks import DiskReader
 from synvirt.disks import tar
+from synvirt.disks.packed.unpacking import Passing, packing_of
 from synvirt.disks.roots import HOST, Root, is_folder, open_file, raw_spec, resolve
 from synvirt.disks.specs import Packing, XvaSpec
-from synvirt.disks.unpacking import Passing, packing_of
-from synvirt.disks.xva import XvaReader
+from synvirt.disks.xva.reader import XvaReader
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.model import Disk, OfflineKind, VmManifest
 from synvirt.offline import OpenedDisk, concerns, geneva, ova_xml, partitions, told_by_disks

@@ -1,0 +1,329 @@
+"""The ledger of hashes: what a pass read, extent by extent, so that anybody can prove later that a disk still holds it.
+
+    hashing = Hashing(reader)                   # a wrapper: copy() knows nothing of it
+    copy(hashing, writer)
+    ledger = hashing.ledger("disk0")            # made in the same pass, of what was read
+    verify(ledger, open_reader(target_spec))    # reads the target again: DiskWriteFailed names the first difference
+
+A row is an extent: its start, its length, and its SHA-256, or that it is zeros. Rows ascend, never overlap, and a byte that the
+pass had nothing to say about (a delta) is in none. They are cut at multiples of 4 MiB (BLOCK_BYTES), and zeros are told by
+content, so the ledger of a disk is the same whatever format it was read from, and whichever threads read it. (A pass at a
+limited rate below 16 MiB/s reads less at a time, and its rows are shorter. That is as good to verify by, and another ledger.)
+
+Why SHA-256: it is to be signed, so it must be a hash that nobody can forge, and of those it is the fastest here: 1460 MiB/s a
+thread on a processor with SHA instructions, where BLAKE2b does 670, SHA-512 690 and SHA3-256 450; it goes on with the threads,
+since hashlib lets the interpreter go. XXH3-128 does 24000 and would prove nothing to anybody who was not there.
+
+As a file it is JSON lines (version 1), one way to write a given ledger, so that its bytes can be signed:
+
+    {"ledger":"synvirt","version":1,"disk":"disk0","pass":1,"size_bytes":8388609,"block_bytes":4194304}
+    {"start":0,"length":4194304,"algorithm":"sha256","digest":"9f86d0…"}
+    {"start":4194304,"length":4194305,"algorithm":"zero","digest":""}
+    {"rows":2}
+
+Neighbouring zeros are one row. The last line tells a whole ledger from one that was cut off. In memory a row takes about 200
+bytes: 50 MiB for 1 TiB of data, nothing for zeros.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from synvirt.blocks import DiskReader, Extent, ExtentCursor, coalesced
+from synvirt.copying import default_threads
+from synvirt.disks.checking.looking import PIECE_BYTES, Tally, first_found
+from synvirt.disks.memory import is_zero
+from synvirt.errors import DiskWriteFailed, MalformedArchive
+from synvirt.sizes import MIB
+
+BLOCK_BYTES: Final = 4 * MIB
+ALGORITHM: Final = "sha256"
+VERSION: Final = 1
+_ZERO: Final = "zero"
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+# A line of an honest ledger has some 120 bytes; its first one a disk's name as well.
+LINE_BYTES_MAX: Final = 64 << 10
+
+
+class Row(NamedTuple):
+    """`length` bytes from `start`; `digest` is their SHA-256, None where all are zero."""
+
+    start: int
+    length: int
+    digest: bytes | None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def said(self) -> str:
+        return "zeros" if self.digest is None else f"{ALGORITHM.upper()} {self.digest.hex()}"
+
+
+class Difference(NamedTuple):
+    """The first row in which two ledgers differ: what the one says of these bytes, and what the other does."""
+
+    start: int
+    length: int
+    expected: str
+    found: str
+
+
+class Ledger:
+    """The rows of one pass over one disk. `disk` names it to people; `number` is the pass's."""
+
+    def __init__(self, disk: str, size: int, rows: Iterable[Row], *, number: int = 1) -> None:
+        """`rows` ascend and do not overlap."""
+        self.disk, self.size, self.number = disk, size, number
+        self.rows: tuple[Row, ...] = tuple(_zeros_joined(rows))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.disk, self.number, self.size, self.rows
+
+    def difference(self, other: "Ledger") -> Difference | None:
+        """The first thing that the two say otherwise of the disk's content, whatever the disks are called; None: nothing."""
+        if self.size != other.size:
+            end = min(self.size, other.size)
+            return Difference(end, abs(self.size - other.size), f"{self.size} bytes", f"{other.size} bytes")
+        mine, theirs = _Rows(self.rows), _Rows(other.rows)
+        while (one := mine.now) is not None and (two := theirs.now) is not None:
+            if one.start == two.start and one.digest is None and two.digest is None:
+                length = min(one.length, two.length)
+                mine.skip(length)
+                theirs.skip(length)
+            elif one == two:
+                mine.skip(one.length)
+                theirs.skip(two.length)
+            else:
+                return _differing(one, two)
+        left = mine.now or theirs.now
+        if left is None:
+            return None
+        return Difference(left.start, left.length, *(("nothing", left.said) if mine.now is None else (left.said, "nothing")))
+
+    def lines(self) -> Iterator[str]:
+        """As a file's lines, without their ends."""
+        head = {"ledger": "synvirt", "version": VERSION, "disk": self.disk, "pass": self.number}
+        yield _compact({**head, "size_bytes": self.size, "block_bytes": BLOCK_BYTES})
+        for start, length, digest in self.rows:
+            algorithm, hexadecimal = (_ZERO, "") if digest is None else (ALGORITHM, digest.hex())
+            yield _compact({"start": start, "length": length, "algorithm": algorithm, "digest": hexadecimal})
+        yield _compact({"rows": len(self.rows)})
+
+    @classmethod
+    def from_lines(cls, lines: Iterable[str], name: str = "the ledger") -> "Ledger":
+        """MalformedArchive names the line that is not a ledger's."""
+        head: dict[str, Any] = {}
+        rows: list[Row] = []
+        for number, line in enumerate(lines, 1):
+            value = _parsed(line, f"{name}, line {number}")
+            if number == 1:
+                head = _head(value, name)
+            elif "rows" in value:
+                if value["rows"] != len(rows):
+                    raise MalformedArchive(f"{name} says that it has {value['rows']} rows, and has {len(rows)}")
+                return cls(head["disk"], head["size_bytes"], rows, number=head["pass"])
+            else:
+                rows.append(_row(value, rows[-1].end if rows else 0, head["size_bytes"], f"{name}, line {number}"))
+        raise MalformedArchive(f"{name} is cut off: it does not end with the number of its rows")
+
+
+def _compact(value: dict[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True)
+
+
+def _parsed(line: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line) if len(line) <= LINE_BYTES_MAX else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise MalformedArchive(f"{where} is no line of a ledger")
+    return value
+
+
+def _head(value: dict[str, Any], name: str) -> dict[str, Any]:
+    if value.get("ledger") != "synvirt" or value.get("version") != VERSION:
+        raise MalformedArchive(f"{name} is no ledger of version {VERSION}")
+    wanted = {"disk": str, "pass": int, "size_bytes": int}
+    if any(type(value.get(key)) is not kind for key, kind in wanted.items()) or value["size_bytes"] < 0:
+        raise MalformedArchive(f"{name}, line 1: a ledger's disk, pass and size_bytes are missing or wrong")
+    return value
+
+
+def _row(value: dict[str, Any], at_least: int, size: int, where: str) -> Row:
+    start, length = value.get("start"), value.get("length")
+    if type(start) is not int or type(length) is not int or start < at_least or length <= 0 or start + length > size:
+        raise MalformedArchive(f"{where}: {length!r} bytes at {start!r} are out of order, or outside the disk's {size}")
+    match value.get("algorithm"), value.get("digest"):
+        case "zero", "":
+            return Row(start, length, None)
+        case "sha256", str(text) if len(text) == 2 * _DIGEST_BYTES and length <= PIECE_BYTES:
+            try:
+                return Row(start, length, bytes.fromhex(text))
+            except ValueError:
+                pass
+    raise MalformedArchive(f"{where}: neither zeros nor the SHA-256 of at most {PIECE_BYTES} bytes")
+
+
+def _zeros_joined(rows: Iterable[Row]) -> Iterator[Row]:
+    held: Row | None = None
+    for row in rows:
+        if held is not None and row.digest is None and held.end == row.start:
+            held = Row(held.start, held.length + row.length, None)
+            continue
+        if held is not None:
+            yield held
+            held = None
+        if row.digest is None:
+            held = row
+        else:
+            yield row
+    if held is not None:
+        yield held
+
+
+def _differing(one: Row, two: Row) -> Difference:
+    if one.start != two.start:
+        first, expected, found = (one, one.said, "nothing") if one.start < two.start else (two, "nothing", two.said)
+        return Difference(first.start, first.length, expected, found)
+    return Difference(one.start, min(one.length, two.length), one.said, two.said)
+
+
+class _Rows:
+    """A walk of rows, of which zeros may be gone by in parts."""
+
+    def __init__(self, rows: tuple[Row, ...]) -> None:
+        self._rows = iter(rows)
+        self.now = next(self._rows, None)
+
+    def skip(self, length: int) -> None:
+        assert self.now is not None
+        left = self.now.length - length
+        self.now = Row(self.now.start + length, left, None) if left else next(self._rows, None)
+
+
+class Hashing:
+    """A reader that keeps the hash of all that is read through it, for a copy to read instead of `over`, which it owns.
+
+    Its extents are those of `over`, but where data and zeros share a block of 4 MiB, the zeros are read and hashed with it: so
+    a request of the copy's is a row, hashed by the thread that read it, while the bytes are still in its cache.
+    """
+
+    def __init__(self, over: DiskReader) -> None:
+        self._over = over
+        # By start. Threads only ever add to it, each its own.
+        self._read: dict[int, Row] = {}
+
+    @property
+    def size(self) -> int:
+        return self._over.size
+
+    @property
+    def max_readers(self) -> int:
+        return self._over.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        return coalesced(_by_blocks(coalesced(self._over.extents())))
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._over.read_into(offset, buffer)
+        start, end = offset, offset + len(buffer)
+        while start < end:
+            stop = min(end, start - start % BLOCK_BYTES + BLOCK_BYTES)
+            part = buffer[start - offset : stop - offset]
+            digest = None if is_zero(part) else hashlib.sha256(part, usedforsecurity=False).digest()
+            self._read[start] = Row(start, stop - start, digest)
+            start = stop
+
+    def ledger(self, disk: str, *, number: int = 1) -> Ledger:
+        """Of what was read, and of the zeros that needed no reading."""
+        # A copy may read short zeros along with their neighbours, and then all of them.
+        zeros = (extent for extent in self.extents() if extent.zero and extent.start not in self._read)
+        rows = [*self._read.values(), *(Row(extent.start, extent.length, None) for extent in zeros)]
+        return Ledger(disk, self.size, sorted(rows, key=lambda row: row.start), number=number)
+
+    def close(self) -> None:
+        self._over.close()
+
+
+def _by_blocks(extents: Iterator[Extent]) -> Iterator[Extent]:
+    """Zeros give the part of a block that they share with data to the data. `extents` are coalesced, so sorts alternate."""
+    before: Extent | None = None
+    extent = next(extents, None)
+    while extent is not None:
+        after = next(extents, None)
+        if not extent.zero:
+            yield extent
+        else:
+            start, end = extent.start, extent.end
+            if before is not None and before.end == start:
+                start = min(-(-start // BLOCK_BYTES) * BLOCK_BYTES, end)
+            if after is not None and after.start == end:
+                end = max(end // BLOCK_BYTES * BLOCK_BYTES, start)
+            for first, last, zero in ((extent.start, start, False), (start, end, True), (end, extent.end, False)):
+                if first < last:
+                    yield Extent(first, last - first, zero)
+        before, extent = extent, after
+
+
+def verify(
+    ledger: Ledger,
+    target: DiskReader,
+    *,
+    threads: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[int], None] = lambda bytes_read: None,
+) -> int:
+    """Read the target again, and compare it with the ledger; how many bytes were read (zeros that are holes need no reading).
+
+    DiskWriteFailed names the first bytes that are not what was written; DiskReadFailed, Cancelled.
+    """
+    if target.size < ledger.size:
+        raise DiskWriteFailed(f"{ledger.disk}: the target has {target.size} bytes, the disk {ledger.size}")
+    read = Tally()
+
+    def look(row: Row, buffer: memoryview, _: memoryview) -> Difference | None:
+        view = buffer[: row.length]
+        target.read_into(row.start, view)
+        read.add(row.length)
+        digest = None if is_zero(view) else hashlib.sha256(view, usedforsecurity=False).digest()
+        found = Row(row.start, row.length, digest)
+        return None if found == row else Difference(row.start, row.length, row.said, found.said)
+
+    threads = 1 if target.max_readers <= 1 else min(threads or default_threads(), target.max_readers)
+    difference = first_found(
+        _to_look_at(ledger, target),
+        look,
+        threads=threads,
+        stop=stop,
+        on_progress=lambda: on_progress(read.total),
+    )
+    if difference is not None:
+        raise DiskWriteFailed(
+            f"{ledger.disk}: the {difference.length} bytes at offset {difference.start} were read back from the target as"
+            f" {difference.found}; expected is {difference.expected}",
+            hint="the target's storage does not keep what is written to it: look at the kernel's log, and at its health",
+        )
+    return read.total
+
+
+def _to_look_at(ledger: Ledger, target: DiskReader) -> Iterator[Row]:
+    """The rows, and of those of zeros what the target does not know to be zeros, in pieces."""
+    extents = ExtentCursor(target.extents())
+    for row in ledger.rows:
+        if row.digest is not None:
+            yield row
+            continue
+        for extent in extents.between(row.start, row.end):
+            if not extent.zero:
+                for start in range(extent.start, extent.end, PIECE_BYTES):
+                    yield Row(start, min(PIECE_BYTES, extent.end - start), None)

@@ -1,0 +1,129 @@
+"""Which images are QEMU's to read: encrypted ones, and formats that nobody makes any more (see `qemu`).
+
+Our own readers refuse them. What is told here is told by the first bytes alone, so that the answer is the same in the plan, in
+the job, and after a crash; an image that is damaged, or names files it may not have, is refused as ever, and never tried on
+QEMU. Only a file of this host, or a range of one, can be given to QEMU: an image packed in something else stays refused.
+"""
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from synvirt.blocks import DiskReader
+from synvirt.disks.raw.files import RawReader
+from synvirt.disks.specs import ImageSpec, QemuDriver, QemuSpec, RawSpec, ReaderSpec
+from synvirt.errors import BadRequest, UnsupportedFormat
+
+# (QEMU's driver, where its magic lies, the magic). A place below zero counts from the end, as dmg's trailer does.
+MAGICS: Final[tuple[tuple[QemuDriver, int, bytes], ...]] = (
+    ("qcow", 0, b"QFI\xfb\0\0\0\1"),
+    ("qed", 0, b"QED\0"),
+    ("parallels", 0, b"WithoutFreeSpace"),
+    ("parallels", 0, b"WithouFreSpacExt"),
+    ("bochs", 0, b"Bochs Virtual HD Image"),
+    ("cloop", 0, b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop"),
+    ("dmg", -512, b"koly"),
+)
+_LUKS: Final = b"LUKS\xba\xbe"
+# Of a qcow2 header, big-endian: magic, version; at 32 the method of encryption, 0 for none.
+_QCOW2: Final = struct.Struct(">4sI24xI")
+_QCOW2_VERSIONS: Final = (2, 3)
+# A passphrase is typed by people; LUKS itself takes 512 bytes of one.
+_KEY_BYTES_MAX: Final = 4096
+
+
+def driver_of(reader: DiskReader) -> QemuDriver | None:
+    """QEMU's name of the format of an image that only QEMU reads; None for all others. For files that may be trusted with their
+    own format (see `detect`)."""
+    for driver, at, magic in MAGICS:
+        start = at if at >= 0 else reader.size + at
+        if _bytes_at(reader, start, len(magic)) == magic:
+            return driver
+    return "qcow2" if is_encrypted_qcow2(reader) else None
+
+
+def is_encrypted_qcow2(reader: DiskReader) -> bool:
+    content = _bytes_at(reader, 0, _QCOW2.size)
+    if len(content) < _QCOW2.size:
+        return False
+    magic, version, method = _QCOW2.unpack(content)
+    return magic == b"QFI\xfb" and version in _QCOW2_VERSIONS and method != 0
+
+
+def is_luks(reader: DiskReader) -> bool:
+    """A disk that is one LUKS volume. Whether it is an image of a disk, or a guest's own encryption on a raw disk, nobody can
+    tell: so it is decrypted only for who has a key."""
+    return _bytes_at(reader, 0, len(_LUKS)) == _LUKS
+
+
+def readable(spec: ReaderSpec, *, key_file: str | None = None) -> ReaderSpec:
+    """The spec itself, or QEMU's, where it is a qcow2 image that only QEMU reads (version 1, or encrypted)."""
+    if (
+        not isinstance(spec, ImageSpec)
+        or spec.format != "qcow2"
+        or not isinstance(spec.over, RawSpec)
+        or spec.over.remote is not None
+    ):
+        return spec
+    raw = spec.over
+    reader = RawReader(raw.path, raw.offset, raw.length)
+    try:
+        driver = driver_of(reader)
+    finally:
+        reader.close()
+    if driver not in ("qcow2", "qcow"):
+        return spec
+    return qemu_spec(raw, driver, spec.name, key_file=key_file)
+
+
+def qemu_spec(raw: RawSpec, driver: QemuDriver, name: str, *, key_file: str | None = None) -> QemuSpec:
+    return QemuSpec(driver=driver, path=raw.path, offset=raw.offset, length=raw.length, name=name, key_file=key_file)
+
+
+def with_key(spec: ReaderSpec, key_file: str | None, *, needed: bool = True) -> ReaderSpec:
+    """The spec for who has a key: an encrypted image with it, a raw disk that is a LUKS volume as the disk within.
+
+    `needed`: BadRequest, where there is nothing that the key could open.
+    """
+    if key_file is None:
+        return spec
+    if isinstance(spec, QemuSpec) and spec.driver in ("qcow2", "qcow"):
+        return replace(spec, key_file=key_file)
+    if isinstance(spec, RawSpec):
+        reader = RawReader(spec.path, spec.offset, spec.length)
+        try:
+            luks = is_luks(reader)
+        finally:
+            reader.close()
+        if luks:
+            return qemu_spec(spec, "luks", Path(spec.path).name, key_file=key_file)
+    if needed:
+        raise BadRequest("a key file is given, but the image is not encrypted")
+    return spec
+
+
+def passphrase(spec: QemuSpec) -> str | None:
+    """What the key file holds, without the end of its line. UnsupportedFormat: it cannot be read."""
+    if spec.key_file is None:
+        return None
+    name = Path(spec.key_file).name
+    try:
+        with Path(spec.key_file).open("rb") as file:
+            content = file.read(_KEY_BYTES_MAX + 1)
+        text = content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8, which passphrases of images are"
+        raise UnsupportedFormat(f"the key file {name} cannot be read: {cause}") from error
+    if not content or len(content) > _KEY_BYTES_MAX:
+        raise UnsupportedFormat(f"the key file {name} is empty, or has more than {_KEY_BYTES_MAX} bytes")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _bytes_at(reader: DiskReader, at: int, length: int) -> bytes:
+    """Fewer, or none, where the disk ends before."""
+    if at < 0 or at >= reader.size:
+        return b""
+    found = bytearray(min(length, reader.size - at))
+    reader.read_into(at, memoryview(found))
+    return bytes(found)

@@ -1,0 +1,74 @@
+"""A disk that a program of this host serves by NBD while it is read: qemu-nbd, nbdkit.
+
+start(argv) ─▶ its pid file is there: it serves ─▶ NbdReader on its socket ─▶ all ended in the reverse order
+"""
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from synvirt.disks.nbd.reader import NbdReader
+from synvirt.errors import SynvirtError
+from synvirt.programs import end_group
+
+# Enough to say what went wrong.
+SAID_CHARS = 500
+_LOOK_EVERY_S = 0.01
+
+
+class Place(NamedTuple):
+    """A folder that nobody else may enter. The socket may be there before the disk is open, the pid file is there after."""
+
+    folder: Path
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "socket"
+
+    @property
+    def ready(self) -> Path:
+        return self.folder / "pid"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+
+def place_for(program: str, closing: contextlib.ExitStack) -> Place:
+    """A new one, which goes when `closing` is closed."""
+    folder = Path(tempfile.mkdtemp(prefix=f"synvirt-{program}-"))
+    closing.callback(shutil.rmtree, folder, ignore_errors=True)
+    return Place(folder)
+
+
+def reader_of(
+    child: "subprocess.Popen[bytes]",
+    place: Place,
+    closing: contextlib.ExitStack,
+    *,
+    name: str,
+    connections: int,
+    timeout_s: float,
+    ended: Callable[[str], SynvirtError],
+    late: SynvirtError,
+) -> NbdReader:
+    """Waits until the program serves. `ended(said)` is raised where it ends instead, with the last it said; `late` after
+    `timeout_s`. The reader is closed, and the program ended, when `closing` is closed."""
+    closing.callback(child.wait)
+    closing.callback(end_group, child)
+    deadline = time.monotonic() + timeout_s
+    while not place.ready.exists():
+        if child.poll() is not None:
+            said = place.log.read_text(errors="replace").strip()[-SAID_CHARS:]
+            raise ended(said or "it does not say why")
+        if time.monotonic() > deadline:
+            raise late
+        time.sleep(_LOOK_EVERY_S)
+    reader = NbdReader(f"nbd+unix:///?socket={place.socket}", connections=connections, name=name)
+    closing.callback(reader.close)
+    return reader

@@ -1,0 +1,2 @@
+"""Compressed bytes: inflate.py and zstd.py unpack blocks of known size, gzipped.py gives any offset of a gzip file,
+unpacking.py and zstd_stream.py read a packed file from front to back."""

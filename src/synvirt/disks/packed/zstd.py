@@ -1,0 +1,108 @@
+"""Zstandard frames (RFC 8878) of known size, decompressed straight into the caller's buffer, without the interpreter's lock.
+
+The `zstandard` package answers with new memory, which must then be copied; the system's libzstd, which every Debian has (dpkg
+needs it), writes where it is told to. Where it is missing, the package does it.
+"""
+
+import ctypes
+import threading
+from typing import Any
+
+import zstandard
+
+from synvirt.disks.packed.inflate import Damaged
+
+# A window larger than any cluster is of no use to an honest writer, and memory to a hostile one.
+_WINDOW_BYTES_MAX = 8 << 20
+
+_threads = threading.local()
+
+
+def decompress(stream: memoryview, into: memoryview) -> int:
+    """Decompress the first frame of `stream`; how many bytes of `into` it filled. What follows the frame is ignored.
+
+    A frame that holds more than `into` is Damaged, as one is that is no frame. Both buffers are writable and contiguous.
+    """
+    if not stream.nbytes or not into.nbytes:
+        raise Damaged("it is empty")
+    return _by_package(stream, into) if LIBZSTD is None else LIBZSTD.decompress(stream, into)
+
+
+class _Library:
+    """libzstd's stable functions (zstd.h)."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL("libzstd.so.1")
+        self._is_error = _typed(library.ZSTD_isError, ctypes.c_uint, ctypes.c_size_t)
+        self._error_name = _typed(library.ZSTD_getErrorName, ctypes.c_char_p, ctypes.c_size_t)
+        self._frame_bytes = _typed(library.ZSTD_findFrameCompressedSize, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
+        self.create = _typed(library.ZSTD_createDCtx, ctypes.c_void_p)
+        self.free = _typed(library.ZSTD_freeDCtx, ctypes.c_size_t, ctypes.c_void_p)
+        self._decompress = _typed(
+            library.ZSTD_decompressDCtx,
+            ctypes.c_size_t,
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t),
+        )
+
+    def decompress(self, stream: memoryview, into: memoryview) -> int:
+        context: _Context | None = getattr(_threads, "context", None)
+        if context is None:
+            context = _threads.context = _Context(self)
+        source = _address(stream)
+        length = self._checked(self._frame_bytes(source, stream.nbytes))
+        filled: int = self._decompress(context.handle, _address(into), into.nbytes, source, length)
+        return self._checked(filled)
+
+    def _checked(self, result: int) -> int:
+        if self._is_error(result):
+            raise Damaged(self._error_name(result).decode("ascii", "replace"))
+        return result
+
+
+class _Context:
+    """A thread's own: libzstd keeps its tables in it."""
+
+    def __init__(self, library: _Library) -> None:
+        self._library = library
+        self.handle = library.create()
+        if not self.handle:
+            raise MemoryError
+
+    def __del__(self) -> None:
+        if self.handle:
+            self._library.free(self.handle)
+
+
+def _typed(function: Any, result: type, *arguments: type) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _library() -> _Library | None:
+    try:
+        return _Library()
+    except (OSError, AttributeError):
+        return None
+
+
+LIBZSTD = _library()
+
+
+def _by_package(stream: memoryview, into: memoryview) -> int:
+    # A decompressor may not be used by two threads at once; making one costs more than a small cluster.
+    decompressor: zstandard.ZstdDecompressor | None = getattr(_threads, "decompressor", None)
+    if decompressor is None:
+        decompressor = _threads.decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
+    try:
+        # What a frame says of its size is believed, and that much memory taken, unless it is looked at before.
+        if zstandard.frame_content_size(stream) > len(into):
+            raise Damaged(f"it holds over {len(into)} bytes")
+        data = decompressor.decompress(stream, max_output_size=len(into), allow_extra_data=True)
+    except zstandard.ZstdError as error:
+        raise Damaged(str(error)) from error
+    into[: len(data)] = data
+    return len(data)

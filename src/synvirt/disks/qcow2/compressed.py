@@ -1,0 +1,120 @@
+"""Compressed clusters of a qcow2 image: QEMU's docs/interop/qcow2.txt, section «Compressed Clusters Descriptor».
+
+A descriptor says where the compressed bytes begin (any byte) and how many sectors they touch; what follows the stream in the
+last sector belongs to the next cluster. So a stream's end is known only to the inflater, which must stop by itself.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from synvirt.blocks import DiskReader
+from synvirt.disks.packed import zstd
+from synvirt.disks.packed.inflate import Damaged, inflate_raw
+from synvirt.disks.qcow2.errors import outside_the_file, read_for_guest, unreadable
+from synvirt.disks.qcow2.header import Header
+
+_SECTOR = 512
+# Compressed clusters are read in batches: those of one request lie side by side unless the image was rewritten. More in a
+# batch would save no time, and each thread keeps the memory of one.
+_BATCH_BYTES = 1 << 20
+# Reading over a gap costs less than another call.
+_GAP_BYTES = 64 << 10
+
+# (compressed bytes and what follows them, a cluster to fill) → how many bytes were filled; Damaged. Nothing is written past the
+# cluster, so no stream, however hostile, costs more than that.
+Inflate = Callable[[memoryview, memoryview], int]
+
+
+class Wanted(NamedTuple):
+    """A compressed cluster and where its bytes go: from `skip` on, as many as fit `into`."""
+
+    host: int
+    length: int
+    guest: int
+    skip: int
+    into: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class _Descriptor:
+    """How the 62 bits of a descriptor are split; it depends on the cluster size alone."""
+
+    offset_bits: int
+
+    def split(self, entry: int) -> tuple[int, int]:
+        """(offset, length): length is to the end of the last sector that the stream touches."""
+        offset = entry & ((1 << self.offset_bits) - 1)
+        sectors = (entry >> self.offset_bits) + 1
+        return offset, sectors * _SECTOR - offset % _SECTOR
+
+
+class CompressedClusters:
+    """Reads and inflates; any number of threads at once, each with its own buffer, none holding the interpreter's lock."""
+
+    def __init__(self, over: DiskReader, header: Header, name: str) -> None:
+        self._over, self._name = over, name
+        self._cluster_size = header.cluster_size
+        self._descriptor = _Descriptor(62 - (header.cluster_bits - 8))
+        self._compression = header.compression
+        self._own = threading.local()
+
+    def wanted(self, entry: int, guest: int, skip: int, into: memoryview) -> Wanted:
+        """`entry`: the L2 entry without its flags; `guest`: of the first byte that is wanted, for errors."""
+        offset, length = self._descriptor.split(entry)
+        if offset >= self._over.size:
+            raise outside_the_file(self._name, guest, offset, self._over.size)
+        # The last stream of a file need not fill its sector.
+        return Wanted(offset, min(length, self._over.size - offset), guest, skip, into)
+
+    def read(self, clusters: Sequence[Wanted]) -> None:
+        for batch in _batches(sorted(clusters, key=_host)):
+            first, last = batch[0].host, max(cluster.host + cluster.length for cluster in batch)
+            view = self._buffer("batch", max(last - first, _BATCH_BYTES))[: last - first]
+            read_for_guest(self._over.read_into, first, view, name=self._name, guest=batch[0].guest)
+            for host, length, guest, skip, into in batch:
+                self._inflate(view[host - first : host - first + length], guest, skip, into)
+
+    def _inflate(self, stream: memoryview, guest: int, skip: int, into: memoryview) -> None:
+        # Of a cluster at the edge of what is asked for, only a part is wanted.
+        whole = into if len(into) == self._cluster_size else self._buffer("cluster", self._cluster_size)
+        try:
+            filled = _INFLATE[self._compression](stream, whole)
+        except Damaged as error:
+            raise unreadable(self._name, guest, f"its compressed cluster is damaged ({error})") from error
+        if filled < skip + len(into):
+            cause = f"its compressed cluster holds {filled} bytes, not {self._cluster_size}"
+            raise unreadable(self._name, guest, cause)
+        if whole is not into:
+            into[:] = whole[skip : skip + len(into)]
+
+    def _buffer(self, use: str, length: int) -> memoryview:
+        """A thread's own, kept: new memory for each batch would cost as much as reading it."""
+        held: bytearray | None = getattr(self._own, use, None)
+        if held is None or len(held) < length:
+            held = bytearray(length)
+            setattr(self._own, use, held)
+        return memoryview(held)[:length]
+
+
+def _host(cluster: Wanted) -> int:
+    return cluster.host
+
+
+def _batches(clusters: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+    """Ascending clusters in groups that one call reads; a group spans at most _BATCH_BYTES, or is one cluster."""
+    batch: list[Wanted] = []
+    end = 0
+    for cluster in clusters:
+        cluster_end = cluster.host + cluster.length
+        if batch and (cluster.host > end + _GAP_BYTES or cluster_end > batch[0].host + _BATCH_BYTES):
+            yield batch
+            batch = []
+        batch.append(cluster)
+        end = max(end, cluster_end)
+    if batch:
+        yield batch
+
+
+_INFLATE: dict[Literal["zlib", "zstd"], Inflate] = {"zlib": inflate_raw, "zstd": zstd.decompress}

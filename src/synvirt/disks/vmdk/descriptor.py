@@ -1,0 +1,150 @@
+"""The text that describes a VMDK: VMware «Virtual Disk Format 1.1», section «The Descriptor File».
+
+    # Disk DescriptorFile
+    version=1
+    CID=fffffffe                 changes when the disk is written
+    parentCID=ffffffff           what the parent's CID was when this snapshot was made; ffffffff: no parent
+    createType="twoGbMaxExtentSparse"
+    RW 4192256 SPARSE "disk-s001.vmdk"
+    RW 2048 FLAT "disk-flat.vmdk" 0
+
+A file of its own, or a few sectors within a sparse extent. It is text from elsewhere: nothing of it is believed but what fits.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from synvirt.disks.vmdk.sparse import SECTOR, SIZE_MAX
+from synvirt.errors import MalformedArchive, UnsupportedFormat
+
+NO_PARENT: Final = 0xFFFF_FFFF
+# 2 TiB in pieces of 2 GiB are 1024. Each is an open file.
+EXTENTS_MAX: Final = 4096
+
+# The kind of an extent that is in no file.
+ZERO: Final = "ZERO"
+
+Access = Literal["RW", "RDONLY", "NOACCESS"]
+
+# Possessive (`*+`): a line of a MiB is looked at once, whatever it is made of.
+_EXTENT = re.compile(
+    r"(?P<access>RW|RDONLY|NOACCESS)[ \t]++(?P<sectors>[0-9]{1,20})[ \t]++(?P<kind>[A-Z0-9]{1,20})"
+    r'(?:[ \t]++"(?P<file>[^"]*+)"(?:[ \t]++(?P<offset>[0-9]{1,20}))?)?(?:[ \t]|$)'
+)
+_SETTING = re.compile(r'(?P<key>[A-Za-z][\w.]{0,79})[ \t]*+=[ \t]*+(?:"(?P<quoted>[^"]*+)"[ \t]*+|(?P<plain>[^"]*+))$')
+_ENCODING = re.compile(rb'^[ \t]*+encoding[ \t]*+=[ \t]*+"?([\w-]{1,40})', re.MULTILINE | re.IGNORECASE)
+_CID = re.compile(r"[0-9A-Fa-f]{1,8}")
+# Settings of disks that Workstation encrypted; vSphere names its filter instead. Read as they are they would be noise.
+_ENCRYPTED_BY: Final = frozenset({"keysafe", "encryption.keysafe", "encryptionkeys"})
+# What VMware's hosts call their encodings, and Python calls otherwise or not at all. Any other is read as UTF-8.
+_ENCODINGS: Final = {
+    "windows-1252": "cp1252",
+    "iso-8859-1": "latin-1",
+    "gbk": "gbk",
+    "gb18030": "gb18030",
+    "big5": "big5",
+    "shift_jis": "shift_jis",
+    "windows-31j": "cp932",
+    "euc-kr": "euc_kr",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentLine:
+    """`size` bytes of the disk in the file `file`, from `offset` on where the file is flat."""
+
+    access: Access
+    size: int
+    kind: str
+    file: str = ""
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """`cid` and `parent_cid` None: the text does not have them. `parent_uuid`: VirtualBox' own way to name a parent, which its
+    media registry alone can find; empty where there is none."""
+
+    create_type: str
+    cid: int | None
+    parent_cid: int | None
+    parent_hint: str
+    parent_uuid: str
+    extents: tuple[ExtentLine, ...]
+
+    @property
+    def has_parent(self) -> bool:
+        return self.parent_cid not in (None, NO_PARENT)
+
+
+def parse_descriptor(content: bytes | bytearray, name: str) -> Descriptor:
+    """The descriptor that the bytes are, up to their first NUL. MalformedArchive."""
+    text = _decoded(bytes(content).split(b"\0", 1)[0])
+    settings: dict[str, str] = {}
+    extents: list[ExtentLine] = []
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if not line or line.startswith("#"):
+            continue
+        if (match := _EXTENT.match(line)) and (match["file"] or match["kind"] == ZERO):
+            extents.append(_extent_line(match, number, name))
+        elif match := _SETTING.match(line):
+            settings.setdefault(
+                match["key"].lower(), match["quoted"] if match["quoted"] is not None else match["plain"].strip()
+            )
+        elif line.split()[0] in ("RW", "RDONLY", "NOACCESS"):
+            raise MalformedArchive(f"{name}: line {number} of its descriptor describes no extent: {line[:100]!r}")
+    if "cid" not in settings and "createtype" not in settings:
+        raise MalformedArchive(f"{name} is no VMDK: it has neither a sparse extent's header nor a descriptor")
+    if _ENCRYPTED_BY & settings.keys() or "vmwarevmcrypt" in settings.get("ddb.iofilters", ""):
+        raise UnsupportedFormat(f"{name} is encrypted", hint="Decrypt the virtual machine in VMware, then export it again.")
+    if len(extents) > EXTENTS_MAX:
+        raise MalformedArchive(f"{name}: {len(extents)} extents; VMware's largest split disk has 1024")
+    if sum(extent.size for extent in extents) > SIZE_MAX:
+        raise MalformedArchive(f"{name}: its extents are larger than VMware's largest disk")
+    return Descriptor(
+        create_type=settings.get("createtype", ""),
+        cid=_cid(settings, "cid", name),
+        parent_cid=_cid(settings, "parentcid", name),
+        parent_hint=settings.get("parentfilenamehint", ""),
+        parent_uuid=_parent_uuid(settings.get("ddb.uuid.parent", "")),
+        extents=tuple(extents),
+    )
+
+
+def _parent_uuid(written: str) -> str:
+    """`ddb.uuid.parent`; all zeros, as in most images, stand for none."""
+    found = written.strip("{} ").lower()
+    return found if found.strip("0-") else ""
+
+
+def _decoded(content: bytes) -> str:
+    """File names in the encoding that the descriptor says; bytes that make no sense in it reach the file system as they are."""
+    named = _ENCODING.search(content)
+    encoding = _ENCODINGS.get(named[1].decode("latin-1").lower(), "utf-8") if named else "utf-8"
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError:
+        return content.decode("utf-8", "surrogateescape")
+
+
+def _extent_line(match: re.Match[str], number: int, name: str) -> ExtentLine:
+    access: Access = match["access"]  # type: ignore[assignment]  # the expression allows no other
+    if access == "NOACCESS":
+        raise UnsupportedFormat(f"{name}: line {number} of its descriptor says that its extent may not be read")
+    return ExtentLine(
+        access,
+        size=int(match["sectors"]) * SECTOR,
+        kind=match["kind"],
+        file=match["file"] or "",
+        offset=int(match["offset"] or 0) * SECTOR,
+    )
+
+
+def _cid(settings: dict[str, str], key: str, name: str) -> int | None:
+    text = settings.get(key)
+    if text is None:
+        return None
+    if not _CID.fullmatch(text):
+        raise MalformedArchive(f"{name}: {key} is {text[:40]!r} in its descriptor, no 32-bit number")
+    return int(text, 16)

@@ -1,0 +1,365 @@
+"""VMDK disks: VMware «Virtual Disk Format 1.1», and what later products add to it.
+
+    VmdkReader ── Descriptor   descriptor        the text: extents, parent
+               ── Sparse       sparse            headers of the three sparse extents
+               ── GrainMap     grains            their directories and tables, as runs
+               ── Inflated     stream            compressed grains
+
+Read are streamOptimized (with its tables, or by its markers), monolithicSparse, monolithicFlat, twoGbMaxExtentSparse and Flat,
+vmfs, vmfsSparse, seSparse, and snapshots over any of them. Every part of a disk is a DiskReader: an extent is a MappedDisk or a
+range of a raw file, a disk the extents one after the other, a snapshot's parent a disk beneath the extents.
+"""
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, Final
+
+from synvirt.blocks import DiskReader, Extent, Place, Placed, coalesced
+from synvirt.disks.blockmap import MappedDisk, fill_zeros
+from synvirt.disks.layers import Layer
+from synvirt.disks.parents import Chain, Reference, open_parent
+from synvirt.disks.roots import open_reference
+from synvirt.disks.specs import ImageRoot
+from synvirt.disks.vmdk.descriptor import ZERO, Descriptor, ExtentLine, parse_descriptor
+from synvirt.disks.vmdk.grains import GrainMap, Tables, Walked, WindowCache
+from synvirt.disks.vmdk.sparse import DESCRIPTOR_BYTES_MAX, MAGICS, TABLES_MAX, Sparse, read_at, read_sparse
+from synvirt.disks.vmdk.stream import Inflated
+from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
+
+# 64 files of the largest size would have 1 GiB of directories.
+_CHAIN_TABLES_MAX: Final = 2 * TABLES_MAX
+
+
+@dataclass(slots=True)
+class _Opened:
+    """What the files of one disk share while it is opened: where they lie, what is kept of their tables, how many those are."""
+
+    root: ImageRoot | None
+    chain: Chain = field(default_factory=Chain)
+    cache: WindowCache = field(default_factory=WindowCache)
+    tables: int = 0
+
+    def count(self, sparse: Sparse, name: str) -> None:
+        self.tables += sparse.tables
+        if self.tables > _CHAIN_TABLES_MAX:
+            raise MalformedArchive(f"{name}: the extents of its chain have over {_CHAIN_TABLES_MAX} grain tables")
+
+
+class VmdkReader:
+    """The disk in the VMDK whose bytes are `over`, which it owns: close() closes it."""
+
+    def __init__(
+        self, over: DiskReader, *, root: ImageRoot | None = None, name: str = "", parent: DiskReader | None = None
+    ) -> None:
+        """`root` and `name` are ImageSpec's: the image's path beneath the import root. `parent` is what a differencing image
+        of VirtualBox lies over, which then is closed with it."""
+        name = name or "the VMDK"
+        if over.max_readers == 1:
+            raise UnsupportedFormat(
+                f"{name} lies in a stream that can only be read from front to back; a VMDK is read in any order",
+                hint="Unpack the archive first.",
+            )
+        self._opened = _open_disk(over, name, _Opened(root), parent)
+        self._disk = self._opened.disk
+        self.size, self.max_readers = self._disk.size, self._disk.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        return coalesced(self._disk.extents())
+
+    def places(self) -> Iterator[Place]:
+        return _places(self._disk)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._disk.read_into(offset, buffer)
+
+    def layer(self) -> Layer:
+        return self._opened.layer()
+
+    def close(self) -> None:
+        self._disk.close()
+
+
+def _places(reader: DiskReader) -> Iterator[Place]:
+    return reader.places() if isinstance(reader, Placed) else iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class _Disk:
+    """A disk, what describes it, and the one that it is a snapshot of."""
+
+    name: str
+    disk: DiskReader
+    descriptor: Descriptor | None
+    sparse: Sparse | None
+    parent: "_Disk | None"
+
+    def layer(self) -> Layer:
+        facts: dict[str, Any] = {}
+        if self.descriptor is not None:
+            facts["subformat"] = self.descriptor.create_type
+            facts["cid"] = None if self.descriptor.cid is None else f"{self.descriptor.cid:08x}"
+        if self.sparse is not None and self.sparse.size:
+            facts["cluster_bytes"] = self.sparse.grain_bytes
+            facts["compression"] = "deflate" if self.sparse.compressed else None
+        elif self.descriptor is not None:
+            facts["extent_files"] = [line.file or line.kind.lower() for line in self.descriptor.extents]
+        return Layer(self.name, "vmdk", self.disk.size, facts, self.parent.layer() if self.parent else None)
+
+
+def described(over: DiskReader, name: str) -> Descriptor | None:
+    """What a VMDK says of itself; None for a stream that says nothing."""
+    head = read_at(over, 0, min(over.size, 4), name, "header")
+    return _descriptor(over, name, read_sparse(over, name) if bytes(head) in MAGICS else None)
+
+
+def _open_disk(over: DiskReader, name: str, opened: _Opened, given: DiskReader | None = None) -> _Disk:
+    """The disk that a descriptor, or a sparse extent with one in it, stands for. `over`, and the parent that was `given`, are
+    closed with it, or by the caller if this raises.
+    """
+    head = read_at(over, 0, min(over.size, 4), name, "header")
+    sparse = read_sparse(over, name) if bytes(head) in MAGICS else None
+    descriptor = _descriptor(over, name, sparse)
+    with contextlib.ExitStack() as closing:
+        parent = None
+        _require_parent(descriptor, name, given)
+        if descriptor is not None and descriptor.has_parent:
+            parent = _open_parent(descriptor, name, opened)
+            closing.callback(parent.disk.close)
+        beneath = given if parent is None else parent.disk
+        if sparse is not None and sparse.size:
+            disk: DiskReader = _sparse_disk(over, sparse, name, opened, beneath)
+        else:
+            parts = _open_extents(descriptor, name, opened, beneath, closing)
+            disk = _Joined(parts, [over] if beneath is None else [over, beneath], name)
+        closing.pop_all()
+    return _Disk(name, disk, descriptor, sparse, parent)
+
+
+def open_delta(over: DiskReader, parent: DiskReader, name: str) -> DiskReader:
+    """A snapshot's sparse extent by itself, as a datastore keeps it, over the disk beneath. Both are closed with it, or by the
+    caller if this raises."""
+    head = read_at(over, 0, min(over.size, 4), name, "header")
+    sparse = read_sparse(over, name) if bytes(head) in MAGICS else None
+    if sparse is None or sparse.kind == "hosted" or sparse.size != parent.size:
+        raise MalformedArchive(f"{name} is no snapshot's extent of a disk of {parent.size} bytes")
+    return _sparse_disk(over, sparse, name, _Opened(None), parent)
+
+
+def _descriptor(over: DiskReader, name: str, sparse: Sparse | None) -> Descriptor | None:
+    if sparse is None:
+        if over.size > DESCRIPTOR_BYTES_MAX:
+            raise MalformedArchive(f"{name} is no VMDK: it does not begin like one, and is too large for a descriptor")
+        return parse_descriptor(read_at(over, 0, over.size, name, "descriptor"), name)
+    at, length = sparse.descriptor
+    if length > DESCRIPTOR_BYTES_MAX:
+        raise MalformedArchive(f"{name}: a descriptor of {length} bytes; VMware's have 10 KiB")
+    content = read_at(over, at, length, name, "descriptor") if at else b""
+    if content.strip(b"\0"):
+        return parse_descriptor(content, name)
+    if sparse.compressed:  # a stream is a whole disk, whether it describes itself or not
+        return None
+    raise UnsupportedFormat(
+        f"{name} is one extent of a disk, and does not say which part of it", hint="Choose the file that describes the disk."
+    )
+
+
+def _sparse_disk(over: DiskReader, sparse: Sparse, name: str, opened: _Opened, parent: DiskReader | None) -> DiskReader:
+    opened.count(sparse, name)
+    source = Walked(over, sparse, name) if sparse.directory_at is None else Tables(over, sparse, name)
+    grains = GrainMap(source, sparse, over.size, name, opened.cache)
+    return MappedDisk(Inflated(over, grains, name) if sparse.compressed else over, grains, name=name, parent=parent)
+
+
+def _require_parent(descriptor: Descriptor | None, name: str, given: DiskReader | None) -> None:
+    """VirtualBox names a parent by its UUID alone, and writes nothing into the field that VMware looks at."""
+    wanted = "" if descriptor is None or descriptor.has_parent else descriptor.parent_uuid
+    if wanted and given is None:
+        raise UnsupportedFormat(
+            f"{name} holds only what differs from another image, with UUID {wanted}",
+            hint="Import the VirtualBox machine (its .vbox), or clone the disk in VirtualBox first.",
+        )
+    if given is not None and not wanted:
+        raise MalformedArchive(f"{name} is to differ from another image, and names none")
+
+
+# ── parents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _open_parent(descriptor: Descriptor, name: str, opened: _Opened) -> _Disk:
+    """The disk beneath a snapshot. MalformedArchive where it is not as it was when the snapshot was made."""
+    if not descriptor.parent_hint:
+        raise MalformedArchive(f"{name} is a snapshot, and does not say what its parent is called")
+    file, parent_name, opened.chain = open_parent(
+        opened.root, name, [_reference(descriptor.parent_hint, opened.root)], opened.chain
+    )
+    try:
+        parent = _open_disk(file, parent_name, opened)
+    except BaseException:
+        file.close()
+        raise
+    cid = parent.descriptor.cid if parent.descriptor else None
+    if cid != descriptor.parent_cid:
+        parent.disk.close()
+        found = "none" if cid is None else f"{cid:08x}"
+        raise MalformedArchive(
+            f"{name} is a snapshot of {parent_name} when its CID was {descriptor.parent_cid:08x}; now it is {found}",
+            hint="The parent was changed after the snapshot was made, or is another disk: copy all files of the disk again.",
+        )
+    return parent
+
+
+def _reference(hint: str, root: ImageRoot | None) -> Reference:
+    """A hint that is absolute is of the machine that wrote it, unless it lies beneath our root."""
+    windows = hint.startswith("\\") or hint[1:3] in (":\\", ":/")
+    ours = isinstance(root, str) and hint.startswith(root.rstrip("/") + "/")
+    return Reference(hint, absolute=windows or (hint.startswith("/") and not ours))
+
+
+# ── extents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_FLAT: Final = frozenset({"FLAT", "VMFS"})
+_SPARSE: Final = frozenset({"SPARSE", "VMFSSPARSE", "SESPARSE"})
+
+
+def _open_extents(
+    descriptor: Descriptor | None, name: str, opened: _Opened, parent: DiskReader | None, closing: contextlib.ExitStack
+) -> list[DiskReader]:
+    parts: list[DiskReader] = []
+    start = 0
+    for line in descriptor.extents if descriptor else ():
+        if line.size == 0:
+            continue
+        part = _open_extent(line, name, opened, None if parent is None else _Section(parent, start, line.size))
+        closing.callback(part.close)
+        parts.append(part)
+        start += line.size
+    if not parts:
+        raise MalformedArchive(f"{name}: its descriptor names no extents")
+    return parts
+
+
+def _open_extent(line: ExtentLine, name: str, opened: _Opened, parent: DiskReader | None) -> DiskReader:
+    if line.kind == ZERO:
+        return _Zeros(line.size)
+    if line.kind not in _FLAT | _SPARSE:
+        raise UnsupportedFormat(
+            f"{name} has an extent of type {line.kind}, which is a device of the host that wrote it, not a file",
+            hint="Clone the disk on its host into a VMDK of its own, and import that.",
+        )
+    if line.kind in _FLAT:
+        return open_reference(opened.root, name, line.file, line.offset, line.size)[0]
+    file, file_name, _ = open_reference(opened.root, name, line.file)
+    try:
+        return _sparse_disk(file, _read_extent(file, file_name, line, name), file_name, opened, parent)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _read_extent(file: DiskReader, file_name: str, line: ExtentLine, name: str) -> Sparse:
+    """The descriptor says how much of the disk the extent is; its file may have room for more."""
+    sparse = read_sparse(file, file_name)
+    if sparse.size < line.size:
+        raise MalformedArchive(f"{file_name} holds {sparse.size} bytes of {name}, which says {line.size}")
+    return replace(sparse, size=line.size)
+
+
+class _Joined:
+    """Disks one after the other as one; it owns them, and `others`, which only close with it."""
+
+    def __init__(self, parts: Sequence[DiskReader], others: Sequence[DiskReader], name: str) -> None:
+        self._parts, self._others, self._name = parts, others, name
+        self._ends = list(accumulate(part.size for part in parts))
+        self.size = self._ends[-1]
+        self.max_readers = min(part.max_readers for part in [*parts, *others])
+
+    def extents(self) -> Iterator[Extent]:
+        for shift, part in self.parts(0, self.size):
+            for extent in part.extents():
+                yield Extent(shift + extent.start, extent.length, extent.zero)
+
+    def places(self) -> Iterator[Place]:
+        for shift, part in self.parts(0, self.size):
+            for place in _places(part):
+                yield replace(place, start=shift + place.start)
+
+    def parts(self, start: int, end: int) -> Iterator[tuple[int, DiskReader]]:
+        """Those that reach into start to end, and where each begins."""
+        for number in range(bisect_right(self._ends, start), len(self._parts)):
+            part = self._parts[number]
+            shift = self._ends[number] - part.size
+            if shift >= end:
+                return
+            yield shift, part
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        end = offset + len(buffer)
+        if offset < 0 or end > self.size:
+            raise DiskReadFailed(f"{self._name}: {len(buffer)} bytes at offset {offset} are outside its {self.size}")
+        for shift, part in self.parts(offset, end):
+            start, stop = max(offset, shift), min(end, shift + part.size)
+            part.read_into(start - shift, buffer[start - offset : stop - offset])
+
+    def close(self) -> None:
+        for reader in (*self._parts, *self._others):
+            reader.close()
+
+
+class _Section:
+    """The part of a parent that lies beneath one extent of its child. It ends with the parent, and does not own it."""
+
+    def __init__(self, parent: DiskReader, start: int, length: int) -> None:
+        self._parent, self._start = parent, start
+        self.size = max(0, min(length, parent.size - start))
+        self.max_readers = parent.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        for shift, part in self._parts():
+            for extent in part.extents():
+                start, end = self._cut(shift + extent.start, extent.length)
+                if start < end:
+                    yield Extent(start, end - start, extent.zero)
+
+    def places(self) -> Iterator[Place]:
+        for shift, part in self._parts():
+            for place in _places(part):
+                start, end = self._cut(shift + place.start, place.length)
+                if start < end:
+                    skipped = self._start + start - shift - place.start
+                    yield Place(start, end - start, place.descriptor, place.at + skipped)
+
+    def _parts(self) -> Iterator[tuple[int, DiskReader]]:
+        """What of the parent is asked: of one that is split only the pieces that lie here, or a thousand ask a thousand."""
+        parent = self._parent
+        return parent.parts(self._start, self._start + self.size) if isinstance(parent, _Joined) else iter([(0, parent)])
+
+    def _cut(self, start: int, length: int) -> tuple[int, int]:
+        """From a range of the parent to the range of it that lies here, from here on."""
+        return max(start - self._start, 0), min(start + length - self._start, self.size)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._parent.read_into(self._start + offset, buffer)
+
+    def close(self) -> None:
+        pass
+
+
+class _Zeros:
+    """An extent that is in no file."""
+
+    max_readers = 64
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def extents(self) -> Iterator[Extent]:
+        yield Extent(0, self.size, zero=True)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        fill_zeros(buffer)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,116 @@
+"""A disk in an XVA archive that is packed as a whole (`xe vm-export compress=true`: gzip; XCP-ng's `compress=zstd`).
+
+    file ─▶ Passing: unpacked, the last megabytes kept ─▶ tar.walk ─▶ pieces ─▶ read_into
+
+The members of a disk ascend, so who reads it in order needs neither an index nor a file to unpack to: one pass, and the first
+byte comes at once. What was left out of the archive is known only when the pass gets there: all of the disk is one extent of
+data, and pieces that were left out are filled with zeros as they are reached. A resumed copy unpacks what lies before its
+watermark again, and a disk that lies behind others unpacks those first.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+from synvirt.blocks import DiskReader, Extent
+from synvirt.disks import tar
+from synvirt.disks.layers import Layer
+from synvirt.disks.packed.unpacking import Passing
+from synvirt.disks.specs import Packing
+from synvirt.disks.xva.pieces import PIECE_MAX_BYTES, Piece, pieces, read_piece, zero
+from synvirt.errors import DiskReadFailed, MalformedArchive, SynvirtError
+
+# When a piece is complete, its digest and the header behind have come by, too: with pax headers a few KiB.
+_KEPT_BYTES: Final = PIECE_MAX_BYTES + (4 << 20)
+# tar pads to 10 KiB, and to 512 KiB where it was told to.
+_PADDING_MAX_BYTES: Final = 1 << 20
+
+
+class XvaStream:
+    """The disk in the folder `folder` of the packed archive `over`, which it owns; `size_bytes` is what ova.xml says.
+
+    At the end of an archive's last disk the file is read to its own end, where its checksums are. Going back is possible, and
+    begins anew.
+    """
+
+    max_readers = 1
+
+    def __init__(self, over: DiskReader, packing: Packing, folder: str, size_bytes: int, name: str) -> None:
+        self.size = size_bytes
+        self._over, self._packing, self._folder = over, packing, folder
+        self._archive_name, self._name = name, f"{folder} in {name}"
+        self._lock = threading.Lock()
+        self._failure: SynvirtError | None = None
+        self._begin()
+
+    def extents(self) -> Iterator[Extent]:
+        return iter([Extent(0, self.size)] if self.size else [])
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise DiskReadFailed(f"{self._name}: {len(buffer)} bytes at offset {offset} are outside its {self.size}")
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                self._read(offset, buffer)
+            except SynvirtError as failure:  # a walk that failed cannot go on: whoever asks again is told the same
+                self._failure = failure
+                raise
+
+    def layer(self) -> Layer:
+        return Layer(self._name, "xva", self.size, {"compression": self._packing})
+
+    def close(self) -> None:
+        self._over.close()
+
+    def _begin(self) -> None:
+        self._archive = Passing(self._over, self._packing, self._archive_name, kept_bytes=_KEPT_BYTES)
+        self._pieces = pieces(self._members(), self._folder, self.size, self._name)
+        self._begun, self._at_end = False, False
+        self._piece: Piece | None = None
+        self._content: memoryview | None = None  # of the piece, once a part of it was asked for
+        self._floor = 0  # what lies before it has passed
+
+    def _read(self, offset: int, buffer: memoryview) -> None:
+        if offset < self._floor:
+            self._begin()
+        at, end = offset, offset + len(buffer)
+        self._pass(at)
+        while at < end and (piece := self._piece) is not None and piece.start < end:
+            zero(buffer[at - offset : max(piece.start, at) - offset])
+            at = max(piece.start, at)
+            until = min(piece.end, end)
+            self._fill(piece, at - piece.start, buffer[at - offset : until - offset])
+            at = until
+            self._pass(at)
+        zero(buffer[at - offset :])
+
+    def _fill(self, piece: Piece, inner: int, part: memoryview) -> None:
+        if len(part) == piece.length:
+            read_piece(self._archive, piece, part, self._name)
+            return
+        if self._content is None:
+            self._content = memoryview(bytearray(piece.length))
+            read_piece(self._archive, piece, self._content, self._name)
+        part[:] = self._content[inner : inner + len(part)]
+
+    def _pass(self, at: int) -> None:
+        """Go on to the piece that ends behind `at`, and to the file's end when there is none."""
+        while not self._begun or (self._piece is not None and self._piece.end <= at):
+            self._floor = self._piece.end if self._piece is not None else 0
+            self._piece, self._content = next(self._pieces, None), None
+            self._begun = True
+            if self._piece is None and self._at_end:
+                self._archive.finish(_PADDING_MAX_BYTES)
+
+    def _members(self) -> Iterator[tar.Member]:
+        for member in tar.walk(self._archive):
+            # Others' pieces are unpacked to be passed by: a member of petabytes of zeros takes a few megabytes when packed.
+            if member.size > PIECE_MAX_BYTES:
+                raise MalformedArchive(
+                    f"{self._archive_name}: member {member.name!r} has {member.size} bytes at offset {member.offset} of the "
+                    f"archive; none of an XVA has over {PIECE_MAX_BYTES}"
+                )
+            yield member
+        self._at_end = True

@@ -1,0 +1,9 @@
+"""libvirt on this host: what every room needs that talks to it. Blocking code. Read in this order:
+
+library.py     importing python3-libvirt, and what to do where it is missing
+connection.py  the connection, and the embedded driver's folder
+agent.py       the QEMU guest agent of a running domain
+identity.py    who a domain is, read from its XML
+freezing.py    a guest's file systems frozen for a moment; thaw_guard.py thaws when we die
+orphans.py     processes that a killed service left behind
+"""

@@ -1,0 +1,58 @@
+"""The QEMU guest agent of a running domain (qemu.org, QEMU Guest Agent Protocol Reference), asked by way of libvirt."""
+
+import base64
+import json
+from typing import Any
+
+from synvirt.errors import Internal, SynvirtError
+from synvirt.kvm.connection import load, translated
+
+# It answers a ping in milliseconds; libvirt also gives it up to 5 s to find its step again.
+ANSWER_TIMEOUT_S = 2
+# What is asked of a guest's files is small; the guest decides what it sends.
+FILE_LIMIT_BYTES = 1 << 20
+
+
+def answers(domain: Any) -> bool:
+    try:
+        ask(domain, "guest-ping")
+    except (load().libvirtError, SynvirtError):
+        return False
+    return True
+
+
+def is_windows(domain: Any) -> bool:
+    """By its agent's word; False, where it does not say."""
+    try:
+        told = ask(domain, "guest-get-osinfo")
+    except (load().libvirtError, SynvirtError):
+        return False
+    return isinstance(told, dict) and told.get("id") == "mswindows"
+
+
+def read_file(domain: Any, path: str) -> bytes:
+    """Internal, where there is no agent, no such file, or a larger one than is ever asked for."""
+    with translated(Internal, f"the agent of {domain.name()} does not give {path}"):
+        opened = ask(domain, "guest-file-open", path=path, mode="r")
+        try:
+            answer = ask(domain, "guest-file-read", handle=opened, count=FILE_LIMIT_BYTES)
+        finally:
+            ask(domain, "guest-file-close", handle=opened)
+    if not isinstance(answer, dict) or not answer.get("eof"):
+        raise Internal(f"{path} in {domain.name()} is larger than {FILE_LIMIT_BYTES} bytes")
+    try:
+        return base64.b64decode(str(answer.get("buf-b64", "")))
+    except ValueError as error:
+        raise Internal(f"the agent of {domain.name()} answers with nonsense for {path}") from error
+
+
+def ask(domain: Any, command: str, **arguments: object) -> object:
+    """One command; libvirt bounds its answer. libvirtError, or Internal on a senseless answer."""
+    import libvirt_qemu
+
+    question = json.dumps({"execute": command, "arguments": arguments} if arguments else {"execute": command})
+    answer = libvirt_qemu.qemuAgentCommand(domain, question, ANSWER_TIMEOUT_S, 0)
+    try:
+        return json.loads(answer)["return"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Internal(f"the guest's agent answers {command} with nonsense") from error

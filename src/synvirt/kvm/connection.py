@@ -1,0 +1,193 @@
+"""The connection to libvirt, opened when it is first needed; and the embedded driver's folder.
+
+    qemu:///embed?root=ROOT   the QEMU driver runs inside our own process, and all it keeps lies in ROOT. No daemon.
+    qemu:///system            the host's libvirtd
+
+libvirt.org/drvqemu.html#embedded-driver. One process may open a ROOT at a time. QEMU outlives us: who opens ROOT anew finds
+the guests again. The driver needs an event loop, which is a thread of this process, started once.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+from synvirt.errors import DomainDefineFailed, Internal, SynvirtError
+from synvirt.kvm import library as libvirt_library
+from synvirt.kvm import orphans
+
+# A Unix socket's path has 107 bytes, and libvirt puts up to 83 after ROOT:
+# lib/qemu/channel/target/domain-NUMBER-TWENTY_LETTERS/org.qemu.guest_agent.0
+ROOT_LIMIT_BYTES = 24
+
+# Why each: logs into files, since there is no virtlogd; the volumes are ours already, so QEMU runs as who we are and nothing
+# changes their owner; no confinement, mount namespaces or cgroups, which need a systemd or privileges that we may lack.
+QEMU_CONF = """\
+stdio_handler = "file"
+security_driver = "none"
+namespaces = []
+cgroup_controllers = []
+dynamic_ownership = 0
+remember_owner = 0
+"""
+QEMU_CONF_AS_ROOT = 'user = "root"\ngroup = "root"\nswtpm_user = "root"\nswtpm_group = "root"\n'
+
+
+def embedded_root(uri: str) -> Path | None:
+    """The folder of an embedded driver; None where the URI names another driver."""
+    parts = urlsplit(uri)
+    roots = parse_qs(parts.query).get("root", [])
+    return Path(roots[0]) if parts.path == "/embed" and roots else None
+
+
+def short_root(uri: str) -> Path | None:
+    """The embedded driver's folder by a path that Unix sockets can lie beneath."""
+    root = embedded_root(uri)
+    return None if root is None else _short(root.resolve())
+
+
+class Connection:
+    """Opened at the first `use()`, opened again once it broke. Safe from several threads, as libvirt's connections are.
+
+    `on_open` is called, by one thread, before each opening.
+    """
+
+    def __init__(self, uri: str, on_open: Callable[[], None]) -> None:
+        self.uri = uri
+        self._on_open = on_open
+        self._lock = threading.Lock()
+        self._open: Any = None
+
+    def use(self) -> Any:
+        """The open virConnect. DomainDefineFailed, where the hypervisor cannot be reached."""
+        with self._lock:
+            if self._open is None or not _alive(self._open):
+                self._open = self._connect()
+            return self._open
+
+    def _connect(self) -> Any:
+        libvirt = load()
+        self._on_open()
+        root = embedded_root(self.uri)
+        try:
+            return libvirt.open(self.uri) if root is None else _embedded(libvirt, root.resolve())
+        except libvirt.libvirtError as error:
+            raise DomainDefineFailed(f"the hypervisor {self.uri} cannot be opened: {error}", hint=_hint(str(error))) from error
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open is not None and embedded_root(self.uri) is None:
+                with contextlib.suppress(load().libvirtError):
+                    self._open.close()
+            self._open = None
+
+
+def _alive(connection: Any) -> bool:
+    try:
+        return bool(connection.isAlive())
+    except load().libvirtError:
+        return False
+
+
+def _hint(message: str) -> str:
+    if "driver.pid" in message or "already running" in message:
+        return "another process has opened this folder: only one service can run on a data_dir"
+    return "run `synvirt doctor`: it says what is missing; the setting libvirt_uri names the hypervisor"
+
+
+# ── the library ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def load() -> Any:
+    """libvirt's module, its event loop running. DomainDefineFailed, where it is missing."""
+    return libvirt_library.load(DomainDefineFailed)
+
+
+@contextlib.contextmanager
+def translated(error: type[SynvirtError], doing: str, hint: Callable[[str], str | None] = lambda _: None) -> Iterator[None]:
+    """libvirt's errors become ours."""
+    libvirt = load()
+    try:
+        yield
+    except libvirt.libvirtError as cause:
+        raise error(f"{doing}: {cause.get_error_message() or cause}", hint=hint(str(cause))) from cause
+
+
+# libvirt's own record of a running domain (src/conf/domain_conf.c, virDomainObjFormat).
+_UNBORN = re.compile(rb"<domstatus state='paused' reason='starting up' pid='0'")
+
+
+# ── the embedded driver's folder ─────────────────────────────────────────────────────────────────────────────────────
+
+
+# libvirt registers its drivers again with each opening after a last closing, and has room for few (9.0: "Too many drivers").
+# So what is open stays open until the process ends, which lets go of the folder.
+_embedded_open: dict[Path, Any] = {}
+_embedded_lock = threading.Lock()
+atexit.register(_embedded_open.clear)  # before the interpreter takes the binding apart, which would complain
+
+
+def _embedded(libvirt: Any, root: Path) -> Any:
+    with _embedded_lock:
+        if root not in _embedded_open:
+            _prepare(root)
+            short = _short(root)
+            left = orphans.suspects(short)
+            _forget_unborn(root)
+            opened = libvirt.open(f"qemu:///embed?root={quote(str(short))}")
+            orphans.end(left, short, lambda uuid: _is_active(libvirt, opened, uuid))
+            _embedded_open[root] = opened
+        return _embedded_open[root]
+
+
+def _is_active(libvirt: Any, opened: Any, uuid: str) -> bool:
+    """Where libvirt does not say, it may be."""
+    try:
+        return bool(opened.lookupByUUIDString(uuid).isActive())
+    except libvirt.libvirtError as error:
+        return bool(error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN)
+
+
+def _prepare(root: Path) -> None:
+    """ROOT/etc/qemu.conf, read when the driver opens. 0700: the sockets in there rule the guests."""
+    try:
+        (root / "etc").mkdir(parents=True, exist_ok=True)
+        root.chmod(0o700)
+        (root / "etc/qemu.conf").write_text(QEMU_CONF + (QEMU_CONF_AS_ROOT if os.geteuid() == 0 else ""))
+    except OSError as error:
+        raise Internal(f"the hypervisor's folder {root} cannot be made: {error.strerror}") from error
+
+
+def _forget_unborn(root: Path) -> None:
+    """Remove what says of a guest that it starts and has no process yet: who wrote it was killed before there was one.
+
+    libvirt would wait half a minute for that guest's monitor, with the domain locked. The process, were there one, waits for
+    a word of its parent before it becomes QEMU, and ends with it (libvirt's virCommandRequireHandshake).
+    """
+    for status in root.glob("run/qemu/*.xml"):
+        with contextlib.suppress(OSError):
+            if _UNBORN.search(status.read_bytes()):
+                status.unlink()
+
+
+def _short(root: Path) -> Path:
+    """ROOT, or a symbolic link to it: the sockets that libvirt makes beneath must have short paths.
+
+    The link's name hangs on ROOT alone, so whoever opens ROOT anew finds what the running guests were started with.
+    """
+    if len(os.fsencode(root)) <= ROOT_LIMIT_BYTES:
+        return root
+    folder = Path("/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "/tmp"))  # noqa: S108 - checked below
+    link = folder / f"sv-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(root)
+    # In a folder that others write to, somebody may have been there first.
+    if not link.is_symlink() or link.lstat().st_uid != os.geteuid() or link.readlink() != root:
+        raise Internal(f"{link} is in the way: it should be our link to {root}", hint=f"remove {link}")
+    return link

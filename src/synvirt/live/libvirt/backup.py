@@ -1,0 +1,302 @@
+"""Backup jobs and checkpoints of a domain: libvirt.org/formatbackup.html, formatcheckpoint.html. Blocking code.
+
+    backupBegin(pull, since the last checkpoint) with a new checkpoint ─▶ an NBD export a disk, as it was at that moment,
+                                                                         with a bitmap of what changed since
+
+A snapshot of ours is such a job; its name is the checkpoint's, and stands in the names of the exports, by which the job is
+found again after a crash. QEMU has one backup job a domain. A checkpoint outlives it, in a bitmap inside the qcow2 image.
+"""
+
+import re
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
+
+from synvirt.errors import Internal, SnapshotFailed, SynvirtError
+from synvirt.live.libvirt.host import busy, library
+from synvirt.live.libvirt.manifest import backed_up_disks, parse
+
+PREFIX: Final = "synvirt-"
+# A job ends in milliseconds once it is told to; its scratch file is gone with it.
+END_TIMEOUT_S: Final = 30.0
+POLL_S: Final = 0.05
+_PORT_TAKEN = re.compile(r"[Aa]ddress already in use")
+_NO_BITMAP = re.compile(r"bitmap|checkpoint|snapshot", re.IGNORECASE)
+_CONFINED = re.compile(r"[Pp]ermission denied")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where QEMU serves: a folder for a socket, or an address and the ports to choose from. `scratch` is a folder too."""
+
+    scratch: str
+    address: str | None = None
+    ports: tuple[int, int] = (0, 0)
+    tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    name: str
+    bitmap: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A backup job as libvirt has it now. `snapshot` is None where it is not ours; `since` is the checkpoint it counts from."""
+
+    snapshot: str | None
+    since: str | None
+    path: str | None
+    port: int | None
+    exports: dict[str, Export]
+
+
+def running(domain: Any) -> Running | None:
+    """The backup job of a domain; None where there is none."""
+    libvirt = library()
+    try:
+        root = parse(domain.backupGetXMLDesc())
+    except libvirt.libvirtError as error:
+        if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN_BACKUP, libvirt.VIR_ERR_OPERATION_INVALID):
+            return None
+        raise
+    server = root.find("server")
+    exports, snapshots = {}, set()
+    for disk in root.iterfind("disks/disk[@backup='yes']"):
+        key, name = disk.get("name", ""), disk.get("exportname", "")
+        exports[key] = Export(name, disk.get("exportbitmap"))
+        snapshots.add(name.removesuffix(f"-{key}") if name.startswith(PREFIX) and name.endswith(f"-{key}") else None)
+    port = server.get("port") if server is not None else None
+    return Running(
+        snapshot=snapshots.pop() if len(snapshots) == 1 else None,
+        since=(root.findtext("incremental") or "").strip() or None,
+        path=server.get("socket") if server is not None else None,
+        port=int(port) if port is not None and port.isdecimal() else None,
+        exports=exports,
+    )
+
+
+def backed_up(domain: Any, disks: Collection[str] | None) -> list[str]:
+    """Which of these disks, by key, a backup job can hold still; None: of all. SnapshotFailed, where it can hold none."""
+    found = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0))) if disks is None or key in disks]
+    if not found:
+        raise SnapshotFailed(f"{domain.name()} has no disk to read")
+    return found
+
+
+def begin(domain: Any, name: str, server: Server, *, disks: Collection[str] | None = None, track: Collection[str]) -> None:
+    """Begin the job, with a checkpoint of those disks to `track`. SnapshotFailed; libvirtError, where the domain is busy.
+
+    What libvirt may refuse is left out step by step: the delta (a checkpoint was lost: the caller sees it by `since`), then the
+    checkpoint (the image cannot hold one).
+    """
+    wanted = backed_up(domain, disks)
+    track = [key for key in wanted if key in track]
+    if track and name in _checkpoints(domain):
+        # A job of that name was lost with its data: what the bitmap says is no longer what anybody has read.
+        delete(domain, name)
+    since = _before(domain, name) if track else None
+    steps: list[tuple[str | None, bool]] = [(since, True)] if since else []
+    steps += [(None, True)] if track else []
+    steps += [(None, False)]
+    failure: SynvirtError | None = None
+    for incremental, checkpoint in steps:
+        try:
+            _begin_at_free_port(
+                domain,
+                name,
+                server,
+                {key: incremental if key in track else None for key in wanted},
+                _checkpoint_xml(name, track) if checkpoint else None,
+            )
+        except library().libvirtError as error:
+            if busy(error):
+                raise
+            said = error.get_error_message() or str(error)
+            failure = SnapshotFailed(f"{domain.name()} cannot be read at one moment: {said}", hint=_hint(said, server))
+            failure.__cause__ = error
+            if not _NO_BITMAP.search(said):
+                break
+        else:
+            return
+    assert failure is not None
+    raise failure
+
+
+def _begin_at_free_port(
+    domain: Any, name: str, server: Server, wanted: Mapping[str, str | None], checkpoint_xml: str | None
+) -> None:
+    libvirt = library()
+    for port in _ports(name, server):
+        try:
+            domain.backupBegin(_backup_xml(name, wanted, server, port), checkpoint_xml, 0)
+        except libvirt.libvirtError as error:
+            if port is None or not _PORT_TAKEN.search(str(error)):
+                raise
+        else:
+            return
+    raise SnapshotFailed(
+        f"every port from {server.ports[0]} to {server.ports[1]} is taken on {server.address}",
+        hint="widen options.nbd_ports",
+    )
+
+
+def _ports(name: str, server: Server) -> Iterator[int | None]:
+    """All of them, from one that hangs on the name: two jobs seldom try the same first."""
+    if server.address is None:
+        yield None
+        return
+    first, last = server.ports
+    count = last - first + 1
+    start = zlib.crc32(name.encode()) % count
+    yield from (first + (start + step) % count for step in range(count))
+
+
+def _backup_xml(name: str, disks: Mapping[str, str | None], server: Server, port: int | None) -> str:
+    """`disks`: each with the checkpoint since which it is wanted; one for all of them, or None where the whole disk is. libvirt
+    leaves a disk alone that is not listed."""
+    root = ET.Element("domainbackup", mode="pull")
+    if (since := next(filter(None, disks.values()), None)) is not None:
+        ET.SubElement(root, "incremental").text = since
+    if server.address is None:
+        ET.SubElement(root, "server", transport="unix", socket=f"{server.scratch}/{name}.sock")
+    else:
+        made = ET.SubElement(root, "server", transport="tcp", name=server.address, port=str(port))
+        if server.tls:
+            made.set("tls", "yes")
+    listed = ET.SubElement(root, "disks")
+    for key, older in disks.items():
+        disk = ET.SubElement(listed, "disk", name=key, backup="yes", type="file", exportname=f"{name}-{key}")
+        if older is not None:
+            disk.set("backupmode", "incremental")
+            disk.set("incremental", older)
+            disk.set("exportbitmap", f"{name}-{key}")
+        elif since is not None:
+            disk.set("backupmode", "full")
+        ET.SubElement(disk, "driver", type="qcow2")
+        ET.SubElement(disk, "scratch", file=f"{server.scratch}/{name}-{key}.scratch")
+    return ET.tostring(root, encoding="unicode")
+
+
+def _checkpoint_xml(name: str, track: Collection[str]) -> str:
+    """libvirt makes no bitmap of a disk that is not listed."""
+    root = ET.Element("domaincheckpoint")
+    ET.SubElement(root, "name").text = name
+    listed = ET.SubElement(root, "disks")
+    for key in track:
+        ET.SubElement(listed, "disk", name=key, checkpoint="bitmap")
+    return ET.tostring(root, encoding="unicode")
+
+
+def _hint(said: str, server: Server) -> str | None:
+    if _CONFINED.search(said):
+        return (
+            f"QEMU may not use {server.scratch} on that host: let its user and AppArmor or SELinux in, "
+            "or set options.scratch_dir (docs/platforms/libvirt.md)"
+        )
+    if "is too long" in said:
+        return "set options.scratch_dir to a folder with a shorter path: QEMU makes its socket there"
+    if "Cannot assign requested address" in said:
+        return f"{server.address} is no address of that host: set options.nbd_address to one, or to 0.0.0.0 for all of them"
+    if "No space left" in said:
+        return f"{server.scratch} on that host is full: it holds what guests overwrite while they are read"
+    if re.search(r"tls|x509|certificate", said, re.IGNORECASE):
+        return "set up backup_tls_x509_cert_dir in that host's /etc/libvirt/qemu.conf (docs/platforms/libvirt.md)"
+    return None
+
+
+# ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _checkpoints(domain: Any) -> list[str]:
+    return [str(one.getName()) for one in domain.listAllCheckpoints(0)]
+
+
+def has_checkpoint(domain: Any, name: str) -> bool:
+    return name in _checkpoints(domain)
+
+
+def any_checkpoint(domain: Any) -> bool:
+    """Is one of ours left, of whatever job?"""
+    return any(name.startswith(PREFIX) for name in _checkpoints(domain))
+
+
+def _before(domain: Any, name: str) -> str | None:
+    """The newest checkpoint of the same job that is older than `name`: their names end in ascending numbers."""
+    job, _, number = name.rpartition("-")
+    if not number.isdecimal():
+        return None
+    found = [one.rpartition("-") for one in _checkpoints(domain)]
+    older = [int(last) for first, _, last in found if first == job and last.isdecimal() and int(last) < int(number)]
+    return f"{job}-{max(older)}" if older else None
+
+
+def delete(domain: Any, name: str) -> None:
+    """Checkpoint and bitmap, of a domain that is active; nothing where there is none. A lost bitmap is no hindrance."""
+    libvirt = library()
+    try:
+        checkpoint = domain.checkpointLookupByName(name)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN_CHECKPOINT:
+            return
+        raise
+    try:
+        checkpoint.delete(0)
+    except libvirt.libvirtError as error:
+        if busy(error) or not _NO_BITMAP.search(str(error)):
+            raise
+        checkpoint.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+
+
+def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str | None:
+    """None, or why these disks cannot: found out by making one and deleting it."""
+    libvirt = library()
+    delete(domain, name)  # a service that was killed may have left it
+    try:
+        domain.checkpointCreateXML(_checkpoint_xml(name, track), 0)
+    except libvirt.libvirtError as error:
+        if busy(error):
+            raise
+        return str(error.get_error_message() or error)
+    delete(domain, name)
+    return None
+
+
+# ── the end of a job ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def end(domain: Any, ours: Callable[[str], bool]) -> None:
+    """End the backup job of a snapshot that is `ours`, and wait until it is gone; nothing where there is none.
+
+    One that a killed service had just asked for is waited for first: libvirt goes on with what it was asked, and libvirt 9.0
+    itself ended where its checkpoint was deleted in that moment."""
+    libvirt = library()
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while (found := running(domain)) is None and _is_beginning(domain) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    if found is None or found.snapshot is None or not ours(found.snapshot):
+        return
+    try:
+        domain.abortJob()
+    except libvirt.libvirtError as error:
+        if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:  # it has ended by itself
+            raise
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while (now := running(domain)) is not None and now.snapshot == found.snapshot:
+        if time.monotonic() > deadline:
+            raise Internal(f"the backup job {found.snapshot} of {domain.name()} does not end", hint="virsh domjobabort ends it")
+        time.sleep(POLL_S)
+
+
+def _is_beginning(domain: Any) -> bool:
+    """libvirt holds a job of this kind for it, and has none yet to show: «backup job data missing», or its operation alone."""
+    libvirt = library()
+    try:
+        stats = domain.jobStats()
+    except libvirt.libvirtError as error:
+        return "backup job data missing" in str(error)
+    return bool(stats.get("operation") == libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP)

@@ -1,0 +1,331 @@
+"""A domain on another host: what is seen of it, and how it is switched off and on. Blocking code.
+
+A domain that is off is read by starting it without letting it run: QEMU opens its disks, serves them, and no guest instruction
+is carried out. Its configuration says so before it is started, so that whoever finds it knows that it is as good as off.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
+from xml.etree.ElementTree import Element
+
+import structlog
+
+from synvirt.errors import SnapshotFailed, SourceUnreachable
+from synvirt.live.libvirt.host import busy, library
+from synvirt.live.libvirt.manifest import DiskSize, PowerState, Seen, agent_connected, data_disks, parse
+from synvirt.model import Snapshot
+
+log = structlog.get_logger(__name__)
+
+# Marks a domain in its metadata: names, not addresses to fetch.
+STATE_NAMESPACE: Final = "https://synvirt.org/xmlns/live/1"
+MOVED_NAMESPACE: Final = "https://synvirt.org/xmlns/moved/1"
+# A guest agent answers in milliseconds, or is not there; but to freeze, a guest writes out what it has in memory first.
+AGENT_TIMEOUT_S: Final = 5
+FREEZE_TIMEOUT_S: Final = 60
+# After a polite request is refused or not heard, before it is made again: a guest that boots hears none.
+ASK_AGAIN_S: Final = 20.0
+POLL_S: Final = 0.2
+
+
+# ── what is noted on it ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def noted(domain: Any) -> dict[str, str]:
+    """`tracking`: its snapshots get checkpoints of these disks; `reading`: it was started to be read, for the snapshot of that
+    name."""
+    libvirt = library()
+    try:
+        found = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, STATE_NAMESPACE, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN_METADATA:
+            return {}
+        if not domain.isPersistent():
+            return {}
+        raise
+    return dict(parse(found).attrib)
+
+
+def tracked(domain: Any) -> frozenset[str]:
+    """The disks whose changes are tracked, by key."""
+    return frozenset(noted(domain).get("tracking", "").split())
+
+
+def note(domain: Any, **changed: str | None) -> None:
+    """Into its configuration; None takes a note away."""
+    libvirt = library()
+    before = noted(domain)
+    after = {key: value for key, value in {**before, **changed}.items() if value is not None}
+    if after == before:
+        return
+    xml = ET.tostring(ET.Element("state", after), encoding="unicode") if after else None
+    domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, xml, "synvirt", STATE_NAMESPACE, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+
+def mark_moved(domain: Any, text: str) -> None:
+    """A note for people; and the domain does not start by itself any more, beside the one that it has become."""
+    libvirt = library()
+    xml = ET.tostring(ET.Element("moved", {"note": text}), encoding="unicode")
+    domain.setMetadata(
+        libvirt.VIR_DOMAIN_METADATA_ELEMENT, xml, "synvirt-moved", MOVED_NAMESPACE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    )
+    if domain.autostart():
+        domain.setAutostart(0)
+
+
+# ── off and on ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def being_read(domain: Any) -> bool:
+    """Started for its disks alone. One that an operator resumed has run, whatever the note says, and stands still for another
+    reason: what it holds in memory would be lost."""
+    libvirt = library()
+    return bool(domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED) and "reading" in noted(domain) and not _has_run(domain)
+
+
+def _has_run(domain: Any) -> bool:
+    """The first instructions of a guest read its disks. What QEMU serves of them to us is not counted there."""
+    libvirt = library()
+    for key, _ in data_disks(described(domain)):
+        try:
+            reads, _bytes, writes, *_ = domain.blockStats(key)
+        except libvirt.libvirtError as error:
+            if busy(error):
+                raise
+            continue
+        if reads > 0 or writes > 0:
+            return True
+    return False
+
+
+def power_state(domain: Any) -> PowerState:
+    libvirt = library()
+    state = domain.state()[0]
+    if state in (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED):
+        return "off"
+    if state == libvirt.VIR_DOMAIN_PAUSED:
+        return "off" if being_read(domain) else "suspended"
+    return "suspended" if state == libvirt.VIR_DOMAIN_PMSUSPENDED else "on"
+
+
+def last_start(domain: Any) -> str:
+    """libvirt counts the starts of all its domains: the number of this one's, as long as it is active. What holds a domain to
+    be read has one, too, and is another once its guest has run."""
+    number = domain.ID()
+    return "off" if number < 0 else f"{number} {'held' if being_read(domain) else 'started'}"
+
+
+def start_to_read(domain: Any, name: str) -> None:
+    """Disks open, guest still. Nothing, where the domain is active already."""
+    libvirt = library()
+    if domain.isActive():
+        return
+    if domain.hasManagedSaveImage():
+        raise SnapshotFailed(
+            f"{domain.name()} has saved memory, which starting it would use up",
+            hint="start it and shut it down, or drop the saved memory: virsh managedsave-remove NAME",
+        )
+    note(domain, reading=name)
+    try:
+        domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+    except libvirt.libvirtError as error:
+        note(domain, reading=None)
+        if busy(error):
+            raise
+        raise SnapshotFailed(
+            f"{domain.name()} is off, and cannot be started without running to be read: {error.get_error_message() or error}",
+            hint="it must be able to start on its own host: its memory, networks and devices free",
+        ) from error
+
+
+def stop_reading(domain: Any) -> None:
+    if being_read(domain):
+        _off(domain)
+    with contextlib.suppress(library().libvirtError):  # gone with its domain, where that was transient
+        note(domain, reading=None)
+
+
+@contextlib.contextmanager
+def active(domain: Any, name: str) -> Iterator[None]:
+    """Bitmaps change in an open image only: a domain that is off is started without running, and off again after."""
+    was_off = not domain.isActive()
+    if was_off:
+        start_to_read(domain, name)
+    try:
+        yield
+    finally:
+        if was_off:
+            stop_reading(domain)
+
+
+def shut_down(domain: Any, timeout_s: float, stop: Callable[[], bool]) -> None:
+    """Politely, and by force once `timeout_s` are over; off when it returns. SourceUnreachable once `stop()` is true."""
+    libvirt = library()
+    if being_read(domain):
+        stop_reading(domain)
+    deadline, ask_at = time.monotonic() + timeout_s, 0.0
+    while domain.isActive() and time.monotonic() < deadline:
+        if stop():
+            raise SourceUnreachable(f"the session was closed while {domain.name()} was shutting down")
+        # A guest that stands still hears nothing.
+        if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
+            break
+        if time.monotonic() >= ask_at:
+            _ask_politely(domain)
+            ask_at = time.monotonic() + ASK_AGAIN_S
+        time.sleep(POLL_S)
+    if domain.isActive():
+        log.warning("guest is powered off by force", domain=domain.name(), waited_s=timeout_s)
+        _off(domain)
+
+
+def _ask_politely(domain: Any) -> None:
+    libvirt = library()
+    ways = [libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN]
+    with contextlib.suppress(libvirt.libvirtError):
+        if agent_connected(parse(domain.XMLDesc(0))):
+            ways.insert(0, libvirt.VIR_DOMAIN_SHUTDOWN_GUEST_AGENT)
+    for way in ways:
+        try:
+            domain.shutdownFlags(way)
+        except libvirt.libvirtError:
+            continue  # off meanwhile, or this way is closed: then the next
+        return
+
+
+def _off(domain: Any) -> None:
+    libvirt = library()
+    try:
+        domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_OPERATION_INVALID:
+            return  # it went off by itself
+        domain.destroy()
+
+
+def power_on(domain: Any) -> None:
+    if being_read(domain):
+        stop_reading(domain)
+    if not domain.isActive():
+        domain.create()
+
+
+# ── the guest's agent ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def may_freeze(domain: Any) -> bool:
+    """It runs, and has an agent to ask."""
+    return bool(domain.state()[0] == library().VIR_DOMAIN_RUNNING) and agent_connected(parse(domain.XMLDesc(0)))
+
+
+@contextlib.contextmanager
+def _answering(domain: Any, timeout_s: int) -> Iterator[None]:
+    """Its agent has so long for an answer; afterwards for ever, as libvirt itself has it: others ask, too."""
+    libvirt = library()
+    domain.agentSetResponseTimeout(timeout_s, 0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(libvirt.libvirtError):
+            domain.agentSetResponseTimeout(libvirt.VIR_DOMAIN_AGENT_RESPONSE_TIMEOUT_BLOCK, 0)
+
+
+def freeze(domain: Any) -> None:
+    """libvirtError: they may freeze all the same, later, unless `agent_refused`."""
+    with _answering(domain, FREEZE_TIMEOUT_S):
+        domain.fsFreeze()
+
+
+def agent_refused(error: Any) -> bool:
+    """Did the agent itself say no? Then it has thawed again what it had frozen."""
+    return "unable to execute QEMU agent command" in str(error)
+
+
+def thaw(domain: Any) -> bool:
+    """Does nothing stand still any more? Idempotent."""
+    libvirt = library()
+    if not domain.isActive():
+        return True
+    try:
+        with _answering(domain, FREEZE_TIMEOUT_S):
+            domain.fsThaw()
+    except libvirt.libvirtError as error:
+        log.warning("guest does not thaw", domain=domain.name(), cause=str(error))
+        return False
+    return True
+
+
+# ── what is seen ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def described(domain: Any) -> Element:
+    """As it runs, hot-plugged disks included; else as it would start."""
+    return parse(domain.XMLDesc(0))
+
+
+def seen(domain: Any, root: Element, *, too_old: str | None, unreadable: str | None) -> Seen:
+    agent = power_state(domain) == "on" and agent_connected(root)
+    told = _told(domain) if agent else {}
+    return Seen(
+        sizes={key: _size(domain, key) for key, _ in data_disks(root)},
+        power_state=power_state(domain),
+        persistent=bool(domain.isPersistent()),
+        saved=bool(domain.hasManagedSaveImage()),
+        tracked=tracked(domain),
+        guest=told,
+        addresses=_addresses(domain) if agent else {},
+        snapshots=tuple(_snapshots(domain)),
+        too_old=too_old,
+        unreadable=unreadable,
+    )
+
+
+def capacity_bytes(domain: Any, disks: Iterable[str]) -> int:
+    """Of these disks together."""
+    return sum(_size(domain, key).capacity_bytes for key in disks)
+
+
+def _size(domain: Any, key: str) -> DiskSize:
+    libvirt = library()
+    try:
+        capacity, allocation, _physical = domain.blockInfo(key)
+    except libvirt.libvirtError as error:
+        if busy(error):
+            raise
+        return DiskSize(0, 0)  # a network disk of a domain that is off: its manifest says that it is not known
+    return DiskSize(int(capacity), min(int(allocation), int(capacity)))
+
+
+def _told(domain: Any) -> dict[str, str]:
+    libvirt = library()
+    try:
+        with _answering(domain, AGENT_TIMEOUT_S):
+            found = domain.guestInfo(libvirt.VIR_DOMAIN_GUEST_INFO_OS, 0)
+    except libvirt.libvirtError:
+        return {}
+    return {str(key).removeprefix("os."): str(value)[:255] for key, value in found.items()}
+
+
+def _addresses(domain: Any) -> dict[str, tuple[str, ...]]:
+    libvirt = library()
+    try:
+        with _answering(domain, AGENT_TIMEOUT_S):
+            found = domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT, 0)
+    except libvirt.libvirtError:
+        return {}
+    return {
+        str(card["hwaddr"]).lower(): tuple(str(one["addr"]) for one in card["addrs"] or ())
+        for card in found.values()
+        if card.get("hwaddr")
+    }
+
+
+def _snapshots(domain: Any) -> Iterator[Snapshot]:
+    for one in domain.listAllSnapshots(0):
+        made = parse(one.getXMLDesc(0)).findtext("creationTime") or ""
+        at = datetime.fromtimestamp(int(made), UTC) if made.isdecimal() else None
+        yield Snapshot(id=str(one.getName()), name=str(one.getName()), created_at=at)

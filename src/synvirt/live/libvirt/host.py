@@ -1,0 +1,416 @@
+"""A session with another libvirt: the connection, and how its disks' NBD sockets are reached. Blocking code.
+
+    qemu+ssh   both by Unix sockets through SSH tunnels
+    qemu+tls   both by TLS, with one certificate authority and one client certificate
+    qemu+tcp   both in the clear, and the disks only where the operator says so
+    qemu       this host's own libvirtd, by its Unix socket
+
+libvirt.org/uri.html and libvirt.org/remote.html. Secrets that libraries want as files lie in a folder of the session, in memory
+where the system has such a place, and go with it; what a killed service left is swept by the next session.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, quote
+
+from synvirt.disks.specs import NbdSpec
+from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.kvm import library as libvirt_library
+from synvirt.live.form import Place
+from synvirt.live.libvirt.form import Login, Options
+from synvirt.live.libvirt.limit import within
+from synvirt.live.libvirt.pki import Pki
+from synvirt.live.libvirt.ssh import Door, Tunnel, pinned_key
+
+CONNECT_TIMEOUT_S: Final = 10.0
+# libvirt's own way to connect has no limit, and its keep-alive begins after it. A login is a few questions, each answered in
+# milliseconds; a daemon that systemd starts for it, or a domain controller behind SASL, takes some seconds.
+OPEN_TIMEOUT_S: Final = 30.0
+# To say goodbye is one question. One who does not answer it is left without.
+CLOSE_TIMEOUT_S: Final = 10.0
+# A connection with nothing heard for this long is closed by libvirt, so that every call that waits on it ends.
+KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX = 5, 3
+# Where a host's libvirt listens: the one daemon, or the modular one.
+SOCKETS: Final = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
+BUSY_HINT: Final = "another operation on this domain is under way there: try again when it is over"
+_FOLDER_PREFIX: Final = "synvirt-live-"
+# A name that ssh would take for an option, or that no host has.
+_HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\]-]*")
+
+_LOST = re.compile(
+    r"Cannot recv data|End of file while reading|[Cc]onnection (reset|refused|timed out)|client socket is closed|keepalive|"
+    r"[Uu]nable to connect|Failed to connect|No route to host|Broken pipe|not connected|No such file or directory"
+)
+UNTRUSTED: Final = re.compile(r"certificate|TLS handshake|GNUTLS", re.IGNORECASE)
+# In libnbd's words: a handshake that is cut off was nobody's refusal.
+UNTRUSTED_DISKS: Final = re.compile(r"certificate|fatal alert", re.IGNORECASE)
+
+
+# libvirt's virErrorNumber: who asks may not, whatever it is that says so.
+_NO_RIGHT: Final = ("AUTH_FAILED", "AUTH_CANCELLED", "AUTH_UNAVAILABLE", "ACCESS_DENIED", "OPERATION_DENIED")
+_LOCKED_SOCKET: Final = re.compile(r"Failed to connect socket to .*: Permission denied")
+# What it says then, and what to do about it. First match wins.
+_RIGHTS: Final = (
+    (
+        re.compile(r"read only access"),
+        "that is libvirt's read-only socket: name the other one in the endpoint's ?socket=, libvirt-sock or virtqemud-sock",
+    ),
+    (
+        re.compile(r"denied access"),
+        "access_drivers in its libvirtd.conf asks polkit: allow {user} the actions org.libvirt.api.* by a rule there",
+    ),
+    (
+        re.compile(r"polkit|denied by policy|authentication (unavailable|cancelled)|Permission denied"),
+        "log in as root, or put {user} into the group libvirt there, or allow it org.libvirt.unix.manage by a rule of polkit",
+    ),
+)
+
+
+class Silent(SourceUnreachable):
+    """Somebody takes the connection, and says nothing."""
+
+
+class Host:
+    """One session. `open` it first; `close` at the end."""
+
+    def __init__(self, place: Place, login: Login, options: Options) -> None:
+        self._place, self._login, self._options = place, login, options
+        if place.host is not None and not _HOST.fullmatch(place.host):
+            raise BadRequest(f"endpoint: {place.host[:60]!r} is no host name")
+        self.pki = Pki(place, login, options)
+        self._closing = contextlib.ExitStack()
+        self._folder: Path | None = None
+        self._tunnels: dict[str, Tunnel] = {}
+        # Of their sockets: one that was told to somebody never leads elsewhere.
+        self._numbers = itertools.count()
+        self._open: Any = None
+
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return self._place.host or "this host's libvirt"
+
+    @property
+    def by_network(self) -> bool:
+        """The disks come by TCP, not by a Unix socket."""
+        return self._place.scheme in ("qemu+tls", "qemu+tcp")
+
+    @property
+    def needs_leave(self) -> bool:
+        """QEMU's socket is opened by somebody who is not root, so that its mode decides: its owner and group may."""
+        return not self.by_network and self.user_name != "root"
+
+    @property
+    def user_name(self) -> str:
+        """Who we are there: without a name, ssh takes ours, and by the network we are a certificate, or nobody."""
+        user = self._login.user or self._place.user if self._place.host is not None else None
+        ours = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
+        return user or ("this client" if self.by_network else ours)
+
+    @property
+    def encrypted(self) -> bool:
+        return self._place.scheme == "qemu+tls"
+
+    def open(self) -> None:
+        """SourceUnreachable, AuthFailed."""
+        if self._open is not None:
+            return
+        try:
+            self._folder = self._closing.enter_context(_private_folder())
+            self._open = self._connect()
+            self._refuse_closed()
+            self._open.setKeepAlive(KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX)
+        except BaseException:
+            self.close()
+            raise
+
+    def _refuse_closed(self) -> None:
+        if self._folder is None:
+            raise SourceUnreachable(f"the session with {self.name} was closed while it was opened")
+
+    def close(self, *, in_use: bool = False) -> None:
+        """`in_use`: a call of another thread does not end. Then the connection is left to that thread, and is closed with the
+        last reference to it: libvirt frees what the call is using."""
+        for tunnel in list(self._tunnels.values()):
+            tunnel.close()
+        self._tunnels.clear()
+        connection, self._open, self._folder = self._open, None, None
+        if connection is not None and not in_use:
+            with contextlib.suppress(TimeoutError):
+                within(CLOSE_TIMEOUT_S, lambda: _disconnect(connection))
+        self._closing.close()
+
+    @property
+    def connection(self) -> Any:
+        """The open virConnect."""
+        if self._open is None:
+            raise SourceUnreachable(f"the session with {self.name} is not open")
+        return self._open
+
+    @contextlib.contextmanager
+    def asked(self, doing: str, otherwise: type[SynvirtError] = Internal, hint: str | None = None) -> Iterator[None]:
+        """libvirt's errors become ours: SourceUnreachable, AuthFailed, VmNotFound; else `otherwise`."""
+        libvirt = library()
+        try:
+            yield
+        except libvirt.libvirtError as error:
+            raise self.translated(error, doing, otherwise, hint) from error
+
+    def translated(self, error: Any, doing: str, otherwise: type[SynvirtError], hint: str | None = None) -> SynvirtError:
+        libvirt = library()
+        said = f"{self.name}: {doing}: {error.get_error_message() or error}"
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            return VmNotFound(said)
+        if self._open is not None and not _alive(self._open):
+            return SourceUnreachable(said, hint="the connection was lost; is the host up, and its libvirtd running?")
+        if (lacking := self.lacking(error)) is not None:
+            return AuthFailed(said, hint=lacking)
+        if busy(error):
+            return SourceUnreachable(said, hint=BUSY_HINT)
+        return otherwise(said, hint=hint)
+
+    def lacking(self, error: Any) -> str | None:
+        """What to do about a right that our user has not; None, where the error is of something else."""
+        libvirt = library()
+        codes = {getattr(libvirt, f"VIR_ERR_{name}") for name in _NO_RIGHT}
+        said = error.get_error_message() or str(error)
+        if error.get_error_code() not in codes and not _LOCKED_SOCKET.search(said):
+            return None
+        hint = next((hint for pattern, hint in _RIGHTS if pattern.search(said)), "check user and password")
+        return hint.format(user=self.user_name)
+
+    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _connect(self) -> Any:
+        place = self._place
+        match place.scheme:
+            case "qemu+ssh":
+                return self._by_ssh()
+            case "qemu+tls":
+                self._check_port()
+                query = f"?pkipath={quote(str(self.pki.write(self.folder / 'pki')))}{self.pki.query}"
+                return self._opened(f"qemu+tls://{_bracketed(place.host)}:{place.port}{place.path or '/system'}{query}")
+            case "qemu+tcp":
+                self._check_port()
+                return self._opened(f"qemu+tcp://{_bracketed(place.host)}:{place.port}{place.path or '/system'}")
+            case _:
+                return self._opened(f"{place.scheme}://{place.path or '/system'}{_socket_query(self._socket())}")
+
+    def _by_ssh(self) -> Any:
+        """A tunnel opens whether or not anybody listens there: who does is found by trying."""
+        chosen = self._socket()
+        failure: SynvirtError | None = None
+        for remote in (chosen,) if chosen else SOCKETS:
+            local = self.forwarded(remote)
+            try:
+                return self._opened(f"qemu+unix://{self._place.path or '/system'}{_socket_query(str(local))}")
+            except Silent:
+                raise  # it is there: no use in looking for the other
+            except SourceUnreachable as error:
+                said = self._tunnels[remote].said().splitlines()
+                failure = SourceUnreachable(
+                    f"{self.name}: libvirt does not answer at {remote}: {said[-1] if said else error.detail}",
+                    hint=f"is libvirtd running there, and may {self.user_name} open its socket (root, or the group libvirt)? "
+                    "options of the endpoint: ?socket=PATH",
+                )
+                self._tunnels.pop(remote).close()
+        assert failure is not None
+        raise failure
+
+    def _opened(self, uri: str) -> Any:
+        libvirt = library()
+        asked = [libvirt.VIR_CRED_AUTHNAME, libvirt.VIR_CRED_PASSPHRASE]
+        try:
+            return within(OPEN_TIMEOUT_S, lambda: libvirt.openAuth(uri, [asked, self._answer, None], 0), unwanted=_disconnect)
+        except TimeoutError as error:
+            raise Silent(
+                f"{self.name} takes the connection, and does not answer within {OPEN_TIMEOUT_S:.0f} s",
+                hint="its libvirtd hangs, or something else listens there: restart it",
+            ) from error
+        except libvirt.libvirtError as error:
+            said = error.get_error_message() or str(error)
+            if UNTRUSTED.search(said) and self.encrypted:
+                raise SourceUnreachable(
+                    f"{self.name} is not trusted, or does not trust us: {said}",
+                    hint=f"{self.pki.wanted}; it may want a client's certificate too",
+                ) from error
+            if (lacking := self.lacking(error)) is not None:
+                raise AuthFailed(f"{self.name} refused the login: {said}", hint=lacking) from error
+            raise SourceUnreachable(f"{self.name} cannot be reached: {said}", hint="is its libvirtd running?") from error
+
+    def _answer(self, asked: list[list[Any]], _opaque: object) -> int:
+        """SASL asks. Nothing to answer with: the login fails."""
+        libvirt = library()
+        password = self._login.password.get_secret_value() if self._login.password else None
+        answers = {libvirt.VIR_CRED_AUTHNAME: self._login.user or self._place.user, libvirt.VIR_CRED_PASSPHRASE: password}
+        for one in asked:
+            if (answer := answers.get(one[0])) is None:
+                return -1
+            one[4] = answer
+        return 0
+
+    def _check_port(self) -> None:
+        """libvirt itself would wait for minutes for a host that says nothing."""
+        try:
+            socket.create_connection((self._place.host, self._place.port), timeout=CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            raise SourceUnreachable(
+                f"{self.name} takes no connection on port {self._place.port}: {error.strerror or 'no answer'}",
+                hint="is it running, is it this port, does a firewall let this host through?",
+            ) from error
+
+    def _socket(self) -> str | None:
+        return next(iter(parse_qs(self._place.query).get("socket", [])), None)
+
+    # ── the disks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def folder(self) -> Path:
+        if self._folder is None:
+            raise SourceUnreachable(f"the session with {self.name} is not open")
+        return self._folder
+
+    def nbd_address(self) -> str:
+        """What a backup's NBD server shall listen on. As we see the host: its own name may lead it to 127.0.1.1."""
+        if self._options.nbd_address is not None:
+            return self._options.nbd_address
+        try:
+            return str(socket.getaddrinfo(self._place.host, None, type=socket.SOCK_STREAM)[0][4][0])
+        except OSError as error:
+            raise SourceUnreachable(f"the name {self.name} leads to no address: {error.strerror}") from error
+
+    def spec(self, export: str, *, path: str | None, port: int | None, bitmap: str | None) -> NbdSpec:
+        """The export of an NBD server on that host, at a socket's path or a port."""
+        context = None if bitmap is None else f"qemu:dirty-bitmap:{bitmap}"
+        name = quote(export, safe="")
+        if path is not None:
+            local = self.forwarded(path) if self._place.scheme == "qemu+ssh" else Path(path)
+            return NbdSpec(uri=f"nbd+unix:///{name}?socket={quote(str(local), safe='/')}", bitmap=context)
+        where = f"{_bracketed(self._options.nbd_host(self._place.host))}:{port}/{name}"
+        if not self.encrypted:
+            return NbdSpec(uri=f"nbd://{where}", bitmap=context)
+        pki = quote(str(self.folder / "pki"), safe="/")
+        verify = "" if self.pki.checked else "&tls-verify-peer=false"
+        return NbdSpec(uri=f"nbds://{where}?tls-certificates={pki}{verify}", bitmap=context)
+
+    @property
+    def way_to_disks(self) -> str:
+        """What may be in it, for people."""
+        if self.by_network:
+            return "does every firewall let options.nbd_ports through?"
+        if self._place.scheme == "qemu+ssh":
+            return "does sshd there forward sockets (AllowStreamLocalForwarding), and has it room for one more (MaxSessions)?"
+        return "does its QEMU still answer?"
+
+    def forwarded(self, remote: str) -> Path:
+        """The socket here that leads to one there."""
+        tunnel = self._tunnels.get(remote)
+        if tunnel is None or not tunnel.alive:
+            if tunnel is not None:
+                tunnel.close()
+            tunnel = Tunnel(self._door(), remote, self.folder / f"{next(self._numbers)}.sock")
+            self._tunnels[remote] = tunnel
+            tunnel.open()
+        return tunnel.local
+
+    def _door(self) -> Door:
+        place, options, login = self._place, self._options, self._login
+        assert place.host is not None
+        assert place.port is not None
+        known = options.known_hosts
+        if options.fingerprint_sha256 is not None:
+            known = pinned_key(place.host, place.port, options.fingerprint_sha256)
+        return Door(
+            host=place.host,
+            port=place.port,
+            user=login.user or place.user,
+            folder=self.folder,
+            private_key=login.private_key.get_secret_value() if login.private_key else None,
+            secret=login.password.get_secret_value() if login.password else None,
+            known_hosts=known,
+            verify=options.verify_tls or options.fingerprint_sha256 is not None,
+        )
+
+
+def library() -> Any:
+    return libvirt_library.load(Internal)
+
+
+def busy(error: Any) -> bool:
+    """Did libvirt wait in vain for whoever holds the domain's lock? It says nothing about the domain: ask again later."""
+    return bool(error.get_error_code() == library().VIR_ERR_OPERATION_TIMEOUT)
+
+
+def _disconnect(connection: Any) -> None:
+    with contextlib.suppress(library().libvirtError):
+        connection.close()
+
+
+def _alive(connection: Any) -> bool:
+    try:
+        return bool(connection.isAlive())
+    except library().libvirtError:
+        return False
+
+
+def _bracketed(host: str | None) -> str:
+    return f"[{host}]" if host is not None and ":" in host else str(host)
+
+
+def _socket_query(path: str | None) -> str:
+    return "" if path is None else f"?socket={quote(path, safe='/')}"
+
+
+# ── the session's folder ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A new one with a short path, as Unix sockets need; locked while its session lasts. Those of killed services go."""
+    place = _folders()
+    _sweep(place)
+    folder, descriptor = _locked_folder(place)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _locked_folder(place: Path) -> tuple[Path, int]:
+    """Until it is locked, the sweep of another session may take it for a killed service's: then another is made."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=place))
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, descriptor
+            os.close(descriptor)
+
+
+def _folders() -> Path:
+    """Kept in memory where there is such a place: secrets are to lie on no disk."""
+    if os.geteuid() == 0 and os.access("/run", os.W_OK):
+        return Path("/run")
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+
+
+def _sweep(place: Path) -> None:
+    for folder in place.glob(f"{_FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,92 @@
+"""Who is trusted by TLS: the files that libvirt and libnbd take certificates from. Blocking code.
+
+    pinned   that certificate and no other, in the handshake itself: whoever is in between could let a look pass
+    else     who signed: credentials.ca_certificate; anybody, where verify_tls is false
+
+Either must also be made out to the endpoint's host (libvirt.org/kbase/tlscerts.html). QEMU may have a certificate of its own to
+serve disks with: it is trusted by who signed it, where we are told who did; else by the same pin.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from synvirt.disks import tls
+from synvirt.errors import AuthFailed, SourceUnreachable
+from synvirt.live.form import Place
+from synvirt.live.libvirt.form import Login, Options
+
+
+@dataclass(frozen=True, slots=True)
+class Pki:
+    """Of one host by qemu+tls."""
+
+    place: Place
+    login: Login
+    options: Options
+
+    @property
+    def checked(self) -> bool:
+        return self.options.verify_tls or self._pinned
+
+    @property
+    def query(self) -> str:
+        """For libvirt's URI. A host's certificate is no authority's, and may be all that is trusted: libvirt shall not mind."""
+        return "&no_sanity=1" + ("" if self.checked else "&no_verify=1")
+
+    @property
+    def wanted(self) -> str:
+        """What libvirt's certificate must be, as a hint."""
+        return self._must(self.place.host, pinned=self._pinned)
+
+    @property
+    def wanted_of_disks(self) -> str:
+        """What the certificate that disks come with must be, as a hint."""
+        return self._must(self.options.nbd_host(self.place.host), pinned=self._pinned and not self._told)
+
+    def write(self, folder: Path) -> Path:
+        """The files, in the names that libvirt wants and, beside them, those that libnbd wants; the folder. Neither begins
+        without an authority, whether it is asked or not. AuthFailed, SourceUnreachable."""
+        authority, key = self.login.ca_certificate, self.login.client_key
+        if authority is None and not self._pinned and self.options.verify_tls:
+            raise AuthFailed(
+                f"who must have signed the certificate of {self.place.host} is not said: credentials.ca_certificate is missing",
+                hint="give it; or test the source, which shows the certificate, and pin it as options.fingerprint_sha256",
+            )
+        shown = self._shown() if self._pinned or authority is None else None
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for names, content in (
+            (("cacert.pem",), shown or authority),
+            (("ca-cert.pem",), authority if self._told else shown or authority),
+            (("clientcert.pem", "client-cert.pem"), self.login.client_certificate),
+            (("clientkey.pem", "client-key.pem"), key.get_secret_value() if key else None),
+        ):
+            for name in names if content else ():
+                (folder / name).touch(mode=0o600)
+                (folder / name).write_text(str(content))
+        return folder
+
+    @property
+    def _pinned(self) -> bool:
+        return self.options.fingerprint_sha256 is not None
+
+    @property
+    def _told(self) -> bool:
+        """Do we know who signs, and are we to go by it?"""
+        return self.login.ca_certificate is not None and self.options.verify_tls
+
+    def _must(self, host: str | None, *, pinned: bool) -> str:
+        by = "be the pinned one" if pinned else "be signed by credentials.ca_certificate"
+        return f"the certificate must {by}, and be made out to {host}"
+
+    def _shown(self) -> str:
+        """PEM of what the host shows, if it is the pinned one or none is pinned."""
+        host, port, pinned = self.place.host, self.place.port, self.options.fingerprint_sha256
+        assert host is not None
+        assert port is not None
+        try:
+            shown = tls.look(host, port)
+        except OSError as error:
+            raise SourceUnreachable(f"{host} shows no certificate on port {port}") from error
+        if pinned is not None and shown.fingerprint != pinned:
+            raise tls.certificate_changed(host, shown.fingerprint, pinned)
+        return shown.pem

@@ -1,0 +1,1 @@
+"""pve_api: Proxmox VE."""

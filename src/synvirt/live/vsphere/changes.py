@@ -1,0 +1,292 @@
+"""Snapshots of a vSphere VM, and what changed between two of them. Blocking code.
+
+    enable tracking ─▶ stun (a snapshot made and removed: only then does the host track) ─▶ snapshot ─▶ change ids, areas
+
+VMware's «Virtual Disk Development Kit Programming Guide», chapter on changed block tracking. A change id is `<uuid>/<number>`:
+another uuid means that the host began its tracking anew, and what it would answer about older ids is not to be believed.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+
+from synvirt.errors import (
+    AuthFailed,
+    CbtReset,
+    CbtUnsupported,
+    Internal,
+    SnapshotFailed,
+    SourceUnreachable,
+    SynvirtError,
+    VmNotFound,
+)
+from synvirt.live import SnapshotRef
+from synvirt.live.vsphere.disks import capacity_of, label, not_tracked, virtual_disks
+from synvirt.live.vsphere.session import VimSession, busy_faults, library
+
+# A quiesced snapshot of a busy database takes minutes, a removal that consolidates a grown delta hours.
+SNAPSHOT_TIMEOUT_S: Final = 1800.0
+REMOVAL_TIMEOUT_S: Final = 6 * 3600.0
+# Ours, made and removed within one call: one that is found was left by a crash.
+STUN: Final = "synvirt-tracking"
+# The first makes the host track; in the second's snapshot it shows, whatever the VM's own configuration says.
+STUNS: Final = 2
+_TRACKED: Final = "config.changeTrackingEnabled"
+# In the names of tasks that make, remove or join a VM's snapshots: createSnapshot, removeSnapshot, consolidateDisks.
+_SNAPSHOT_TASKS: Final = ("napshot", "onsolidate")
+# A host's answer lists 2,000 areas at the most; a disk of 64 TiB in 64 KiB blocks, every other changed, has 2^29.
+QUESTIONS_MAX: Final = 1 << 20
+ALLOCATED: Final = "*"
+# A pass's order names each area, some 20 bytes: a disk whose every other block changed is told more coarsely.
+AREAS_MAX: Final = 1 << 17
+
+log = structlog.get_logger(__name__)
+
+
+def enable(session: VimSession, vm_id: str, keys: Collection[str]) -> None:
+    """Track the changes of these disks from now on. CbtUnsupported when the platform takes the wish and does not follow it.
+
+    What is tracked has a change id. That the VM is set to be tracked says less: a disk may have been added since, and until
+    the next stun (power on, a snapshot made or removed) nothing has come of the setting."""
+    if not _untracked(session, vm_id, keys):
+        return
+    remove(session, vm_id, (STUN,))
+    for number in range(STUNS):
+        # Set already and yet not tracked: it is set once more, for the disks that were not there then.
+        if number or not session.properties(session.machine(vm_id), (_TRACKED,), what=f"look at {vm_id}").get(_TRACKED):
+            _set_tracked(session, vm_id)
+        stunned = change_ids(disks_of(session, _create(session, vm_id, STUN, quiesce=False)))
+        remove(session, vm_id, (STUN,))
+        # A host may not tell them of the VM itself: then the second snapshot does.
+        untracked = _untracked(session, vm_id, [key for key in keys if key not in stunned])
+        if not untracked:
+            return
+    raise CbtUnsupported(
+        f"{session.host} does not track the changes of {vm_id} though asked to: {'; '.join(untracked)}",
+        hint="see that no setting of the VM (its configuration parameters) switches it off, and submit again; or move it cold",
+    )
+
+
+def _set_tracked(session: VimSession, vm_id: str) -> None:
+    spec = library().vim.vm.ConfigSpec(changeTrackingEnabled=True)
+    task = session.call("track changes", lambda _: session.machine(vm_id).ReconfigVM_Task(spec))
+    session.wait(task, what="track changes", timeout_s=SNAPSHOT_TIMEOUT_S)
+
+
+def _untracked(session: VimSession, vm_id: str, keys: Collection[str]) -> list[str]:
+    """Those of the VM's disks that have no change id now, and the setting that may be to blame, for people to read."""
+    paths = (_TRACKED, "config.hardware.device", "config.extraConfig")
+    found = session.properties(session.machine(vm_id), paths, what=f"look at {vm_id}")
+    devices, settings = found.get("config.hardware.device") or (), found.get("config.extraConfig") or ()
+    disks = {str(disk.key): disk for disk in virtual_disks(devices) if str(disk.key) in keys}
+    told = {} if not found.get(_TRACKED) else change_ids(disks)
+    missing = [disk for key, disk in disks.items() if key not in told]
+    return [": ".join(filter(None, (label(disk), not_tracked(disk, devices, settings)))) for disk in missing]
+
+
+# ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def take(session: VimSession, vm_id: str, name: str) -> SnapshotRef:
+    """The snapshot of this name, made if there is none: with a quiet file system where the guest's tools can, else without."""
+    _let_tasks_end(session, vm_id)
+    ids = _named(session, vm_id, (name,))
+    snapshot_id = ids[0] if ids else _made(session, vm_id, name)
+    return SnapshotRef(id=snapshot_id, change_ids=change_ids(disks_of(session, snapshot_id)))
+
+
+def _made(session: VimSession, vm_id: str, name: str) -> str:
+    wanted = ("guest.toolsRunningStatus", "runtime.powerState")
+    found = session.properties(session.machine(vm_id), wanted, what=f"look at {vm_id}")
+    if found.get("runtime.powerState") == "poweredOn" and found.get("guest.toolsRunningStatus") == "guestToolsRunning":
+        try:
+            return _create(session, vm_id, name, quiesce=True)
+        except (SnapshotFailed, Internal, SourceUnreachable) as error:
+            # A guest may take longer to be quiet than the platform waits; what else passes by itself is asked again.
+            if isinstance(error, SourceUnreachable) and not isinstance(error.__cause__, library().vim.fault.Timedout):
+                raise
+            log.warning("the guest could not be quiesced; its snapshot is as after a crash", vm=vm_id, cause=error.detail)
+            remove(session, vm_id, (name,))
+    return _create(session, vm_id, name, quiesce=False)
+
+
+def _create(session: VimSession, vm_id: str, name: str, *, quiesce: bool) -> str:
+    what = f"snapshot {vm_id}"
+    try:
+        task = session.call(
+            what,
+            lambda _: session.machine(vm_id).CreateSnapshot_Task(
+                name=name, description="SynVirt reads this VM's disks", memory=False, quiesce=quiesce
+            ),
+        )
+        return str(session.wait(task, what=what, timeout_s=SNAPSHOT_TIMEOUT_S)._moId)  # noqa: SLF001
+    except Internal as error:
+        raise SnapshotFailed(error.detail, hint=error.hint) from error
+
+
+def remove(session: VimSession, vm_id: str, names: Sequence[str]) -> None:
+    """All snapshots of these names; then the disks are one again. Nothing to do where the VM is no more."""
+    try:
+        _let_tasks_end(session, vm_id)
+        for snapshot_id in _named(session, vm_id, names):
+            task = session.call(
+                "remove a snapshot",
+                lambda _: session.snapshot(snapshot_id).RemoveSnapshot_Task(removeChildren=False, consolidate=True),  # noqa: B023
+            )
+            session.wait(task, what="remove a snapshot", timeout_s=REMOVAL_TIMEOUT_S)
+        _consolidate(session, vm_id)
+    except VmNotFound:
+        if _named_or_gone(session, vm_id, names):
+            raise
+
+
+def _consolidate(session: VimSession, vm_id: str) -> None:
+    """Where the platform says that it is needed. What fails is only told: something else (a backup tool) may hold the files for
+    hours, which harms no copy; it is tried again with the next snapshot, and the platform shows its own warning until then."""
+    needed = "runtime.consolidationNeeded"
+    if not session.properties(session.machine(vm_id), (needed,), what=f"look at {vm_id}").get(needed):
+        return
+    try:
+        task = session.call("consolidate disks", lambda _: session.machine(vm_id).ConsolidateVMDisks_Task())
+        session.wait(task, what="consolidate disks", timeout_s=REMOVAL_TIMEOUT_S)
+    except (Internal, SnapshotFailed, SourceUnreachable) as error:
+        log.warning("disks could not be consolidated", vm=vm_id, cause=error.detail)
+
+
+def _named_or_gone(session: VimSession, vm_id: str, names: Sequence[str]) -> list[str]:
+    """Another may have removed the snapshot, or the VM, while we did: then all is done."""
+    try:
+        return _named(session, vm_id, names)
+    except VmNotFound:
+        return []
+
+
+def _let_tasks_end(session: VimSession, vm_id: str) -> None:
+    """A call that was given up (a cancel, a crash) may still be at work: what it makes must be seen before we look."""
+    for task in session.properties(session.machine(vm_id), ("recentTask",), what=f"look at {vm_id}").get("recentTask") or ():
+        try:
+            found = session.properties(task, ("info.descriptionId", "info.state"), what="look at a task")
+        except VmNotFound:
+            continue  # forgotten meanwhile
+        of_snapshots = any(part in str(found.get("info.descriptionId")) for part in _SNAPSHOT_TASKS)
+        if of_snapshots and found.get("info.state") in ("queued", "running"):
+            try:
+                session.wait(task, what="end a snapshot's task", timeout_s=SNAPSHOT_TIMEOUT_S)
+            except AuthFailed:
+                raise
+            except SynvirtError as error:
+                log.info("a task of ours from before has failed", vm=vm_id, cause=error.detail)
+
+
+def _named(session: VimSession, vm_id: str, names: Sequence[str]) -> list[str]:
+    """The snapshots' ids, parents first."""
+    found = session.properties(session.machine(vm_id), ("name", "snapshot.rootSnapshotList"), what=f"look at {vm_id}")
+    if not found:
+        raise VmNotFound(f"{session.host} has no VM {vm_id}")
+    ids: list[str] = []
+    trees = list(found.get("snapshot.rootSnapshotList") or ())
+    while trees:
+        tree = trees.pop(0)
+        ids += [tree.snapshot._moId] if tree.name in names else []  # noqa: SLF001
+        trees += tree.childSnapshotList or ()
+    return ids
+
+
+# ── what changed ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def devices_of(session: VimSession, snapshot_id: str) -> Sequence[Any]:
+    """The VM's devices as the snapshot has them. SnapshotFailed when it is no more."""
+    try:
+        found: Mapping[str, Any] = session.properties(
+            session.snapshot(snapshot_id), ("config.hardware.device",), what="look at a snapshot"
+        )
+    except VmNotFound as error:
+        raise SnapshotFailed(f"snapshot {snapshot_id} is no more", hint="somebody removed it: it is taken anew") from error
+    return found.get("config.hardware.device") or ()
+
+
+def disks_of(session: VimSession, snapshot_id: str) -> dict[str, Any]:
+    """The snapshot's disks by their keys. SnapshotFailed when it is no more."""
+    return {str(disk.key): disk for disk in virtual_disks(devices_of(session, snapshot_id))}
+
+
+def change_ids(disks: Mapping[str, Any]) -> dict[str, str]:
+    """A disk without one is not tracked yet."""
+    ids = {key: getattr(disk.backing, "changeId", None) for key, disk in disks.items()}
+    return {key: str(change_id) for key, change_id in ids.items() if change_id}
+
+
+def changed(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: str) -> tuple[tuple[int, int], ...]:
+    """What changed from `since`, a change id, to the snapshot: (start, length) each. CbtReset: `since` means nothing now."""
+    present = str(getattr(disk.backing, "changeId", None) or "")
+    if present.partition("/")[0] != since.partition("/")[0]:
+        raise CbtReset(
+            f"disk {disk.key} of {vm_id}: the host tracks its changes anew since {since}",
+            hint="the whole disk is compared once; a host that crashed, or a snapshot that was reverted, does this",
+        )
+    return _areas(session, vm_id, snapshot_id, disk, since)
+
+
+def allocated(session: VimSession, vm_id: str, snapshot_id: str, disk: Any) -> tuple[tuple[int, int], ...] | None:
+    """What was ever written; None where the host does not know, and the whole disk is to be read."""
+    if not getattr(disk.backing, "changeId", None):
+        return None
+    try:
+        return _areas(session, vm_id, snapshot_id, disk, ALLOCATED)
+    except (CbtReset, Internal) as error:
+        log.warning("the host does not say what is allocated: the whole disk is read", vm=vm_id, cause=error.detail)
+        return None
+
+
+def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: str) -> tuple[tuple[int, int], ...]:
+    vmware = library()
+    areas: list[tuple[int, int]] = []
+    size, start = capacity_of(disk), 0
+    refused = (vmware.vim.fault.FileFault, vmware.vim.fault.NotFound, vmware.vmodl.fault.InvalidArgument)
+
+    def ask(_: Any) -> Any:
+        try:
+            return session.machine(vm_id).QueryChangedDiskAreas(
+                snapshot=session.snapshot(snapshot_id), deviceKey=disk.key, startOffset=start, changeId=since
+            )
+        except busy_faults():
+            raise  # a file that is locked is a fault of a file, too, and says nothing of the change id
+        except refused as error:
+            raise CbtReset(
+                f"disk {disk.key} of {vm_id}: {session.host} does not know the change id {since}: {type(error).__name__}",
+                hint="the whole disk is compared once",
+            ) from error
+
+    for _ in range(QUESTIONS_MAX):
+        if start >= size:
+            return coarser(areas, AREAS_MAX)
+        answer = session.call("say what changed", ask)
+        told = ((int(area.start), int(area.length)) for area in answer.changedArea or ())
+        # Tracked in coarser steps than a disk may end on.
+        areas += [(at, min(length, size - at)) for at, length in told if at < size and length > 0]
+        if len(areas) > 2 * AREAS_MAX:  # a large disk that was written all over has half a billion of them
+            areas = list(coarser(areas, AREAS_MAX))
+        end = int(answer.startOffset) + int(answer.length)
+        if end <= start:
+            break
+        start = end
+    raise CbtReset(f"disk {disk.key} of {vm_id}: {session.host} does not come to an end of what changed")
+
+
+def coarser(areas: list[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
+    """The same bytes and, where there are more areas than `most`, those between near ones: reading too much harms nothing."""
+    gap = 0
+    joined = sorted(areas)
+    while len(joined) > most:
+        gap = max(2 * gap, 65536)
+        wider: list[tuple[int, int]] = []
+        for start, length in joined:
+            last_start, last_length = wider[-1] if wider else (start, 0)
+            if wider and start <= last_start + last_length + gap:
+                wider[-1] = (last_start, max(last_length, start + length - last_start))
+            else:
+                wider.append((start, length))
+        joined = wider
+    return tuple(joined)

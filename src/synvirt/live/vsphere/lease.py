@@ -1,0 +1,179 @@
+"""The third way to vSphere's disks: ExportSnapshot, and the lease (HttpNfcLease) under which a host sends them. Blocking code.
+
+    ask ─▶ initializing ─▶ ready: a URL a disk ─▶ progress said now and then, while they are read ─▶ complete (else abort)
+
+«vSphere Web Services API», HttpNfcLease. A lease whose progress nobody says ends by itself after `leaseTimeout`: so does one
+that its service left when the whole host went down; one of a service that was killed is aborted at once (`vim_lease_guard`). It
+belongs to the session that asked for it.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import structlog
+
+from synvirt.disks.specs import LeaseSpec
+from synvirt.errors import Internal, SnapshotFailed, SourceUnreachable, SynvirtError, UnsupportedFormat, VmNotFound
+from synvirt.live.vsphere.disks import capacity_of, place_name, virtual_disks
+from synvirt.live.vsphere.lease_guard import LeaseGuard
+from synvirt.live.vsphere.session import VimSession, library
+
+READY_TIMEOUT_S: Final = 120.0
+READY_POLL_S: Final = 0.5
+# vSphere's own is 300 s: so long a lease that a crash has left is in the way of the next one.
+BUSY_TIMEOUT_S: Final = 360.0
+BUSY_POLL_S: Final = 5.0
+# Said that often, or thrice within the lease's time where that is short.
+RENEWED_EVERY_S: Final = 30.0
+RENEWED_IN_ITS_TIME: Final = 4
+HTTPS_PORT: Final = 443
+
+_WHAT: Final = "export a snapshot"
+
+log = structlog.get_logger(__name__)
+
+
+class ExportLease:
+    """All disks of one snapshot. `open`, then `disk` of each; `renew` every `renewed_every_s`; `end` on every way out."""
+
+    def __init__(self, session: VimSession, snapshot_id: str) -> None:
+        self._session, self.snapshot_id = session, snapshot_id
+        self._lease: Any = None
+        self._urls: Sequence[Any] = ()
+        self._guard: LeaseGuard | None = None
+        self.renewed_every_s = RENEWED_EVERY_S
+
+    def open(self, busy_timeout_s: float | None = None) -> None:
+        """SnapshotFailed when the snapshot is no more, SourceUnreachable when the platform has no lease for us in time."""
+        self._guard = LeaseGuard(self._session)
+        try:
+            self._lease = self._asked(BUSY_TIMEOUT_S if busy_timeout_s is None else busy_timeout_s)
+            self._guard.watch(self._lease._moId)  # noqa: SLF001 - pyvmomi's own name of an object's id
+            self._wait_until_ready()
+        except VmNotFound as error:
+            raise SnapshotFailed(error.detail, hint="the snapshot or its lease is no more: it is taken anew") from error
+
+    def _asked(self, timeout_s: float) -> Any:
+        fault = library().vim.fault
+        busy: list[str] = []
+
+        def ask(_: Any) -> Any:
+            try:
+                return self._session.snapshot(self.snapshot_id).ExportSnapshot()
+            except (fault.TaskInProgress, fault.InvalidState) as error:
+                busy.append(type(error).__name__.rpartition(".")[2])
+                return None
+
+        deadline = time.monotonic() + timeout_s
+        while (lease := self._session.call(_WHAT, ask)) is None:
+            if time.monotonic() > deadline:
+                raise SourceUnreachable(
+                    f"{self._session.host} cannot export snapshot {self.snapshot_id} for {timeout_s:.0f} s: {busy[-1]}",
+                    hint="another export of this VM is under way (look at its tasks), or it cannot be exported at all",
+                )
+            time.sleep(BUSY_POLL_S)
+        return lease
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            paths = ("state", "error", "info.deviceUrl", "info.leaseTimeout")
+            found = self._session.properties(self._lease, paths, what=_WHAT)
+            if found.get("state") == "ready":
+                self._urls = [url for url in found.get("info.deviceUrl") or () if url.disk is not False]
+                lasts_s = float(found.get("info.leaseTimeout") or 0)
+                if lasts_s > 0:
+                    self.renewed_every_s = min(RENEWED_EVERY_S, lasts_s / RENEWED_IN_ITS_TIME)
+                return
+            if found.get("error") is not None:
+                with self._session.mapped(_WHAT):
+                    raise found["error"]
+            if found.get("state") not in ("initializing", None):
+                raise SourceUnreachable(f"{self._session.host} ended the export of {self.snapshot_id} before it began")
+            if time.monotonic() > deadline:
+                raise SourceUnreachable(
+                    f"{self._session.host} was not ready to export {self.snapshot_id} within {READY_TIMEOUT_S:.0f} s",
+                    hint="look at the VM's tasks and events, and at its host",
+                )
+            time.sleep(READY_POLL_S)
+
+    def renew(self) -> bool:
+        """False: there is nothing to renew any more."""
+        try:
+            self._session.call("keep an export alive", self._say_progress)
+        except (VmNotFound, Internal) as error:
+            log.warning("an export lease is lost; its readers will learn it", snapshot=self.snapshot_id, cause=error.detail)
+            return False
+        except SynvirtError as error:
+            log.warning("an export lease could not be kept alive; tried again", snapshot=self.snapshot_id, cause=error.detail)
+        return True
+
+    def _say_progress(self, _: Any) -> None:
+        try:
+            # How far we are its reader knows, in another process; the platform takes any figure as a sign of life.
+            self._lease.HttpNfcLeaseProgress(percent=0)
+        except library().vim.fault.Timedout as error:  # of a lease it means that it ran out, not that another try may do
+            raise Internal(f"{self._session.host} has ended the lease: it ran out") from error
+
+    def end(self) -> None:
+        """Completed; aborted where it cannot be: it was never ready, or ran out. Idempotent."""
+        lease, self._lease, self._urls = self._lease, None, ()
+        if lease is not None:
+            self._end(lease)
+        if self._guard is not None:
+            self._guard.leave()
+
+    def _end(self, lease: Any) -> None:
+        for end in (lease.HttpNfcLeaseComplete, lease.HttpNfcLeaseAbort):
+            try:
+                self._session.call("end an export", lambda _: end())  # noqa: B023
+            except VmNotFound:
+                return  # it is over
+            except SynvirtError as error:
+                log.info("an export lease does not end as asked", snapshot=self.snapshot_id, cause=error.detail)
+            else:
+                return
+
+    # ── its URLs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def disk(self, device: Any, devices: Sequence[Any]) -> LeaseSpec:
+        """How one of the snapshot's `devices` is read. UnsupportedFormat where the lease has no such disk."""
+        url = self._url_of(device, devices)
+        where = urlsplit(str(url.url))
+        session, options = self._session, self._session.options
+        if where.scheme != "https" or not where.hostname or where.username is not None:
+            raise UnsupportedFormat(f"{session.host} exports disk {device.key} by {where.scheme or 'nothing'}, not by HTTPS")
+        # vCenter names the host that has the disk; a host that is asked itself does not know by which name: «*».
+        own = where.hostname == "*"
+        host = session.host if own else where.hostname
+        port = where.port or (session.port if own else HTTPS_PORT)
+        at_home = (host, port) == (session.host, session.port)
+        thumbprint = str(url.sslThumbprint or "").strip() or None
+        return LeaseSpec(
+            host=host,
+            port=port,
+            target=where.path + (f"?{where.query}" if where.query else ""),
+            verify_tls=options.verify_tls,
+            # The platform, whose own certificate was checked, names its host's: whoever signed it, it is that one.
+            thumbprint=thumbprint,
+            fingerprint_sha256=options.fingerprint_sha256 if at_home else None,
+            # The session is the platform's business: no other host is shown it. The URL itself holds a secret of its own.
+            cookie=session.cookie if at_home else "",
+            size_bytes=capacity_of(device),
+            name=str(getattr(device.backing, "fileName", None) or f"disk {device.key}"),
+        )
+
+    def _url_of(self, device: Any, devices: Sequence[Any]) -> Any:
+        """By where it is plugged in («/vm-12/ParaVirtualSCSIController0:1»), which its key ends with."""
+        wanted = place_name(device, devices)
+        found = [url for url in self._urls if str(url.key).rpartition("/")[2] == wanted]
+        if len(found) == 1:
+            return found[0]
+        if len(self._urls) == 1 and len(virtual_disks(devices)) == 1:
+            return self._urls[0]
+        raise UnsupportedFormat(
+            f"{self._session.host} exports {len(self._urls)} disks, and {len(found)} of them as {wanted}",
+            hint="leave the disk out by skip_disks, or choose options.transport datastore or vddk",
+        )

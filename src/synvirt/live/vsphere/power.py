@@ -1,0 +1,111 @@
+"""A vSphere VM switched off and on, and the note on one that has moved. Blocking code; all of it idempotent."""
+
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+
+from synvirt.errors import AuthFailed, Internal, SourceUnreachable, VmNotFound
+from synvirt.live.vsphere.session import VimSession, library
+
+OFF_POLL_S: Final = 2.0
+POWER_TIMEOUT_S: Final = 300.0
+# Events of the platform that tell of a VM's start: by people, by DRS, by HA; and that it is about to.
+STARTS: Final = ("VmPoweredOnEvent", "DrsVmPoweredOnEvent", "VmRestartedOnAlternateHostEvent", "VmStartingEvent")
+# The largest page; the usual one has 10, and which of a busy VM's starts are among them is up to the platform.
+STARTS_MAX: Final = 1000
+UNTOLD: Final = "not told"
+
+log = structlog.get_logger(__name__)
+
+
+def shut_down(session: VimSession, vm_id: str, timeout_s: float) -> None:
+    """By the guest itself, where its tools hear us; by force once `timeout_s` are over. Off when it returns."""
+    if _state(session, vm_id) == "poweredOff":
+        return
+    if _asked_to_shut_down(session, vm_id):
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if _state(session, vm_id) == "poweredOff":
+                return
+            time.sleep(OFF_POLL_S)
+    _power(session, vm_id, "power it off", "PowerOffVM_Task", wanted="poweredOff")
+
+
+def power_on(session: VimSession, vm_id: str) -> None:
+    _power(session, vm_id, "power it on", "PowerOnVM_Task", wanted="poweredOn")
+
+
+def last_start(session: VimSession, vm_id: str) -> str:
+    """Key and time of the newest event that tells of a start. What the platform does not tell is always the same.
+
+    By a collector of events, for a host without vCenter knows no other way to ask; its latest page is in no order («vSphere
+    Web Services API», EventHistoryCollector). System.View is enough."""
+    events, what = library().vim.event, f"tell when {vm_id} was started"
+    of_vm = events.EventFilterSpec.ByEntity(entity=session.machine(vm_id), recursion="self")
+    wanted = events.EventFilterSpec(entity=of_vm, eventTypeId=list(STARTS), maxCount=STARTS_MAX, disableFullMessage=True)
+
+    def ask(content: Any) -> Any:
+        collector = content.eventManager.CreateCollectorForEvents(wanted)
+        try:
+            return collector.latestPage or ()
+        finally:
+            with suppress(Exception):  # it goes with the session
+                collector.DestroyCollector()
+
+    try:
+        found = session.call(what, ask)
+    except (AuthFailed, Internal) as error:
+        log.warning("nobody would tell if the VM were started in between", vm=vm_id, cause=error.detail)
+        return UNTOLD
+    newest = max(found, key=lambda event: event.key, default=None)
+    return "" if newest is None else f"{newest.key} {newest.createdTime.isoformat()}"
+
+
+def mark(session: VimSession, vm_id: str, note: str) -> None:
+    present = str(_found(session, vm_id, "config.annotation") or "")
+    if note in present:
+        return
+    spec = library().vim.vm.ConfigSpec(annotation="\n".join(filter(None, (present, note))))
+    what = "note that it has moved"
+    task = session.call(what, lambda _: session.machine(vm_id).ReconfigVM_Task(spec))
+    session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
+
+
+def _asked_to_shut_down(session: VimSession, vm_id: str) -> bool:
+    """False: nobody in the guest heard it."""
+    fault = library().vim.fault
+    deaf = (fault.ToolsUnavailable, fault.InvalidState, library().vmodl.fault.NotSupported)
+
+    def ask(_: Any) -> bool:
+        try:
+            session.machine(vm_id).ShutdownGuest()
+        except deaf:
+            return False
+        return True
+
+    return session.call(f"shut {vm_id} down", ask)
+
+
+def _power(session: VimSession, vm_id: str, what: str, task_name: str, *, wanted: str) -> None:
+    if _state(session, vm_id) == wanted:
+        return
+    try:
+        task = session.call(what, lambda _: getattr(session.machine(vm_id), task_name)())
+        session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
+    except (Internal, SourceUnreachable):
+        if _state(session, vm_id) != wanted:  # else it came there by itself meanwhile
+            raise
+
+
+def _state(session: VimSession, vm_id: str) -> str | None:
+    state: str | None = _found(session, vm_id, "runtime.powerState")
+    return state
+
+
+def _found(session: VimSession, vm_id: str, path: str) -> Any:
+    found = session.properties(session.machine(vm_id), ("name", path), what=f"look at {vm_id}")
+    if not found:
+        raise VmNotFound(f"{session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered anew")
+    return found.get(path)

@@ -1,0 +1,1 @@
+"""xen_api: XenServer and XCP-ng."""

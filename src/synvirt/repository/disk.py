@@ -1,0 +1,282 @@
+"""The two nouns of the data path over a repository: a disk on its way in, and the disk of a restore point.
+
+ChunkWriter   pieces of any size, from any thread ─▶ whole chunks ─▶ session.add ─▶ names ─▶ pages
+PointReader   pages ─▶ names ─▶ chunks, each checked against its name
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from synvirt.blocks import Extent, coalesced
+from synvirt.disks.layers import Layer
+from synvirt.errors import DiskReadFailed, DiskWriteFailed, RepositoryDamaged
+from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES
+from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, chunks_of
+from synvirt.repository.repository import Repository, Session
+
+CALLS_AT_ONCE = 64
+# 16 MiB: what a file system goes back to while it is read.
+CHUNKS_KEPT = 16
+
+
+class ChunkWriter:
+    """Takes each byte of a disk exactly once, as a copy of a whole disk that is not `fresh` gives it.
+
+    With `before`, the disk as an earlier point has it, only the chunks of `changed` come: the others keep the names that they
+    have there, and pages without a chunk that comes are not even looked at.
+
+    Memory is one chunk for each that is begun and not full, some few a thread of copy(); and the names of pages that are begun.
+    `flush` promises nothing: all of a restore point becomes durable, and visible, with its manifest.
+    """
+
+    max_writers = CALLS_AT_ONCE
+
+    def __init__(self, session: Session, size: int, *, before: "Before | None" = None, changed: "Chunks | None" = None) -> None:
+        self.size = size
+        self._session = session
+        self._before, self._changed = before, changed
+        pages = -(-chunks_of(size) // PAGE_CHUNKS)
+        self._pages: list[str | None] = [None] * pages
+        if before is not None and changed is not None:
+            self._pages = [None if number in changed.pages else before.disk.pages[number] for number in range(pages)]
+        self._open: dict[int, _Page] = {}
+        self._begun: dict[int, tuple[bytearray, int]] = {}
+        self._lock = threading.Lock()
+
+    def write(self, offset: int, buffer: memoryview) -> None:
+        self._check_range(offset, len(buffer))
+        for number, within, at, length in self._cut(offset, len(buffer)):
+            piece = buffer[at : at + length]
+            if length == self._length(number):
+                self._finish(number, piece)
+            else:
+                self._gather(number, within, length, piece)
+
+    def zero(self, offset: int, length: int) -> None:
+        self._check_range(offset, length)
+        for number, within, _, part in self._cut(offset, length):
+            if part == self._length(number):
+                self._name(number, NONE)
+            else:
+                self._gather(number, within, part, None)
+
+    def _cut(self, offset: int, length: int) -> Iterator[tuple[int, int, int, int]]:
+        """(chunk's number, offset within it, offset within the range, length) of each chunk that the range touches."""
+        at = 0
+        while at < length:
+            number, within = divmod(offset + at, CHUNK_BYTES)
+            part = min(CHUNK_BYTES - within, length - at)
+            yield number, within, at, part
+            at += part
+
+    def _length(self, number: int) -> int:
+        return min(CHUNK_BYTES, self.size - number * CHUNK_BYTES)
+
+    def _gather(self, number: int, within: int, length: int, piece: memoryview | None) -> None:
+        with self._lock:
+            content, filled = self._begun.get(number) or (bytearray(self._length(number)), 0)
+            if piece is not None:
+                content[within : within + length] = piece
+            filled += length
+            if filled < len(content):
+                self._begun[number] = content, filled
+                return
+            self._begun.pop(number, None)
+        self._finish(number, content)
+
+    def _finish(self, number: int, content: bytearray | memoryview) -> None:
+        self._name(number, self._session.add(content))
+
+    def _name(self, number: int, name: bytes) -> None:
+        which, within = divmod(number, PAGE_CHUNKS)
+        with self._lock:
+            page = self._open.get(which)
+            if page is None and self._pages[which] is None:
+                page = self._open[which] = self._opened(which)
+            if page is None or not page.waits[within]:
+                raise DiskWriteFailed(f"chunk {number} of the disk came twice: at offset {number * CHUNK_BYTES}")
+            page.names[within * NAME_BYTES : (within + 1) * NAME_BYTES] = name
+            page.waits[within] = 0
+            if any(page.waits):
+                return
+            del self._open[which]
+            self._pages[which] = ""  # taken: its name is known in a moment
+        self._pages[which] = self._session.add_page(bytes(page.names)).hex()
+
+    def _opened(self, which: int) -> "_Page":
+        if self._before is not None and self._changed is not None:
+            return _Page(bytearray(self._before.page(which)), bytearray(self._changed.pages[which]))
+        count = min(PAGE_CHUNKS, chunks_of(self.size) - which * PAGE_CHUNKS)
+        return _Page(bytearray(PAGE_BYTES), bytearray(b"\1" * count))
+
+    def _check_range(self, offset: int, length: int) -> None:
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise DiskWriteFailed(f"{length} bytes at offset {offset} are outside the disk's {self.size}")
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._begun.clear()
+
+    def finish(self) -> DiskMap:
+        """The disk as a manifest has it. DiskWriteFailed, where a byte of it never came."""
+        for which, name in enumerate(self._pages):
+            if not name:
+                waits = self._open[which].waits if which in self._open else b"\1"
+                missing = which * PAGE_CHUNKS + waits.index(1)
+                raise DiskWriteFailed(f"nothing came for the disk's bytes from offset {missing * CHUNK_BYTES} on")
+        return DiskMap(size_bytes=self.size, pages=tuple(filter(None, self._pages)))
+
+
+@dataclass
+class _Page:
+    """`waits`: a byte a chunk, 1 where it is still to come."""
+
+    names: bytearray
+    waits: bytearray
+
+
+class Before:
+    """A disk as an earlier point has it, page by page."""
+
+    def __init__(self, repository: Repository, disk: DiskMap) -> None:
+        self._repository, self.disk = repository, disk
+        self._last: tuple[int, bytes] = (-1, b"")
+
+    def page(self, which: int) -> bytes:
+        known, page = self._last
+        if known != which:
+            page = self._repository.read_page(bytes.fromhex(self.disk.pages[which]))
+            self._last = which, page
+        return page
+
+    def name(self, number: int) -> bytes:
+        which, within = divmod(number, PAGE_CHUNKS)
+        return self.page(which)[within * NAME_BYTES : (within + 1) * NAME_BYTES]
+
+
+class Chunks:
+    """Some of the chunks of a disk. `pages`: a byte a chunk, 1 for those, of each page that has any."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.pages: dict[int, bytearray] = {}
+
+    def add(self, start: int, length: int) -> None:
+        """Those that the bytes touch. DiskReadFailed, where they are not all within the disk."""
+        for which, within, until in self._cut(start, length):
+            self._page(which)[within:until] = b"\1" * (until - within)
+
+    def add_zeros(self, start: int, length: int, before: "Before") -> None:
+        """Those that the bytes touch, which are zeros now, but for chunks that were all zeros before: they still are. So a disk
+        that is mostly holes is not read for them."""
+        for which, within, until in self._cut(start, length):
+            if bytes.fromhex(before.disk.pages[which]) == NONE:
+                continue
+            names = before.page(which)
+            for at in range(within, until):
+                if names[at * NAME_BYTES : (at + 1) * NAME_BYTES] != NONE:
+                    self._page(which)[at] = 1
+
+    def _cut(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """(page, first of its chunks, that after the last) of the chunks that the bytes touch."""
+        if start < 0 or length < 0 or start + length > self._size:
+            raise DiskReadFailed(f"a changed area at {start}, {length} bytes, leaves the disk of {self._size} bytes")
+        number, end = start // CHUNK_BYTES, -(-(start + length) // CHUNK_BYTES)
+        while number < end:
+            which, within = divmod(number, PAGE_CHUNKS)
+            until = min(PAGE_CHUNKS, within + end - number)
+            yield which, within, until
+            number += until - within
+
+    def _page(self, which: int) -> bytearray:
+        return self.pages.setdefault(which, bytearray(min(PAGE_CHUNKS, chunks_of(self._size) - which * PAGE_CHUNKS)))
+
+    def __contains__(self, number: int) -> bool:
+        which, within = divmod(number, PAGE_CHUNKS)
+        return which in self.pages and bool(self.pages[which][within])
+
+    def areas(self) -> Iterator[tuple[int, int]]:
+        """(start, length) in bytes: whole chunks, ascending, neighbours joined within a page."""
+        for which in sorted(self.pages):
+            page, at = self.pages[which], -1
+            while (at := page.find(1, at + 1)) >= 0:
+                end = page.find(0, at)
+                end = len(page) if end < 0 else end
+                start = (which * PAGE_CHUNKS + at) * CHUNK_BYTES
+                yield start, min((end - at) * CHUNK_BYTES, self._size - start)
+                at = end
+
+
+class PointReader:
+    """A disk of a restore point. What is read is what was backed up, or RepositoryDamaged."""
+
+    max_readers = CALLS_AT_ONCE
+
+    def __init__(self, repository: Repository, disk: DiskMap) -> None:
+        self.size = disk.size_bytes
+        self._repository = repository
+        self._names = repository.chunk_names(disk)
+        # The chunks that were read last, the newest at the end: small reads, in whatever order, unpack each once.
+        self._recent: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def extents(self) -> Iterator[Extent]:
+        return self.extents_between(0, self.size)
+
+    def extents_between(self, start: int, end: int) -> Iterator[Extent]:
+        """Those of a range alone, cut at its ends: a server is asked for them piece by piece."""
+        numbers = range(start // CHUNK_BYTES, chunks_of(end))
+        return coalesced(
+            Extent(at, min((number + 1) * CHUNK_BYTES, end) - at, zero=self._name(number) == NONE)
+            for number, at in ((number, max(number * CHUNK_BYTES, start)) for number in numbers)
+        )
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise DiskReadFailed(f"{len(buffer)} bytes at offset {offset} are outside the disk's {self.size}")
+        at = 0
+        while at < len(buffer):
+            number, within = divmod(offset + at, CHUNK_BYTES)
+            part = min(CHUNK_BYTES - within, len(buffer) - at)
+            content = self._chunk(number)
+            buffer[at : at + part] = bytes(part) if content is None else memoryview(content)[within : within + part]
+            at += part
+
+    def _chunk(self, number: int) -> bytes | None:
+        """None for zeros."""
+        name = self._name(number)
+        if name == NONE:
+            return None
+        with self._lock:
+            content = self._recent.get(name)
+            if content is not None:
+                self._recent.move_to_end(name)
+                return content
+        try:
+            content = self._repository.read_chunk(name, self._length(number))
+        except RepositoryDamaged as error:
+            raise RepositoryDamaged(
+                f"{error.detail}: the disk cannot be read at offset {number * CHUNK_BYTES}", hint=error.hint
+            ) from error
+        with self._lock:
+            self._recent[name] = content
+            if len(self._recent) > CHUNKS_KEPT:
+                self._recent.popitem(last=False)
+        return content
+
+    def _length(self, number: int) -> int:
+        return min(CHUNK_BYTES, self.size - number * CHUNK_BYTES)
+
+    def _name(self, number: int) -> bytes:
+        return self._names[number * NAME_BYTES : (number + 1) * NAME_BYTES]
+
+    def layer(self) -> Layer:
+        return Layer("restore point", "backup", self.size)
+
+    def close(self) -> None:
+        with self._lock:
+            self._recent.clear()

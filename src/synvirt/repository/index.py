@@ -1,0 +1,161 @@
+"""Where each chunk and page of a repository lies: 16 bytes of memory for each.
+
+    name ─▶ its first 8 bytes ─▶ sorted arrays ─▶ (pack, number) … ─▶ that pack's footer ─▶ the entry of this very name
+
+A name may be in several packs. What is added goes into a dictionary, and into the arrays when there is much of it.
+"""
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synvirt.repository import packs
+from synvirt.repository.folder import Folder
+from synvirt.repository.footers import Footers
+from synvirt.repository.keys import NAME_BYTES
+
+# The first 8 bytes of a name are a number as they lie in memory; the rest of an entry is not looked at here.
+_PREFIXES = np.dtype([("prefix", "<u8"), ("rest", f"V{packs.ENTRY_BYTES - 8}")])
+_PREFIX_BYTES = 8
+_NAMES = np.dtype([("prefix", "<u8"), ("rest", f"V{NAME_BYTES - 8}")])
+# A place is the pack's number, and in the lowest bits the entry's.
+_NUMBER_BITS = 16
+_RECENT_MAX = 1 << 16
+
+Words = NDArray[np.uint64]
+_NO_WORDS: Words = np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`number`: of the entry, in its pack's footer."""
+
+    pack: str
+    number: int
+    entry: packs.Entry
+
+
+def prefixes_of(names: bytes) -> Words:
+    """The first 8 bytes of each of these names, one after the other, as numbers."""
+    found: Words = np.frombuffer(names, _NAMES)["prefix"]
+    return found
+
+
+class Index:
+    """Safe from several threads."""
+
+    def __init__(self, folder: Folder, cache: Path | None = None) -> None:
+        self._footers = Footers(folder, cache)
+        self._lock = threading.RLock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._packs: list[str] = []
+        self._sizes: dict[str, int] = {}
+        self._set(_NO_WORDS, _NO_WORDS)
+        self._recent: dict[int, tuple[int, ...]] = {}
+        # Whether the arrays name packs that are not there any more.
+        self._has_gone = False
+
+    def sizes(self) -> dict[str, int]:
+        """Of the packs that are known."""
+        with self._lock:
+            return dict(self._sizes)
+
+    def update(self, there: dict[str, int]) -> dict[str, str]:
+        """Know these packs, and no others; which of them are damaged, and why."""
+        unreadable: dict[str, str] = {}
+        with self._lock:
+            for pack in [pack for pack, size_bytes in self._sizes.items() if there.get(pack) != size_bytes]:
+                self._footers.forget(pack)
+                del self._sizes[pack]
+                self._has_gone = True
+            found = self._footers.all({pack: size for pack, size in there.items() if pack not in self._sizes}, unreadable)
+            prefixes, places = bytearray(), bytearray()
+            for pack, footer in found:
+                words = np.frombuffer(footer, _PREFIXES)["prefix"]
+                prefixes += words.tobytes()
+                places += self._numbered(pack, there[pack], len(words)).tobytes()
+            if prefixes:
+                self._merge(prefixes, places)
+        return unreadable
+
+    def add(self, pack: str, size_bytes: int, tail: bytes) -> None:
+        """One that was just written; `tail` as in the pack."""
+        with self._lock:
+            if pack in self._sizes:
+                return
+            self._footers.keep(pack, size_bytes, tail)
+            words = np.frombuffer(packs.footer_of(pack, size_bytes, tail), _PREFIXES)["prefix"].tolist()
+            for prefix, place in zip(words, self._numbered(pack, size_bytes, len(words)).tolist(), strict=True):
+                self._recent[prefix] = (*self._recent.get(prefix, ()), place)
+            if len(self._recent) >= _RECENT_MAX:
+                self._merge(bytearray(), bytearray())
+
+    def _numbered(self, pack: str, size_bytes: int, count: int) -> Words:
+        first = len(self._packs) << _NUMBER_BITS
+        self._packs.append(pack)
+        self._sizes[pack] = size_bytes
+        return np.arange(first, first + count, dtype=np.uint64)
+
+    def _merge(self, prefixes: bytearray, places: bytearray) -> None:
+        """With these, and with what is recent. Arrays are let go of as early as can be: of a large repository they are most
+        of our memory."""
+        recent = [(prefix, place) for prefix, many in self._recent.items() for place in many]
+        prefixes += self._prefixes.tobytes() + np.array([prefix for prefix, _ in recent], np.uint64).tobytes()
+        places += self._places.tobytes() + np.array([place for _, place in recent], np.uint64).tobytes()
+        self._recent = {}
+        self._set(_NO_WORDS, _NO_WORDS)
+        joined = np.frombuffer(prefixes, np.uint64)
+        order = np.argsort(joined)
+        self._set(joined[order], np.frombuffer(places, np.uint64)[order])
+
+    def _set(self, prefixes: Words, places: Words) -> None:
+        self._prefixes, self._places, self._sorted = prefixes, places, memoryview(prefixes.data)
+
+    def places(self, name: bytes) -> Iterator[Place]:
+        """RepositoryDamaged, where a footer that was there is not any more."""
+        prefix = int.from_bytes(name[:_PREFIX_BYTES], "little")
+        with self._lock:
+            found = list(self._recent.get(prefix, ()))
+            at = bisect_left(self._sorted, prefix)
+            while at < len(self._sorted) and self._sorted[at] == prefix:
+                found.append(int(self._places[at]))
+                at += 1
+            candidates = [self._place(place) for place in found if self._packs[place >> _NUMBER_BITS] in self._sizes]
+        return (place for place in candidates if place.entry.name == name)
+
+    def _place(self, place: int) -> Place:
+        pack, number = self._packs[place >> _NUMBER_BITS], place & ((1 << _NUMBER_BITS) - 1)
+        return Place(pack, number, packs.entry_of(self._footers.of(pack, self._sizes[pack]), number))
+
+    def entries(self, pack: str) -> list[packs.Entry]:
+        """Of a pack that is known."""
+        with self._lock:
+            return packs.entries_of(self._footers.of(pack, self._sizes[pack]))
+
+    def lacking(self, names: bytes) -> list[int]:
+        """Which of these names, one after the other, are in no pack (by their first 8 bytes); those of zeros are left out."""
+        prefixes = prefixes_of(names)
+        with self._lock:
+            if self._has_gone:
+                sizes = self._sizes
+                self._clear()
+                self.update(sizes)
+            elif self._recent:
+                self._merge(bytearray(), bytearray())
+            at = np.searchsorted(self._prefixes, prefixes)
+            known = np.zeros(len(prefixes), bool)
+            inside = at < len(self._prefixes)
+            known[inside] = self._prefixes[at[inside]] == prefixes[inside]
+        none = prefixes == 0  # a name that begins with 8 zero bytes and is none: one in 2^64
+        return np.flatnonzero(~known & ~none).tolist()
+
+    def close(self) -> None:
+        with self._lock:
+            self._footers.close()

@@ -1,0 +1,132 @@
+"""A pack: frames in a row, and a footer that says what they are. Its name is the BLAKE3 of all its bytes.
+
+    "SVPACK1\\n" │ frames │ footer: an entry a frame │ footer's length (4) │ BLAKE3 of the footer (32) │ "SVPEND1\\n"
+
+So anyone can tell a pack that has changed, without a key, and which frames of it have; and a pack under another's name is
+found out. Integers are little-endian. docs/backup-format.md.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from synvirt.errors import RepositoryDamaged
+from synvirt.repository.folder import Folder
+from synvirt.repository.keys import FRAME_BYTES_MAX
+from synvirt.sizes import KIB, MIB
+
+FOLDER = "packs"
+SUFFIX = ".pack"
+# Large: an NFS server has 16,000 files a TiB stored. Not larger: two of them are in memory while a run goes on.
+PACK_BYTES = 64 * MIB
+MAGIC, END_MAGIC = b"SVPACK1\n", b"SVPEND1\n"
+CHUNK, PAGE = 0, 1
+
+# name (32), kind, offset, length of the frame, length of the content, BLAKE3 of the frame (32)
+_ENTRY = struct.Struct("<32sBQII32s")
+_END = struct.Struct("<I32s8s")
+ENTRY_BYTES = _ENTRY.size
+# The footers of most packs, in one request to storage that is far away.
+_TAIL_BYTES = 64 * KIB
+# A pack full of frames of 4 KiB, which no chunk of a disk gives: what has more entries is not ours.
+ENTRIES_MAX = PACK_BYTES // 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    name: bytes
+    kind: int
+    offset: int
+    length: int
+    content_length: int
+    hash: bytes
+
+
+class Pack:
+    """One being filled, in memory."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray(MAGIC)
+        self._footer = bytearray()
+        self.names: list[bytes] = []
+
+    def fits(self, length: int) -> bool:
+        return len(self._bytes) + length + len(self._footer) + ENTRY_BYTES + _END.size <= PACK_BYTES and (
+            len(self.names) < ENTRIES_MAX
+        )
+
+    def add(self, name: bytes, kind: int, frame: bytes, content_length: int) -> None:
+        self._footer += _ENTRY.pack(name, kind, len(self._bytes), len(frame), content_length, blake3(frame).digest())
+        self.names.append(name)
+        self._bytes += frame
+
+    def closed(self) -> tuple[str, bytearray, bytes]:
+        """The pack's name, all its bytes, and its tail. Nothing can be added from here on."""
+        tail = bytes(self._footer) + _END.pack(len(self._footer), blake3(self._footer).digest(), END_MAGIC)
+        self._bytes += tail
+        return f"{blake3(self._bytes).hexdigest()}{SUFFIX}", self._bytes, tail
+
+
+def read_tail(folder: Folder, name: str, size_bytes: int, *, file: str | None = None) -> bytes:
+    """The footer and what follows it. RepositoryDamaged, where it is not whole; the frames themselves are not looked at.
+    `file`: of a pack that has not got its name yet."""
+    file = file or f"{FOLDER}/{name}"
+    _require(size_bytes >= len(MAGIC) + _END.size, f"pack {name} has {size_bytes} bytes: it is cut off")
+    at_once = min(size_bytes, _TAIL_BYTES)
+    tail = folder.read(file, size_bytes - at_once, at_once)
+    wanted = _END.unpack(tail[-_END.size :])[0] + _END.size
+    if at_once < wanted <= size_bytes and wanted <= ENTRIES_MAX * ENTRY_BYTES + _END.size:
+        tail = folder.read(file, size_bytes - wanted, wanted)
+    tail = tail[-wanted:]
+    footer_of(name, size_bytes, tail)
+    return tail
+
+
+def footer_of(name: str, size_bytes: int, tail: bytes) -> bytes:
+    """The entries of a pack of that size that ends so, as they are stored. RepositoryDamaged."""
+    _require(len(tail) >= _END.size, f"pack {name} has no footer: it is cut off")
+    length, digest, magic = _END.unpack(tail[-_END.size :])
+    start = size_bytes - _END.size - length
+    sound = magic == END_MAGIC and length % ENTRY_BYTES == 0 and length // ENTRY_BYTES <= ENTRIES_MAX and start >= len(MAGIC)
+    _require(sound and length == len(tail) - _END.size, f"pack {name} has no footer: it is cut off or overwritten")
+    footer = tail[:length]
+    _require(blake3(footer).digest() == digest, f"the footer of pack {name} has changed")
+    for _, _, offset, frame_length, _, _ in _ENTRY.iter_unpack(footer):
+        inside = frame_length <= FRAME_BYTES_MAX and len(MAGIC) <= offset <= start - frame_length
+        _require(inside, f"the footer of pack {name} names bytes that are not in it")
+    return footer
+
+
+def _require(sound: bool, what: str) -> None:
+    if not sound:
+        raise RepositoryDamaged(what)
+
+
+def entries_of(footer: bytes) -> list[Entry]:
+    return [Entry(*fields) for fields in _ENTRY.iter_unpack(footer)]
+
+
+def entry_of(footer: bytes, number: int) -> Entry:
+    return Entry(*_ENTRY.unpack_from(footer, number * ENTRY_BYTES))
+
+
+def read_frame(folder: Folder, name: str, entry: Entry) -> bytes:
+    """RepositoryDamaged, where its bytes have changed."""
+    frame = folder.read(f"{FOLDER}/{name}", entry.offset, entry.length)
+    if blake3(frame).digest() != entry.hash:
+        raise RepositoryDamaged(f"pack {name} has changed at bytes {entry.offset} to {entry.offset + entry.length}")
+    return frame
+
+
+def check_whole(folder: Folder, name: str, size_bytes: int, *, on_read: Callable[[int], None] = lambda count: None) -> None:
+    """The pack's bytes are those that its name was made of. RepositoryDamaged."""
+    digest, at = blake3(), 0
+    while at < size_bytes:
+        piece = folder.read(f"{FOLDER}/{name}", at, min(4 * MIB, size_bytes - at))
+        digest.update(piece)
+        at += len(piece)
+        on_read(len(piece))
+    if f"{digest.hexdigest()}{SUFFIX}" != name:
+        raise RepositoryDamaged(f"pack {name} has changed: its bytes are not those that its name was made of")

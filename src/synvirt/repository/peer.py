@@ -1,0 +1,289 @@
+"""A folder that another SynVirt offers, over HTTPS: the client of `api/peer.py`.
+
+What a repository writes has no name until it is renamed: so a file is sent then, in one request, and the peer answers when it
+has checked it and made it durable. Every request can be made again. While the peer is away each is, for a while.
+"""
+
+import base64
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+from pydantic import ValidationError
+
+from synvirt import __version__
+from synvirt.disks import tls
+from synvirt.errors import (
+    BackupBadRequest,
+    BackupConflict,
+    BackupImmutable,
+    RepositoryDamaged,
+    RepositoryFull,
+    RepositoryUnreachable,
+    SourceUnreachable,
+    StoreWriteFailed,
+    SynvirtError,
+)
+from synvirt.model import Bytes, Model, ProblemDetails
+from synvirt.repository.folder import UNFINISHED, Entry
+from synvirt.sizes import KIB, MIB
+
+# Between two pieces of an answer. A peer's disk may take its time to make 64 MiB durable.
+TIMEOUT_S = 120.0
+CONNECT_TIMEOUT_S = 10.0
+# How long a peer may be away before a run fails: a restart, or a cable.
+PATIENCE_S = 60.0
+_WAITS_S = (0.1, 0.5, 1.0, 2.0, 5.0)
+_SEND_BYTES = MIB
+# The longest answers: a manifest, and the list of the packs of 60 TiB.
+_ANSWER_BYTES_MAX = 128 * MIB
+_PROBLEM_BYTES_MAX = 64 * KIB
+_TOLD_CHARS = 500
+# What a peer may say of itself, and ours for it.
+_ERRORS: dict[str, type[SynvirtError]] = {
+    error.code: error
+    for error in (BackupBadRequest, BackupConflict, BackupImmutable, RepositoryDamaged, RepositoryFull, RepositoryUnreachable)
+}
+_PASSING = frozenset({408, 429, 502, 503, 504})
+
+Answered = TypeVar("Answered", bound=Model)
+Piece = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlace:
+    """`url`: https://HOST:PORT/…/backup/peer/NAME. `fingerprint_sha256`: in hex with colons, of the certificate it shows."""
+
+    url: str
+    fingerprint_sha256: str
+    username: str
+    password: str
+
+
+class PeerRoom(Model):
+    """Of the file system of an offered folder. `keep_days`: how long restore points stay there at least."""
+
+    capacity_bytes: Bytes
+    used_bytes: Bytes
+    keep_days: float
+
+
+class PeerEntry(Model):
+    """`modified_at`: seconds since 1970, by the peer's clock."""
+
+    name: str
+    size_bytes: Bytes
+    modified_at: float
+
+
+class PeerEntries(Model):
+    entries: tuple[PeerEntry, ...]
+
+
+class _Away(Exception):
+    """The peer did not answer, or not this time."""
+
+
+class _Stale(_Away):
+    """A connection that was used before has ended: that says nothing of the peer."""
+
+
+class PeerFolder:
+    """Safe from several threads: each has a connection of its own while it asks. `patience_s`: how long it may be away."""
+
+    def __init__(self, place: PeerPlace, *, patience_s: float = PATIENCE_S) -> None:
+        parts = urlsplit(place.url)
+        try:
+            port = parts.port or 443
+        except ValueError as error:
+            raise BackupBadRequest(f"peer.url: {error}") from error
+        if parts.scheme != "https" or not parts.hostname or parts.query or parts.fragment or parts.username:
+            raise BackupBadRequest("peer.url is not https://HOST:PORT/…/backup/peer/NAME")
+        self._host, self._port, self._path = parts.hostname, port, parts.path.rstrip("/")
+        self._where = f"{parts.hostname}:{port}"
+        self._username = place.username
+        pair = base64.b64encode(f"{place.username}:{place.password}".encode()).decode()
+        self._headers = {"Authorization": f"Basic {pair}", "User-Agent": f"synvirt/{__version__}"}
+        self._tls = tls.context(self._where, verify=True, fingerprint_sha256=place.fingerprint_sha256)
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._idle: list[http.client.HTTPSConnection] = []
+        self._unfinished: dict[str, list[Piece]] = {}
+
+    # ── as folders are asked ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def room(self) -> tuple[int, int]:
+        """Bytes of the peer's file system, and those that are used. RepositoryUnreachable."""
+        found = self._parsed(PeerRoom, "", "its room")
+        return found.capacity_bytes, found.used_bytes
+
+    def make_folders(self, names: Iterable[str]) -> None:
+        """A repository's, which the peer knows by itself."""
+        self._ask("POST", "/folders", "the repository")
+
+    def write(self, name: str, pieces: Iterable[Piece]) -> None:
+        with self._lock:
+            self._unfinished[name] = list(pieces)
+
+    def sync(self, name: str) -> None:
+        """Durable is what has been renamed."""
+
+    def rename(self, old: str, new: str) -> None:
+        with self._lock:
+            pieces = self._unfinished.pop(old)
+        self._ask("PUT", f"/files/{quote(new)}", new, pieces)
+
+    def sync_folder(self, folder: str) -> None:
+        """As above."""
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        query = f"?offset={offset}" + ("" if length is None else f"&length={length}")
+        found = self._ask("GET", f"/files/{quote(name)}{query}", name)
+        if length is not None and len(found) != length:
+            raise RepositoryDamaged(f"the peer sends {len(found)} of the {length} bytes of {name} at {offset}")
+        return found
+
+    def entries(self, folder: str) -> list[Entry]:
+        found = self._parsed(PeerEntries, f"/entries?folder={quote(folder)}", folder or "the repository").entries
+        return sorted((Entry(one.name, one.size_bytes, one.modified_at) for one in found), key=lambda entry: entry.name)
+
+    def delete(self, name: str) -> None:
+        if name.startswith(f"{UNFINISHED}/"):
+            with self._lock:
+                self._unfinished.pop(name, None)
+            return
+        self._ask("DELETE", f"/files/{quote(name)}", name)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    # ── a request, and what comes of it ──────────────────────────────────────────────────────────────────────────────
+
+    def _parsed(self, model: type[Answered], path: str, what: str) -> Answered:
+        try:
+            return model.model_validate_json(self._ask("GET", path, what))
+        except ValidationError as error:
+            raise RepositoryUnreachable(
+                f"the peer {self._where} answers what no SynVirt does for {what}",
+                hint="is peer.url the one of its backup offer?",
+            ) from error
+
+    def _ask(self, method: str, path: str, what: str, pieces: list[Piece] | None = None) -> bytes:
+        until = time.monotonic() + self._patience_s
+        for wait_s in self._waits():
+            try:
+                return self._once(method, path, what, pieces)
+            except _Stale:
+                self.close()
+            except _Away as error:
+                if time.monotonic() + wait_s > until:
+                    raise RepositoryUnreachable(
+                        f"the peer {self._where} does not answer for {what}: {error}",
+                        hint="does it run, and do firewalls let this host connect to it? What was sent is not sent again",
+                    ) from error
+                time.sleep(wait_s)
+        raise AssertionError
+
+    @staticmethod
+    def _waits() -> Iterator[float]:
+        yield from _WAITS_S
+        while True:
+            yield _WAITS_S[-1]
+
+    def _once(self, method: str, path: str, what: str, pieces: list[Piece] | None) -> bytes:
+        connection, away = self._borrowed()
+        try:
+            answer = self._sent(connection, method, path, pieces)
+            good = answer.status in (200, 204)
+            limit = _ANSWER_BYTES_MAX if good else _PROBLEM_BYTES_MAX
+            body = _body(answer, limit)
+        except SourceUnreachable as error:  # another certificate
+            connection.close()
+            raise RepositoryUnreachable(
+                error.detail, hint="was the peer's certificate renewed? Then give the new one's; else somebody is in between"
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise away(_said(error)) from error
+        if len(body) > limit or answer.will_close or not answer.isclosed():
+            connection.close()
+        else:
+            with self._lock:
+                self._idle.append(connection)
+        if good and len(body) <= limit:
+            return body
+        raise self._refusal(answer.status, body, what)
+
+    def _borrowed(self) -> tuple[http.client.HTTPSConnection, type[_Away]]:
+        """A connection, and what it means when that breaks."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop(), _Stale
+        made = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S, context=self._tls)
+        return made, _Away
+
+    def _sent(
+        self, connection: http.client.HTTPSConnection, method: str, path: str, pieces: list[Piece] | None
+    ) -> http.client.HTTPResponse:
+        if getattr(connection, "sock", None) is None:
+            connection.connect()
+            sock: socket.socket = connection.sock
+            sock.settimeout(TIMEOUT_S)
+        length = sum(len(piece) for piece in pieces or [])
+        connection.putrequest(method, self._path + path)
+        for key, value in self._headers.items():
+            connection.putheader(key, value)
+        if pieces is not None:
+            connection.putheader("Content-Length", str(length))
+        connection.endheaders()
+        # Who refuses says so at once and hangs up: that is read, rather than that the sending failed.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
+            for piece in pieces or []:
+                view = memoryview(piece)
+                for at in range(0, len(view), _SEND_BYTES):
+                    connection.send(view[at : at + _SEND_BYTES])
+        return connection.getresponse()
+
+    def _refusal(self, status: int, body: bytes, what: str) -> Exception:
+        try:
+            problem = ProblemDetails.model_validate_json(body)
+        except ValidationError:
+            problem = None
+        said = "" if problem is None else f": {problem.detail[:_TOLD_CHARS]}"
+        if problem is not None and problem.code in _ERRORS:
+            return _ERRORS[problem.code](f"the peer {self._where}{said}", hint=problem.hint)
+        if status == 401:
+            hint = f"are the password of {self._username} and peer.url right?"
+            return RepositoryUnreachable(f"the peer {self._where} refuses its caller{said}", hint=hint)
+        if status == 404:
+            hint = "peer.url is the one of a folder that its operator set in backup_offers"
+            return RepositoryUnreachable(f"the peer {self._where} offers no such folder", hint=hint)
+        if status in _PASSING:
+            return _Away(f"it answers {status}")
+        return StoreWriteFailed(f"the peer {self._where} answers {status} for {what}{said}")
+
+
+def _body(answer: http.client.HTTPResponse, limit: int) -> bytes:
+    """All of it, or one byte more than `limit`. IncompleteRead: of a body that breaks off, http.client only says it when all is
+    asked for."""
+    length = answer.headers.get("content-length", "")
+    body = answer.read(limit + 1)
+    if length.isdecimal() and len(body) < min(int(length), limit + 1):
+        raise http.client.IncompleteRead(body[:0], int(length) - len(body))
+    return body
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no byte came in time"
+    return f"{type(error).__name__}: {error}"[:200]

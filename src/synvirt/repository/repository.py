@@ -1,0 +1,335 @@
+"""A repository: packs and manifests in a folder, found by what is in them. docs/backup-format.md is the whole format.
+
+A restore point exists from the moment its manifest has its name, and not before: its packs are durable by then. Nothing is ever
+changed in place. What is in memory is an index (index.py) of the packs' footers, of which a file of this host has copies.
+
+    session() ─▶ add(chunk) … add_page(…) ─▶ commit(manifest)       one writer of many; no locks between hosts
+    manifest(id) ─▶ chunk_names(disk) ─▶ read_chunk(name)           disk.py makes a DiskReader of it
+"""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from blake3 import blake3
+
+from synvirt.errors import BackupConflict, BackupNotFound, RepositoryDamaged, RepositoryKeyWrong
+from synvirt.repository import manifest as manifests
+from synvirt.repository import packs
+from synvirt.repository.folder import UNFINISHED, Folder, put
+from synvirt.repository.index import Index, Place
+from synvirt.repository.keys import CHUNK_BYTES, Keys
+from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, Manifest, Shown
+
+FORMAT = 1
+HEADER = "repository"
+CONDEMNED_FOLDER = "condemned"
+KEPT_SUFFIX = ".kept"
+FOLDERS = (packs.FOLDER, manifests.FOLDER, CONDEMNED_FOLDER, UNFINISHED)
+
+
+def create(folder: Folder, master: bytes) -> UUID:
+    """An empty repository in an empty folder; its id. BackupConflict, where something lies there already."""
+    if folder.entries(""):
+        raise BackupConflict(
+            "the folder is not empty", hint="name an empty one; or, to use a repository again, give its recovery key"
+        )
+    folder.make_folders(FOLDERS)
+    repository_id = uuid4()
+    line = json.dumps(
+        {
+            "format": FORMAT,
+            "id": str(repository_id),
+            "chunk_bytes": CHUNK_BYTES,
+            "page_chunks": PAGE_CHUNKS,
+            "names": "BLAKE3, keyed",
+            "frames": "zstd, AES-256-GCM",
+            "key_check": Keys(master).check,
+        }
+    ).encode()
+    put(folder, HEADER, [line + b"\n" + blake3(line + b"\n").hexdigest().encode() + b"\n"])
+    return repository_id
+
+
+def header_of(folder: Folder) -> dict[str, Any]:
+    """RepositoryDamaged, where there is none, or none of ours."""
+    return header_in(folder.read(HEADER))
+
+
+def header_in(content: bytes) -> dict[str, Any]:
+    """RepositoryDamaged."""
+    line, _, rest = content.partition(b"\n")
+    if rest != blake3(line + b"\n").hexdigest().encode() + b"\n":
+        raise RepositoryDamaged(f"the file «{HEADER}» of the repository has changed")
+    found: dict[str, Any] = json.loads(line)
+    if found.get("format") != FORMAT:
+        raise RepositoryDamaged(f"the repository's format is {found.get('format')}, and this version reads {FORMAT}")
+    return found
+
+
+class Repository:
+    """Safe from several threads. `unreadable`: packs whose footers are damaged, and why.
+
+    `cache`: a file of this host for copies of the packs' footers, so that opening it again fetches what is new alone.
+    """
+
+    def __init__(self, folder: Folder, master: bytes, *, cache: Path | None = None) -> None:
+        self.folder, self.keys = folder, Keys(master)
+        header = header_of(folder)
+        if header["key_check"] != self.keys.check:
+            raise RepositoryKeyWrong("this is not the key of that repository")
+        self.id = UUID(header["id"])
+        self.unreadable: dict[str, str] = {}
+        self.index = Index(folder, cache)
+        self._condemned: frozenset[str] = frozenset()
+        self._lock = threading.RLock()
+        self.refresh()
+
+    def close(self) -> None:
+        """Nothing can be read from here on."""
+        self.index.close()
+        self.folder.close()
+
+    # ── the index ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def refresh(self) -> None:
+        """See what others have written, condemned or removed."""
+        with self._lock:
+            there = {entry.name: entry.size_bytes for entry in self.folder.entries(packs.FOLDER)}
+            with contextlib.suppress(RepositoryDamaged):  # a list that cannot be read stops who writes, not who restores
+                self._condemned = condemned_packs(self.folder)
+            self.unreadable = self.index.update(there)
+
+    def place(self, name: bytes) -> Place | None:
+        """Where it lies; in a pack that will not soon be removed, if there is one."""
+        found = None
+        for place in self.index.places(name):
+            if place.pack not in self._condemned:
+                return place
+            found = found or place
+        return found
+
+    def reusable(self, name: bytes) -> Place | None:
+        """Where it lies, if that will not soon be removed."""
+        place = self.place(name)
+        return None if place is None or place.pack in self._condemned else place
+
+    def pack_sizes(self) -> dict[str, int]:
+        return self.index.sizes()
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def point_ids(self) -> list[UUID]:
+        return [UUID(name) for name in _names(self.folder, manifests.SUFFIX)]
+
+    def kept_ids(self) -> set[UUID]:
+        """The points that nothing may remove."""
+        return {UUID(name) for name in _names(self.folder, KEPT_SUFFIX)}
+
+    def manifest(self, point_id: UUID) -> Manifest:
+        """BackupNotFound, RepositoryDamaged."""
+        return manifests.opened(str(point_id), self._manifest_bytes(point_id), self.keys)
+
+    def shown(self, point_id: UUID) -> Shown:
+        return manifests.shown_of(str(point_id), self._manifest_bytes(point_id))
+
+    def _manifest_bytes(self, point_id: UUID) -> bytes:
+        name = f"{point_id}{manifests.SUFFIX}"
+        found = {entry.name: entry.size_bytes for entry in self.folder.entries(manifests.FOLDER)}
+        if name not in found:
+            raise BackupNotFound(f"restore point {point_id} is not in the repository")
+        if found[name] > manifests.MANIFEST_BYTES_MAX:
+            raise RepositoryDamaged(f"the manifest of restore point {point_id} has {found[name]} bytes")
+        return self.folder.read(manifests.file_name(point_id))
+
+    def chunk_names(self, disk: DiskMap) -> bytes:
+        """32 bytes a chunk, in the disk's order."""
+        pages = b"".join(self.read_page(bytes.fromhex(page)) for page in disk.pages)
+        return pages[: manifests.chunks_of(disk.size_bytes) * len(NONE)]
+
+    def read_page(self, name: bytes) -> bytes:
+        if name == NONE:
+            return bytes(PAGE_BYTES)
+        place = self._needed(name, packs.PAGE)
+        page = packs.read_frame(self.folder, place.pack, place.entry)
+        if len(page) != PAGE_BYTES or self.keys.page_name(page) != name:
+            raise RepositoryDamaged(f"page {name.hex()[:16]} is not the one that was stored")
+        return page
+
+    def read_chunk(self, name: bytes, length: int) -> bytes:
+        place = self._needed(name, packs.CHUNK)
+        return self.keys.content(name, packs.read_frame(self.folder, place.pack, place.entry), length)
+
+    def _needed(self, name: bytes, kind: int) -> Place:
+        place = self.place(name)
+        if place is None:
+            self.refresh()  # another host may have packed it anew
+            place = self.place(name)
+        if place is None or place.entry.kind != kind:
+            raise RepositoryDamaged(f"{'page' if kind else 'chunk'} {name.hex()[:16]} is in no pack of the repository")
+        return place
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def session(self) -> "Session":
+        self.refresh()
+        condemned_packs(self.folder)
+        return Session(self)
+
+    def keep(self, point_id: UUID, *, kept: bool) -> None:
+        """Whether anything may remove the point. Idempotent."""
+        name = f"{manifests.FOLDER}/{point_id}{KEPT_SUFFIX}"
+        if kept:
+            put(self.folder, name, [b""])
+        else:
+            self.folder.delete(name)
+            self.folder.sync_folder(manifests.FOLDER)
+
+    def remove(self, point_id: UUID) -> None:
+        """The point is gone; its bytes stay until they are collected. BackupConflict for one that is kept."""
+        if point_id in self.kept_ids():
+            raise BackupConflict(f"restore point {point_id} is protected", hint="take the protection off it first")
+        self.folder.delete(manifests.file_name(point_id))
+        self.folder.sync_folder(manifests.FOLDER)
+
+
+def _names(folder: Folder, suffix: str) -> Iterator[str]:
+    for entry in folder.entries(manifests.FOLDER):
+        name = entry.name.removesuffix(suffix)
+        if entry.name.endswith(suffix) and _is_id(name):
+            yield name
+
+
+def _is_id(name: str) -> bool:
+    try:
+        return str(UUID(name)) == name
+    except ValueError:
+        return False
+
+
+def condemned_packs(folder: Folder) -> frozenset[str]:
+    """The packs that are to be removed (`garbage.py`), in any list of them. RepositoryDamaged."""
+    return frozenset(name for listed in condemned_lists(folder) for name in listed.packs)
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """A list of packs that nothing needed at that time, in seconds since 1970 by the repository's own clock."""
+
+    name: str
+    at: float
+    packs: tuple[str, ...]
+
+
+def condemned_lists(folder: Folder) -> list[Condemned]:
+    """Each is a file of pack names, a line each, named by the BLAKE3 of its bytes. RepositoryDamaged."""
+    found = []
+    for entry in folder.entries(CONDEMNED_FOLDER):
+        name = f"{CONDEMNED_FOLDER}/{entry.name}"
+        try:
+            content = folder.read(name)
+        except RepositoryDamaged:
+            if entry.name in {one.name for one in folder.entries(CONDEMNED_FOLDER)}:
+                raise
+            continue  # a collection that went on beside it is done with this one
+        if blake3(content).hexdigest() != entry.name:
+            raise RepositoryDamaged(f"the list {name} has changed", hint="remove it: what is not needed is listed again")
+        found.append(Condemned(name, entry.modified_at, tuple(content.decode().split())))
+    return found
+
+
+class Session:
+    """One run's way in. `add` may be called from any thread; what it was given is durable once `commit` returns.
+
+    Chunks that the repository has are not written again. Should a pack that was relied on be condemned meanwhile, the commit
+    is refused; one that is condemned later stays until the manifest, which is there by then, was looked at (`garbage.py`).
+    """
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository, self._keys = repository, repository.keys
+        self._pack = packs.Pack()
+        self._mine: set[bytes] = set()
+        self._used: set[str] = set()
+        self._lock, self._putting = threading.Lock(), threading.Lock()
+        self._zero_names: dict[int, bytes] = {CHUNK_BYTES: self._keys.chunk_name(bytes(CHUNK_BYTES))}
+        # Bytes of disks that were new to the repository, and the bytes of the packs that they became.
+        self.new_bytes = self.stored_bytes = 0
+
+    def add(self, chunk: bytes | bytearray | memoryview) -> bytes:
+        """The chunk's name, which is NONE for zeros."""
+        name = self._keys.chunk_name(chunk)
+        if name == self._zero_name(len(chunk)):
+            return NONE
+        if self._is_new(name):
+            frame = self._keys.frame(name, chunk)
+            self._append(name, packs.CHUNK, frame, len(chunk))
+        return name
+
+    def add_page(self, page: bytes) -> bytes:
+        if page == bytes(PAGE_BYTES):
+            return NONE
+        name = self._keys.page_name(page)
+        if self._is_new(name):
+            self._append(name, packs.PAGE, page, len(page))
+        return name
+
+    def _zero_name(self, length: int) -> bytes:
+        if length not in self._zero_names:
+            self._zero_names[length] = self._keys.chunk_name(bytes(length))
+        return self._zero_names[length]
+
+    def _is_new(self, name: bytes) -> bool:
+        """True once: whoever is told so adds it."""
+        with self._lock:
+            if name in self._mine:
+                return False
+            place = self._repository.reusable(name)
+            if place is not None:
+                self._used.add(place.pack)
+                return False
+            self._mine.add(name)
+            return True
+
+    def _append(self, name: bytes, kind: int, frame: bytes, length: int) -> None:
+        full = None
+        with self._lock:
+            if self._pack.names and not self._pack.fits(len(frame)):
+                # Before the next pack is begun the one before it must be stored: so that there are never three in memory.
+                self._putting.acquire()
+                full, self._pack = self._pack, packs.Pack()
+            self._pack.add(name, kind, frame, length)
+            self.new_bytes += length
+        if full is not None:
+            try:
+                self._put(full)
+            finally:
+                self._putting.release()
+
+    def _put(self, full: packs.Pack) -> None:
+        name, content, tail = full.closed()
+        put(self._repository.folder, f"{packs.FOLDER}/{name}", [content])
+        self._repository.index.add(name, len(content), tail)
+        # Not under _lock: who waits for _putting holds it. One thread at a time is here, and a set takes one change at once.
+        self._used.add(name)
+        self._mine.difference_update(full.names)  # the index has them now
+        self.stored_bytes += len(content)
+
+    def commit(self, manifest: Manifest) -> None:
+        """The restore point exists when this returns. BackupConflict, where what it relies on is being removed."""
+        with self._putting:
+            if self._pack.names:
+                last, self._pack = self._pack, packs.Pack()
+                self._put(last)
+        folder = self._repository.folder
+        missing = self._used - {entry.name for entry in folder.entries(packs.FOLDER)}
+        if missing or self._used & condemned_packs(folder):
+            raise BackupConflict(
+                "the repository's garbage was collected while the run went on, and took what the run relied on",
+                hint="start the run again: it writes what is missing",
+            )
+        put(folder, manifests.file_name(manifest.shown.id), [manifests.written(manifest, self._keys)])
