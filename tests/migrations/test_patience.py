@@ -72,6 +72,18 @@ def held(house: House, *, first_delta_done: bool = True) -> tuple[Migration, Cal
     return job, reached
 
 
+def refused_once_off(house: House, job: Migration, *, times: int) -> None:
+    """The source refuses its password as soon as the guest is off for the cut-over."""
+
+    def looked(now: Migration) -> bool:
+        off = now.state is State.CUTTING_OVER and house.platform.vm(VM)["power"] == "off"
+        if off:
+            house.platform.fault("wrong_password", times)
+        return off
+
+    at_commits(house, job, looked)
+
+
 @pytest.mark.parametrize("trouble", CODES)
 def test_a_held_job_waits_until_its_source_is_well_again(house: House, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
@@ -265,14 +277,7 @@ def test_a_pass_takes_as_long_as_it_copies_however_long_its_source_was_away(
 def test_a_password_that_is_changed_while_the_guest_is_off_is_waited_for(house: House) -> None:
     """A failed job could not power the guest on either."""
     job = house.intake.submit(live_plan())
-
-    def looked(now: Migration) -> bool:
-        off = now.state is State.CUTTING_OVER and house.platform.vm(VM)["power"] == "off"
-        if off:
-            house.platform.fault("wrong_password", 3)
-        return off
-
-    at_commits(house, job, looked)
+    refused_once_off(house, job, times=3)
     ended = house.run(job.id)
     assert (ended.state, ended.last_error) == (State.COMPLETED, None)
     assert copied_once(house, ended)
@@ -283,14 +288,7 @@ def test_a_refused_password_is_not_tried_again_at_once(house: House, monkeypatch
     no_patience(monkeypatch)
     monkeypatch.setattr(advance, "SWEEP_PAUSES_S", (0.01,) * 5)
     job = house.intake.submit(live_plan())
-
-    def looked(now: Migration) -> bool:
-        off = now.state is State.CUTTING_OVER and house.platform.vm(VM)["power"] == "off"
-        if off:
-            house.platform.fault("wrong_password", 100)
-        return off
-
-    at_commits(house, job, looked)
+    refused_once_off(house, job, times=100)
     ended = house.run(job.id)
     assert (ended.state, code(ended.last_error)) == (State.FAILED, ("E_MIG_AUTH_FAILED", True))
     left = [entry for entry in house.store.ledger(job.id) if entry.kind in ("source_power", "snapshot")]
