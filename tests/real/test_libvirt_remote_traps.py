@@ -17,7 +17,6 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.disks import tls
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import (
     AuthFailed,
@@ -36,6 +35,7 @@ from synvirt.live.libvirt.host import Host
 from synvirt.live.libvirt.ssh import key_fingerprint
 from synvirt.migrations.probing import probe
 from synvirt.model import MIB, SourceCheck, VmManifest
+from synvirt.transport import tls
 from tests.contracts.live import read
 from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.processes import command_line

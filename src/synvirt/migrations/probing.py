@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Literal, TypeVar
 
-from synvirt.disks import open_reader, tls
+from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import SynvirtError, VmNotFound
 from synvirt.live import About, LiveAdapter, Reach, SnapshotRef
 from synvirt.live.planned import HINT
 from synvirt.model import MIB, Disk, SourceCheck, SourceOptions, SourceTest, VmManifest, now
 from synvirt.store.sources import Trial
+from synvirt.transport import tls
 
 T = TypeVar("T")
 # Before a snapshot of a VM is made: it is struck out, when the block ends without an error.

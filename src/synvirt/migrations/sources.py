@@ -18,7 +18,6 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from synvirt.disks import tls
 from synvirt.errors import BadRequest, InvalidPlan, SourceUnreachable
 from synvirt.keyring import Keyring, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
@@ -38,6 +37,7 @@ from synvirt.model import (
     now,
 )
 from synvirt.store.sources import SourceRows
+from synvirt.transport import tls
 
 # A discovery that is paged is asked of the platform once: the pages after the first come from what it said then.
 LISTING_KEPT_S = 60.0

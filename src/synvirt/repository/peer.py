@@ -19,7 +19,6 @@ from urllib.parse import quote, urlsplit
 from pydantic import ValidationError
 
 from synvirt import __version__
-from synvirt.disks import tls
 from synvirt.errors import (
     BackupBadRequest,
     BackupConflict,
@@ -34,6 +33,7 @@ from synvirt.errors import (
 from synvirt.model import Bytes, Model, ProblemDetails
 from synvirt.repository.folder import UNFINISHED, Entry
 from synvirt.sizes import KIB, MIB
+from synvirt.transport import tls
 
 # Between two pieces of an answer. A peer's disk may take its time to make 64 MiB durable.
 TIMEOUT_S = 120.0

@@ -19,9 +19,9 @@ from urllib.parse import quote, urlencode
 from xml.sax.saxutils import escape
 
 from synvirt.blocks import Extent, coalesced
-from synvirt.disks import tls
 from synvirt.disks.specs import DatastoreSpec
 from synvirt.errors import AuthFailed, DiskReadFailed, SourceUnreachable, SynvirtError
+from synvirt.transport import tls
 
 CONNECT_TIMEOUT_S: Final = 20.0
 # With no byte for so long a server is taken as gone.

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from synvirt.blocks import DiskReader, Extent
-from synvirt.disks import tls
 from synvirt.disks.specs import LeaseSpec, ReaderSpec
 from synvirt.disks.vmdk.flow import VmdkFlow
 from synvirt.errors import DiskReadFailed, MalformedArchive, SourceUnreachable, UnsupportedFormat
 from synvirt.sizes import MIB
+from synvirt.transport import tls
 
 CONNECT_TIMEOUT_S: Final = 20.0
 # A host says nothing while it looks through an empty part of a thick disk: 300 GB in this time, if it reads 1 GB/s.

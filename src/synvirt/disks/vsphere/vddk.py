@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from synvirt.blocks import Extent
-from synvirt.disks import tls
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.nbd.served import place_for, reader_of
 from synvirt.disks.specs import VddkSpec
 from synvirt.errors import DiskReadFailed, SourceUnreachable, UnsupportedFormat
 from synvirt.programs import start
+from synvirt.transport import tls
 
 # VDDK logs in and opens the disk before it serves: seconds on a quiet vCenter.
 START_TIMEOUT_S: Final = 120.0

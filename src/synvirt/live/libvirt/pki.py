@@ -10,10 +10,10 @@ serve disks with: it is trusted by who signed it, where we are told who did; els
 from dataclasses import dataclass
 from pathlib import Path
 
-from synvirt.disks import tls
 from synvirt.errors import AuthFailed, SourceUnreachable
 from synvirt.live.form import Place
 from synvirt.live.libvirt.form import Login, Options
+from synvirt.transport import tls
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import Final
 from xml.sax.saxutils import escape
 
-from synvirt.disks import tls
 from synvirt.live.vsphere.session import VimSession
+from synvirt.transport import tls
 
 ANSWER_TIMEOUT_S: Final = 20.0
 LEAVE_TIMEOUT_S: Final = 5.0

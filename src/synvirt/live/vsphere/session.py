@@ -22,10 +22,10 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from synvirt.disks import tls
 from synvirt.errors import AuthFailed, BadRequest, Internal, SnapshotFailed, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live.form import Place
 from synvirt.model import SourceOptions
+from synvirt.transport import tls
 
 SKIPPED: Final = "SYNVIRT_MIGRATOR_SKIP_GO_SHIM"
 # The oldest that has all we call: vSphere 6.5. Newer platforms speak it too.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.disks import tls
+from synvirt.transport import tls
 from tests.cases import cases
 from tests.needs import need
 

@@ -1,0 +1,9 @@
+"""How the service reaches a platform's control plane over the network. Blocking code, safe from several threads.
+
+tls.py   trust: this host's authorities, or a certificate that the operator pinned
+http.py  HttpClient: requests and streams over pooled connections, with limits
+"""
+
+from synvirt.transport.http import Answer, HttpClient, Recorder, Stream, Trust
+
+__all__ = ["Answer", "HttpClient", "Recorder", "Stream", "Trust"]
