@@ -197,22 +197,6 @@ def test_whatever_ends_it_leaves_nothing(number: signal.Signals, tmp_path: Path)
     assert "Traceback" not in stderr
 
 
-def test_a_raw_disk_loads_nothing_that_it_does_not_need(raw: Path, tmp_path: Path) -> None:
-    """They take longer to load than a small disk takes to copy."""
-    with raw.open("r+b") as file:
-        file.seek(510)
-        file.write(b"\x55\xaa")
-    code = (
-        "import sys; from synvirt.cli import disk\n"
-        f"disk.main(['convert', '{raw}', '{tmp_path}/target.raw'])\n"
-        "slow = {'numpy', 'typer', 'pydantic', 'synvirt.model', 'synvirt.offline', 'rich', 'http.client'}\n"
-        "print(sorted(slow & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-    assert (tmp_path / "target.raw").read_bytes() == raw.read_bytes()
-
-
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["convert", "--help"], ["compare", "-h"]])
 def test_help_says_how(arguments: list[str]) -> None:
     result = disk(*arguments)

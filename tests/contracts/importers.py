@@ -15,13 +15,15 @@ from random import Random
 
 import pytest
 
+from synvirt.disks import detect as detect_image
 from synvirt.disks import open_reader
 from synvirt.disks.spec_json import CHECKSUM_SPEC, READER_SPEC
-from synvirt.disks.specs import ImageSpec, paths
+from synvirt.disks.specs import ImageSpec, RawSpec, paths
 from synvirt.errors import HostPathRejected, NotFound, SynvirtError
 from synvirt.model import VmManifest
 from synvirt.offline import OfflineImporter, OpenedDisk
-from synvirt.offline.registry import HEAD_BYTES, IMPORTERS, detect, importer_for
+from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance
+from synvirt.offline.registry import IMPORTERS, detect, importer_for
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read
 from tests.processes import open_files
@@ -54,6 +56,11 @@ class ImporterContract:
     def test_probe_takes_its_own_and_no_other_does(self, case: ImporterCase) -> None:
         head = _head(case.path)
         assert next(other.kind for other in IMPORTERS if other.probe(case.path, head)) == case.importer.kind
+
+    def test_the_quick_look_lets_it_through(self, case: ImporterCase) -> None:
+        """The command line asks the importers only of what may be an appliance, and is no image that it knows by itself."""
+        is_image = not case.path.is_dir() and not isinstance(detect_image(case.path), RawSpec)
+        assert case.path.is_dir() or is_image or may_be_appliance(case.path.name, _head(case.path))
 
     def test_probe_never_raises(self, case: ImporterCase) -> None:
         numbers = Random(0)

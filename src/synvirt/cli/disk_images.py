@@ -7,6 +7,7 @@ from synvirt.disks import detect
 from synvirt.disks.nbd.fallback import with_key
 from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec
 from synvirt.errors import BadRequest
+from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance
 
 
 class Found(NamedTuple):
@@ -26,8 +27,7 @@ def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = Tr
     key = None if key_file is None else str(key_file.resolve())
     alone: ReaderSpec = detect(where) if not where.is_dir() else RawSpec(path=str(where))
     found = None
-    if isinstance(alone, RawSpec) and not where.is_block_device() and not _has_boot_sector(where):
-        # The importers are many, and take longer to load than a small disk takes to copy.
+    if isinstance(alone, RawSpec) and not where.is_block_device() and _may_be_appliance(where):
         found = _disks_of_appliance(where)
     return [Found(image.name, with_key(alone, key, needed=key_needed))] if found is None else found
 
@@ -44,12 +44,13 @@ def chosen(disks: list[Found], wanted: str | None, image: Path) -> Found:
     raise BadRequest(f"{image.name} has no disk {wanted}; it has {names}")
 
 
-def _has_boot_sector(where: Path) -> bool:
-    """A disk with a partition table (MBR, or GPT's protective one) is no appliance."""
+def _may_be_appliance(where: Path) -> bool:
+    """Is it worth loading the importers? A disk with a partition table (MBR, or GPT's protective one) is no appliance."""
     if where.is_dir():
-        return False
+        return True
     with where.open("rb") as file:
-        return file.read(512)[510:] == b"\x55\xaa"
+        head = file.read(HEAD_BYTES)
+    return head[510:512] != b"\x55\xaa" and may_be_appliance(where.name, head)
 
 
 def _disks_of_appliance(where: Path) -> list[Found] | None:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,6 +93,8 @@ def _of_environment(scheme: str, environ: "os._Environ[str] | dict[str, str]") -
 
 
 def _of_file(path: Path) -> dict[str, str]:
+    import tomllib
+
     from synvirt.errors import BadRequest
 
     try:

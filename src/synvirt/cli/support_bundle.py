@@ -7,7 +7,6 @@ Works without the service too: that is when it is wanted. What cannot be had is 
 
 import io
 import os
-import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -65,6 +64,8 @@ def support_bundle(
 
 def _pack(target: Path, name: str, parts: Iterator[tuple[str, str]]) -> list[str]:
     """All of it or nothing, and for nobody else to read."""
+    import tarfile
+
     from synvirt.errors import DiskWriteFailed
 
     part = target.with_name(f".{target.name}.{os.getpid()}.part")

@@ -17,9 +17,9 @@ from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import AuthFailed, HostPathRejected, MalformedArchive, NotFound
 from synvirt.remote import Remote
-from synvirt.remote.reading import RemoteReader, names, version_of
-from synvirt.remote.reading import connected as connected_remote
 
+# What reads elsewhere (`synvirt.remote.reading`) is imported when something elsewhere is read: a copy of a local disk starts
+# sooner.
 Root = Path | Remote
 
 # All that a root of this host may hold: for paths that were resolved beneath another one already.
@@ -41,6 +41,8 @@ def open_file(root: Root, name: str, offset: int = 0, length: int | None = None,
     """The bytes of a plain file, or a range of them. HostPathRejected, NotFound, DiskReadFailed; of a Remote what
     `RemoteReader` raises."""
     if isinstance(root, Remote):
+        from synvirt.remote.reading import RemoteReader
+
         return RemoteReader(root, str(resolve(root, name)), offset, length)
     return RawReader(shown or name, offset, length, descriptor=open_beneath(root, name))
 
@@ -64,7 +66,11 @@ def size_of(root: Root, name: str) -> int | None:
 
 def connected(root: Root, *, within_s: float | None = None) -> AbstractContextManager[None]:
     """Within it, a Remote is logged in to once, however many files are opened; SourceUnreachable after `within_s`."""
-    return connected_remote(root, within_s=within_s) if isinstance(root, Remote) else nullcontext()
+    if not isinstance(root, Remote):
+        return nullcontext()
+    from synvirt.remote.reading import connected as connected_remote
+
+    return connected_remote(root, within_s=within_s)
 
 
 def is_folder(root: Root, path: Path) -> bool:
@@ -75,6 +81,8 @@ def is_folder(root: Root, path: Path) -> bool:
 def listed(root: Root, path: Path) -> list[str] | None:
     """The names in a folder, in no order; None where its place cannot tell (HTTP). OSError."""
     if isinstance(root, Remote):
+        from synvirt.remote.reading import names
+
         inner = "" if path == Path() else str(path)
         found = names(root, inner)
         return None if found is None else [PurePosixPath(name).name for name in found]
@@ -84,12 +92,16 @@ def listed(root: Root, path: Path) -> list[str] | None:
 def raw_spec(root: Root, path: Path, offset: int = 0, length: int | None = None) -> RawSpec:
     """How to read a file's range later, in another process: of a Remote at the version that it has now."""
     if isinstance(root, Remote):
+        from synvirt.remote.reading import version_of
+
         return RawSpec(path=str(path), offset=offset, length=length, remote=root, version=version_of(root, str(path)))
     return RawSpec(path=str(path), offset=offset, length=length)
 
 
 def open_spec(spec: RawSpec) -> DiskReader:
     if spec.remote is not None:
+        from synvirt.remote.reading import RemoteReader
+
         return RemoteReader(spec.remote, spec.path, spec.offset, spec.length, version=spec.version)
     return RawReader(spec.path, spec.offset, spec.length)
 
@@ -103,6 +115,8 @@ def open_reference(
         descriptor, name = open_reference_beneath(root, image, reference)
         status = os.fstat(descriptor)
         return RawReader(name, offset, length, descriptor=descriptor), name, (status.st_dev, status.st_ino)
+    from synvirt.remote.reading import RemoteReader
+
     if ":" in reference.split("/", 1)[0]:
         raise HostPathRejected(f"{image} names {reference[:200]!r}, which is a protocol or a drive, not a file beside it")
     try:

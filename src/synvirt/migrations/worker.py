@@ -54,9 +54,10 @@ PROGRESS_EVERY_S = 0.25
 
 
 class Said(BaseModel):
-    """What service and worker say to each other. None of `model`'s: to make those takes a tenth of a worker's start."""
+    """What service and worker say to each other. None of `model`'s: to make those takes a tenth of a worker's start; and each
+    is built when it is first used."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class DiskOrder(Said):

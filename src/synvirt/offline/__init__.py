@@ -1,15 +1,17 @@
 """Offline importers: one file a kind, each knows who the VM is and what its disks are. Blocking code.
 
-`IMPORTERS` is the literal registry; being in it enrols an importer in the contract suite.
+`registry.IMPORTERS` is the literal registry; being in it enrols an importer in the contract suite.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
-from synvirt.model import OfflineKind, VmManifest
+
+if TYPE_CHECKING:  # `known_by` tells raw disks from appliances for the command line, which does not wait for pydantic
+    from synvirt.model import OfflineKind, VmManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class OfflineImporter(Protocol):
     lie beneath it too.
     """
 
-    kind: ClassVar[OfflineKind]
+    kind: ClassVar["OfflineKind"]
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool: ...
-    def inspect(self, path: Path, root: Root) -> VmManifest: ...
+    def inspect(self, path: Path, root: Root) -> "VmManifest": ...
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk: ...

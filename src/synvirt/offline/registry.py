@@ -9,6 +9,7 @@ from synvirt.disks.roots import Root, is_folder, open_file, resolve
 from synvirt.errors import UnsupportedFormat
 from synvirt.model import OfflineKind
 from synvirt.offline import OfflineImporter
+from synvirt.offline.known_by import HEAD_BYTES, NOT_READ
 from synvirt.offline.ova_archive import OvaArchive
 from synvirt.offline.ovf_folder import OvfFolder
 from synvirt.offline.qcow2 import Qcow2
@@ -18,9 +19,6 @@ from synvirt.offline.vmcx_export import VmcxExport
 from synvirt.offline.vmdk import Vmdk
 from synvirt.offline.vmx_folder import VmxFolder
 from synvirt.offline.xva_archive import XvaArchive
-
-# What `OfflineImporter.probe` is promised.
-HEAD_BYTES = 64 << 10
 
 # Archives and folders before single disks: the more a kind knows of the VM, the earlier it is asked.
 IMPORTERS: tuple[OfflineImporter, ...] = (
@@ -36,25 +34,6 @@ IMPORTERS: tuple[OfflineImporter, ...] = (
 )
 
 BY_KIND: Mapping[OfflineKind, OfflineImporter] = MappingProxyType({importer.kind: importer for importer in IMPORTERS})
-
-# What people try to import, with what to do about it: (magic, where it lies, what it is, hint).
-_NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
-    (b"\x1f\x8b", 0, "a gzip file", "Unpack it with gunzip first."),
-    (b"\xfd7zXZ", 0, "an xz file", "Unpack it with unxz first."),
-    (b"\x28\xb5\x2f\xfd", 0, "a zstd file", "Unpack it with unzstd first."),
-    (b"BZh", 0, "a bzip2 file", "Unpack it with bunzip2 first."),
-    (b"PK\x03\x04", 0, "a zip archive", "Unpack it, and import the folder or the disk inside."),
-    (b"7z\xbc\xaf\x27\x1c", 0, "a 7z archive", "Unpack it, and import the folder or the disk inside."),
-    (b"conectix", 0, "a VHD image by itself", "Convert it first: qemu-img convert -O vhdx OLD NEW."),
-    (
-        b"\x7f\x10\xda\xbe",
-        0x40,
-        "a VDI image by itself",
-        "Import its machine's .vbox, or convert it: qemu-img convert -O qcow2.",
-    ),
-    (b"\x14\x20\x28\x01", 0, "a state of a Hyper-V machine", "Import the machine's folder, or its .vmcx."),
-    (b"CD001", 0x8001, "a CD image", "An installation medium is no VM: only disks are imported."),
-)
 
 _FOLDER = ("a folder without a VM", "A VM's folder has its .ovf, .vmx, .vbox, ova.xml, or the folder Virtual Machines in it.")
 _UNKNOWN = ("of no kind that is known", "A raw disk has nothing to be known by: qemu-img convert -f raw -O qcow2 OLD NEW.")
@@ -80,7 +59,7 @@ def detect(path: Path | str, root: Root) -> OfflineImporter:
         if importer.probe(resolved, head, root):
             return importer
     otherwise = _FOLDER if folder else _UNKNOWN if head else ("empty", None)
-    what, hint = next(((what, hint) for magic, at, what, hint in _NOT_READ if head[at : at + len(magic)] == magic), otherwise)
+    what, hint = next(((what, hint) for magic, at, what, hint in NOT_READ if head[at : at + len(magic)] == magic), otherwise)
     failure = UnknownKind if what == _UNKNOWN[0] or not (head or folder) else UnsupportedFormat
     raise failure(f"{resolved.name or resolved} is {what}; looked for were {', '.join(BY_KIND)}", hint=hint)
 

@@ -1,0 +1,119 @@
+"""What a command loads before it begins. Modules are counted, not seconds: a busy machine does not change the answer."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from synvirt.offline.known_by import may_be_appliance
+
+MIB = 1 << 20
+
+# Each takes between a hundredth and half a second to load.
+_HEAVY = [
+    "pydantic",
+    "synvirt.model",
+    "synvirt.offline.registry",
+    "synvirt.remote.reading",
+    "typer",
+    "rich",
+    "httpx",
+    "sqlalchemy",
+]
+_PROGRAM = """
+import json, os, sys
+def leave(code):
+    print(json.dumps([code, sorted(sys.modules)]), file=sys.__stderr__)
+    sys.__stderr__.flush()
+    end(code)
+end, os._exit = os._exit, leave
+from synvirt.__main__ import main
+main()
+"""
+
+
+def _loaded(*arguments: str) -> set[str]:
+    """The modules that a command has loaded when it is done."""
+    argv = [sys.executable, "-c", _PROGRAM, *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0
+    return set(modules)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    content = tmp_path / "disk.raw"
+    content.write_bytes(b"no boot sector " + bytes(MIB))
+    for made, name in (("qcow2", "disk.qcow2"), ("vmdk", "disk.vmdk"), ("vhdx", "disk.vhdx"), ("vdi", "disk.vdi")):
+        subprocess.run(["qemu-img", "convert", "-O", made, content, tmp_path / name], check=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "modules_max", "numpy_too"),
+    [
+        ("disk.raw", 185, False),
+        ("disk.qcow2", 295, True),
+        ("disk.vmdk", 305, True),
+        ("disk.vhdx", 295, True),
+        ("disk.vdi", 290, True),
+    ],
+)
+@pytest.mark.parametrize("command", ["info", "convert"])
+def test_an_image_waits_for_what_it_needs_alone(
+    images: Path, command: str, name: str, modules_max: int, numpy_too: bool
+) -> None:
+    """`numpy_too`: formats that find their blocks through a table look it up with numpy."""
+    target = [str(images / "target")] if command == "convert" else []
+    loaded = _loaded("disk", command, str(images / name), *target)
+    assert loaded & {*_HEAVY, "asyncio", "ssl", "logging.config"} == set()
+    assert numpy_too or "numpy" not in loaded
+    assert len(loaded) <= modules_max, sorted(loaded)
+
+
+def test_the_worker_waits_for_no_importer_and_no_model() -> None:
+    code = "import sys, json; import synvirt.migrations.worker; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stdout))
+    forbidden = set(_HEAVY) - {"pydantic"} | {
+        "numpy",
+        "synvirt.offline",
+        "fastapi",
+        "dbos",
+        "libvirt",
+        "nbd",
+        "isal",
+        "deflate",
+    }
+    assert loaded & forbidden == set()
+
+
+def test_the_help_of_all_commands_is_quick() -> None:
+    loaded = _loaded_by_help()
+    assert loaded & (set(_HEAVY) - {"typer"} | {"numpy", "fastapi", "dbos", "asyncio", "ssl", "tomllib", "tarfile"}) == set()
+    assert len(loaded) <= 240, sorted(loaded)
+
+
+def _loaded_by_help() -> set[str]:
+    code = "import sys, json; import synvirt.main; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "may_be"),
+    [
+        ("disk.raw", bytes(512), False),
+        ("disk.img", b"\xeb\x3c\x90mkfs.fat", False),
+        ("disk.img", b"LUKS\xba\xbe", False),
+        ("web.OVF", b"\xff\xfe<", True),
+        ("web.ova", b"damaged", True),
+        ("disk.raw", b"\x1f\x8b\x08", True),
+        ("disk.raw", b"7z\xbc\xaf\x27\x1c", True),
+    ],
+)
+def test_the_quick_look(name: str, head: bytes, may_be: bool) -> None:
+    assert may_be_appliance(name, head) is may_be
