@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from synvirt.api import Server, create_app
 from synvirt.api.auth import Remembering
-from synvirt.migrations.board import Board
+from synvirt.jobs.board import Board
 from synvirt.migrations.intake import Intake
 from synvirt.model import (
     Disk,

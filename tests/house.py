@@ -1,7 +1,7 @@
 """A whole house of fakes for a job to run in: real store, real copy workers, real volumes; fake platform and hypervisor.
 
-`House.run` does what the engine does, without DBOS: it moves a job until it ends. `Crash` at a chosen commit, then `run` again
-by a new House over the same folder, is a service that was killed and started.
+`House.run` does what the engine does, without a runner: it moves a job until it ends. `Crash` at a chosen commit, then `run`
+again by a new House over the same folder, is a service that was killed and started.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.beneath import resolve_beneath
 from synvirt.guests import GuestPreparer
+from synvirt.jobs.board import Board
+from synvirt.jobs.stop import Stop
 from synvirt.keyring import Keyring
 from synvirt.live import LiveAdapter
 from synvirt.migrations.advance import advance
-from synvirt.migrations.board import Board
 from synvirt.migrations.intake import Intake, check_plan
-from synvirt.migrations.job import Stop
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.uploads import Uploads

@@ -10,7 +10,7 @@ import pytest
 
 from synvirt.api.backup_metrics import BackupMetrics
 from synvirt.api.metrics import Metrics
-from synvirt.migrations.board import Board
+from synvirt.jobs.board import Board
 from synvirt.store import Store
 from tests.fakes.backups import FakeGuests, backups_of
 from tests.needs import need

@@ -1,7 +1,7 @@
 """Logs: lines for people in a terminal, one JSON object a line for collectors elsewhere. Ours and the libraries', by one way.
 
 structlog, a job's id bound ─┐
-logging (uvicorn, DBOS, …)  ─┴─▶ redacted ─▶ people's line │ JSON
+logging (uvicorn, …)  ───────┴─▶ redacted ─▶ people's line │ JSON
 """
 
 import logging
@@ -44,9 +44,7 @@ def log_to(level: str, file: TextIO) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
-    for logger in (logging.getLogger(), logging.getLogger("dbos")):  # the latter would else have a handler of its own
-        logger.handlers[:] = [handler]
-    logging.getLogger("dbos").propagate = False
+    logging.getLogger().handlers[:] = [handler]
     logging.getLogger().setLevel(number)
     for name in _LOUD:
         logging.getLogger(name).setLevel(max(number, logging.WARNING))

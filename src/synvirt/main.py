@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from synvirt.backups.service import Backups
     from synvirt.destinations import Destination
     from synvirt.doctor import Checkup
+    from synvirt.jobs.board import Board
     from synvirt.keyring import Keyring
-    from synvirt.migrations.board import Board
     from synvirt.migrations.intake import Intake
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.secrets import JobSecrets
@@ -78,10 +78,10 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.api.backups import mount
     from synvirt.api.server import Server, data_dir_locked
     from synvirt.doctor import Checkup
+    from synvirt.jobs.board import Board
     from synvirt.keyring import Keyring
     from synvirt.live.registry import BY_KIND as PLATFORMS
     from synvirt.live.vsphere.session import warn_if_missing
-    from synvirt.migrations.board import Board
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.intake import Intake, check_plan
     from synvirt.migrations.secrets import JobSecrets
@@ -107,7 +107,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         rules = Rules(settings.remote_allowed_hosts, settings.remote_ca_file)
         rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets, rules=rules)
         stack.callback(rooms.hypervisor.close)
-        engine = Engine(rooms, url=settings.store_url, host=settings.host_id)
+        engine = Engine(rooms, host=settings.host_id)
         intake = Intake(
             store,
             board,
@@ -234,8 +234,8 @@ def _rooms(
     from synvirt.guests.virt_v2v import VirtV2vInPlace
     from synvirt.hypervisor.accel import accelerator
     from synvirt.hypervisor.libvirt_host import LibvirtHost
+    from synvirt.jobs.slots import Slots, Turns
     from synvirt.migrations.rooms import Rooms
-    from synvirt.migrations.slots import Slots, Turns
     from synvirt.model import OfflineKind
     from synvirt.offline.registry import BY_KIND, detect
     from synvirt.offline.vmcx_tool import vmcx_tool

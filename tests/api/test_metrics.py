@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import event
 
 from synvirt.api.metrics import CODES, METHODS, Metrics
-from synvirt.migrations.board import Board
+from synvirt.jobs.board import Board
 from synvirt.model import OfflineKind, PlanSource, Problem, Progress, State, now
 from synvirt.store import Store
 from tests.fakes.service import PASSWORD, PLAN, USER, Service, failed

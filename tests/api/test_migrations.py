@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from synvirt.api.migrations import JOBS_A_PIECE, page
-from synvirt.migrations.board import Board
+from synvirt.jobs.board import Board
 from synvirt.model import LiveKind, LiveVmRef, Migration, Mode, PlanSource, Progress, State, Warm
 from tests.fakes.service import PLAN, PREFIX, Service
 

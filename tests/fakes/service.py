@@ -23,9 +23,9 @@ from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.doctor import Checkup, Finding
 from synvirt.errors import Unauthorized
+from synvirt.jobs.board import Board
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
-from synvirt.migrations.board import Board
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.sources import Sources

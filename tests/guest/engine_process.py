@@ -13,4 +13,4 @@ from tests.migrations.engine_process import serve
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    serve(House(folder, destination=ZfsDestination(POOL, sys.argv[2])), f"sqlite:///{folder / 'store.db'}")
+    serve(House(folder, destination=ZfsDestination(POOL, sys.argv[2])))

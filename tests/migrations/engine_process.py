@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from synvirt.jobs.slots import Turns
 from synvirt.migrations.engine import Engine
-from synvirt.migrations.slots import Turns
 from tests.house import House
 
 
-def serve(house: House, url: str) -> NoReturn:
+def serve(house: House) -> NoReturn:
     object.__setattr__(house.rooms, "turns", Turns(2))
-    engine = Engine(house.rooms, url=url, host="local")
+    engine = Engine(house.rooms, host="local")
     engine.start()
     print("ready", flush=True)
     while True:
@@ -23,4 +23,4 @@ def serve(house: House, url: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(House(Path(sys.argv[1]), store_url=sys.argv[2]), sys.argv[2])
+    serve(House(Path(sys.argv[1]), store_url=sys.argv[2]))

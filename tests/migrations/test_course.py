@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.migrations.course import SAMPLES_MAX, Course, noted
+from synvirt.jobs.course import SAMPLES_MAX, Course, noted
 
 STEPS = st.lists(st.tuples(st.floats(-2, 40), st.integers(0, 1 << 30)), min_size=1, max_size=1500)
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.migrations.course import NOTE, Course, noted
+from synvirt.jobs.course import NOTE, Course, noted
 from synvirt.model import KIB, MIB, Migration, State
 from tests.house import VM, House, live_plan, offline_plan
 from tests.processes import children, until, workers

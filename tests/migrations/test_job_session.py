@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from synvirt.migrations.job import Job, Stop
+from synvirt.jobs.stop import Stop
+from synvirt.migrations.job import Job
 
 
 class Slow:

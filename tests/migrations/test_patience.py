@@ -14,10 +14,10 @@ import pytest
 
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import SourceUnreachable, SynvirtError
+from synvirt.jobs.slots import Slots, Turns
 from synvirt.live import SnapshotRef
 from synvirt.migrations import advance, passes, patience
 from synvirt.migrations.patience import Patience
-from synvirt.migrations.slots import Slots, Turns
 from synvirt.model import KIB, MIB, Disk, Migration, Problem, State, now
 from tests.fakes.live import FakeAdapter
 from tests.house import SOURCE_ID, VM, Crash, House, live_plan

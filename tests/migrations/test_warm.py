@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from synvirt.disks.checking.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing
 from synvirt.errors import SourceUnreachable, SynvirtError
+from synvirt.jobs.slots import Slots, SourceHost
 from synvirt.live import SnapshotRef
 from synvirt.migrations import warm
 from synvirt.migrations.forecast import forecast
 from synvirt.migrations.patience import Patience
-from synvirt.migrations.slots import Slots, SourceHost
 from synvirt.model import KIB, MIB, Migration, Mode, Pass, State
 from tests.cases import cases
 from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES

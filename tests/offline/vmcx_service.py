@@ -29,4 +29,4 @@ def by_tool(folder: Path, manner: str, way: Way = "tool", **fields: Any) -> Hous
 
 if __name__ == "__main__":
     folder, url, manner = sys.argv[1:]
-    serve(by_tool(Path(folder), manner, store_url=url), url)
+    serve(by_tool(Path(folder), manner, store_url=url))

@@ -4,7 +4,7 @@ import math
 from datetime import timedelta
 from uuid import UUID, uuid4
 
-from synvirt.migrations.course import NOTE, Course
+from synvirt.jobs.course import NOTE, Course
 from synvirt.model import (
     GIB,
     MIB,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
-from synvirt.migrations.course import NOTE, Course, Sample
+from synvirt.jobs.course import NOTE, Course, Sample
 from synvirt.model import MIB, Progress, State
 from synvirt.web.chart import ENDS_OF_SCALE, HEIGHT, WIDTH, chart, scale_end
 from tests.fakes.service import Service

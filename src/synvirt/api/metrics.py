@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt import __version__
 from synvirt.errors import BY_CODE
-from synvirt.migrations.board import Board
+from synvirt.jobs.board import Board
 from synvirt.model import ENDS, State, Time, now
 from synvirt.store import Store
 

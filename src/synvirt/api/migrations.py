@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from synvirt.api.paging import Cursor, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.api.stream import STREAM_HEADERS, Pace, changes, event_id_of, sent
-from synvirt.migrations.board import Board
+from synvirt.jobs.board import Board
 from synvirt.migrations.intake import Intake
 from synvirt.model import DiskBus, Migration, Model, PlanEnvelope
 

@@ -18,7 +18,7 @@ from uuid import UUID
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import format_sse_event
 
-from synvirt.migrations.board import Board
+from synvirt.jobs.board import Board
 from synvirt.model import Model, Progress, ProgressUpdate, State
 from synvirt.store import Event, Store
 

@@ -14,8 +14,9 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.jobs.stop import Stop
 from synvirt.migrations import source_vm
-from synvirt.migrations.job import Job, Stop
+from synvirt.migrations.job import Job
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.states import may_move, next_state

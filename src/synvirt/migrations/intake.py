@@ -13,8 +13,8 @@ import structlog
 from synvirt.disks.roots import connected
 from synvirt.errors import Conflict, Internal, InvalidPlan, SynvirtError
 from synvirt.hypervisor.domain_xml import safe_name
+from synvirt.jobs.board import Board
 from synvirt.kvm.identity import Identity, identity_of
-from synvirt.migrations.board import Board
 from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.retrying import taken_up
 from synvirt.migrations.rooms import Rooms

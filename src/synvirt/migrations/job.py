@@ -1,15 +1,15 @@
 """A job while a step of it runs: what it is, how it is changed, and whether it shall stop. asyncio."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 from uuid import UUID
 
 from synvirt.destinations import Destination
-from synvirt.errors import Cancelled, SynvirtError
+from synvirt.errors import SynvirtError
+from synvirt.jobs.stop import Stop
 from synvirt.live import LiveAdapter
 from synvirt.migrations.rooms import Rooms
 from synvirt.model import Disk, Migration, Mode, Problem, State, VmManifest, now
@@ -20,61 +20,6 @@ T = TypeVar("T")
 NOTHING_BEFORE = "nothing"
 # Where a warm job's guest has not been shut down yet.
 _RUNS_ON = frozenset({State.COPYING_FULL, State.DELTA_SYNCING})
-# A session is closed once its call has come back, which may hang; but a cancel is not for ever.
-CANCEL_WITHIN_S = 90.0
-
-
-class Stop:
-    """The operator's wish to cancel, as threads (`is_set`) and coroutines (`or_stop`) see it."""
-
-    def __init__(self) -> None:
-        self._flag = threading.Event()
-        self._lock = threading.Lock()
-        # Jobs run in event loops of several threads, and each wants to hear of it in its own.
-        self._listening: set[asyncio.Future[None]] = set()
-
-    def set(self) -> None:
-        with self._lock:
-            self._flag.set()
-            for heard in self._listening:
-                with suppress(RuntimeError):  # its loop has ended
-                    heard.get_loop().call_soon_threadsafe(_hear, heard)
-
-    def is_set(self) -> bool:
-        return self._flag.is_set()
-
-    def check(self) -> None:
-        if self._flag.is_set():
-            raise Cancelled
-
-    async def or_stop(self, wanted: Coroutine[Any, Any, T]) -> T:
-        """The result of `wanted`, or Cancelled as soon as the operator says so: `wanted` is then cancelled too."""
-        task = asyncio.ensure_future(wanted)
-        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with self._lock:
-            self._listening.add(heard)
-        try:
-            self.check()
-            either: set[asyncio.Future[Any]] = {task, heard}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Cancelled
-            return task.result()
-        finally:
-            with self._lock:
-                self._listening.discard(heard)
-            task.cancel()
-            # What it had begun at a source ends before anybody tidies up there.
-            await asyncio.wait({task}, timeout=CANCEL_WITHIN_S)
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep; Cancelled at once when stopped."""
-        await self.or_stop(asyncio.sleep(seconds))
-
-
-def _hear(heard: "asyncio.Future[None]") -> None:
-    if not heard.done():
-        heard.set_result(None)
 
 
 class Job:

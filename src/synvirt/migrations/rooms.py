@@ -10,10 +10,10 @@ from synvirt.disks.roots import Root
 from synvirt.errors import InvalidPlan, NotFound
 from synvirt.guests import GuestPreparer
 from synvirt.hypervisor import Hypervisor
+from synvirt.jobs.board import Board
+from synvirt.jobs.slots import Slots, Turns
 from synvirt.live import LiveAdapter
-from synvirt.migrations.board import Board
 from synvirt.migrations.secrets import no_secrets
-from synvirt.migrations.slots import Slots, Turns
 from synvirt.model import HostPathRef, LiveKind, OfflineKind, RemoteUrlRef, UploadRef
 from synvirt.offline import OfflineImporter
 from synvirt.offline.elsewhere import Rules, place

@@ -18,9 +18,10 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
+from synvirt.jobs.stop import Stop
 from synvirt.migrations import source_vm
 from synvirt.migrations.advance import SWEEPERS, undone
-from synvirt.migrations.job import Job, Stop
+from synvirt.migrations.job import Job
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.model import Migration, State, now

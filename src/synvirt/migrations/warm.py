@@ -26,13 +26,13 @@ from synvirt.errors import (
     SnapshotFailed,
     SynvirtError,
 )
+from synvirt.jobs.slots import SourceHost
 from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.migrations import source_vm
 from synvirt.migrations.forecast import forecast, why_not
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.passes import PassDisk, run_opened_pass
 from synvirt.migrations.patience import Patience, SnapshotNotMade, patiently
-from synvirt.migrations.slots import SourceHost
 from synvirt.migrations.source_vm import SourceAwake, at_source, ran_since, shut_down, times_down, vm_id
 from synvirt.model import Disk, Mode, Pass, VmManifest, now
 from synvirt.store import Watermark

@@ -14,6 +14,7 @@ from uuid import UUID
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Engine,
     Row,
@@ -131,6 +132,20 @@ class Store:
             query = query.where(migrations.c.host == host)
         with self._reading() as db:
             return [Migration.model_validate_json(row.document) for row in db.execute(query.order_by(migrations.c.number))]
+
+    def unended_ids(self, *, host: str) -> list[UUID]:
+        """Oldest first. No document is read."""
+        return self._ids_of_unended(migrations.c.host == host)
+
+    def cancelled_by_operators(self, *, host: str) -> list[UUID]:
+        """The jobs that have not ended though an operator asked them to."""
+        return self._ids_of_unended((migrations.c.host == host) & migrations.c.cancel_requested)
+
+    def _ids_of_unended(self, chosen: ColumnElement[bool]) -> list[UUID]:
+        unended = migrations.c.state.not_in([str(end) for end in ENDS])
+        with self._reading() as db:
+            found = db.execute(select(migrations.c.id).where(chosen, unended).order_by(migrations.c.number))
+            return [UUID(row.id) for row in found]
 
     def count_by_state(self, *, host: str) -> dict[State, int]:
         query = select(migrations.c.state, func.count()).where(migrations.c.host == host).group_by(migrations.c.state)

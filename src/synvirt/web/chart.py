@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from synvirt.migrations.course import Course, Sample
+from synvirt.jobs.course import Course, Sample
 from synvirt.sizes import KIB
 from synvirt.web.words import duration, rate
 

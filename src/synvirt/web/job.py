@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.stream import Pace
 from synvirt.errors import Conflict
-from synvirt.migrations import course
+from synvirt.jobs import course
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.retrying import has_whole_copy
 from synvirt.model import Migration, State

@@ -8,7 +8,7 @@ import threading
 import time
 from uuid import UUID
 
-from synvirt.migrations.course import Course
+from synvirt.jobs.course import Course
 from synvirt.model import Progress, State
 
 

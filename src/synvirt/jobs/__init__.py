@@ -1,0 +1,5 @@
+"""The kernel: what every kind of job needs, written once. A kind brings its states, its steps and its document.
+
+Read in this order: `stop.py` (an operator's wish to cancel), `runner.py` (every job that has not ended is run, after a crash
+too), `slots.py` (how many work at once), `board.py` and `course.py` (progress, in memory, and how fast it came).
+"""

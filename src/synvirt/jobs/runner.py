@@ -1,0 +1,115 @@
+"""The runner: every job of this host that has not ended is run to its end, through crashes and restarts. asyncio, in a thread.
+
+    begin(job) ─┐
+    reconcile ──┴─▶ a task a job ─▶ run(job) ─▶ ended: gone
+                                       └─ the store is away: again after a pause
+
+A job is run again from what the store says of it: its state, watermarks and ledger. So the runner stores nothing of its own.
+A job that was lost in a crash, or never begun, is found by the next look. One event loop is shared by all jobs; what blocks
+goes to threads.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from uuid import UUID
+
+import structlog
+
+from synvirt.errors import PersistFailed
+
+log = structlog.get_logger(__name__)
+
+# Between two looks for jobs that nobody began: a service that died between a job's row and its begin, a host's jobs taken over.
+RECONCILE_EVERY_S = 30.0
+# Of the event loop that all jobs share: a thread each for those that wait for a boot or a conversion, and some for the store.
+THREADS = 256
+# The store is away (a full disk, a database that restarts): the job waits for it, whatever it takes.
+STORE_PAUSE_S = 2.0
+# A step that hangs at a source does not hold up the end of the service: the next start runs it again.
+END_TIMEOUT_S = 10.0
+
+
+class Runner:
+    """`run(job_id)` moves one job to its end; PersistFailed is the only error that may leave it, and it is then called again.
+    `unended()` lists the jobs of this host that have not ended, oldest first; it blocks."""
+
+    def __init__(self, run: Callable[[UUID], Awaitable[None]], unended: Callable[[], list[UUID]], *, name: str) -> None:
+        self._run, self._unended, self._name = run, unended, name
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._tasks: dict[UUID, asyncio.Task[None]] = {}
+        self._closing = False
+
+    def start(self) -> None:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._reconcile(), self._loop)
+
+    def begin(self, job_id: UUID) -> None:
+        """Run the job, if nobody does already. From any thread; returns at once."""
+        if not self._closing:
+            with suppress(RuntimeError):  # closed meanwhile: the next start finds the job
+                self._loop.call_soon_threadsafe(self._begin, job_id)
+
+    def running(self) -> set[UUID]:
+        return set(self._tasks)
+
+    def close(self) -> None:
+        """Let go of the jobs as a crash would: they go on at the next start. Workers end with their tasks."""
+        if self._closing:
+            return
+        self._closing = True
+        if not self._thread.is_alive():
+            self._loop.close()
+            return
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._let_go(), self._loop).result(END_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END_TIMEOUT_S)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix=self._name))
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _begin(self, job_id: UUID) -> None:
+        if job_id not in self._tasks and not self._closing:
+            self._tasks[job_id] = task = self._loop.create_task(self._until_its_end(job_id))
+            task.add_done_callback(lambda _: self._tasks.pop(job_id, None))
+
+    async def _until_its_end(self, job_id: UUID) -> None:
+        while True:
+            try:
+                await self._run(job_id)
+            except PersistFailed as error:
+                log.warning("the store is away; the job waits", job=str(job_id), cause=error.detail)
+                await asyncio.sleep(STORE_PAUSE_S)
+            except Exception:
+                # Ours to mend; the next look runs the job again.
+                log.exception("a job cannot be run", job=str(job_id))
+                return
+            else:
+                return
+
+    async def _reconcile(self) -> None:
+        while True:
+            try:
+                for job_id in await asyncio.to_thread(self._unended):
+                    self._begin(job_id)
+            except PersistFailed as error:
+                log.warning("cannot see which jobs have not ended", cause=error.detail)
+                await asyncio.sleep(STORE_PAUSE_S)
+            else:
+                await asyncio.sleep(RECONCILE_EVERY_S)
+
+    async def _let_go(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
