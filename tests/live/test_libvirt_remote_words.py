@@ -8,13 +8,13 @@ import pytest
 from synvirt.errors import AuthFailed, Internal, SynvirtError
 from synvirt.kvm.library import load
 from synvirt.live import SourceAccess
-from synvirt.live.libvirt import ssh as libvirt_remote_ssh
+from synvirt.live import ssh as libvirt_remote_ssh
 from synvirt.live.libvirt.adapter import LibvirtRemote
 from synvirt.live.libvirt.backup import Server, _hint
 from synvirt.live.libvirt.form import FORM
 from synvirt.live.libvirt.host import Host
 from synvirt.live.libvirt.manifest import Seen, manifest, parse
-from synvirt.live.libvirt.ssh import FAST_CIPHERS, Door
+from synvirt.live.ssh import FAST_CIPHERS, Door
 from tests.needs import lacking
 
 

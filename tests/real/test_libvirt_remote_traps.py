@@ -32,7 +32,7 @@ from synvirt.live.libvirt import backup
 from synvirt.live.libvirt.adapter import FORM, PROBE, libvirt_remote
 from synvirt.live.libvirt.domain import start_to_read
 from synvirt.live.libvirt.host import Host
-from synvirt.live.libvirt.ssh import key_fingerprint
+from synvirt.live.ssh import key_fingerprint
 from synvirt.migrations.probing import probe
 from synvirt.model import MIB, SourceCheck, VmManifest
 from synvirt.transport import tls

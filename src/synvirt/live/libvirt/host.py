@@ -10,13 +10,10 @@ where the system has such a place, and go with it; what a killed service left is
 """
 
 import contextlib
-import fcntl
 import itertools
 import os
 import re
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -25,11 +22,12 @@ from urllib.parse import parse_qs, quote
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.kvm import library as libvirt_library
+from synvirt.live.folder import private_folder
 from synvirt.live.form import Place
 from synvirt.live.libvirt.form import Login, Options
 from synvirt.live.libvirt.limit import within
 from synvirt.live.libvirt.pki import Pki
-from synvirt.live.libvirt.ssh import Door, Tunnel, pinned_key
+from synvirt.live.ssh import Door, Tunnel, pinned_key
 
 CONNECT_TIMEOUT_S: Final = 10.0
 # libvirt's own way to connect has no limit, and its keep-alive begins after it. A login is a few questions, each answered in
@@ -42,7 +40,6 @@ KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX = 5, 3
 # Where a host's libvirt listens: the one daemon, or the modular one.
 SOCKETS: Final = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
 BUSY_HINT: Final = "another operation on this domain is under way there: try again when it is over"
-_FOLDER_PREFIX: Final = "synvirt-live-"
 # A name that ssh would take for an option, or that no host has.
 _HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\]-]*")
 
@@ -125,7 +122,7 @@ class Host:
         if self._open is not None:
             return
         try:
-            self._folder = self._closing.enter_context(_private_folder())
+            self._folder = self._closing.enter_context(private_folder())
             self._open = self._connect()
             self._refuse_closed()
             self._open.setKeepAlive(KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX)
@@ -368,49 +365,3 @@ def _bracketed(host: str | None) -> str:
 
 def _socket_query(path: str | None) -> str:
     return "" if path is None else f"?socket={quote(path, safe='/')}"
-
-
-# ── the session's folder ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A new one with a short path, as Unix sockets need; locked while its session lasts. Those of killed services go."""
-    place = _folders()
-    _sweep(place)
-    folder, descriptor = _locked_folder(place)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-
-
-def _locked_folder(place: Path) -> tuple[Path, int]:
-    """Until it is locked, the sweep of another session may take it for a killed service's: then another is made."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=place))
-        with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if folder.exists():
-                return folder, descriptor
-            os.close(descriptor)
-
-
-def _folders() -> Path:
-    """Kept in memory where there is such a place: secrets are to lie on no disk."""
-    if os.geteuid() == 0 and os.access("/run", os.W_OK):
-        return Path("/run")
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-
-
-def _sweep(place: Path) -> None:
-    for folder in place.glob(f"{_FOLDER_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)

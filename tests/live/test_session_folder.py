@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from synvirt.live.libvirt import host as libvirt_remote_host
-from synvirt.live.libvirt.host import _private_folder, _sweep
+from synvirt.live import folder as session_folder
+from synvirt.live.folder import _sweep, private_folder
 
 
 def test_a_session_keeps_its_folder_and_takes_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libvirt_remote_host, "_folders", lambda: tmp_path)
-    with _private_folder() as folder:
+    monkeypatch.setattr(session_folder, "_folders", lambda: tmp_path)
+    with private_folder() as folder:
         _sweep(tmp_path)
         assert folder.stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.iterdir()) == []
@@ -24,7 +24,7 @@ def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool
 ) -> None:
     """Another session's sweep finds it unlocked, as a killed service would have left it."""
-    monkeypatch.setattr(libvirt_remote_host, "_folders", lambda: tmp_path)
+    monkeypatch.setattr(session_folder, "_folders", lambda: tmp_path)
     made: list[Path] = []
     make, lock = tempfile.mkdtemp, fcntl.flock
 
@@ -42,7 +42,7 @@ def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(
 
     monkeypatch.setattr(tempfile, "mkdtemp", makes)
     monkeypatch.setattr(fcntl, "flock", locks)
-    with _private_folder() as folder:
+    with private_folder() as folder:
         assert folder == made[1] != made[0]
         assert folder.is_dir()
     assert list(tmp_path.iterdir()) == []

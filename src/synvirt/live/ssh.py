@@ -2,8 +2,8 @@
 
     libvirt's own socket, a backup's NBD socket ◀── sshd ◀── ssh -N ◀── a socket in a folder that only we may enter
 
-A key that may do no more than forward (`restrict,port-forwarding` in authorized_keys) is enough: nothing is run on the other
-host. Its key is pinned; no secret is in an argument; each ssh ends with our process, however that ends.
+To forward, a key that may do no more (`restrict,port-forwarding` in authorized_keys) is enough; `Door.run` runs a command.
+The host's key is pinned; no secret is in an argument; each ssh ends with our process, however that ends.
 """
 
 import base64
@@ -11,9 +11,10 @@ import binascii
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,7 @@ CONNECT_TIMEOUT_S = 20
 # With nothing heard for so long the other host is taken as gone: three questions without an answer.
 ALIVE_EVERY_S, ALIVE_MISSED_MAX = 5, 3
 _SAID_CHARS = 400
+SSH_FAILED = 255
 # Preferred to OpenSSH's own first choice (ChaCha20), which takes twice the time of a core for each byte where there are
 # instructions for AES; the others stay behind them, for a host that has only those.
 FAST_CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
@@ -108,6 +110,17 @@ class Door:
         asked.chmod(0o700)
         return {"SSH_ASKPASS": str(asked), "SSH_ASKPASS_REQUIRE": "force"}
 
+    def run(self, command: Sequence[str], timeout_s: float) -> str:
+        """What the command writes there. ProgramFailed where it fails; SourceUnreachable, AuthFailed where ssh itself does."""
+        argv = [*self.argv(), "--", self.host, shlex.join(command)]
+        try:
+            return run(argv, timeout_s=timeout_s, env=self.env(), guarded=True, missing=SourceUnreachable).stdout
+        except ProgramFailed as error:
+            # ssh's own end (ssh(1), EXIT STATUS); a command that took too long has none.
+            if error.returncode not in (SSH_FAILED, None):
+                raise
+            raise refused(self, error.stderr or f"no answer within {timeout_s:.0f} s") from error
+
     def _file(self, name: str, content: str) -> Path:
         path = self.folder / name
         path.touch(mode=0o600)
@@ -142,10 +155,10 @@ class Tunnel:
         deadline = time.monotonic() + CONNECT_TIMEOUT_S + 5
         while not self.local.exists():
             if child.poll() is not None:
-                raise self._refused(self._said.read_text(errors="replace").strip()[-_SAID_CHARS:])
+                raise refused(self._door, self.said())
             if time.monotonic() > deadline:
                 self.close()
-                raise self._refused(f"no answer within {CONNECT_TIMEOUT_S} s")
+                raise refused(self._door, f"no answer within {CONNECT_TIMEOUT_S} s")
             time.sleep(0.02)
 
     @property
@@ -163,16 +176,18 @@ class Tunnel:
             self._child = None
         self.local.unlink(missing_ok=True)
 
-    def _refused(self, said: str) -> SynvirtError:
-        where = f"{self._door.host} by SSH on port {self._door.port}"
-        for pattern, error, hint in _CAUSES:
-            if pattern.search(said):
-                what = "refused to let us in" if error is AuthFailed else "is not who it should be"
-                return error(f"{where} {what}: {_line(said)}", hint=hint)
-        return SourceUnreachable(
-            f"{where} cannot be reached: {_line(said) or 'ssh does not say why'}",
-            hint="is it running, is it this port, does a firewall let this host through?",
-        )
+
+def refused(door: Door, said: str) -> SynvirtError:
+    """What ssh said, as ours: SourceUnreachable, AuthFailed."""
+    where = f"{door.host} by SSH on port {door.port}"
+    for pattern, error, hint in _CAUSES:
+        if pattern.search(said):
+            what = "refused to let us in" if error is AuthFailed else "is not who it should be"
+            return error(f"{where} {what}: {_line(said)}", hint=hint)
+    return SourceUnreachable(
+        f"{where} cannot be reached: {_line(said) or 'ssh does not say why'}",
+        hint="is it running, is it this port, does a firewall let this host through?",
+    )
 
 
 def _line(said: str) -> str:
