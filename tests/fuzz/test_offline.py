@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synvirt import xml_document
 from synvirt.disks import tar
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import MalformedArchive, SynvirtError, UnsupportedFormat
-from synvirt.offline import geneva, manifest_file, ova_xml, ovf, virtualbox, vmx, xml_document
+from synvirt.offline import geneva, manifest_file, ova_xml, ovf, virtualbox, vmx
 from synvirt.offline.registry import IMPORTERS
 from tests.offline import appliances, geneva_exports, ova_xml_text, vbox_machines
 

@@ -6,10 +6,11 @@ from random import Random
 
 import pytest
 
+from synvirt import xml_document
 from synvirt.disks import open_reader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.model import GIB, VmManifest
-from synvirt.offline import ova_xml, xml_document
+from synvirt.offline import ova_xml
 from synvirt.offline.registry import detect
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read

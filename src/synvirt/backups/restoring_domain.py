@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
+from xml.etree import ElementTree as ET  # only written here: what is read goes through xml_document
 
-from defusedxml import ElementTree
-
+from synvirt import xml_document
 from synvirt.errors import RepositoryDamaged
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.domain_xml import SOURCE_TYPES, disk_source
@@ -61,10 +60,7 @@ class Rewritten:
 
 def parsed(xml: str) -> Rewritten:
     """RepositoryDamaged: it is no domain's XML."""
-    try:
-        root: ET.Element = ElementTree.fromstring(xml)
-    except (ElementTree.ParseError, ValueError) as error:
-        raise RepositoryDamaged("the restore point's domain XML cannot be read") from error
+    root = xml_document.parse(xml, "the restore point's domain XML", wrong=RepositoryDamaged)
     if root.tag != "domain":
         raise RepositoryDamaged(f"the restore point's domain XML is that of a {root.tag}")
     root.attrib.pop("id", None)

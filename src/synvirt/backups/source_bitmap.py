@@ -14,8 +14,6 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from defusedxml import ElementTree
-
 from synvirt.backups import domain_parts
 from synvirt.backups.quiescing import held
 from synvirt.backups.source import Ask, Guest, Keeping, SourceDisk, new_name
@@ -28,7 +26,7 @@ from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSna
 from synvirt.kvm.connection import Connection, embedded_root, load, translated
 from synvirt.live.libvirt import backup as jobs
 from synvirt.live.libvirt import scratch
-from synvirt.live.libvirt.manifest import backed_up_disks, data_disks, disk_format
+from synvirt.live.libvirt.manifest import backed_up_disks, data_disks, disk_format, parse
 from synvirt.programs import ProgramFailed, run
 from synvirt.repository.manifest import Manifest, Mark
 
@@ -186,7 +184,7 @@ class ByJob:
 
 
 def _described(domain: Any) -> Any:
-    return ElementTree.fromstring(domain.XMLDesc(0))
+    return parse(domain.XMLDesc(0))
 
 
 def _capacity_bytes(domain: Any, root: Any) -> int:

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from defusedxml import ElementTree
-
 from synvirt.kvm.connection import load
-from synvirt.live.libvirt.manifest import data_disks
+from synvirt.live.libvirt.manifest import data_disks, parse
 
 
 def definition(domain: Any, root: Any) -> str:
@@ -13,7 +11,7 @@ def definition(domain: Any, root: Any) -> str:
     libvirt = load()
     if domain.isPersistent():
         text = str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))
-        if _targets(ElementTree.fromstring(text)) == _targets(root):
+        if _targets(parse(text)) == _targets(root):
             return text
     return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_MIGRATABLE))
 

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from defusedxml import ElementTree
-
 from synvirt.backups import domain_parts
 from synvirt.backups.source import Ask, Guest, SourceDisk
 from synvirt.backups.source_ledger import Made
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import Internal, SourceRunning, SourceUnsupported
 from synvirt.kvm.connection import Connection, load, translated
+from synvirt.live.libvirt.manifest import parse
 
 
 class Offline:
@@ -50,7 +49,7 @@ class Offline:
                     )
                 xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
                 guest_id, name = domain.UUIDString(), domain.name()
-            root = ElementTree.fromstring(xml)
+            root = parse(xml)
             disks = tuple(_disks(root))
             before = _marks(disks)
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from defusedxml import ElementTree
-
 from synvirt.backups import domain_parts
 from synvirt.backups.quiescing import Moment as Held
 from synvirt.backups.quiescing import held
@@ -25,7 +23,7 @@ from synvirt.destinations.zfs_links import Links, zvol_name
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import DiskWriteFailed, SourceRunning, SourceSnapshotFailed
 from synvirt.kvm.connection import translated
-from synvirt.live.libvirt.manifest import data_disks, disk_format
+from synvirt.live.libvirt.manifest import data_disks, disk_format, parse
 from synvirt.repository.manifest import Manifest, Mark
 
 
@@ -49,7 +47,7 @@ class OfZfs:
 
     def fits(self, domain: Any) -> str | None:
         with translated(SourceSnapshotFailed, "the hypervisor does not say how the guest is"):
-            root = ElementTree.fromstring(domain.XMLDesc(0))
+            root = parse(domain.XMLDesc(0))
         found = [self._volume(disk) for _, disk in data_disks(root)]
         volumes = [volume for volume in found if volume is not None]
         if not found or len(volumes) < len(found):
@@ -77,7 +75,7 @@ class OfZfs:
     def open(self, domain: Any, ask: Ask) -> Iterator[Guest]:
         """QuiesceFailed, GuestStillFrozen, SourceSnapshotFailed, SourceRunning."""
         with translated(SourceSnapshotFailed, f"the hypervisor does not say how {ask.vm_id} is"):
-            root = ElementTree.fromstring(domain.XMLDesc(0))
+            root = parse(domain.XMLDesc(0))
             vm_id, name = str(domain.UUIDString()), str(domain.name())
             if not domain.isActive() and domain.hasManagedSaveImage():
                 raise SourceRunning(

@@ -9,7 +9,7 @@ import re
 import uuid
 from dataclasses import dataclass
 from typing import Literal
-from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
+from xml.etree import ElementTree as ET  # only written here: what is read goes through xml_document
 
 from synvirt.errors import DomainDefineFailed, Internal
 from synvirt.hypervisor import Volume

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from defusedxml import ElementTree
 
-from synvirt.errors import GuestStillFrozen, SynvirtError
+from synvirt import xml_document
+from synvirt.errors import GuestStillFrozen, Internal, SynvirtError
 from synvirt.kvm import agent
 from synvirt.kvm.connection import embedded_root, load
 from synvirt.kvm.thaw_guard import HOLD_S, STATUS
@@ -176,7 +176,8 @@ def _guard(uri: str, domain: Any) -> Iterator[_Guard | None]:
 
 def _agents_connection(domain: Any) -> int | None:
     """A duplicate of libvirt's own connection to the guest's agent: there can be only one at a time."""
-    channels = ElementTree.fromstring(domain.XMLDesc(0)).iterfind(f"devices/channel/target[@name='{_AGENT}']/../source")
+    root = xml_document.parse(str(domain.XMLDesc(0)), "libvirt's XML", wrong=Internal)
+    channels = root.iterfind(f"devices/channel/target[@name='{_AGENT}']/../source")
     paths = [one.get("path") for one in channels]
     for entry in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from defusedxml import ElementTree
-
+from synvirt import xml_document
 from synvirt.errors import Internal
 
 # Marks a domain as ours: the job's id, and the rung of its ladder. A name, not an address to fetch.
@@ -22,10 +21,7 @@ class Identity:
 
 
 def identity_of(xml: str) -> Identity:
-    try:
-        root = ElementTree.fromstring(xml.encode("utf-8", "surrogatepass"))
-    except (ElementTree.ParseError, ValueError) as error:
-        raise Internal(f"the hypervisor describes a domain in XML that cannot be read: {error}") from error
+    root = xml_document.parse(xml, "the hypervisor's description of a domain", wrong=Internal)
     job = root.find(f"metadata/{{{JOB_NAMESPACE}}}job")
     return Identity(
         name=root.findtext("name", ""),

@@ -22,7 +22,7 @@ from synvirt.offline import concerns
 from synvirt.offline.files import FileRange, Folder, read_all
 from synvirt.offline.guest_os import guest_os
 from synvirt.offline.texts import clean, whole_number
-from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES, attribute, child, children, local, parse, text
+from synvirt.xml_document import DOCUMENT_MAX_BYTES, attribute, child, children, local, parse, text
 
 # XenServer cut at a gigabyte; its largest disk was 2 TiB.
 _CHUNKS_MAX = 10_000

@@ -15,7 +15,7 @@ from synvirt.model import GIB, Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
 from synvirt.offline import concerns
 from synvirt.offline.guest_os import guest_os
 from synvirt.offline.texts import clean, is_true, uuid_of, whole_number
-from synvirt.offline.xml_document import children, local
+from synvirt.xml_document import children, local
 
 # Real ones nest twelve deep; deeper is made to exhaust the stack.
 _DEPTH_MAX = 40

@@ -22,8 +22,8 @@ from synvirt.offline.guest_os import guest_os
 from synvirt.offline.ovf_hardware import Attachment, Hardware
 from synvirt.offline.texts import clean, is_true, uuid_of, whole_number
 from synvirt.offline.units import quantity_bytes
-from synvirt.offline.xml_document import attribute, child, children, local, text
-from synvirt.offline.xml_document import parse as parse_xml
+from synvirt.xml_document import attribute, child, children, local, text
+from synvirt.xml_document import parse as parse_xml
 
 # VMware's maximum is 256 disks on SCSI and 60 on NVMe.
 _DISKS_MAX = 1000

@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 from synvirt.errors import MalformedArchive
 from synvirt.model import DiskBus, Nic
 from synvirt.offline.units import quantity_bytes
-from synvirt.offline.xml_document import attribute, child, children, text
+from synvirt.xml_document import attribute, child, children, text
 
 # A real VM has a few dozen; VMware's maximum (4 SCSI, 4 SATA, 4 NVMe controllers, all full) is under 400.
 _ITEMS_MAX = 2000

@@ -18,7 +18,7 @@ from synvirt.offline import OpenedDisk, concerns, files, manifest_file, ovf, sig
 from synvirt.offline.files import FileRange, Measured
 from synvirt.offline.manifest_file import MANIFEST_MAX_BYTES, Digest
 from synvirt.offline.ovf_content import Content, content_of
-from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
+from synvirt.xml_document import DOCUMENT_MAX_BYTES
 
 
 class Package(Protocol):

@@ -17,7 +17,7 @@ from synvirt.offline import OpenedDisk, files, told_by_disks, virtualbox
 from synvirt.offline.files import FileRange, Folder
 from synvirt.offline.texts import uuid_of
 from synvirt.offline.virtualbox import Machine
-from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
+from synvirt.xml_document import DOCUMENT_MAX_BYTES
 
 # VirtualBox warns from 30 snapshots of a disk on.
 _CHAIN_MAX = 64

@@ -21,8 +21,8 @@ from synvirt.model import MIB, Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
 from synvirt.offline import concerns
 from synvirt.offline.guest_os import guest_os
 from synvirt.offline.texts import clean, uuid_of, whole_number
-from synvirt.offline.xml_document import attribute, child, children, local
-from synvirt.offline.xml_document import parse as parse_xml
+from synvirt.xml_document import attribute, child, children, local
+from synvirt.xml_document import parse as parse_xml
 
 _NIC_MODELS = {"am79c970a": "pcnet32", "am79c973": "pcnet32", "82540em": "e1000", "82543gc": "e1000", "82545em": "e1000"}
 # How an adapter is attached: the element's name, in the words that VirtualBox's own OVF export uses for the network.

@@ -27,7 +27,7 @@ from synvirt.offline.files import FileRange, Folder, Measured
 from synvirt.offline.texts import clean
 from synvirt.offline.vmcx_machine import Drive, Machine
 from synvirt.offline.vmcx_storage import Tree
-from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES
+from synvirt.xml_document import DOCUMENT_MAX_BYTES
 
 _MACHINES, _CHECKPOINTS = "virtual machines", "snapshots"
 # Where an export keeps the disks. Windows does not care for the case of a name.

@@ -12,8 +12,8 @@ from xml.etree.ElementTree import Element
 
 from synvirt.errors import MalformedArchive
 from synvirt.offline.vmcx_storage import Tree, Value
-from synvirt.offline.xml_document import attribute, local
-from synvirt.offline.xml_document import parse as parse_xml
+from synvirt.xml_document import attribute, local
+from synvirt.xml_document import parse as parse_xml
 
 
 def read(data: bytes, name: str) -> Tree:

@@ -20,7 +20,7 @@ from synvirt.model import Disk, OfflineKind, VmManifest
 from synvirt.offline import OpenedDisk, concerns, geneva, ova_xml, partitions, told_by_disks
 from synvirt.offline.files import Measured
 from synvirt.offline.ova_archive import Members
-from synvirt.offline.xml_document import DOCUMENT_MAX_BYTES, local, parse
+from synvirt.xml_document import DOCUMENT_MAX_BYTES, local, parse
 
 _DESCRIPTION = "ova.xml"
 # xapi writes it first; who packs an archive anew may put it elsewhere, but not behind many thousand pieces of disks.

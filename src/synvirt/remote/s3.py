@@ -17,9 +17,7 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import parse_qsl, quote
 
-import defusedxml.ElementTree
-from defusedxml.common import DefusedXmlException
-
+from synvirt import xml_document
 from synvirt.errors import BadRequest, MalformedArchive, NotFound
 from synvirt.remote import Interrupted, Remote, urls
 from synvirt.remote.http import HttpPlace, refused
@@ -85,10 +83,7 @@ class S3Place(HttpPlace):
         answer = self.ask(url, {}, asked_for=url)
         if answer.status != 200:
             raise refused(answer.status, url.shown, self.reason(answer.refusal()), answer.headers.get("retry-after"))
-        try:
-            root = defusedxml.ElementTree.fromstring(answer.text(_PAGE_MAX_BYTES), forbid_dtd=True)
-        except (DefusedXmlException, SyntaxError, ValueError) as error:
-            raise MalformedArchive(f"{url.shown} answers a list that is no list of S3") from error
+        root = xml_document.parse(answer.text(_PAGE_MAX_BYTES), f"{url.shown} answers what is no list of S3: it")
         ours = _NAMESPACE if root.tag.startswith(_NAMESPACE) else ""
         found = [element.text or "" for element in root.iterfind(f"{ours}Contents/{ours}Key")]
         return found, root.findtext(f"{ours}NextContinuationToken") or ""

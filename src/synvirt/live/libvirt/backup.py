@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
+from xml.etree import ElementTree as ET  # only written here: what is read goes through xml_document
 
 from synvirt.errors import Internal, SnapshotFailed, SynvirtError
 from synvirt.live.libvirt.host import busy, library

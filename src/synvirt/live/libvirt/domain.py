@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
-from xml.etree import ElementTree as ET  # only written here: what is read goes through defusedxml
+from xml.etree import ElementTree as ET  # only written here: what is read goes through xml_document
 from xml.etree.ElementTree import Element
 
 import structlog

@@ -7,16 +7,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
-from xml.etree.ElementTree import Element, ParseError
+from xml.etree.ElementTree import Element
 
-import defusedxml.ElementTree as Safe
-from defusedxml import DefusedXmlException
-
+from synvirt import xml_document
 from synvirt.errors import Internal
 from synvirt.model import GIB, KIB, MIB, TIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 
 # libvirt itself refuses more than 4 MiB over its own protocol (VIR_NET_MESSAGE_MAX is 32 MiB, strings 4 MiB).
-XML_BYTES_MAX = 4 * MIB
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
 _UNITS = {"": KIB, "b": 1, "bytes": 1, "KB": 1000, "k": KIB, "KiB": KIB, "MB": 10**6, "M": MIB, "MiB": MIB}
 _UNITS |= {"GB": 10**9, "G": GIB, "GiB": GIB, "TB": 10**12, "T": TIB, "TiB": TIB}
@@ -50,13 +47,7 @@ class Seen:
 
 def parse(xml: str) -> Element:
     """Internal, where it is no XML that libvirt would write."""
-    if len(xml) > XML_BYTES_MAX:
-        raise Internal(f"libvirt's XML has over {XML_BYTES_MAX} bytes")
-    try:
-        root: Element = Safe.fromstring(xml, forbid_dtd=True)
-    except (ParseError, DefusedXmlException, ValueError) as error:
-        raise Internal(f"libvirt's XML cannot be read: {error}") from error
-    return root
+    return xml_document.parse(xml, "libvirt's XML", wrong=Internal)
 
 
 def data_disks(domain: Element) -> Iterator[tuple[str, Element]]:
