@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from synvirt.errors import InvalidPlan
+from synvirt.machines.concerns import with_room
 from synvirt.migrations.critical import refuse_critical
 from synvirt.model import Concern, Disk, State, VmManifest
-from synvirt.offline.concerns import with_room
 from tests.house import House, offline_plan
 from tests.offline import appliances
 

@@ -1,4 +1,4 @@
-"""The concerns as the user's page lists them: a row each constructor of `offline/concerns.py`, with its arguments' names.
+"""The concerns as the user's page lists them: a row each constructor of `machines/concerns.py`, with its arguments' names.
 
 `python -m tests.offline.concern_table` prints it.
 """
@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from synvirt.machines import concerns
 from synvirt.model import Concern
-from synvirt.offline import concerns
 
 HEAD = ["| Id | Category | What it is | What to do |", "|---|---|---|---|"]
 RANK = {"Critical": 0, "Warning": 1, "Information": 2}

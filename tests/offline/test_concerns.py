@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from synvirt import programs, xml_document
+from synvirt.machines import concerns
 from synvirt.model import VmManifest
-from synvirt.offline import concerns, ova_xml, ovf, virtualbox, vmx
+from synvirt.offline import ova_xml, ovf, virtualbox, vmx
 from synvirt.offline.registry import detect
 from tests.offline import appliances, ova_xml_text, test_partitions, vbox_machines
 from tests.offline.ova_xml_text import Value

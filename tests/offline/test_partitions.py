@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.disks.raw.files import RawReader
-from synvirt.offline.partitions import UNKNOWN, Layout, look
+from synvirt.machines.partitions import UNKNOWN, Layout, look
 from tests.needs import need
 
 MIB = 1 << 20

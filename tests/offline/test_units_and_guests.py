@@ -3,7 +3,7 @@
 import pytest
 
 from synvirt.errors import MalformedArchive
-from synvirt.offline.guest_os import guest_os
+from synvirt.machines.guest_os import guest_os
 from synvirt.offline.units import quantity_bytes, unit_bytes
 
 

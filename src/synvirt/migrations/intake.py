@@ -15,13 +15,13 @@ from synvirt.errors import Conflict, Internal, InvalidPlan, SynvirtError
 from synvirt.hypervisor.domain_xml import safe_name
 from synvirt.jobs.board import Board
 from synvirt.kvm.identity import Identity, identity_of
+from synvirt.machines.concerns import with_room
 from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.retrying import taken_up
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.model import Migration, MigrationPlan, State, StateVisit, VmManifest, now
 from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
-from synvirt.offline.concerns import with_room
 from synvirt.offline.elsewhere import name_of, separated
 from synvirt.offline.several import choosing
 from synvirt.store import Store

@@ -13,6 +13,7 @@ from synvirt.disks.specs import paths, versions
 from synvirt.errors import CbtUnsupported, DiskReadFailed, DiskWriteFailed, InvalidPlan
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
+from synvirt.machines import concerns
 from synvirt.migrations import source_vm, warm
 from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.job import Job, copied_disks
@@ -22,7 +23,7 @@ from synvirt.migrations.passthrough import chosen, pass_through
 from synvirt.migrations.retrying import look_at_volumes
 from synvirt.migrations.states import Facts
 from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, State, VmManifest, now
-from synvirt.offline import OfflineImporter, concerns
+from synvirt.offline import OfflineImporter
 from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
 from synvirt.offline.elsewhere import joined
 from synvirt.offline.several import choosing

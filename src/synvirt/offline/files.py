@@ -15,9 +15,9 @@ from synvirt.disks.nbd.fallback import readable
 from synvirt.disks.roots import HOST, Root, is_folder, listed, open_file, raw_spec, resolve, size_of
 from synvirt.disks.specs import ImageFormat, ImageSpec, ReaderSpec, format_name
 from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.machines import concerns, partitions
+from synvirt.machines.partitions import UNKNOWN, Layout
 from synvirt.model import Concern, Disk
-from synvirt.offline import concerns, partitions
-from synvirt.offline.partitions import UNKNOWN, Layout
 from synvirt.offline.raw_device import raw_device
 
 # A description rounds a disk's size to its unit; more than this is another disk.

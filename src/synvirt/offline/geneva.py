@@ -17,11 +17,11 @@ from xml.etree.ElementTree import Element
 from synvirt.disks.roots import Root, is_folder, listed, raw_spec
 from synvirt.disks.specs import GzipSpec, JoinedSpec, RawSpec
 from synvirt.errors import MalformedArchive, SynvirtError, UnsupportedFormat
+from synvirt.machines import concerns
+from synvirt.machines.guest_os import guest_os
+from synvirt.machines.texts import clean, whole_number
 from synvirt.model import GIB, Concern, Disk, VmManifest
-from synvirt.offline import concerns
 from synvirt.offline.files import FileRange, Folder, read_all
-from synvirt.offline.guest_os import guest_os
-from synvirt.offline.texts import clean, whole_number
 from synvirt.xml_document import DOCUMENT_MAX_BYTES, attribute, child, children, local, parse, text
 
 # XenServer cut at a gigabyte; its largest disk was 2 TiB.

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat, VmNotFound
+from synvirt.machines import concerns
+from synvirt.machines.guest_os import guest_os
+from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
 from synvirt.model import GIB, Concern, Disk, DiskBus, GuestOs, Nic, VmManifest
-from synvirt.offline import concerns, ovf_hardware, virtualbox
-from synvirt.offline.guest_os import guest_os
+from synvirt.offline import ovf_hardware, virtualbox
 from synvirt.offline.ovf_hardware import Attachment, Hardware
-from synvirt.offline.texts import clean, is_true, uuid_of, whole_number
 from synvirt.offline.units import quantity_bytes
 from synvirt.xml_document import attribute, child, children, local, text
 from synvirt.xml_document import parse as parse_xml

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
 from synvirt.errors import MalformedArchive
-from synvirt.offline.texts import clean
+from synvirt.machines.texts import clean
 
 # A chain of certificates has some 10 KiB.
 SIGNATURE_MAX_BYTES = 256 << 10

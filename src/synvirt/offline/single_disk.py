@@ -9,8 +9,9 @@ from pathlib import Path
 from synvirt.disks.roots import Root
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import NotFound
+from synvirt.machines import concerns
 from synvirt.model import GIB, Disk, GuestOs, VmManifest
-from synvirt.offline import OpenedDisk, concerns, files, told_by_disks
+from synvirt.offline import OpenedDisk, files, told_by_disks
 
 DISK_KEY = "disk0"
 _DEFAULT_CPUS = 2

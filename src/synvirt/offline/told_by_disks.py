@@ -3,11 +3,11 @@ where the description does not know it."""
 
 from collections.abc import Iterable, Sequence
 
+from synvirt.machines import concerns
+from synvirt.machines.concerns import UNKNOWN_GUEST
+from synvirt.machines.guest_os import Family, names_another
 from synvirt.model import Concern, GuestOs, VmManifest
-from synvirt.offline import concerns
-from synvirt.offline.concerns import UNKNOWN_GUEST
 from synvirt.offline.files import Measured
-from synvirt.offline.guest_os import Family, names_another
 
 # More than any machine has disks.
 _LAST = 1 << 16

@@ -12,10 +12,10 @@ from synvirt.disks.specs import ImageSpec, ReaderSpec
 from synvirt.disks.vdi import Kind, read_header
 from synvirt.disks.vmdk import reader as vmdk
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.machines.texts import uuid_of
 from synvirt.model import Disk, OfflineKind, VmManifest
 from synvirt.offline import OpenedDisk, files, told_by_disks, virtualbox
 from synvirt.offline.files import FileRange, Folder
-from synvirt.offline.texts import uuid_of
 from synvirt.offline.virtualbox import Machine
 from synvirt.xml_document import DOCUMENT_MAX_BYTES
 

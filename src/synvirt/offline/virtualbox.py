@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from xml.etree.ElementTree import Element
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
+from synvirt.machines import concerns
+from synvirt.machines.guest_os import guest_os
+from synvirt.machines.texts import clean, uuid_of, whole_number
 from synvirt.model import MIB, Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
-from synvirt.offline import concerns
-from synvirt.offline.guest_os import guest_os
-from synvirt.offline.texts import clean, uuid_of, whole_number
 from synvirt.xml_document import attribute, child, children, local
 from synvirt.xml_document import parse as parse_xml
 

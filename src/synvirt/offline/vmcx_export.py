@@ -21,10 +21,11 @@ from synvirt.disks.beneath import resolve_beneath
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.machines import concerns
+from synvirt.machines.texts import clean
 from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
-from synvirt.offline import OpenedDisk, concerns, files, told_by_disks, vmcx_machine, vmcx_storage, vmcx_xml
+from synvirt.offline import OpenedDisk, files, told_by_disks, vmcx_machine, vmcx_storage, vmcx_xml
 from synvirt.offline.files import FileRange, Folder, Measured
-from synvirt.offline.texts import clean
 from synvirt.offline.vmcx_machine import Drive, Machine
 from synvirt.offline.vmcx_storage import Tree
 from synvirt.xml_document import DOCUMENT_MAX_BYTES

@@ -18,9 +18,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import PureWindowsPath
 
 from synvirt.errors import MalformedArchive
+from synvirt.machines import concerns
+from synvirt.machines.texts import clean, uuid_of
 from synvirt.model import MIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
-from synvirt.offline import concerns
-from synvirt.offline.texts import clean, uuid_of
 from synvirt.offline.vmcx_storage import Tree, Value
 
 BIOS, IDE = "ac6b8dc1-3257-4a70-b1b2-a9c9215659ad", "83f8638b-8dca-4152-9eda-2ca8b33039b4"

@@ -7,8 +7,9 @@ from typing import ClassVar
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound
+from synvirt.machines import concerns
 from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
-from synvirt.offline import OpenedDisk, concerns, files, told_by_disks, vmx
+from synvirt.offline import OpenedDisk, files, told_by_disks, vmx
 from synvirt.offline.files import Folder
 
 # .vmtx is a template; .vmxf, beside each .vmx, is something else.

@@ -16,8 +16,9 @@ from synvirt.disks.roots import HOST, Root, is_folder, open_file, raw_spec, reso
 from synvirt.disks.specs import Packing, XvaSpec
 from synvirt.disks.xva.reader import XvaReader
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.machines import concerns, partitions
 from synvirt.model import Disk, OfflineKind, VmManifest
-from synvirt.offline import OpenedDisk, concerns, geneva, ova_xml, partitions, told_by_disks
+from synvirt.offline import OpenedDisk, geneva, ova_xml, told_by_disks
 from synvirt.offline.files import Measured
 from synvirt.offline.ova_archive import Members
 from synvirt.xml_document import DOCUMENT_MAX_BYTES, local, parse

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from synvirt.destinations import Destination
 from synvirt.errors import BadRequest, Internal, SynvirtError
 from synvirt.keyring import Keyring
+from synvirt.machines.concerns import with_room
 from synvirt.migrations.sources import Sources
 from synvirt.migrations.uploads import Uploads
 from synvirt.model import (
@@ -29,7 +30,6 @@ from synvirt.model import (
     VmManifest,
 )
 from synvirt.offline import browsing
-from synvirt.offline.concerns import with_room
 from synvirt.offline.elsewhere import Rules, joined, place, separated
 
 _REF: TypeAdapter[SourceRef] = TypeAdapter(SourceRef)

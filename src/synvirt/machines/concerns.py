@@ -3,8 +3,8 @@
 `Critical` refuses the plan unless it waives the concern by id; so Critical is only what cannot come out right.
 """
 
+from synvirt.machines.partitions import Layout
 from synvirt.model import Concern, GuestOs, VmManifest
-from synvirt.offline.partitions import Layout
 
 UNKNOWN_GUEST = "guest-unknown"
 TARGET_TOO_SMALL = "target-too-small"

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from synvirt.blocks import DiskReader
 from synvirt.errors import SynvirtError
-from synvirt.offline.guest_os import Family
+from synvirt.machines.guest_os import Family
 
 # A table lies in the first sectors; disks with sectors of 4096 bytes keep it in the same sectors, eight times as far.
 _SECTOR_SIZES = (512, 4096)

@@ -1,0 +1,198 @@
+"""XenAPI's records as a manifest: those of a pool, and those that an XVA archive's ova.xml holds.
+
+    VM ─▶ VBDs ─▶ VDIs      VM ─▶ VIFs ─▶ networks      VM ─▶ guest_metrics
+
+A record is a mapping of XenAPI's own field names (the XenServer Management API). Releases add and leave out fields, so
+everything is asked for with a default; numbers and booleans may come as such, or as their text.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from synvirt.machines import concerns
+from synvirt.machines.guest_os import guest_os
+from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
+from synvirt.model import GIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+
+Record = Mapping[str, Any]
+NULL: Final = "OpaqueRef:NULL"
+# Of a VM's `domain_type`: those whose kernel is started by Xen itself, without firmware.
+_PARAVIRTUALISED: Final = frozenset({"pv", "pv_in_pvh", "pvh"})
+# Suspended has its memory in a file, Paused in its host: a copy has neither.
+_POWER: Final = {"Running": "on", "Halted": "off", "Suspended": "suspended", "Paused": "suspended"}
+# Host devices beyond these are not named one by one.
+_DEVICES_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Class → reference → record."""
+
+    by_class: dict[str, dict[str, Record]] = field(default_factory=dict)
+
+    def of(self, kind: str) -> dict[str, Record]:
+        return self.by_class.get(kind, {})
+
+    def at(self, kind: str, reference: str) -> Record:
+        """Empty where there is no such object."""
+        return self.of(kind).get(reference, {})
+
+
+def manifest(records: Records, vm_ref: str, *, disk_key: Callable[[str, Record], str]) -> VmManifest:
+    """The VM `vm_ref` of the records, which hold no others but its snapshots. `disk_key`: of a VDI, by reference and record.
+
+    Whether its changes are tracked is for the caller to say."""
+    vm = records.at("VM", vm_ref)
+    boot, platform = (table(vm, key) for key in ("HVM_boot_params", "platform"))
+    uefi = text(boot, "firmware").lower() == "uefi"
+    secure_boot = uefi and text(platform, "secureboot").lower() in ("true", "auto")
+    tpm = bool(listed(vm, "VTPMs")) or is_true(text(platform, "vtpm"))
+    guest = _guest_os(records, vm)
+    cpus = whole_number(text(vm, "VCPUs_at_startup")) or whole_number(text(vm, "VCPUs_max")) or 1
+    cores = whole_number(text(platform, "cores-per-socket")) or 1
+    memory = whole_number(text(vm, "memory_static_max")) or whole_number(text(vm, "memory_dynamic_max"))
+    disks, found = _disks(records, vm, disk_key)
+    if not disks:
+        found.append(concerns.no_disks())
+    if memory is None:
+        found.append(concerns.hardware_incomplete("memory"))
+    snapshots = tuple(
+        Snapshot(id=reference, name=clean(text(each, "name_label")))
+        for reference, each in records.of("VM").items()
+        if reference != vm_ref and is_true(text(each, "is_a_snapshot"))
+    )
+    found += concerns.of_machine(uefi=uefi, secure_boot=secure_boot, tpm=tpm, guest=guest, snapshots=len(snapshots))
+    if text(vm, "power_state") == "Suspended":
+        found.append(concerns.suspended())
+    found += [concerns.passthrough_device(name) for name in passed_through(vm)]
+    if is_paravirtualised(vm):
+        found.append(concerns.paravirtualised())
+    return VmManifest(
+        vm_id=vm_ref,
+        name=clean(text(vm, "name_label")) or "imported",
+        uuid=uuid_of(text(vm, "uuid")),
+        power_state=_POWER.get(text(vm, "power_state"), "unknown"),
+        firmware="uefi" if uefi else "bios",
+        secure_boot=secure_boot,
+        tpm=tpm,
+        cpu_count=cpus,
+        cores_per_socket=cores if cpus % cores == 0 else 1,
+        memory_bytes=memory or GIB,
+        guest_os=guest,
+        disks=disks,
+        nics=_nics(records, vm),
+        snapshots=snapshots,
+        concerns=tuple(found),
+    )
+
+
+def power_state(vm: Record) -> str:
+    """As VmRow and VmManifest have it."""
+    return _POWER.get(text(vm, "power_state"), "unknown")
+
+
+def is_paravirtualised(vm: Record) -> bool:
+    """By its `domain_type`; XenServer before 7.5 has none, and says it by a boot loader of Xen's or a kernel beside the VM."""
+    kind = text(vm, "domain_type")
+    if kind and kind != "unspecified":
+        return kind in _PARAVIRTUALISED
+    return bool(text(vm, "PV_bootloader") or text(vm, "PV_kernel"))
+
+
+def passed_through(vm: Record) -> list[str]:
+    """PCI devices as xl and xapi write them («0/0000:04:00.0,0/0000:04:00.1»), virtual GPUs and USB devices."""
+    devices = [device.strip().rpartition("/")[2] for device in text(table(vm, "other_config"), "pci").split(",")[:_DEVICES_MAX]]
+    more = [name for name, kept in (("a virtual GPU", "VGPUs"), ("a USB device", "VUSBs")) if listed(vm, kept)]
+    return [clean(device) for device in devices if device] + more
+
+
+def disk_vbds(records: Records, vm: Record) -> list[Record]:
+    """Those of its VBDs that hold a disk, in the order of their device numbers, in which XenServer's firmware boots them."""
+    attached = [records.at("VBD", reference) for reference in listed(vm, "VBDs")]
+    disks = [vbd for vbd in attached if text(vbd, "type") != "CD" and text(vbd, "VDI") in records.of("VDI")]
+    return sorted(disks, key=_device)
+
+
+def _guest_os(records: Records, vm: Record) -> GuestOs:
+    """As the guest's tools say it, else by the template that it was made of."""
+    told = clean(text(table(records.at("VM_guest_metrics", text(vm, "guest_metrics")), "os_version"), "name").split("|")[0])
+    platform = table(vm, "platform")
+    windows = is_true(text(platform, "viridian")) or text(platform, "device_id") == "0002"
+    template = text(table(vm, "other_config"), "base_template_name") or text(vm, "reference_label").replace("-", " ")
+    return guest_os(description=told or clean(template or ("Windows (viridian)" if windows else "")))
+
+
+def _disks(records: Records, vm: Record, disk_key: Callable[[str, Record], str]) -> tuple[tuple[Disk, ...], list[Concern]]:
+    disks: dict[str, Disk] = {}
+    found: list[Concern] = []
+    for order, vbd in enumerate(disk_vbds(records, vm)):
+        vdi = records.at("VDI", text(vbd, "VDI"))
+        key = disk_key(text(vbd, "VDI"), vdi)
+        if key in disks:
+            continue
+        # The first four are IDE disks to firmware and guest, until its Xen drivers take over; the others they alone see.
+        bus: DiskBus = "ide" if order < 4 else "scsi"
+        label = clean(text(vdi, "name_label")) or f"disk {_device(vbd)}"
+        disks[key] = Disk(
+            key=key,
+            label=label if label not in {disk.label for disk in disks.values()} else f"{label} ({_device(vbd)})",
+            capacity_bytes=whole_number(text(vdi, "virtual_size")) or 0,
+            used_bytes=whole_number(text(vdi, "physical_utilisation")),
+            format="xva",
+            bus=bus,
+            controller=f"{bus}{order // 2 if bus == 'ide' else 0}",
+            unit=order % 2 if bus == "ide" else order - 4,
+            boot_order=1 if is_true(text(vbd, "bootable")) and not any(disk.boot_order for disk in disks.values()) else None,
+            source_path=text(vbd, "VDI"),
+        )
+        if is_true(text(vdi, "sharable")):
+            found.append(concerns.shared_disk(key))
+    return tuple(disks.values()), found
+
+
+def _nics(records: Records, vm: Record) -> tuple[Nic, ...]:
+    vifs = {reference: records.at("VIF", reference) for reference in listed(vm, "VIFs") if reference in records.of("VIF")}
+    addresses = table(records.at("VM_guest_metrics", text(vm, "guest_metrics")), "networks")
+    return tuple(
+        Nic(
+            key=reference,
+            mac=text(vif, "MAC").lower() or None,
+            network=clean(text(records.at("network", text(vif, "network")), "name_label")),
+            ip_addresses=_addresses(addresses, str(_device(vif))),
+        )
+        for reference, vif in sorted(vifs.items(), key=lambda each: _device(each[1]))
+    )
+
+
+def _addresses(networks: Record, device: str) -> tuple[str, ...]:
+    """Of `VM_guest_metrics.networks`: «0/ip», «0/ipv4/0», «0/ipv6/0»."""
+    found = [str(value) for key, value in sorted(networks.items()) if key.split("/", 1)[0] == device]
+    return tuple(dict.fromkeys(clean(address) for address in found if address))
+
+
+def _device(attached: Record) -> int:
+    return whole_number(text(attached, "userdevice") or text(attached, "device")) or 0
+
+
+# ── fields ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def text(record: Record, key: str) -> str:
+    """A field as text; empty where there is none, or where it refers to nothing."""
+    value = record.get(key, "")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    return value if isinstance(value, str) and value != NULL else ""
+
+
+def table(record: Record, key: str) -> Record:
+    value = record.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def listed(record: Record, key: str) -> list[str]:
+    value = record.get(key)
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
