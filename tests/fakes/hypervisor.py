@@ -69,6 +69,9 @@ class FakeHypervisor:
     def forget_variables(self, job_id: UUID) -> None:
         self.variables.pop(job_id, None)
 
+    def firmware(self, job_id: UUID, *, secure: bool) -> tuple[str, str] | None:
+        return "/fw/own/CODE.fd", str(self.variables_file(job_id)) if job_id in self.variables else "/fw/own/VARS.fd"
+
     def variables_file(self, job_id: UUID) -> Path:
         return Path(f"/var/lib/synvirt/libvirt/variables/{job_id}.fd")
 

@@ -209,13 +209,36 @@ def test_variables_and_tpm_state_come_along(room: Room, data_dir: Path) -> None:
         room.connection.use().lookupByName(name).undefineFlags(NVRAM_TOO)
 
 
-def test_a_firmware_that_this_host_has_not_is_refused(room: Room) -> None:
-    definition = xml(image(room)).replace("</os>", "<loader readonly='yes' type='pflash'>/nowhere/CODE.fd</loader></os>")
+def test_a_firmware_that_this_host_has_not_is_replaced_by_its_own(room: Room) -> None:
+    firmware = installed_uefi()
+    if firmware is None:
+        lacking("needs UEFI firmware: apt-get install ovmf")
+    uefi = "<loader readonly='yes' type='pflash'>/nowhere/CODE.fd</loader></os><features><acpi/></features>"
+    definition = xml(image(room)).replace("</os>", uefi)
     point = room.point(definition, {"vda": image(room)})
-    run = room.restored(point, target="new_domain")
-    assert run.error is not None
-    assert (run.error.code, "CODE.fd" in run.error.message) == ("E_BAK_HOST_LACKS", True)
-    nothing_left(room, point)
+    run = room.restored(point, target="new_domain", name="own-firmware")
+    assert run.error is None, run.error
+    domain = room.connection.use().lookupByName("own-firmware")
+    assert ElementTree.fromstring(domain.XMLDesc(0)).findtext("os/loader") == firmware.code
+    assert any("not CODE.fd" in warning.message for warning in run.warnings)
+    domain.undefineFlags(NVRAM_TOO)
+
+
+def test_a_point_never_runs_a_program_of_its_author(room: Room, tmp_path: Path) -> None:
+    """libvirt runs the emulator of a domain to ask what it can do, even where the domain is not started."""
+    ran, evil = tmp_path / "ran", tmp_path / "evil.sh"
+    evil.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    evil.chmod(0o755)
+    tmp_path.chmod(0o755)
+    more = f"<emulator>{evil}</emulator><serial type='pty'><log file='{tmp_path}/written' append='on'/></serial>"
+    disk = image(room)
+    point = room.point(xml(disk, more=more), {"vda": disk})
+    run = room.restored(point, target="new_domain", name="harmless")
+    assert run.error is None, run.error
+    written = room.connection.use().lookupByName("harmless").XMLDesc(0)
+    assert (ran.exists(), "evil.sh" in written, f"{tmp_path}/written" in written) == (False, False, False)
+    assert any(str(evil)[:40] in warning.message for warning in run.warnings)
+    room.connection.use().lookupByName("harmless").undefine()
 
 
 def test_in_place_is_refused_while_the_guest_runs_or_is_gone(room: Room) -> None:

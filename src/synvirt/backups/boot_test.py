@@ -55,7 +55,7 @@ class BootTesting:
     ) -> Domain:
         ground, run_id = self._ground, under_way.run.id
         manifest = repository.manifest(point.id)
-        domain = restoring_domain.parsed(manifest.sealed.domain_xml)
+        domain = restoring_domain.foreign(manifest.sealed.domain_xml)
         name = f"boot-test-{run_id}"
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
         new_domain.fit(ground, self._undoing, run_id, domain, manifest)

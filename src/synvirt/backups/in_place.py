@@ -141,12 +141,15 @@ class InPlace:
     def _tried(self, under_way: UnderWay, domain: Any, manifest: Manifest, places: dict[str, Place]) -> str:
         """The point's definition with the disks where they lie now. libvirt is asked for its judgement before anything is
         written. HostLacks."""
-        now, then = _definition(domain), restoring_domain.parsed(manifest.sealed.domain_xml)
+        now = _definition(domain)
+        then = restoring_domain.foreign(manifest.sealed.domain_xml, own=now)
         with translated(Internal, "the hypervisor does not say how the guest is"):
             before, name = _xml(domain), domain.name()
         restoring_domain.renamed(then, name)
         restoring_domain.new_generation(then)
         restoring_domain.with_disks(then, places, wanted=frozenset(places))
+        if restoring_domain.has_uefi(then) and not restoring_domain.has_uefi(now):
+            new_domain.put_firmware(self._ground, under_way.run.id, then)
         restoring_domain.same_variables(then, now)
         told = [
             *then.told,

@@ -6,7 +6,6 @@ The volumes lie on the default destination, and carry the run's id as a job's do
 """
 
 import base64
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,9 +46,10 @@ class NewDomain:
         manifest = repository.manifest(point.id)
         disks = chosen_disks(manifest, asked.disks)
         self._check_room(repository, disks)
-        domain = restoring_domain.parsed(manifest.sealed.domain_xml)
+        domain = restoring_domain.foreign(manifest.sealed.domain_xml)
         name = asked.name or point.vm_name
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
+        restoring_domain.log_console(domain, str(ground.hypervisor.console_log(run_id)))
         self._fit(under_way, domain, manifest, starts=asked.start)
         places = self._volumes(run_id, disks)
         wanted = frozenset(asked.disks or disks)
@@ -136,24 +136,31 @@ def chosen_disks(manifest: Manifest, targets: tuple[str, ...]) -> dict[str, Disk
 
 
 def fit(ground: Ground, undoing: Undoing, run_id: UUID, domain: Rewritten, manifest: Manifest) -> None:
-    """Firmware with the point's own variables, an emulator that is here, and KVM where it works. HostLacks."""
-    firmware = restoring_domain.loader(domain)
-    if firmware is not None and not os.access(firmware, os.R_OK):
-        raise HostLacks(f"this host lacks the guest's firmware {Path(firmware).name}", hint="apt-get install ovmf")
-    emulator = domain.devices.find("emulator")
-    if emulator is not None and not os.access(emulator.text or "", os.X_OK):
-        domain.devices.remove(emulator)
-        domain.told.append(f"it runs by this host's own QEMU: there is no {emulator.text}")
-    template = None
+    """This host's firmware with the point's own variables, and KVM where it works. HostLacks."""
     if manifest.sealed.nvram is not None:
         undoing.record(run_id, "variables", str(run_id))
-        if ground.hypervisor.keep_variables(run_id, base64.b64decode(manifest.sealed.nvram)):
-            template = str(ground.hypervisor.variables_file(run_id))
-        else:
+        if not ground.hypervisor.keep_variables(run_id, base64.b64decode(manifest.sealed.nvram)):
             domain.told.append("its UEFI variables begin anew: no firmware of this host has such")
-    restoring_domain.with_variables(domain, template)
+    put_firmware(ground, run_id, domain)
     if ground.hypervisor.emulates():
         restoring_domain.emulated(domain)
+
+
+def put_firmware(ground: Ground, run_id: UUID, domain: Rewritten) -> None:
+    """The build that takes the variables that were kept for that run; any, where none were. HostLacks."""
+    named = Path(domain.firmware or "").name
+    if not restoring_domain.has_uefi(domain):
+        restoring_domain.without_firmware(domain)
+        if named:
+            domain.told.append(f"its firmware is this host's own, not {named}")
+        return
+    firmware = ground.hypervisor.firmware(run_id, secure=restoring_domain.wants_secure_boot(domain))
+    if firmware is None:
+        raise HostLacks(f"this host lacks the guest's firmware {named or 'OVMF'}", hint="apt-get install ovmf")
+    code, variables = firmware
+    restoring_domain.with_firmware(domain, code, variables)
+    if named and named != Path(code).name:
+        domain.told.append(f"its firmware is this host's own {Path(code).name}, not {named}")
 
 
 def define(ground: Ground, defined: Domain) -> None:

@@ -1,5 +1,6 @@
 """A restore point's domain as this host shall define it: the point's own XML, rewritten. Pure (libvirt.org/formatdomain.html).
 
+    foreign     the point's own, without what may reach into this host (kvm/foreign_domain.py)
     renewed     another machine: a name, UUID and MAC addresses of its own; what two machines cannot share is let go of
     isolated    renewed, and nothing beyond its own disks reaches it, nor it anything: for a boot test
     with_disks  the disks on the volumes that they were restored to
@@ -18,18 +19,16 @@ from synvirt import xml_document
 from synvirt.errors import RepositoryDamaged
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.domain_xml import SOURCE_TYPES, disk_source
+from synvirt.kvm import foreign_domain
 from synvirt.kvm.identity import JOB_NAMESPACE
 
 ET.register_namespace("synvirt", JOB_NAMESPACE)
 
 DIFFERS = "E_BAK_DOMAIN_DIFFERS"
-# Devices that lead out of the machine: to the host's, to its folders, to its networks.
 AGENT = "org.qemu.guest_agent.0"
-_QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
-ET.register_namespace("qemu", _QEMU)
-_ARGUMENTS = (f"{{{_QEMU}}}commandline", f"{{{_QEMU}}}override", f"{{{_QEMU}}}capabilities", f"{{{_QEMU}}}deprecation")
-_SHOWING = ("serial", "console", "graphics", "audio")
-_LEADING_OUT = ("hostdev", "redirdev", "filesystem", "shmem", "smartcard", "crypto", "parallel", "vsock", "lease")
+ET.register_namespace("qemu", "http://libvirt.org/schemas/domain/qemu/1.0")
+# What of an allowed machine leads out of it.
+_SHOWING = ("serial", "console", "graphics", "audio", "redirdev")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,13 @@ class Place:
 
 @dataclass
 class Rewritten:
-    """The domain while it is rewritten. `told`: what differs."""
+    """The domain while it is rewritten. `told`: what differs. `firmware`: the path that its loader had; `console_log`: its
+    console was written to a file."""
 
     root: ET.Element
     told: list[str] = field(default_factory=list)
+    firmware: str | None = None
+    console_log: bool = False
 
     @property
     def xml(self) -> str:
@@ -58,8 +60,14 @@ class Rewritten:
         return ET.SubElement(self.root, "devices") if found is None else found
 
 
+def foreign(xml: str, own: Rewritten | None = None) -> Rewritten:
+    """A restore point's, which anybody may have written. `own`: this host's definition of the same guest, which is trusted."""
+    found = foreign_domain.rebuilt(parsed(xml).root, None if own is None else own.root)
+    return Rewritten(found.root, list(found.left_out), found.firmware, found.console_log)
+
+
 def parsed(xml: str) -> Rewritten:
-    """RepositoryDamaged: it is no domain's XML."""
+    """What libvirt on this host says, as it is. RepositoryDamaged: it is no domain's XML."""
     root = xml_document.parse(xml, "the restore point's domain XML", wrong=RepositoryDamaged)
     if root.tag != "domain":
         raise RepositoryDamaged(f"the restore point's domain XML is that of a {root.tag}")
@@ -103,12 +111,21 @@ def renamed(domain: Rewritten, name: str) -> None:
     _text(domain.root, "name", name)
 
 
+def log_console(domain: Rewritten, path: str) -> None:
+    """To a file of this host's choice, where it was written to a file before."""
+    serial = domain.devices.find("serial")
+    if domain.console_log and serial is not None:
+        serial.insert(0, ET.Element("log", file=path, append="on"))
+
+
 def same_variables(domain: Rewritten, other: Rewritten) -> None:
     """The file of its UEFI variables is the other's."""
     for path in ("os/loader", "os/nvram"):
         mine, its = domain.root.find(path), other.root.find(path)
         if mine is not None and its is not None:
             mine.text = its.text
+            if template := its.get("template"):
+                mine.set("template", template)
 
 
 def new_generation(domain: Rewritten) -> None:
@@ -185,12 +202,11 @@ def _take_out(disk: ET.Element) -> None:
 
 
 def isolated(domain: Rewritten, *, serial_log: str) -> None:
-    """Its cards stay, with no cable in them; devices of the host, shared folders and drives' discs go. Its console is written
-    to `serial_log`."""
+    """Of one that is `foreign`: its cards stay, with no cable in them; its drives' discs go. Its console is written to
+    `serial_log`."""
     root, devices = domain.root, domain.devices
-    for parent, names in ((devices, (*_LEADING_OUT, *_SHOWING)), (root, _ARGUMENTS)):
-        for element in [child for child in parent if child.tag in names]:
-            parent.remove(element)
+    for element in [child for child in devices if child.tag in _SHOWING]:
+        devices.remove(element)
     for channel in devices.findall("channel[@type]"):
         if channel.get("type") != "unix":
             devices.remove(channel)
@@ -248,21 +264,42 @@ def emulated(domain: Rewritten) -> None:
     domain.told.append("it is emulated, which is slow: KVM does not work on this host")
 
 
-def with_variables(domain: Rewritten, template: str | None) -> None:
-    """Its UEFI variables are copied from `template` at the first start; None: they begin anew, from the firmware's own."""
-    system = domain.root.find("os")
-    nvram = domain.root.find("os/nvram")
-    if system is None or nvram is None:
+def has_uefi(domain: Rewritten) -> bool:
+    """Firmware whose place a definition has to name; else it is the BIOS, or libvirt chooses."""
+    found = domain.root.find("os/loader")
+    return found is not None and (found.get("type") == "pflash" or domain.root.find("os/nvram") is not None)
+
+
+def wants_secure_boot(domain: Rewritten) -> bool:
+    found = domain.root.find("os/loader")
+    return found is not None and found.get("secure") == "yes"
+
+
+def with_firmware(domain: Rewritten, code: str, template: str) -> None:
+    """This host's; its UEFI variables are copied from `template` at the first start."""
+    system, loader = domain.root.find("os"), domain.root.find("os/loader")
+    if system is None or loader is None:
         return
-    if loader(domain):
-        # What libvirt once chose stands beside the wish that it should choose, and both together it refuses.
-        system.attrib.pop("firmware", None)
-        for wish in system.findall("firmware"):
-            system.remove(wish)
+    # What libvirt once chose stands beside the wish that it should choose, and both together it refuses.
+    system.attrib.pop("firmware", None)
+    for wish in system.findall("firmware"):
+        system.remove(wish)
+    loader.text = code
+    loader.set("readonly", "yes")
+    loader.set("type", "pflash")
+    nvram = system.find("nvram")
+    if nvram is None:
+        nvram = ET.SubElement(system, "nvram")
     nvram.text = None
-    nvram.attrib.pop("format", None)
-    if template is not None:
-        nvram.set("template", template)
+    nvram.attrib.clear()
+    nvram.set("template", template)
+
+
+def without_firmware(domain: Rewritten) -> None:
+    """A BIOS of the host's own choice."""
+    if (system := domain.root.find("os")) is not None:
+        for element in [*system.findall("loader"), *([] if system.get("firmware") else system.findall("nvram"))]:
+            system.remove(element)
 
 
 def lacking(domain: Rewritten, *, bridges: Callable[[str], bool], networks: Callable[[str], bool]) -> list[str]:
@@ -277,13 +314,7 @@ def lacking(domain: Rewritten, *, bridges: Callable[[str], bool], networks: Call
             found.append(f"the bridge {bridge} of its network card {number}")
         if interface.get("type") == "network" and network and not networks(network):
             found.append(f"the network {network} of its network card {number}")
-    passed = [hostdev.get("type", "unknown") for hostdev in domain.devices.findall("hostdev")]
-    return found + [f"a device of the host that is passed through to it ({kind})" for kind in passed]
-
-
-def loader(domain: Rewritten) -> str | None:
-    """The file of its firmware."""
-    return domain.root.findtext("os/loader")
+    return found
 
 
 def _holds_data(disk: ET.Element) -> bool:

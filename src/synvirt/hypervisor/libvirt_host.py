@@ -137,6 +137,10 @@ class LibvirtHost:
         fitting = tuple(build for build in builds if _is_installed(build) and Path(build.variables).stat().st_size == size)
         return Firmware(fitting[0].code, str(self.variables_file(job_id))) if fitting else _installed(builds)
 
+    def firmware(self, job_id: UUID, *, secure: bool) -> tuple[str, str] | None:
+        found = self._uefi(job_id, _UEFI_SECURE if secure else _UEFI)
+        return None if found is None else (found.code, found.variables)
+
     def variables_file(self, job_id: UUID) -> Path:
         return self._folder / "variables" / f"{job_id}.fd"
 
