@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 from bench.measure import same_content
 from synvirt.disks.specs import FileWriterSpec, ReaderSpec
+from synvirt.jobs.orders import CopyOrder, DiskOrder
+from synvirt.jobs.wire import MESSAGE, Flushed
 from synvirt.live import SnapshotRef
 from synvirt.live.libvirt.adapter import LibvirtRemote, libvirt_remote
-from synvirt.migrations.worker import MESSAGE, CopyOrder, DiskOrder, Flushed
 from synvirt.model import MIB
 from tests.libvirt_lab import LibvirtLab, lab
 
@@ -152,9 +153,7 @@ def _timed(do: Callable[[], object]) -> float:
 def _worker() -> Iterator[Callable[[DiskOrder], Flushed]]:
     """As the engine runs it: a process of its own, which starts while disks are opened, and is then told by a line. What it is
     told ends with its last message."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "synvirt.migrations.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
+    with subprocess.Popen([sys.executable, "-m", "synvirt.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         time.sleep(START_S)
 
         def told(disk: DiskOrder) -> Flushed:

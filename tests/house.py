@@ -15,6 +15,7 @@ from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.beneath import resolve_beneath
 from synvirt.guests import GuestPreparer
 from synvirt.jobs.board import Board
+from synvirt.jobs.process import Workers, started
 from synvirt.jobs.stop import Stop
 from synvirt.keyring import Keyring
 from synvirt.live import LiveAdapter
@@ -54,6 +55,7 @@ class House:
         destination: Destination | None = None,
         others: dict[str, Destination] | None = None,
         real_importers: bool = False,
+        workers: Workers = started,
     ) -> None:
         """`real_importers`: those of the product, instead of the fake that serves ovf_folder."""
         self.folder = folder
@@ -83,6 +85,7 @@ class House:
             destinations={"chosen": self.destination, **(others or {})},
             hypervisor=self.hypervisor,
             preparer=real_preparer or self.preparer,
+            workers=workers,
             boot_timeout_s=5,
             # Often, so that a pass of a few MiB has watermarks to crash at.
             flush_every_s=0.05,

@@ -33,7 +33,7 @@ def command_line(pid: int) -> str:
 
 def workers(parent: int | None = None) -> list[int]:
     """The copy workers among the descendants."""
-    return [pid for pid, command in children(parent).items() if "synvirt.migrations.worker" in command]
+    return [pid for pid, command in children(parent).items() if "synvirt.worker" in command]
 
 
 def open_files(folder: Path) -> list[str]:

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import Conflict
+from synvirt.jobs.process import started
 from synvirt.migrations import source_vm
 from synvirt.model import KIB, MIB, Migration, MigrationPlan, State
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan
 
 DISK = "disk-0"
@@ -27,7 +29,8 @@ COMMITS_MAX = 120
 
 @dataclass
 class Scenario:
-    """A job and the house it runs in. `hypervisor` outlives a crash, as libvirt does."""
+    """A job and the house it runs in. `hypervisor` outlives a crash, as libvirt does. `processes`: its disks are copied by
+    worker processes; those of the others by the same code in this process."""
 
     plan: Callable[[House], MigrationPlan]
     family: str = "linux"
@@ -36,10 +39,12 @@ class Scenario:
     live: bool = False
     lies: bool = False
     forgets: bool = False
+    processes: bool = False
 
     def house(self, folder: Path, hypervisor: FakeHypervisor) -> House:
         folder.mkdir(exist_ok=True)
-        return House(folder, hypervisor=hypervisor, preparer=FakePreparer(), family=self.family)
+        workers = started if self.processes else in_process
+        return House(folder, hypervisor=hypervisor, preparer=FakePreparer(), family=self.family, workers=workers)
 
 
 def _offline(house: House) -> MigrationPlan:
@@ -60,7 +65,7 @@ def _live(mode: str) -> Callable[[House], MigrationPlan]:
 
 
 SCENARIOS = {
-    "offline": Scenario(_offline),
+    "offline": Scenario(_offline, processes=True),
     "offline windows": Scenario(_offline, family="windows"),
     "warm": Scenario(_live("Warm"), live=True),
     "cold": Scenario(_live("Cold"), live=True),

@@ -237,7 +237,7 @@ def workers() -> list[int]:
             line = (folder / "cmdline").read_bytes()
         except (OSError, ValueError):
             continue
-        if parent == os.getpid() and b"synvirt.migrations.worker" in line:
+        if parent == os.getpid() and b"synvirt.worker" in line:
             found.append(int(folder.name))
     return found
 

@@ -92,11 +92,7 @@ def test_a_killed_service_brings_the_guest_home_all_the_same(data_dir: Path, sam
         until(lambda: client.migration(job.id).progress.bytes_done > 0)
         process.kill()
         process.wait()
-        until(
-            lambda: (
-                not any("synvirt.migrations.worker" in command for command in children(1).values() if str(data_dir) in command)
-            )
-        )
+        until(lambda: not any("synvirt.worker" in command for command in children(1).values() if str(data_dir) in command))
     with service(data_dir) as (process, client):
         last = ended(client, job)
         assert last.state == State.COMPLETED, last.last_error

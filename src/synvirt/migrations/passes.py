@@ -6,11 +6,6 @@ A worker that was killed, and a source that does not answer for a while, cost wh
 pass goes on from there. Only attempts that bring nothing count.
 """
 
-import asyncio
-import contextlib
-import os
-import signal
-import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,10 +18,12 @@ import structlog
 from synvirt.disks.checking.sampling import ChangesMissed
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 from synvirt.disks.vsphere.datastore import FileClosed, FileGone, ReadForbidden
-from synvirt.errors import Cancelled, Internal, SynvirtError, from_code
+from synvirt.errors import SynvirtError
+from synvirt.jobs.orders import CopyOrder, DiskOrder
+from synvirt.jobs.process import WorkerDied
+from synvirt.jobs.wire import Flushed, Moved, Result
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience, patiently
-from synvirt.migrations.worker import MESSAGE, Broken, CopyOrder, DiskOrder, Flushed, Moved
 from synvirt.model import DiskProgress, Pass, Progress, now
 from synvirt.store import Watermark
 
@@ -35,22 +32,12 @@ log = structlog.get_logger(__name__)
 # Attempts in a row that moved no watermark, of a worker that dies and of files that are not to be read. For a source that is
 # away there is more patience.
 RETRY_PAUSES_S = (1, 2, 4, 8, 16, 32, 60)
-# A worker stops at its next request, which takes seconds at the most; then it is ended.
-STOP_GRACE_S = 10.0
-# One message is a few hundred bytes; a line beyond this is not a message.
-LINE_BYTES_MAX = 1 << 20
 # Rates over this long: steady enough to read, quick enough to be true.
 RATE_WINDOW_S = 10.0
-# The document of the job is written this often while copying, at each watermark at the most.
-STDERR_KEPT_CHARS = 2000
 
 
 # What a worker tells that is more than its code: no belief in change tracking, another way, another look.
 ANSWERED: dict[str, type[SynvirtError]] = {kind.__name__: kind for kind in (ChangesMissed, ReadForbidden, FileClosed, FileGone)}
-
-
-class WorkerDied(Internal):
-    """The copy worker ended without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +124,12 @@ async def run_opened_pass(
         try:
             # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
             with clock:
-                async with _started_worker() as worker, opened() as disks:
+                async with job.rooms.workers() as worker, opened() as disks:
                     order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
-                    await _run_worker(job, worker, order, listener)
+                    if order.disks:
+                        ended = await worker.carry_out(order, listener.hear, job.stop.is_set)
+                        job.stop.check()
+                        ended.check(ANSWERED)
             return await _finish(job, number, tally, clock)
         except (WorkerDied, ReadForbidden, FileGone) as error:
             # What is forbidden by one way may be opened by another, and what is gone may have moved.
@@ -263,7 +253,9 @@ class _Listener:
         self.watermarks = {key: disk.offset_bytes for key, disk in tally.disks.items() if isinstance(disk, Flushed)}
         self.moved = False
 
-    async def hear(self, message: Moved | Flushed) -> None:
+    async def hear(self, message: Moved | Flushed | Result) -> None:
+        if isinstance(message, Result):
+            raise TypeError("a copy has no results")
         job = self.job
         self.tally.take(message)
         progress = self.tally.progress()
@@ -293,86 +285,3 @@ class _Listener:
                 self.watermarks[message.key] = message.offset_bytes
                 self.moved = True
                 await self.patience.over()
-
-
-@asynccontextmanager
-async def _started_worker() -> AsyncIterator[asyncio.subprocess.Process]:
-    """One that waits for its order; at the end it is gone, whatever it was doing."""
-    worker = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "synvirt.migrations.worker",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=LINE_BYTES_MAX,
-        # The service's environment may hold secrets; a worker reads hostile images.
-        env={key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH") if key in os.environ},
-        start_new_session=True,
-    )
-    try:
-        yield worker
-    finally:
-        await _end(worker)
-
-
-async def _end(worker: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(worker.pid, signal.SIGKILL)
-    await worker.wait()
-
-
-async def _run_worker(job: Job, worker: asyncio.subprocess.Process, order: CopyOrder, listener: _Listener) -> None:
-    """Its order, to the end. Its Broken is raised as the error it names; WorkerDied when it ended without a word."""
-    if not order.disks:
-        return
-    stderr = asyncio.create_task(_tail(worker))
-    stopper = asyncio.create_task(_end_when(job.stop.is_set, worker))
-    try:
-        broken = await _converse(worker, order, listener)
-        returncode = await worker.wait()
-    finally:
-        stopper.cancel()
-        await _end(worker)
-        said = await stderr
-    job.stop.check()
-    # Stopped, but not by the operator: someone ended the worker from outside.
-    if broken is not None and broken.kind in ANSWERED:
-        raise ANSWERED[broken.kind](broken.detail, hint=broken.hint)
-    if broken is not None and broken.code != Cancelled.code:
-        raise from_code(broken.code, broken.detail, broken.hint)
-    if returncode != 0:
-        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-        log.error("copy worker died", job=str(job.id), how=how, stderr=said)
-        raise WorkerDied(f"the copy worker was ended by {how}", hint="the service's log has what it said; memory may be short")
-
-
-async def _converse(worker: asyncio.subprocess.Process, order: CopyOrder, listener: _Listener) -> Broken | None:
-    if worker.stdin is None or worker.stdout is None:
-        raise RuntimeError("a worker has pipes")
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        worker.stdin.write(order.model_dump_json().encode() + b"\n")
-        await worker.stdin.drain()
-    while line := await worker.stdout.readline():
-        message = MESSAGE.validate_json(line)
-        if isinstance(message, Broken):
-            return message
-        await listener.hear(message)
-    return None
-
-
-async def _tail(worker: asyncio.subprocess.Process) -> str:
-    """The end of what the worker says on stderr; reading it keeps its pipe from filling."""
-    text = ""
-    while worker.stderr is not None and (part := await worker.stderr.read(4096)):
-        text = (text + part.decode(errors="replace"))[-STDERR_KEPT_CHARS:]
-    return text.strip()
-
-
-async def _end_when(stopped: Callable[[], bool], worker: asyncio.subprocess.Process) -> None:
-    while not stopped():
-        await asyncio.sleep(0.1)
-    with contextlib.suppress(ProcessLookupError):
-        worker.terminate()
-        await asyncio.sleep(STOP_GRACE_S)
-        worker.kill()

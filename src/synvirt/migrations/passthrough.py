@@ -17,9 +17,9 @@ from synvirt.blocks import DiskReader
 from synvirt.disks import open_reader
 from synvirt.disks.specs import RawSpec, ReaderSpec, paths
 from synvirt.errors import DiskReadFailed
+from synvirt.jobs.wire import Moved
 from synvirt.migrations.job import Job
 from synvirt.migrations.passes import PassDisk, Tally, run_pass
-from synvirt.migrations.worker import Moved
 from synvirt.model import Pass, now
 from synvirt.offline.passthrough import Passthrough
 from synvirt.store import Watermark

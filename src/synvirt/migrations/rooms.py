@@ -11,6 +11,7 @@ from synvirt.errors import InvalidPlan, NotFound
 from synvirt.guests import GuestPreparer
 from synvirt.hypervisor import Hypervisor
 from synvirt.jobs.board import Board
+from synvirt.jobs.process import Workers, started
 from synvirt.jobs.slots import Slots, Turns
 from synvirt.live import LiveAdapter
 from synvirt.migrations.secrets import no_secrets
@@ -53,6 +54,7 @@ class Rooms:
     # How many jobs read from a source at once, and how many work at all.
     slots: Slots = field(default_factory=lambda: Slots(4))
     turns: Turns = field(default_factory=lambda: Turns(256))
+    workers: Workers = started
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0

@@ -1,0 +1,186 @@
+"""The task of kind `copy`: one disk after another, reader ─▶ copy() ─▶ writer, each watermark after its flush."""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from synvirt.blocks import DiskReader, DiskWriter
+from synvirt.copying import Copied, copy, default_threads
+from synvirt.disks.checking.checksum import Checksums
+from synvirt.disks.checking.sampling import UNWRITTEN_BLOCKS, ChangesMissed, blocks_to_check, differing
+from synvirt.disks.passing import PassingWriter
+from synvirt.disks.raw.cloning import clone
+from synvirt.disks.rewriting import ComparingWriter
+from synvirt.disks.specs import (
+    FileWriterSpec,
+    NbdSpec,
+    RbdWriterSpec,
+    ReaderSpec,
+    WriterSpec,
+    elsewhere,
+    told_empty,
+    written,
+)
+from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
+from synvirt.jobs.orders import CopyOrder, DiskOrder
+from synvirt.jobs.wire import Flushed, Moved, Wire
+
+# A worker that the service lost with a kill -9 ends within milliseconds; this is how long the next one waits for it.
+LOCK_WAIT_S = 15.0
+# For a disk elsewhere, however few cores there are: half of them wait for what they read, half for what they write.
+WAITING_THREADS = 8
+# Twice what a client sees (2 a second), so that none of its figures is old.
+PROGRESS_EVERY_S = 0.25
+
+
+@dataclass(frozen=True)
+class Openers:
+    """How a worker opens what an order names; `synvirt.worker` puts them together."""
+
+    reader: Callable[[ReaderSpec], DiskReader]
+    writer: Callable[[WriterSpec], DiskWriter]
+
+
+def copy_disks(order: CopyOrder, wire: Wire, openers: Openers) -> None:
+    """Every disk of the order, or SynvirtError as soon as one fails, which names the disk."""
+    for disk in order.disks:
+        with about(disk.key):
+            _copy_disk(disk, order, wire, openers)
+
+
+@contextlib.contextmanager
+def about(key: str) -> Iterator[None]:
+    """What is raised within the block names the disk."""
+    try:
+        yield
+    except SynvirtError as error:
+        error.detail = f"disk {key}: {error.detail}"
+        raise
+    except Exception as error:
+        raise Internal(f"disk {key}: the worker failed: {type(error).__name__}: {error}") from error
+
+
+class Progress:
+    """Messages of one disk's copy, not more often than anybody looks."""
+
+    def __init__(self, key: str, wire: Wire) -> None:
+        self._key, self._wire, self._said_at = key, wire, 0.0
+
+    def moved(self, copied: Copied) -> None:
+        if time.monotonic() - self._said_at >= PROGRESS_EVERY_S:
+            self._said_at = time.monotonic()
+            self._wire.say(
+                Moved(
+                    key=self._key,
+                    bytes_total=copied.bytes_total,
+                    bytes_done=copied.bytes_done,
+                    bytes_zero=copied.bytes_zero,
+                )
+            )
+
+    def flushed(self, copied: Copied, *, finished: bool = False, bytes_checked: int = 0) -> None:
+        self._wire.say(
+            Flushed(
+                key=self._key,
+                offset_bytes=copied.watermark,
+                bytes_total=copied.bytes_total,
+                bytes_done=copied.bytes_done,
+                bytes_zero=copied.bytes_zero,
+                finished=finished,
+                bytes_checked=bytes_checked,
+            )
+        )
+
+
+def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) -> None:
+    progress = Progress(disk.key, wire)
+    with (
+        _exclusively(disk.writer),
+        _opened(disk, openers) as (reader, writer),
+        Checksums(disk.checksums, stop=wire.stop) as checksums,
+    ):
+        try:
+            copied = copy(
+                clone(reader, writer, wire.stop),
+                writer,
+                since=disk.since_bytes,
+                fresh=disk.fresh,
+                threads=order.threads or (max(default_threads(), WAITING_THREADS) if elsewhere(disk.reader) else None),
+                bandwidth_bps=order.bandwidth_bps,
+                flush_every_s=order.flush_every_s,
+                stop=checksums.stop,
+                on_progress=progress.moved,
+                on_watermark=progress.flushed,
+            )
+        except Cancelled:
+            if not wire.stop():
+                checksums.verify()  # a wrong digest, found before the copy's end, is why it stopped
+            raise
+        # Not finished before the archive's own digest says that what was copied is what was exported.
+        checksums.verify()
+        progress.flushed(copied, finished=True, bytes_checked=_sampled(disk, reader, copied.bytes_total, openers))
+
+
+def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Openers) -> int:
+    """How many bytes were compared. ChangesMissed."""
+    if disk.sample is None:
+        return 0
+    volume = openers.reader(written(disk.writer))
+    try:
+        # A first pass leaves nothing out but what is said to be empty.
+        empty = told_empty(disk.reader)
+        blocks = UNWRITTEN_BLOCKS if empty else blocks_to_check(delta_bytes)
+        offset, checked = differing(reader, volume, disk.sample, blocks, zeros=empty)
+    finally:
+        volume.close()
+    if offset is not None:
+        told = "empty, and it is not" if empty else "unchanged, and it has changed"
+        raise ChangesMissed(
+            f"the source called the block at offset {offset} {told}",
+            hint="its change tracking cannot be trusted: look for a newer version of the platform, and check its disks",
+        )
+    return checked
+
+
+@contextlib.contextmanager
+def _opened(disk: DiskOrder, openers: Openers) -> Iterator[tuple[DiskReader, DiskWriter]]:
+    with contextlib.ExitStack() as stack:
+        reader = openers.reader(disk.reader)
+        stack.callback(reader.close)
+        writer = openers.writer(disk.writer)
+        stack.callback(writer.close)
+        if disk.fresh and isinstance(disk.reader, NbdSpec) and isinstance(disk.writer, FileWriterSpec):
+            writer = PassingWriter(writer, disk.writer.path)
+            stack.callback(writer.close)
+        if disk.compare:
+            writer = ComparingWriter(writer, openers.reader(written(disk.writer)))
+            stack.callback(writer.close)
+        yield reader, writer
+
+
+@contextlib.contextmanager
+def _exclusively(writer: WriterSpec) -> Iterator[None]:
+    """One writer a volume: the lock of a worker goes with its process, however it ended."""
+    if isinstance(writer, RbdWriterSpec):  # the cluster has a lock of its own, and its writer holds that
+        yield
+        return
+    descriptor = os.open(writer.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise DiskWriteFailed(
+                        "another process is writing the volume",
+                        hint="end the other copy worker of this volume, or the second service on this data_dir",
+                    ) from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,29 @@
+"""The order to copy disks, which every kind of job gives."""
+
+from typing import Literal
+
+from synvirt.disks.specs import ChecksumSpec, ReaderSpec, WriterSpec
+from synvirt.jobs.wire import WireModel
+
+
+class DiskOrder(WireModel):
+    """One disk of a pass. `since_bytes`: all before it is on the destination already. `fresh`: what is there reads as zeros,
+    or as this same pass wrote it, so zeros need no writing. `compare`: what is there may be right already, and is then left as
+    it is. `sample`: what the reader's extents leave out is looked at here and there, at places that hang on this text."""
+
+    key: str
+    reader: ReaderSpec
+    writer: WriterSpec
+    checksums: tuple[ChecksumSpec, ...] = ()
+    since_bytes: int = 0
+    fresh: bool = True
+    compare: bool = False
+    sample: str | None = None
+
+
+class CopyOrder(WireModel):
+    kind: Literal["copy"] = "copy"
+    disks: tuple[DiskOrder, ...]
+    threads: int | None = None
+    bandwidth_bps: int | None = None
+    flush_every_s: float = 5.0

@@ -1,0 +1,73 @@
+"""What a service and its worker process say to each other: one JSON object a line.
+
+    service ─▶ worker   the order, with its `kind`; later, where that kind asks for them, more lines (`wire.next_line`)
+    worker ─▶ service   Moved, Flushed, Result …, and Broken as the last one where the order failed
+
+The service keeps the worker's standard input open: its end means that the service is gone.
+"""
+
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+
+class WireModel(BaseModel):
+    """None of `model`'s: to import those takes a tenth of a worker's start; and each is built when it is first used.
+    What is wrong with a line is said without its content, which may hold credentials."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+
+class Moved(WireModel):
+    """Progress of a disk; not durable yet."""
+
+    message: Literal["moved"] = "moved"
+    key: str
+    bytes_total: int
+    bytes_done: int
+    bytes_zero: int
+
+
+class Flushed(WireModel):
+    """Every byte before `offset_bytes` is durable on the destination; `finished`: all of the pass is, and of what should not
+    have changed `bytes_checked` were compared."""
+
+    message: Literal["flushed"] = "flushed"
+    key: str
+    offset_bytes: int
+    bytes_total: int
+    bytes_done: int
+    bytes_zero: int
+    finished: bool = False
+    bytes_checked: int = 0
+
+
+class Broken(WireModel):
+    """`kind`: the error's class. Several have one code, and callers answer some of them in ways of their own."""
+
+    message: Literal["broken"] = "broken"
+    kind: str
+    code: str
+    detail: str
+    hint: str | None
+
+
+class Result(WireModel):
+    """What only that kind of order has to say. `content` is a WireModel of the kind's, by its `name`."""
+
+    message: Literal["result"] = "result"
+    name: str
+    content: dict[str, Any]
+
+
+Message = Moved | Flushed | Broken | Result
+MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="message")])
+
+
+class Wire(Protocol):
+    """The worker's end. `say` is safe from any thread; `stop` is True once the service has asked for the end; `next_line` waits
+    for the service's next line."""
+
+    def say(self, message: Message) -> None: ...
+    def stop(self) -> bool: ...
+    def next_line(self) -> bytes: ...

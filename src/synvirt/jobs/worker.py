@@ -1,0 +1,135 @@
+"""The worker: a process of its own for each pass of a job. A bad image kills a worker, never the service.
+
+    stdin   one line: the order as JSON, with its kind; then it stays open, and its end means that the service is gone
+    stdout  a line a message (wire.py)
+    SIGTERM stop at the next request
+
+`synvirt.worker` puts the table of kinds together and is what runs. Threads, no event loop.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import ValidationError
+
+from synvirt.errors import Internal, SynvirtError
+from synvirt.jobs.wire import Broken, Message, Wire, WireModel
+from synvirt.sizes import GIB
+
+# An image that makes a reader take more than this is hostile; a 1 TiB disk takes less than 256 MiB. Address space, not
+# resident memory: threads and mapped libraries count too.
+ADDRESS_SPACE_BYTES = 8 * GIB
+
+OrderT = TypeVar("OrderT", bound=WireModel)
+
+
+@dataclass(frozen=True)
+class Task(Generic[OrderT]):
+    """How orders of one kind are read, and carried out: to the end, or SynvirtError."""
+
+    order: type[OrderT]
+    carry_out: Callable[[OrderT, Wire], None]
+
+
+# By kind. Each is loaded when an order of that kind comes: a copy need not wait for what backups import.
+Tasks = Mapping[str, Callable[[], Task[Any]]]
+
+
+def carry_out(task: Task[OrderT], order: OrderT, wire: Wire) -> None:
+    """SynvirtError as soon as something fails, which the service hears of as Broken."""
+    try:
+        task.carry_out(order, wire)
+    except SynvirtError as error:
+        wire.say(Broken(kind=type(error).__name__, code=error.code, detail=error.detail, hint=error.hint))
+        raise
+    except Exception as error:
+        detail = f"the worker failed: {type(error).__name__}: {error}"
+        wire.say(Broken(kind=Internal.__name__, code=Internal.code, detail=detail, hint=None))
+        raise
+
+
+def read_order(line: bytes, tasks: Tasks) -> tuple[Task[Any], WireModel]:
+    """ValueError, whose text has nothing of the line: an order may hold a password, and what is said of it is logged."""
+    try:
+        kind = json.loads(line)["kind"]
+        load = tasks[kind]
+    except (ValueError, TypeError, LookupError):
+        raise ValueError(f"its kind is none of {', '.join(tasks)}") from None
+    task = load()
+    try:
+        return task, task.order.model_validate_json(line)
+    except ValidationError as error:
+        raise ValueError(str(error.errors(include_url=False, include_input=False)[:3])) from None
+
+
+class _Pipes:
+    """The wire of a process: its standard input and output."""
+
+    def __init__(self) -> None:
+        # What a library prints must not look like a message.
+        self._messages = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)
+        self._speaking, self._stopping = threading.Lock(), threading.Event()
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._rest = b""
+        signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to hear
+
+    def say(self, message: Message) -> None:
+        with self._speaking:
+            self._messages.write(message.model_dump_json().encode() + b"\n")
+
+    def stop(self) -> bool:
+        return self._stopping.is_set()
+
+    def next_line(self) -> bytes:
+        return self._lines.get()
+
+    def first_line(self) -> bytes:
+        """Read in the caller's thread. What was sent before the standard input ended, where it has ended."""
+        return self._read_line() or self._rest
+
+    def listen(self) -> None:
+        """Lines from now on are for `next_line`. The end of the input is the service's, and nobody would hear us any more."""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while (line := self._read_line()) is not None:
+                self._lines.put(line)
+        os._exit(1)
+
+    def _read_line(self) -> bytes | None:
+        while b"\n" not in self._rest:
+            part = os.read(0, 1 << 16)
+            if not part:
+                return None
+            self._rest += part
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+
+def main(tasks: Tasks) -> int:
+    """The exit code: 0, 1 for an order that failed, 2 for one that is not understood."""
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    pipes = _Pipes()
+    try:
+        task, order = read_order(pipes.first_line(), tasks)
+    except ValueError as error:
+        print(f"not an order: {error}", file=sys.stderr)  # noqa: T201 - the service keeps our stderr
+        return 2
+    pipes.listen()
+    try:
+        carry_out(task, order, pipes)
+    except SynvirtError:
+        return 1
+    return 0
