@@ -75,7 +75,7 @@ def test_an_image_waits_for_what_it_needs_alone(
 
 
 def test_the_worker_waits_for_no_importer_and_no_model() -> None:
-    code = "import sys, json; import synvirt.migrations.worker; print(json.dumps(sorted(sys.modules)))"
+    code = "import sys, json; import synvirt.worker; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(json.loads(done.stdout))
     forbidden = set(_HEAVY) - {"pydantic"} | {
