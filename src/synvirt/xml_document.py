@@ -66,10 +66,7 @@ def _as_utf8(content: bytes | str, name: str, wrong: type[SynvirtError]) -> byte
             raise wrong(f"{name} has an encoding that cannot be read: {problem.reason}") from problem
     if len(content) > DOCUMENT_MAX_BYTES:
         raise wrong(f"{name} has {len(content)} bytes; a description of a VM has {DOCUMENT_MAX_BYTES} at most")
-    declared = _DECLARED.match(content)
-    encoding = next((codec for mark, codec in (*_MARKS, *_UNMARKED) if content.startswith(mark)), None)
-    if encoding is None:
-        encoding = declared[1].decode() if declared else "utf-8"
+    encoding, _ = _encodings(content)
     try:
         known = encoding == "utf-8-sig" or codecs.lookup(encoding).name in _ENCODINGS
         if known:
@@ -77,6 +74,28 @@ def _as_utf8(content: bytes | str, name: str, wrong: type[SynvirtError]) -> byte
     except (ValueError, LookupError) as problem:
         raise wrong(f"{name} has an encoding that cannot be read: {problem}") from problem
     raise wrong(f"{name} has an encoding that cannot be read: {encoding}, which no exporter of VMs writes")
+
+
+def wrong_encoding(content: bytes) -> str | None:
+    """The encoding that a document declares and does not have: XenCenter writes UTF-8 and declares utf-16. Its bytes are
+    believed. None: it may have what it declares."""
+    _, declared = _encodings(content)
+    is_wide = any(content.startswith(mark) for mark, codec in (*_MARKS, *_UNMARKED) if codec != "utf-8-sig")
+    return declared if declared and _says_wide(declared) != is_wide else None
+
+
+def _encodings(content: bytes) -> tuple[str, str]:
+    """The encoding to read the document in, by its first bytes, and the one that it declares (empty: none)."""
+    marked = next((codec for mark, codec in (*_MARKS, *_UNMARKED) if content.startswith(mark)), None)
+    head = content[:1024] if marked is None else content[:1024].decode(marked, "replace").encode()
+    found = _DECLARED.match(head)
+    declared = found[1].decode() if found else ""
+    # A declaration that can be read byte by byte is in no encoding of two bytes a character.
+    return marked or ("utf-8" if _says_wide(declared) else declared or "utf-8"), declared
+
+
+def _says_wide(encoding: str) -> bool:
+    return encoding.lower().startswith(("utf-16", "utf16", "ucs-2", "utf-32", "utf32", "ucs-4", "iso-10646-ucs"))
 
 
 def _check_size(data: bytes, name: str, wrong: type[SynvirtError]) -> None:

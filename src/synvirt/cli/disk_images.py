@@ -7,7 +7,7 @@ from synvirt.disks import detect
 from synvirt.disks.nbd.fallback import with_key
 from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec
 from synvirt.errors import BadRequest
-from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance
+from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance, root_of
 
 
 class Found(NamedTuple):
@@ -58,7 +58,7 @@ def _disks_of_appliance(where: Path) -> list[Found] | None:
     from synvirt.offline.registry import UnknownKind
     from synvirt.offline.registry import detect as detect_appliance
 
-    root = where if where.is_dir() else where.parent
+    root = root_of(where)
     try:
         importer = detect_appliance(where, root)
     except UnknownKind:  # what is known to be something else, packed perhaps, is refused: a copy of it would be no disk

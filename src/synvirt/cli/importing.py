@@ -210,6 +210,7 @@ def inspect(
 
 def _inspected_here(options: Options, path: Path, vm: str | None) -> str:
     from synvirt.offline import browsing
+    from synvirt.offline.known_by import root_of
 
     where = _here(options, path)
     imports = options.settings.imports_dir.absolute()
@@ -218,7 +219,7 @@ def _inspected_here(options: Options, path: Path, vm: str | None) -> str:
         root = imports
     else:  # a person's own links lead where that person says
         where = where.resolve()
-        root = where.parent
+        root = where.parent if where.is_dir() else root_of(where)
     return browsing.inspect(root, str(where), vm=vm).model_dump_json()
 
 

@@ -194,6 +194,26 @@ def hardware_incomplete(missing: str) -> Concern:
     )
 
 
+def wrong_encoding(declared: str) -> Concern:
+    return Concern(
+        id="encoding-wrong",
+        category="Information",
+        label="The description declares an encoding that it does not have",
+        assessment=f"It declares {declared}; its bytes are something else, and were read as what they are.",
+        remedy="Nothing, where names look right. XenCenter writes every description so.",
+    )
+
+
+def disk_named_twice(key: str) -> Concern:
+    return Concern(
+        id=f"disk-named-twice:{key}",
+        category="Warning",
+        label="Disk is attached twice",
+        assessment=f"Two hardware items name disk {key}. The new machine gets it once, where the first of them has it.",
+        remedy="Check that the guest's other disks are there; the second item may have meant one of them.",
+    )
+
+
 def independent_disk(key: str, mode: str) -> Concern:
     return Concern(
         id=f"disk-independent:{key}",

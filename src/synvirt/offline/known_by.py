@@ -1,5 +1,7 @@
 """What a file may be known by, before any importer is loaded: their modules take longer to load than a small disk to copy."""
 
+from pathlib import Path
+
 from synvirt.disks import tar
 
 # What `OfflineImporter.probe` is promised.
@@ -26,6 +28,19 @@ NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
     (b"\x14\x20\x28\x01", 0, "a state of a Hyper-V machine", "Import the machine's folder, or its .vmcx."),
     (b"CD001", 0x8001, "a CD image", "An installation medium is no VM: only disks are imported."),
 )
+
+
+# A Hyper-V export keeps configurations in these, and the disks in folders beside them.
+_INNER_FOLDERS = ("virtual machines", "snapshots")
+
+
+def root_of(where: Path) -> Path:
+    """All that may be read of a VM whose file or folder a person named outside the import root: the folder it lies in; of a
+    Hyper-V machine's configuration the whole export's."""
+    if where.is_dir():
+        return where
+    is_inner = where.suffix.lower() in (".vmcx", ".xml") and where.parent.name.lower() in _INNER_FOLDERS
+    return where.parent.parent if is_inner else where.parent
 
 
 def may_be_appliance(name: str, head: bytes) -> bool:

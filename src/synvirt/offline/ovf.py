@@ -18,12 +18,12 @@ from xml.etree.ElementTree import Element
 from synvirt.errors import MalformedArchive, UnsupportedFormat, VmNotFound
 from synvirt.machines import concerns
 from synvirt.machines.guest_os import guest_os
-from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
-from synvirt.model import GIB, Concern, Disk, DiskBus, GuestOs, Nic, VmManifest
-from synvirt.offline import ovf_hardware, virtualbox
+from synvirt.machines.texts import clean, uuid_of, whole_number
+from synvirt.model import GIB, Concern, Disk, DiskBus, GuestOs, VmManifest
+from synvirt.offline import ovf_hardware, ovf_traits, virtualbox
 from synvirt.offline.ovf_hardware import Attachment, Hardware
 from synvirt.offline.units import quantity_bytes
-from synvirt.xml_document import attribute, child, children, local, text
+from synvirt.xml_document import attribute, child, children, local, text, wrong_encoding
 from synvirt.xml_document import parse as parse_xml
 
 # VMware's maximum is 256 disks on SCSI and 60 on NVMe.
@@ -39,6 +39,10 @@ _FORMATS = (
     ("vdi", "vdi"),
     ("wiki/byte", "raw"),
 )
+# oVirt gives the URI of VMDK to all its disks, and says what they are in an attribute of its own.
+_OVIRT_VOLUMES = {"raw": "raw", "cow": "qcow2"}
+# ISO 9660: a CD image. DSP0243 has no attribute for it but the format.
+_CD_IMAGES = ("ecma-119", "iso9660", "iso-9660")
 _PROPERTY = re.compile(r"\$\{([^}]{1,255})\}")
 
 
@@ -55,12 +59,13 @@ class FileReference:
 
 @dataclass(frozen=True, slots=True)
 class DiskSource:
-    """Where a disk's content is. No file: a blank disk. With a `parent`, only what differs from that disk is in the file.
-    `format` is what the description says, empty where that is nothing known."""
+    """Where a disk's content is. No file: a blank disk, or one on a LUN of its storage (`is_lun`). With a `parent`, only what
+    differs from that disk is in the file. `format` is what the description says, empty where that is nothing known."""
 
     file: FileReference | None
     parent: str = ""
     format: str = ""
+    is_lun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +87,17 @@ def parse(data: bytes, name: str, vm: str | None = None) -> Description:
     systems = list(_systems(root))
     system = _the_system(systems, name, vm)
     files = _files(root, name)
-    properties = _properties(root, system)
+    properties = _properties(*_owners(root, system), system)
     declared = _disks(root, files, properties, name)
     section = _section(system, "VirtualHardwareSection")
     hardware = Hardware() if section is None else ovf_hardware.parse(section, _configuration(root))
     disks, disk_concerns = _attached(declared, hardware, _boot_items(root, system), alone=len(systems) == 1)
+    declared_encoding = wrong_encoding(data)
+    if declared_encoding is not None:
+        disk_concerns.append(concerns.wrong_encoding(declared_encoding))
     manifest = _manifest(root, system, hardware, disks, disk_concerns)
     sources = {disk.key: declared[disk.key].source for disk in disks}
-    return Description(manifest, sources, tuple(files.values()), _says_firmware(system, hardware))
+    return Description(manifest, sources, tuple(files.values()), ovf_traits.says_firmware(system, hardware))
 
 
 def _the_system(systems: list[Element], name: str, vm: str | None) -> Element:
@@ -171,6 +179,7 @@ class _Declared:
     bus: DiskBus | None
     boot: bool
     shared: bool
+    is_cd: bool
     source: DiskSource
 
 
@@ -198,7 +207,10 @@ def _disk(element: Element, files: Mapping[str, FileReference], properties: Mapp
     if reference and file is None:
         raise MalformedArchive(f"{name}: disk {key!r} lies in file {reference!r}, which References does not have")
     uri = attribute(element, "format").lower()
-    declared = next((known for word, known in _FORMATS if word in uri), "")
+    declared = _OVIRT_VOLUMES.get(attribute(element, "volume-format").lower()) or next(
+        (known for word, known in _FORMATS if word in uri), ""
+    )
+    is_lun = attribute(element, "disk_storage_type").lower() == "lun"
     return _Declared(
         key=key,
         capacity_bytes=_capacity_bytes(element, properties, f"{name}: disk {key!r}"),
@@ -206,7 +218,8 @@ def _disk(element: Element, files: Mapping[str, FileReference], properties: Mapp
         bus=_OVIRT_INTERFACES.get(attribute(element, "disk-interface").lower()),
         boot=attribute(element, "boot").lower() == "true",
         shared=attribute(element, "shareable").lower() == "true",
-        source=DiskSource(file, attribute(element, "parentRef"), declared),
+        is_cd=any(word in uri for word in _CD_IMAGES),
+        source=DiskSource(file, attribute(element, "parentRef"), declared, is_lun),
     )
 
 
@@ -223,9 +236,23 @@ def _capacity_bytes(element: Element, properties: Mapping[str, str], what: str) 
     return quantity_bytes(capacity, units, what)
 
 
-def _properties(root: Element, system: Element) -> dict[str, str]:
+def _owners(root: Element, system: Element) -> list[Element]:
+    """The envelope and the collections that the system lies in, the outermost first."""
+    waiting = [[root]]
+    while waiting:
+        owners = waiting.pop()
+        for inner in owners[-1]:
+            if inner is system:
+                return owners
+            if _effective_name(inner) == "VirtualSystemCollection":
+                waiting.append([*owners, inner])
+    return [root]
+
+
+def _properties(*owners: Element) -> dict[str, str]:
+    """What is nearer to the machine counts more."""
     found: dict[str, str] = {}
-    for owner in (root, system):
+    for owner in owners:
         for section in _sections(owner, "ProductSection"):
             for element in children(section, "Property"):
                 value = attribute(element, "value")
@@ -261,12 +288,15 @@ def _attached(
     found: list[Concern] = []
     places: set[tuple[str, int]] = set()
     default: DiskBus = "ide" if hardware.system_type.startswith(("xen", "hvm")) else "scsi"
+    declared = {key: disk for key, disk in declared.items() if not disk.is_cd and key not in hardware.media_references}
     for item in (*hardware.attachments, None) if alone else hardware.attachments:
         named = (
             [key for key in item.references if key in declared][:1] if item else [key for key in declared if key not in disks]
         )
         for key in named:
             if key in disks:
+                twice = concerns.disk_named_twice(key)
+                found += [] if twice in found else [twice]
                 continue
             disk = declared[key]
             bus = disk.bus or (item.bus if item and item.bus else default)
@@ -315,7 +345,7 @@ def _manifest(
     root: Element, system: Element, hardware: Hardware, disks: tuple[Disk, ...], disk_concerns: list[Concern]
 ) -> VmManifest:
     machine = child(system, "Machine")  # VirtualBox puts its own description of the VM beside OVF's
-    uefi, secure_boot = _firmware(root, system, machine, hardware)
+    uefi, secure_boot = ovf_traits.firmware(root, system, machine, hardware)
     tpm = hardware.tpm or virtualbox.has_tpm(machine)
     guest = _guest(system, machine)
     found = list(disk_concerns)
@@ -326,6 +356,8 @@ def _manifest(
             found.append(concerns.hardware_incomplete(missing))
     found += concerns.of_machine(uefi=uefi, secure_boot=secure_boot, tpm=tpm, guest=guest)
     found += [concerns.passthrough_device(name) for name in dict.fromkeys(hardware.passthrough)]
+    if ovf_traits.is_paravirtualised(hardware):
+        found.append(concerns.paravirtualised())
     if hardware.media:
         found.append(concerns.removable_media_left_out(hardware.media))
     name = _system_name(system)
@@ -342,43 +374,9 @@ def _manifest(
         guest_os=guest,
         cbt_reason="an offline import is a copy of files: nothing changes in them",
         disks=disks,
-        nics=_nics(hardware, machine),
+        nics=ovf_traits.nics(hardware, machine),
         concerns=tuple(found),
     )
-
-
-def _firmware(root: Element, system: Element, machine: Element | None, hardware: Hardware) -> tuple[bool, bool]:
-    """(UEFI?, Secure Boot?) in VMware's, XenServer's, VirtualBox's and oVirt's words."""
-    settings = hardware.settings
-    secure = is_true(settings.get("bootoptions.efisecurebootenabled")) or is_true(settings.get("uefi.secureboot.enabled"))
-    uefi = (
-        settings.get("firmware", "").lower() in ("efi", "uefi")
-        or "firmware=uefi" in settings.get("hvm_boot_params", "").lower()
-    )
-    secure = secure or "secureboot=true" in settings.get("platform", "").lower()
-    uefi = uefi or virtualbox.is_uefi(machine)
-    bios_type = text(system, "BiosType")
-    if bios_type:
-        # oVirt renumbered in 4.4, making room for «the cluster's default» at 0.
-        version = re.match(r"(\d{1,4})\.(\d{1,4})", attribute(root, "version"))
-        first = 3 if version and (int(version[1]), int(version[2])) >= (4, 4) else 2
-        uefi = uefi or bios_type in (str(first), str(first + 1))
-        secure = secure or bios_type == str(first + 1)
-    return uefi or secure, secure
-
-
-def _says_firmware(system: Element, hardware: Hardware) -> bool:
-    """VirtualBox leaves BIOS, its default, unsaid in its own part; the standard has no word for firmware."""
-    said = "firmware" in hardware.settings or "firmware=" in hardware.settings.get("hvm_boot_params", "").lower()
-    return said or bool(text(system, "BiosType")) or child(system, "Machine") is not None
-
-
-def _nics(hardware: Hardware, machine: Element | None) -> tuple[Nic, ...]:
-    """VirtualBox writes an item for each enabled adapter, in order, and the MAC addresses in its own part only."""
-    macs = [adapter.mac for adapter in virtualbox.nics(machine)]
-    if len(macs) != len(hardware.nics):
-        return hardware.nics
-    return tuple(nic.model_copy(update={"mac": nic.mac or mac}) for nic, mac in zip(hardware.nics, macs, strict=True))
 
 
 def _guest(system: Element, machine: Element | None) -> GuestOs:

@@ -40,6 +40,11 @@ def content_of(disk: Disk, source: DiskSource, find: Find, *, root: Root, label:
             f"disk {disk.key!r} holds only what differs from disk {source.parent!r}",
             hint="Consolidate the VM's snapshots and export it again.",
         )
+    if source.is_lun:
+        raise UnsupportedFormat(
+            f"disk {disk.key!r} is a LUN of its storage, which an export does not hold",
+            hint="Copy it into an image on a storage domain and export the VM again, or skip the disk in the plan.",
+        )
     if source.file is None:
         if not disk.capacity_bytes:
             raise UnsupportedFormat(f"disk {disk.key!r} has neither a file nor a size", hint="Skip it in the plan.")

@@ -5,6 +5,7 @@ EthernetPortItem, too. `InstanceId` is OVF 0.9's and oVirt's spelling. Names: se
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
@@ -54,7 +55,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """`cpu_count` and `memory_bytes` are None where no item gives them."""
+    """`cpu_count` and `memory_bytes` are None where no item gives them. `media_references`: ids of disks or files that lie in
+    drives for removable media, CD images among them."""
 
     system_type: str = ""
     cpu_count: int | None = None
@@ -63,6 +65,7 @@ class Hardware:
     attachments: tuple[Attachment, ...] = ()
     nics: tuple[Nic, ...] = ()
     media: tuple[str, ...] = ()
+    media_references: frozenset[str] = frozenset()
     passthrough: tuple[str, ...] = ()
     tpm: bool = False
     settings: dict[str, str] = field(default_factory=dict)
@@ -82,11 +85,13 @@ def parse(section: Element, configuration: str) -> Hardware:
     memory = next((item for item in items if _type(item) == _MEMORY), None)
     disks: list[Attachment] = []
     media: list[str] = []
+    media_references: set[str] = set()
     for item in items:
-        if _type(item) in _CONTROLLERS or _type(item) in (_CPU, _MEMORY, _NIC):
+        if (_type(item) in _CONTROLLERS and not _is_disk(item)) or _type(item) in (_CPU, _MEMORY, _NIC):
             continue
         if _type(item) in _REMOVABLE:
             media.extend(_element_name(item) for resource in children(item, "HostResource") if (resource.text or "").strip())
+            media_references.update(_resources(item))
         elif _is_disk(item):
             disks.append(_attachment(item, controllers))
     return Hardware(
@@ -97,6 +102,7 @@ def parse(section: Element, configuration: str) -> Hardware:
         attachments=tuple(disks),
         nics=tuple(_nic(item, number) for number, item in enumerate(item for item in items if _type(item) == _NIC)),
         media=tuple(media),
+        media_references=frozenset(media_references),
         passthrough=tuple(_element_name(item) for item in items if _PASSTHROUGH.search(text(item, "ResourceSubType"))),
         tpm=any("tpm" in text(item, "ResourceSubType").lower() for item in items),
         settings=_settings(section),
@@ -140,7 +146,7 @@ def _controllers(items: list[Element]) -> dict[str, _Controller]:
 
 def _controller_bus(item: Element) -> DiskBus | None:
     kind = _type(item)
-    if kind not in _CONTROLLERS:
+    if kind not in _CONTROLLERS or _is_disk(item):
         return None
     # VMware writes NVMe, VirtualBox NVMe and virtio-scsi as type 20.
     subtype = text(item, "ResourceSubType").lower()
@@ -150,7 +156,8 @@ def _controller_bus(item: Element) -> DiskBus | None:
 
 
 def _is_disk(item: Element) -> bool:
-    """Disk drive (17), storage extent (19), logical disk (31); or whatever else names a disk of the package."""
+    """Disk drive (17), storage extent (19), logical disk (31); or whatever else names a disk of the package, such as VMware's
+    NVDIMM (20)."""
     if _type(item) in (17, 19, 31):
         return True
     return any("/disk/" in (resource.text or "") for resource in children(item, "HostResource"))
@@ -180,13 +187,15 @@ def _attachment(item: Element, controllers: dict[str, _Controller]) -> Attachmen
 def _references(item: Element) -> tuple[str, ...]:
     """Disk or file ids that the item may mean, the likeliest first: `ovf:/disk/vmdisk1`, `/disk/vmdisk1`, oVirt's
     `group/image` and its habit of using the disk's id as the item's own."""
-    found: list[str] = []
+    return tuple(dict.fromkeys([*_resources(item), _instance(item)]))
+
+
+def _resources(item: Element) -> Iterator[str]:
     for resource in children(item, "HostResource"):
         match = _REFERENCE.fullmatch((resource.text or "").strip())
         if match is not None:
-            found += [match[2], match[2].rpartition("/")[2]]
-    found.append(_instance(item))
-    return tuple(dict.fromkeys(found))
+            yield match[2]
+            yield match[2].rpartition("/")[2]
 
 
 def _nic(item: Element, number: int) -> Nic:
@@ -213,7 +222,9 @@ def _cores_per_socket(item: Element) -> int:
     return cores if _cpu_count(item) % cores == 0 else 1
 
 
-def _memory_bytes(item: Element) -> int:
+def _memory_bytes(item: Element) -> int | None:
+    if not text(item, "VirtualQuantity"):
+        return None
     # Without a unit everybody means MiB: OVF 0.9's default, which VirtualBox and others kept.
     size = quantity_bytes(text(item, "VirtualQuantity"), text(item, "AllocationUnits") or "MegaBytes", "the memory item")
     if not 0 < size <= _MEMORY_MAX_BYTES:

@@ -13,6 +13,7 @@ the machine of that moment.
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import ClassVar
@@ -20,7 +21,7 @@ from typing import ClassVar
 from synvirt.disks.beneath import resolve_beneath
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ReaderSpec
-from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.machines import concerns
 from synvirt.machines.texts import clean
 from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
@@ -225,4 +226,9 @@ def _file(export: _Export, written: str) -> FileRange | None:
     path = PureWindowsPath(written.lower())
     found = [name for name in export.names if PurePosixPath(name.lower()).name == path.name]
     found.sort(key=lambda name: PurePosixPath(name.lower()).parent.name != path.parent.name)
-    return export.folder.find(found[0]) if found else export.folder.find_written(written)
+    if found:
+        return export.folder.find(found[0])
+    # A path of the host that wrote it, which may lead anywhere: what matters is that no file of the name came along.
+    with suppress(HostPathRejected):
+        return export.folder.find_written(written)
+    return None

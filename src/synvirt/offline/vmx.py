@@ -179,13 +179,16 @@ def _manifest(entries: Mapping[str, str], disks: tuple[Disk, ...], disk_concerns
     guest = guest_os(vendor_id=clean(entries.get("guestos", "")), description=clean(entries.get("guestinfo.detailed.data", "")))
     cpus = min(whole_number(entries.get("numvcpus", "")) or 1, _CPUS_MAX)
     cores = whole_number(entries.get("cpuid.corespersocket", "")) or 1
-    memory = min(whole_number(entries.get("memsize", "")) or _MEMORY_DEFAULT_MIB, _MEMORY_MAX_MIB)
+    memory_given = whole_number(entries.get("memsize", ""))
+    memory = min(memory_given or _MEMORY_DEFAULT_MIB, _MEMORY_MAX_MIB)
     suspended = bool(entries.get("checkpoint.vmstate"))
     found = list(disk_concerns)
     if not disks:
         found.append(concerns.no_disks())
     if suspended:
         found.append(concerns.suspended())
+    if not memory_given:
+        found.append(concerns.hardware_incomplete("memory"))
     passed = [*_present(entries, _PASSTHROUGH_KEY), *_passed_through_disks(entries)]
     found += [concerns.passthrough_device(key) for key in passed]
     found += concerns.of_machine(uefi=uefi, secure_boot=secure_boot, tpm=tpm, guest=guest)
