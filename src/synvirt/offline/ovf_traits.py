@@ -3,10 +3,10 @@
 import re
 from xml.etree.ElementTree import Element
 
+from synvirt.machines.texts import is_true
 from synvirt.model import Nic
 from synvirt.offline import virtualbox
 from synvirt.offline.ovf_hardware import Hardware
-from synvirt.machines.texts import is_true
 from synvirt.xml_document import attribute, child, text
 
 
