@@ -27,6 +27,10 @@ _USTAR = b"ustar\x0000"
 _EXTENSION_MAX_BYTES = 1 << 20
 # Each extension describes the member after it; real archives put a long name, a long link and a pax header before one.
 _EXTENSIONS_IN_A_ROW_MAX = 8
+# A pax header has about ten records, an archive one global header (`git archive`). Many small ones are made to cost time.
+_RECORDS_MAX, _GLOBAL_HEADERS_MAX = 200, 100
+# Of all that pax can say, what is asked for here: nothing else is kept, however much there is.
+_ASKED_FOR, _SPARSE_KEYS = frozenset({"path", "size"}), "GNU.sparse."
 # PATH_MAX: no longer name can be a file anywhere.
 _NAME_MAX_BYTES = 4096
 # An appliance has a descriptor, a manifest and some disks or chunks of them; two of 2 TiB in 100 MiB chunks are 42,000.
@@ -132,9 +136,10 @@ class _Header:
 class _Extensions:
     """What pax and GNU headers said about the next member (`_next`) or all that follow (`_all`)."""
 
-    def __init__(self, kept: dict[str, str] | None = None) -> None:
+    def __init__(self, kept: dict[str, str] | None = None, global_headers: int = 0) -> None:
         self._all = kept or {}
         self._next: dict[str, str] = {}
+        self._global_headers = global_headers
         self._count = 0
 
     @property
@@ -142,7 +147,7 @@ class _Extensions:
         return bool(self._next)
 
     def next_member(self) -> "_Extensions":
-        return _Extensions(self._all)
+        return _Extensions(self._all, self._global_headers)
 
     def take(self, archive: DiskReader, header: _Header, data: int) -> bool:
         """Was this header an extension? Then remember what it says."""
@@ -165,7 +170,10 @@ class _Extensions:
         if header.typeflag == _GNU_LONG_NAME:
             self._next["path"] = _text(_until_nul(content))
         elif header.typeflag == _PAX_GLOBAL:
-            self._all = {**self._all, **_pax_records(content, header.at)}
+            self._global_headers += 1
+            if self._global_headers > _GLOBAL_HEADERS_MAX:
+                raise MalformedArchive(f"over {_GLOBAL_HEADERS_MAX} global headers, at offset {header.at}: no real archive has")
+            self._all.update(_pax_records(content, header.at))
         else:
             self._next.update(_pax_records(content, header.at))
         return True
@@ -173,7 +181,7 @@ class _Extensions:
     def applied_to(self, header: _Header, data: int) -> Member:
         said = {**self._all, **self._next}
         name = _safe_name(said.get("path") or _text(header.name), header.at)
-        if header.typeflag == b"S" or any(key.startswith("GNU.sparse.") for key in said):
+        if header.typeflag == b"S" or any(key.startswith(_SPARSE_KEYS) for key in said):
             raise MalformedArchive(f"member {name!r} at offset {header.at} is sparse", hint=_SPARSE_HINT)
         if header.typeflag == b"M":
             raise MalformedArchive(f"member {name!r} at offset {header.at} is continued from another volume of the archive")
@@ -196,17 +204,23 @@ def _pax_size(said: dict[str, str], name: str, header: _Header) -> int:
 
 
 def _pax_records(content: bytes, at: int) -> dict[str, str]:
-    """Records of the form «30 path=folder/disk.vmdk\\n», the number being the record's whole length."""
+    """Records of the form «30 path=folder/disk.vmdk\\n», the number being the record's whole length; those that matter here."""
     records: dict[str, str] = {}
-    start = 0
+    start = count = 0
     while start < len(content) and content[start]:
+        count += 1
+        if count > _RECORDS_MAX:
+            raise MalformedArchive(f"the extended header at offset {at} has over {_RECORDS_MAX} records; no real one has")
         digits, space, _ = content[start : start + 20].partition(b" ")
         length = int(digits) if space and digits.isdigit() else 0
         record = content[start : start + length]
         key, equals, value = record[len(digits) + 1 : -1].partition(b"=")
         if len(record) != length or record[-1:] != b"\n" or not equals:
             raise MalformedArchive(f"the extended header at offset {at} has a damaged record at its byte {start}")
-        records[_text(key)] = _text(value)
+        if (name := _text(key)) in _ASKED_FOR:
+            records[name] = _text(value)
+        elif name.startswith(_SPARSE_KEYS):
+            records[_SPARSE_KEYS] = ""
         start += length
     return records
 

@@ -156,6 +156,13 @@ class Index:
         none = prefixes == 0  # a name that begins with 8 zero bytes and is none: one in 2^64
         return np.flatnonzero(~known & ~none).tolist()
 
+    def doubles(self) -> set[bytes]:
+        """The names that lie in several places."""
+        with self._lock:
+            self.lacking(b"")  # the arrays are whole after that
+            same = np.flatnonzero(self._prefixes[1:] == self._prefixes[:-1])
+            return {self._place(int(self._places[at])).entry.name for at in (*same.tolist(), *(same + 1).tolist())}
+
     def close(self) -> None:
         with self._lock:
             self._footers.close()

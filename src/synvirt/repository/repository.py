@@ -105,14 +105,37 @@ class Repository:
                 self._condemned = condemned_packs(self.folder)
             self.unreadable = self.index.update(there)
 
+    def places(self, name: bytes) -> list[Place]:
+        """Where it lies; in packs that will not soon be removed first. Several, where two hosts wrote it at once, or where
+        somebody put another of that name there: only who opens them knows."""
+        return sorted(self.index.places(name), key=lambda place: place.pack in self._condemned)
+
     def place(self, name: bytes) -> Place | None:
-        """Where it lies; in a pack that will not soon be removed, if there is one."""
-        found = None
-        for place in self.index.places(name):
-            if place.pack not in self._condemned:
-                return place
-            found = found or place
-        return found
+        """Where it lies: of several places the first whose frame opens."""
+        found = self.places(name)
+        if len(found) < 2:
+            return found[0] if found else None
+        return next((place for place in found if self._opens(name, place)), found[0])
+
+    def is_sound(self, name: bytes) -> bool:
+        """Its frame opens in one place at least."""
+        return any(self._opens(name, place) for place in self.places(name))
+
+    def _opens(self, name: bytes, place: Place) -> bool:
+        try:
+            self._content(name, place, min(place.entry.content_length, CHUNK_BYTES))
+        except RepositoryDamaged:
+            return False
+        return True
+
+    def _content(self, name: bytes, place: Place, length: int) -> bytes:
+        """RepositoryDamaged, where it is not what was stored."""
+        frame = packs.read_frame(self.folder, place.pack, place.entry)
+        if place.entry.kind == packs.CHUNK:
+            return self.keys.content(name, frame, length)
+        if len(frame) != PAGE_BYTES or self.keys.page_name(frame) != name:
+            raise RepositoryDamaged(f"page {name.hex()[:16]} is not the one that was stored")
+        return frame
 
     def reusable(self, name: bytes) -> Place | None:
         """Where it lies, if that will not soon be removed."""
@@ -155,24 +178,23 @@ class Repository:
     def read_page(self, name: bytes) -> bytes:
         if name == NONE:
             return bytes(PAGE_BYTES)
-        place = self._needed(name, packs.PAGE)
-        page = packs.read_frame(self.folder, place.pack, place.entry)
-        if len(page) != PAGE_BYTES or self.keys.page_name(page) != name:
-            raise RepositoryDamaged(f"page {name.hex()[:16]} is not the one that was stored")
-        return page
+        return self._read(name, packs.PAGE, PAGE_BYTES)
 
     def read_chunk(self, name: bytes, length: int) -> bytes:
-        place = self._needed(name, packs.CHUNK)
-        return self.keys.content(name, packs.read_frame(self.folder, place.pack, place.entry), length)
+        return self._read(name, packs.CHUNK, length)
 
-    def _needed(self, name: bytes, kind: int) -> Place:
-        place = self.place(name)
-        if place is None:
+    def _read(self, name: bytes, kind: int, length: int) -> bytes:
+        """From the first place where it is what was stored: who may write to the repository may put decoys beside it."""
+        failure = RepositoryDamaged(f"{'page' if kind else 'chunk'} {name.hex()[:16]} is in no pack of the repository")
+        if not (found := self.places(name)):
             self.refresh()  # another host may have packed it anew
-            place = self.place(name)
-        if place is None or place.entry.kind != kind:
-            raise RepositoryDamaged(f"{'page' if kind else 'chunk'} {name.hex()[:16]} is in no pack of the repository")
-        return place
+            found = self.places(name)
+        for number, place in enumerate(one for one in found if one.entry.kind == kind):
+            try:
+                return self._content(name, place, length)
+            except RepositoryDamaged as error:
+                failure = failure if number else error
+        raise failure
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

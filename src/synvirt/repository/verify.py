@@ -52,6 +52,8 @@ def verify_repository(
     broken = _broken_packs(repository, sizes, stop, on_progress, threads or default_threads())
     wrongs += broken.values()
     bad_names = {name for pack in broken for name in _changed_frames(repository, pack)}
+    # A pack is what its name says, whoever wrote it: of what lies in several, one at least must open.
+    bad_names |= {name for name in repository.index.doubles() if not repository.is_sound(name)}
     damaged: list[UUID] = []
     pages: dict[str, int] = {}
     ids = repository.point_ids()
