@@ -80,6 +80,12 @@ def _new_postgres_database(server: str) -> str:
     return server % name
 
 
+@pytest.fixture
+def postgresql_url(postgres_server: str) -> str:
+    """A new, empty database that several processes may write at once."""
+    return _new_postgres_database(postgres_server)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A new, empty database, of each sort that the service runs on."""

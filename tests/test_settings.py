@@ -96,3 +96,14 @@ def test_a_destination_that_cannot_be_is_named(tmp_path: Path, text: str, named:
     file.write_text(text)
     with pytest.raises(BadRequest, match=named):
         _ = load(config=file, environ={}).destinations_by_name
+
+
+def test_hosts_of_one_database_have_names(tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text('database_url = "postgresql://synvirt@db/synvirt"\n')
+    with pytest.raises(BadRequest, match="setting host_id: is required"):
+        load(config=config, environ={}).check_host_id()
+    load(config=config, environ={"SYNVIRT_HOST_ID": "local"}).check_host_id()
+    load(environ={"SYNVIRT_DATA_DIR": str(tmp_path)}).check_host_id()
+    with pytest.raises(BadRequest, match="host_id"):
+        load(environ={"SYNVIRT_HOST_ID": "kvm 1"})

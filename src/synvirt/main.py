@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from synvirt.doctor import Checkup
     from synvirt.jobs.board import Board
     from synvirt.keyring import Keyring
+    from synvirt.migrations.engine import Engine
     from synvirt.migrations.intake import Intake
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.secrets import JobSecrets
@@ -92,6 +93,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.settings import prepare_data_dir
     from synvirt.store import Store
 
+    settings.check_host_id()
     prepare_data_dir(settings)
     with ExitStack() as stack:
         stack.enter_context(data_dir_locked(settings.data_dir))
@@ -108,6 +110,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets, rules=rules)
         stack.callback(rooms.hypervisor.close)
         engine = Engine(rooms, host=settings.host_id)
+        _lease(stack, settings, rooms, engine)
         intake = Intake(
             store,
             board,
@@ -137,15 +140,29 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         yield Service(server, rooms)
 
 
+def _lease(stack: ExitStack, settings: "Settings", rooms: "Rooms", engine: "Engine") -> None:
+    """From here on this process writes to the store under a lease of its host. Conflict, where another does already."""
+    from synvirt.jobs.lease import HostLease
+    from synvirt.migrations.hosts import AboutHost
+
+    about = AboutHost(rooms.destinations)
+    lease = HostLease(rooms.store, settings.host_id, document=about.document, on_lost=engine.pause, on_held=engine.resume)
+    lease.begin()
+    stack.callback(lease.close)
+    stack.enter_context(about.kept())
+
+
 def _routers(
     settings: "Settings", store: "Store", rooms: "Rooms", *, uploads: "Uploads", sources: "Sources"
 ) -> "tuple[APIRouter, ...]":
     from synvirt.api.destinations import destinations_router
     from synvirt.api.host_files import host_files_router
+    from synvirt.api.hosts import hosts_router
     from synvirt.api.remote_files import remote_files_router
     from synvirt.api.screenshots import screenshots_router
     from synvirt.api.sources import sources_router
     from synvirt.api.uploads import uploads_router
+    from synvirt.migrations.hosts import Hosts
 
     free_bytes = rooms.destination.free_bytes
     return (
@@ -153,6 +170,7 @@ def _routers(
         uploads_router(uploads, free_bytes=free_bytes),
         sources_router(sources),
         destinations_router(rooms.destinations),
+        hosts_router(Hosts(store, settings.host_id)),
         screenshots_router(store, rooms.hypervisor.screenshot),
         remote_files_router(rooms.remote_rules, free_bytes=free_bytes),
     )

@@ -97,8 +97,8 @@ class Settings(Received):
     tls_key: Path | None = None
     # Empty: SQLite in data_dir. A PostgreSQL URL serves a fleet: postgresql://user@host/database
     database_url: str = ""
-    # Names this host in the store and in the engine; jobs are resumed by the host that began them.
-    host_id: str = "local"
+    # Names this host in the store, the same after each restart; with a database_url it has to be set, for each host its own.
+    host_id: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\w.-]+$")] = "local"
     # The name of the one that a plan goes to when it does not say; auto: zfs where a pool is set, else directory.
     destination: DestinationName = "auto"
     zfs_pool: str = ""
@@ -175,6 +175,14 @@ class Settings(Received):
     @property
     def store_url(self) -> str:
         return self.database_url or f"sqlite:///{self.data_dir / 'migrator.db'}"
+
+    def check_host_id(self) -> None:
+        """BadRequest, where hosts may share the store and this one has no name of its own."""
+        if self.database_url.startswith("postgres") and "host_id" not in self.model_fields_set:
+            raise BadRequest(
+                "setting host_id: is required with a PostgreSQL database_url, since hosts are told apart by it",
+                hint='name each host, host_id = "kvm1" say; the jobs of earlier versions are those of host_id = "local"',
+            )
 
     @property
     def hypervisor_uri(self) -> str:

@@ -14,6 +14,7 @@ from synvirt.api.auth import Check, Remembering
 from synvirt.api.backups import mount
 from synvirt.api.destinations import destinations_router
 from synvirt.api.host_files import host_files_router
+from synvirt.api.hosts import hosts_router
 from synvirt.api.remote_files import remote_files_router
 from synvirt.api.screenshots import screenshots_router
 from synvirt.api.sources import sources_router
@@ -26,6 +27,7 @@ from synvirt.errors import Unauthorized
 from synvirt.jobs.board import Board
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
+from synvirt.migrations.hosts import Hosts
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.sources import Sources
@@ -111,6 +113,7 @@ class Service:
             uploads_router(self.uploads, idle_s=idle_s),
             sources_router(self.sources),
             destinations_router(self.destinations),
+            hosts_router(Hosts(self.store, "local")),
             remote_files_router(rules),
             screenshots_router(self.store, self.screenshots.get),
         )

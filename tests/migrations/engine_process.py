@@ -3,11 +3,13 @@
 python -m tests.migrations.engine_process FOLDER STORE_URL
 """
 
+import os
 import sys
 import time
 from pathlib import Path
 from typing import NoReturn
 
+from synvirt.jobs.lease import HostLease
 from synvirt.jobs.slots import Turns
 from synvirt.migrations.engine import Engine
 from tests.house import House
@@ -16,6 +18,9 @@ from tests.house import House
 def serve(house: House) -> NoReturn:
     object.__setattr__(house.rooms, "turns", Turns(2))
     engine = Engine(house.rooms, host="local")
+    # As long as a lease lasts here, in seconds.
+    lease_s = float(os.environ.get("LEASE_S", "60"))
+    HostLease(house.store, "local", on_lost=engine.pause, on_held=engine.resume, lease_s=lease_s).begin()
     engine.start()
     print("ready", flush=True)
     while True:

@@ -22,7 +22,7 @@ CONTENT = random.Random(4).randbytes(4 * MIB) + bytes(MIB) + b"end"
 
 
 @contextmanager
-def service(folder: Path, url: str) -> Iterator[subprocess.Popen[str]]:
+def service(folder: Path, url: str, lease_s: float = 60) -> Iterator[subprocess.Popen[str]]:
     """The engine's process, ready; killed at the end, if it still lives."""
     with (folder / "service.log").open("a") as log:
         process = subprocess.Popen(
@@ -30,6 +30,7 @@ def service(folder: Path, url: str) -> Iterator[subprocess.Popen[str]]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            env=os.environ | {"LEASE_S": str(lease_s)},
         )
     try:
         assert process.stdout is not None
@@ -151,3 +152,27 @@ def test_no_process_is_left(house: House, tmp_path: Path, database_url: str) -> 
         assert ended(house, job.id).state == State.COMPLETED
         until(lambda: children(process.pid) == {})
     assert not any("synvirt.migrations" in command for command in children(os.getpid()).values())
+
+
+def test_a_service_that_stood_still_writes_nothing_after_another_took_its_job(tmp_path: Path, postgresql_url: str) -> None:
+    house = House(tmp_path, store_url=postgresql_url)
+    job = slow_offline_job(house, seconds=20)
+    store = house.store
+    with service(tmp_path, postgresql_url, lease_s=12) as process:
+        until(lambda: bool(store.watermarks(job.id, 1)))
+        process.send_signal(signal.SIGSTOP)
+        epoch = store.hosts.all()[0].epoch
+        assert store.hosts.fence_expired(grace_s=-1000) == ["local"]
+        store.move_unended(job.id, to="another")
+        left = store.watermarks(job.id, 1)
+        process.send_signal(signal.SIGCONT)
+        until(lambda: store.hosts.all()[0].epoch == epoch + 2)
+        until(lambda: workers(process.pid) == [])
+        assert store.watermarks(job.id, 1) == left
+        assert store.get(job.id).state == State.COPYING_FULL
+        # What is still its own it takes up.
+        store.move_unended(job.id, to="local")
+        store.hosts.fence("local")
+        assert ended(house, job.id).state == State.COMPLETED
+    assert house.volume(store.get(job.id)).read_bytes() == CONTENT
+    house.close()

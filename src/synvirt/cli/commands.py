@@ -11,6 +11,7 @@ from synvirt.cli import (
     destinations,
     disk,
     doctor,
+    hosts,
     importing,
     migrations,
     password,
@@ -68,6 +69,7 @@ app.add_typer(sources.app, name="sources")
 app.add_typer(sources.keyring, name="keyring")
 app.add_typer(uploads.app, name="uploads")
 app.add_typer(destinations.app, name="destinations")
+app.add_typer(hosts.app, name="hosts")
 app.add_typer(backups.app, name="backup")
 app.command("import")(importing.import_)
 app.command("inspect")(importing.inspect)

@@ -19,6 +19,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import PersistFailed
+from synvirt.store.hosts import LeaseLost
 
 log = structlog.get_logger(__name__)
 
@@ -41,17 +42,28 @@ class Runner:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
-        self._closing = False
+        self._closing = self._paused = False
+        self._look_now = asyncio.Event()
 
     def start(self) -> None:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._reconcile(), self._loop)
+        self._looking = asyncio.run_coroutine_threadsafe(self._reconcile(), self._loop)
 
     def begin(self, job_id: UUID) -> None:
         """Run the job, if nobody does already. From any thread; returns at once."""
         if not self._closing:
             with suppress(RuntimeError):  # closed meanwhile: the next start finds the job
                 self._loop.call_soon_threadsafe(self._begin, job_id)
+
+    def pause(self) -> None:
+        """Let go of the jobs as a crash would, and begin none until `resume`: this host must not work now. Their workers are
+        ended when it returns."""
+        self._paused = True
+        self._end_all()
+
+    def resume(self) -> None:
+        self._paused = False
+        self._loop.call_soon_threadsafe(self._look_now.set)
 
     def running(self) -> set[UUID]:
         return set(self._tasks)
@@ -64,10 +76,14 @@ class Runner:
         if not self._thread.is_alive():
             self._loop.close()
             return
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._let_go(), self._loop).result(END_TIMEOUT_S)
+        self._looking.cancel()
+        self._end_all()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_TIMEOUT_S)
+
+    def _end_all(self) -> None:
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._let_go(), self._loop).result(END_TIMEOUT_S)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -78,7 +94,7 @@ class Runner:
             self._loop.close()
 
     def _begin(self, job_id: UUID) -> None:
-        if job_id not in self._tasks and not self._closing:
+        if job_id not in self._tasks and not self._closing and not self._paused:
             self._tasks[job_id] = task = self._loop.create_task(self._until_its_end(job_id))
             task.add_done_callback(lambda _: self._tasks.pop(job_id, None))
 
@@ -86,6 +102,9 @@ class Runner:
         while True:
             try:
                 await self._run(job_id)
+            except LeaseLost as error:
+                log.warning("the job is not this process's any more", job=str(job_id), cause=error.detail)
+                return
             except PersistFailed as error:
                 log.warning("the store is away; the job waits", job=str(job_id), cause=error.detail)
                 await asyncio.sleep(STORE_PAUSE_S)
@@ -98,17 +117,19 @@ class Runner:
 
     async def _reconcile(self) -> None:
         while True:
+            pause_s = RECONCILE_EVERY_S
+            self._look_now.clear()
             try:
                 for job_id in await asyncio.to_thread(self._unended):
                     self._begin(job_id)
             except PersistFailed as error:
                 log.warning("cannot see which jobs have not ended", cause=error.detail)
-                await asyncio.sleep(STORE_PAUSE_S)
-            else:
-                await asyncio.sleep(RECONCILE_EVERY_S)
+                pause_s = STORE_PAUSE_S
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._look_now.wait(), pause_s)
 
     async def _let_go(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         if tasks:

@@ -51,6 +51,18 @@ class Engine:
         if self.rooms.store.cancel_requested(job_id):
             self._stop_of(job_id).set()
 
+    def pause(self) -> None:
+        """This host has lost its lease: nothing of its jobs runs when this returns."""
+        self._tidying.close()
+        self._runner.pause()
+
+    def resume(self) -> None:
+        """The lease is held again: jobs go on from what the store says, not from what this process remembers."""
+        self._stops.clear()
+        self._kept.clear()
+        self._runner.resume()
+        self._tidying.enter_context(tidied(self.rooms, host=self._host))
+
     def close(self) -> None:
         """Let go of the jobs as a crash would: they go on at the next start."""
         self._closing.set()

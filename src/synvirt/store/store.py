@@ -34,17 +34,31 @@ from sqlalchemy.exc import SQLAlchemyError
 from synvirt.errors import Conflict, NotFound, PersistFailed
 from synvirt.model import ENDS, Migration, State
 from synvirt.store.backups import BackupRows
+from synvirt.store.host_claim import HostClaim
+from synvirt.store.hosts import Fence, HostRows
 from synvirt.store.sources import SourceRows
 from synvirt.store.tables import events, ledger, migrations, notes, secrets, watermarks
 from synvirt.store.uploads import UploadRows
 
 # A writer waits this long for another before it fails; a store commit takes milliseconds, so this is a stuck disk.
 BUSY_TIMEOUT_S = 20
+# A database whose network is gone is noticed within half a minute: before the lease of this host is over.
+POSTGRESQL_LIMITS = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 20_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    # A host that freezes in the middle of a transaction has its row locked: nobody could fence it before this.
+    "options": "-c idle_in_transaction_session_timeout=20s",
+}
 # PostgreSQL gives out event ids at insert and shows rows at commit: without one writer at a time a reader that has seen 8
 # could miss a 7 that commits later. Moves are rare, so one lock for all costs nothing. The number is "evnt" in ASCII.
 EVENTS_LOCK = 0x65766E74
 # Two jobs that claim one name at the same moment must not both find it free: "clms".
 CLAIMS_LOCK = 0x636C6D73
+# One upgrade of the schema at a time: "upgr".
+UPGRADE_LOCK = 0x75706772
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +94,12 @@ class Store:
         self.uploads = UploadRows(reading=self._reading, writing=self._writing)
         self.backups = BackupRows(reading=self._reading, writing=self._writing)
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
+        self.hosts = HostRows(reading=self._reading, writing=self._unfenced)
+        self._fence: Fence | None = None
         try:
-            with self._engine.begin() as connection:
+            with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
+                # Hosts of a fleet start together, and one of them upgrades. SQLite's transaction is such a lock by itself.
+                _one_at_a_time(connection, UPGRADE_LOCK)
                 config = Config()
                 config.set_main_option("script_location", str(Path(__file__).parent / "alembic"))
                 config.attributes["connection"] = connection
@@ -92,6 +110,13 @@ class Store:
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def write_under(self, fence: Fence | None) -> None:
+        """From now on every transaction that writes is refused (LeaseLost) once the host's epoch is another. None: none is."""
+        self._fence = fence
+
+    def claim_host(self, host: str) -> HostClaim:
+        return HostClaim(self._engine, host)
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,6 +171,20 @@ class Store:
         with self._reading() as db:
             found = db.execute(select(migrations.c.id).where(chosen, unended).order_by(migrations.c.number))
             return [UUID(row.id) for row in found]
+
+    def move_unended(self, job_id: UUID, *, to: str) -> bool:
+        """The job is another host's from now on. Call it once the host that had it is fenced. False, when it has ended."""
+        unended = migrations.c.state.not_in([str(end) for end in ENDS])
+        with self._writing() as db:
+            moved = update(migrations).where(migrations.c.id == str(job_id), unended).values(host=to)
+            return db.execute(moved).rowcount == 1
+
+    def count_unended(self) -> dict[str, int]:
+        """By host."""
+        unended = migrations.c.state.not_in([str(end) for end in ENDS])
+        query = select(migrations.c.host, func.count().label("jobs")).where(unended).group_by(migrations.c.host)
+        with self._reading() as db:
+            return {row.host: row.jobs for row in db.execute(query)}
 
     def count_by_state(self, *, host: str) -> dict[State, int]:
         query = select(migrations.c.state, func.count()).where(migrations.c.host == host).group_by(migrations.c.state)
@@ -336,6 +375,13 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
+        with self._unfenced() as connection:
+            if self._fence is not None:
+                self._fence.check(connection)
+            yield connection
+
+    @contextmanager
+    def _unfenced(self) -> Iterator[Connection]:
         try:
             with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
                 yield connection
@@ -347,7 +393,7 @@ class Store:
 def _open(url: str) -> Engine:
     parsed = make_url(url)
     if parsed.get_backend_name() == "postgresql":
-        return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+        return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=POSTGRESQL_LIMITS)
     engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     @event.listens_for(engine, "connect")

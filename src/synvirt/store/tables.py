@@ -5,6 +5,7 @@ migrations ──< events        a row a move, with the job as it was then: what
            ──< ledger        what the job made anywhere, written before it is made
            ──< secrets       the sealed credentials of a job that reads from elsewhere
            ──< notes         what a job must remember beyond what it shows (snapshots, change ids)
+hosts                        each host's lease and epoch: what it writes, it writes under these
 uploads                      the archives that were uploaded whole; their bytes are files of their host
 sources                      the registered platforms, each with its credentials, sealed by its host's key
            ──< trials        the snapshots that deep tests of them make, written before they are made
@@ -16,6 +17,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     ForeignKey,
     Index,
     Integer,
@@ -113,6 +115,18 @@ secrets = Table(
     Column("migration_id", _ID, ForeignKey("migrations.id", ondelete="CASCADE"), primary_key=True),
     Column("host", String(255), nullable=False),
     Column("sealed", LargeBinary, nullable=False),
+)
+
+# Times in seconds since 1970, of the database's clock. `document`: what the host says of itself.
+hosts = Table(
+    "hosts",
+    METADATA,
+    Column("id", String(255), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("until", Double, nullable=False),
+    Column("seen_at", Double, nullable=False),
+    Column("fenced", String(16), nullable=False),
+    Column("document", Text, nullable=False),
 )
 
 # `document` is the Upload as the API answers it. An upload that is not whole yet has no row.

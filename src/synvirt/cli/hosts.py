@@ -1,0 +1,62 @@
+"""synvirt hosts: those that share one store, and fencing one that is lost."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from synvirt.cli.listing import print_table
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import shown, sized
+
+app = typer.Typer(help="The hosts that share one PostgreSQL.\n\nExample: synvirt hosts list", no_args_is_help=True)
+
+
+@app.command("list")
+@with_options
+def list_hosts(options: Options) -> None:
+    """Each host with the state of its lease, its jobs and what is free.
+
+    Example: synvirt hosts list
+    """
+    with options.connect() as client:
+        answer = client.ask("GET", "/hosts")
+    if options.json:
+        print(answer)
+        return
+    rows = [
+        (
+            shown(one["id"]),
+            shown(one["name"]),
+            one["state"],
+            one["seen_at"],
+            shown(one["version"]),
+            str(one["jobs"]),
+            shown(", ".join(_free(destination) for destination in one["destinations"])),
+        )
+        for one in json.loads(answer)["items"]
+    ]
+    print_table(("ID", "NAME", "STATE", "SEEN", "VERSION", "JOBS", "FREE"), rows)
+
+
+@app.command()
+@with_options
+def fence(
+    options: Options,
+    host: Annotated[str, typer.Argument(help="Its id, as `synvirt hosts list` shows it")],
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask: the host is off")] = False,
+) -> None:
+    """Say that a host is off: its jobs may go on elsewhere, where their storage is shared.
+
+    See that it is off first, by its power or its management board. Example: synvirt hosts fence kvm2 --yes
+    """
+    if not sure:
+        typer.confirm(f"Is {host} off, and are its guests?", abort=True)
+    with options.connect() as client:
+        answer = client.ask("POST", f"/hosts/{host}/fence")
+    print(answer if options.json else f"{shown(host)} is fenced")
+
+
+def _free(destination: dict[str, object]) -> str:
+    free_bytes = destination["free_bytes"]
+    return f"{destination['name']} {sized(free_bytes) if isinstance(free_bytes, int) else '?'}"

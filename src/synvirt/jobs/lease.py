@@ -1,0 +1,160 @@
+"""The lease of this host: while it holds, its jobs run; when it cannot be renewed, they end before another host may begin.
+
+    begin ─▶ held ─▶ renewed each RENEW_EVERY_S
+              │ ▲
+              │ └── renewed again, or begun anew: `on_held`
+              ▼
+             lost: silent for SELF_FENCE_S, or fenced by another ─▶ `on_lost`: workers ended, no call to a source any more
+
+    |── lease: LEASE_S ───────────────────────────|── GRACE_S ──|  from here on another host fences this one
+    |── no renewal: SELF_FENCE_S ──|  jobs ended
+
+A renewal is counted from before it was asked for, by a clock that goes on while the machine sleeps.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from synvirt.errors import Conflict, PersistFailed
+from synvirt.store import Store
+from synvirt.store.hosts import Fence
+
+log = structlog.get_logger(__name__)
+
+LEASE_S, RENEW_EVERY_S, LOOK_EVERY_S = 60.0, 10.0, 1.0
+# So long after its lease a host is taken for dead. It ended its jobs long before: SELF_FENCE_S after the last renewal.
+GRACE_S = 30.0
+SELF_FENCE_S = 40.0
+# The session of a process that was just killed may live on at the database for a moment.
+CLAIM_WITHIN_S = 15.0
+# A renewal that is under way ends with the process.
+END_TIMEOUT_S = 2.0
+
+
+def boot_clock() -> float:
+    """Seconds; it goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class HostLease:
+    """`document()` says what this host is, as JSON. `on_lost` and `on_held` are called in turns, never at once,
+    `on_lost` first; they return once it is done."""
+
+    def __init__(
+        self,
+        store: Store,
+        host: str,
+        *,
+        document: Callable[[], str] = lambda: "{}",
+        on_lost: Callable[[], None],
+        on_held: Callable[[], None],
+        clock: Callable[[], float] = boot_clock,
+        lease_s: float = LEASE_S,
+        claim_within_s: float = CLAIM_WITHIN_S,
+    ) -> None:
+        """Times scale with `lease_s`, for tests."""
+        self._store, self._host, self._document, self._clock = store, host, document, clock
+        self._on_lost, self._on_held = on_lost, on_held
+        self._lease_s, self._claim_within_s = lease_s, claim_within_s
+        self._scale = lease_s / LEASE_S
+        self._claim = store.claim_host(host)
+        self._fence: Fence | None = None
+        self._renewed_at = 0.0
+        self._held = False
+        self._ending = threading.Event()
+        # Held while the jobs are ended or begun: never both at once.
+        self._turning = threading.RLock()
+        # Two threads: a database that does not answer may hold one of them for ever.
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._keep, self._watch)]
+
+    @property
+    def held(self) -> bool:
+        return self._held
+
+    @property
+    def valid_until(self) -> float:
+        """Of `boot_clock`: when this host ends its jobs, unless it is renewed till then."""
+        return self._renewed_at + SELF_FENCE_S * self._scale
+
+    def begin(self) -> None:
+        """Conflict, where another process has this host's id. From here on the store is written under a new epoch."""
+        deadline = self._clock() + self._claim_within_s
+        while True:
+            try:
+                self._claim.hold()
+                break
+            except Conflict:
+                if self._clock() >= deadline:
+                    raise
+                time.sleep(0.2)
+        self._begin_epoch()
+        self._held = True
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """The lease runs out by itself: a host that is back within it has lost nothing."""
+        self._ending.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(END_TIMEOUT_S)
+        self._claim.let_go()
+
+    def renew(self) -> None:
+        """Once. Ends the jobs where the host was fenced, and takes them up again where the lease is held."""
+        asked_at, fence = self._clock(), self._fence
+        try:
+            self._claim.hold()
+            renewed = fence is not None and self._store.hosts.renew(fence, ttl_s=self._lease_s, document=self._document())
+        except Conflict as error:
+            self._lose(error.detail)
+            return
+        except PersistFailed as error:
+            log.warning("the lease is not renewed", host=self._host, cause=error.detail)
+            return
+        with self._turning:
+            if self._ending.is_set():
+                return
+            if not renewed:
+                self._lose("it was fenced by another host, or by an operator")
+                try:
+                    self._begin_epoch()
+                except PersistFailed as error:
+                    log.warning("no new lease yet", host=self._host, cause=error.detail)
+                    return
+            elif self._clock() >= self.valid_until:
+                self._lose("this host stood still for longer than its lease")
+            self._renewed_at = asked_at
+            if not self._held:
+                self._held = True
+                log.warning("the lease is held again: jobs go on", host=self._host)
+                self._on_held()
+
+    def look(self) -> None:
+        """End the jobs, where the lease was not renewed for too long."""
+        if self._held and self._clock() >= self.valid_until:
+            self._lose(f"it was not renewed for {SELF_FENCE_S * self._scale:.0f} s")
+
+    def _begin_epoch(self) -> None:
+        asked_at = self._clock()
+        self._fence = self._store.hosts.begin(self._host, ttl_s=self._lease_s, document=self._document())
+        self._store.write_under(self._fence)
+        self._renewed_at = asked_at
+
+    def _lose(self, cause: str) -> None:
+        with self._turning:
+            if self._held and not self._ending.is_set():
+                self._held = False
+                log.error("the lease of this host is lost: its jobs are ended", host=self._host, cause=cause)
+                self._on_lost()
+
+    def _keep(self) -> None:
+        while not self._ending.wait(RENEW_EVERY_S * self._scale):
+            self.renew()
+
+    def _watch(self) -> None:
+        while not self._ending.wait(LOOK_EVERY_S * self._scale):
+            self.look()

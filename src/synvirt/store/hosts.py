@@ -1,0 +1,108 @@
+"""Queries about hosts and their leases. Times are of the database's clock, in seconds since 1970: hosts' clocks differ.
+
+    begin ─▶ epoch n, lease until now + ttl ─▶ renew, renew, … ─✗ fenced: epoch n + 1
+                                                                   └─ every write of epoch n is refused (LeaseLost)
+
+The epoch counts the starts and the fencings of a host. `Fence` is what a process writes under: each of its transactions locks
+the host's row and compares the epoch, so a process that was fenced commits nothing any more, and a fencing waits for those that
+are under way.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import ColumnElement, Connection, Double, insert, literal_column, select, update
+
+from synvirt.errors import PersistFailed
+from synvirt.store.tables import hosts
+
+# Nobody; another host, after the lease was over; an operator, who says that the host is off.
+FencedBy = Literal["", "expired", "operator"]
+Transaction = Callable[[], AbstractContextManager[Connection]]
+
+
+class LeaseLost(PersistFailed):
+    """This host was fenced: another may do its jobs now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Under which host and epoch a process writes."""
+
+    host: str
+    epoch: int
+
+    def check(self, db: Connection) -> None:
+        """LeaseLost, unless the host's row still has this epoch. The row stays locked until the transaction ends."""
+        query = select(hosts.c.epoch).where(hosts.c.id == self.host)
+        if db.dialect.name == "postgresql":
+            query = query.with_for_update(read=True)
+        epoch = db.execute(query).scalar()
+        if epoch != self.epoch:
+            raise LeaseLost(
+                f"host {self.host} writes under epoch {self.epoch}, and it is {epoch} by now: it was fenced, or started again",
+                hint="see `synvirt hosts list`; the service takes up what is still its own by itself",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """`left_s`: of its lease; below zero: since when it is over. `document`: what the host says of itself, as JSON."""
+
+    id: str
+    epoch: int
+    left_s: float
+    seen_at: float
+    fenced: FencedBy
+    document: str
+
+
+class HostRows:
+    def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
+        self._reading, self._writing = reading, writing
+
+    def begin(self, host: str, *, ttl_s: float, document: str) -> Fence:
+        """A new epoch. Whatever wrote as this host before writes no more."""
+        with self._writing() as db:
+            now = _now(db)
+            values = {"until": now + ttl_s, "seen_at": now, "fenced": "", "document": document}
+            begun = update(hosts).where(hosts.c.id == host).values(epoch=hosts.c.epoch + 1, **values)
+            if db.execute(begun).rowcount == 0:
+                db.execute(insert(hosts).values(id=host, epoch=1, **values))
+            return Fence(host, db.execute(select(hosts.c.epoch).where(hosts.c.id == host)).scalar_one())
+
+    def renew(self, fence: Fence, *, ttl_s: float, document: str) -> bool:
+        """False, when the host was fenced."""
+        with self._writing() as db:
+            now = _now(db)
+            mine = (hosts.c.id == fence.host, hosts.c.epoch == fence.epoch)
+            renewed = update(hosts).where(*mine).values(until=now + ttl_s, seen_at=now, document=document)
+            return db.execute(renewed).rowcount == 1
+
+    def fence(self, host: str) -> bool:
+        """At once, by an operator's word. Where the host is alive, what it has under way ends within seconds. False, when there
+        is no such host."""
+        with self._writing() as db:
+            fenced = update(hosts).where(hosts.c.id == host).values(epoch=hosts.c.epoch + 1, fenced="operator")
+            return db.execute(fenced).rowcount == 1
+
+    def fence_expired(self, *, grace_s: float) -> list[str]:
+        """Those whose lease is over for longer than `grace_s`; the ones that this call has fenced."""
+        with self._writing() as db:
+            expired = (hosts.c.until < _now(db) - grace_s) & (hosts.c.fenced == "")
+            fenced = update(hosts).where(expired).values(epoch=hosts.c.epoch + 1, fenced="expired").returning(hosts.c.id)
+            return sorted(db.execute(fenced).scalars())
+
+    def all(self) -> list[HostRow]:
+        """By id."""
+        with self._reading() as db:
+            found = db.execute(select(hosts, (hosts.c.until - _now(db)).label("left_s")).order_by(hosts.c.id)).all()
+            return [HostRow(row.id, row.epoch, row.left_s, row.seen_at, row.fenced, row.document) for row in found]
+
+
+def _now(db: Connection) -> ColumnElement[float]:
+    if db.dialect.name == "postgresql":
+        return literal_column("extract(epoch FROM clock_timestamp())::double precision", type_=Double())
+    return literal_column("((julianday('now') - 2440587.5) * 86400.0)", type_=Double())

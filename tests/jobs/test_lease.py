@@ -1,0 +1,160 @@
+"""A host that was fenced writes no more, and one that cannot renew its lease ends its jobs: on SQLite and on PostgreSQL."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from synvirt.errors import Conflict, PersistFailed
+from synvirt.jobs.lease import GRACE_S, LEASE_S, SELF_FENCE_S, HostLease
+from synvirt.store import Store
+from synvirt.store.hosts import LeaseLost
+from tests.jobs.migrations import migration
+
+# Long enough that no thread of a lease looks in the middle of a test: what happens, the test says.
+UNHURRIED_S = 6e6
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    store = Store(database_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def other(database_url: str, store: Store) -> Iterator[Store]:
+    """The same store, of another process."""
+    other = Store(database_url)
+    yield other
+    other.close()
+
+
+class Kept:
+    """A lease, and what it did to the jobs."""
+
+    def __init__(self, store: Store, host: str = "a") -> None:
+        self.clock = Clock()
+        self.did: list[str] = []
+        self.lease = HostLease(
+            store,
+            host,
+            on_lost=lambda: self.did.append("ended"),
+            on_held=lambda: self.did.append("begun"),
+            clock=self.clock,
+            lease_s=UNHURRIED_S,
+            claim_within_s=0,
+        )
+        self.lease.begin()
+
+    def pass_(self, share: float) -> None:
+        """So much of the time after which a host ends its jobs."""
+        self.clock.now += share * SELF_FENCE_S * UNHURRIED_S / LEASE_S
+
+
+@pytest.fixture
+def kept(store: Store) -> Iterator[Kept]:
+    kept = Kept(store)
+    yield kept
+    kept.lease.close()
+
+
+def test_a_host_ends_its_jobs_before_another_may_begin() -> None:
+    assert SELF_FENCE_S + 10 < LEASE_S
+    assert GRACE_S > 0
+
+
+def test_a_fenced_host_commits_nothing(store: Store, other: Store, kept: Kept) -> None:
+    store.add(first := migration(), host="a")
+    assert other.hosts.fence("a")
+    with pytest.raises(LeaseLost, match="epoch 1, and it is 2"):
+        store.add(migration(), host="a")
+    with pytest.raises(LeaseLost):
+        store.record(first.id, "volume", "v")
+    assert store.ledger(first.id) == []
+    assert [job.id for job in other.unended()] == [first.id]
+
+
+def test_a_fenced_host_that_is_alive_ends_its_jobs_and_begins_anew(store: Store, other: Store, kept: Kept) -> None:
+    other.hosts.fence("a")
+    assert other.hosts.all()[0].fenced == "operator"
+    kept.lease.renew()
+    assert kept.did == ["ended", "begun"]
+    store.add(migration(), host="a")
+    (row,) = other.hosts.all()
+    assert (row.epoch, row.fenced) == (3, "")
+
+
+def test_jobs_end_when_the_lease_is_not_renewed_in_time(kept: Kept) -> None:
+    kept.pass_(0.9)
+    kept.lease.look()
+    assert kept.did == []
+    kept.pass_(0.2)
+    kept.lease.look()
+    kept.lease.look()
+    assert kept.did == ["ended"]
+    kept.lease.renew()
+    assert kept.did == ["ended", "begun"]
+    assert kept.lease.held
+
+
+def test_a_host_that_stood_still_ends_what_ran_meanwhile_though_nobody_fenced_it(kept: Kept) -> None:
+    kept.pass_(1.1)
+    kept.lease.renew()
+    assert kept.did == ["ended", "begun"]
+
+
+def test_a_database_that_is_away_for_a_while_costs_nothing(store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> bool:
+        raise PersistFailed("the store failed")
+
+    with monkeypatch.context() as during:
+        during.setattr(store.hosts, "renew", away)
+        kept.pass_(0.5)
+        kept.lease.renew()
+        kept.lease.look()
+    kept.lease.renew()
+    kept.pass_(0.9)
+    kept.lease.look()
+    assert kept.did == []
+
+
+def test_one_process_has_a_host_id(other: Store, kept: Kept) -> None:
+    with pytest.raises(Conflict, match="another service runs as host a"):
+        Kept(other)
+    kept.lease.close()
+    Kept(other).lease.close()
+
+
+def test_another_host_has_a_lease_of_its_own(database_url: str, other: Store, kept: Kept) -> None:
+    if database_url.startswith("sqlite"):  # one service a file
+        with pytest.raises(Conflict):
+            Kept(other, "b")
+        return
+    beside = Kept(other, "b")
+    assert [(row.id, row.epoch) for row in other.hosts.all()] == [("a", 1), ("b", 1)]
+    beside.lease.close()
+
+
+def test_a_new_process_of_a_host_shuts_the_one_before_out(store: Store, other: Store, kept: Kept) -> None:
+    kept.lease.close()
+    after = Kept(other)
+    with pytest.raises(LeaseLost):
+        store.add(migration(), host="a")
+    other.add(migration(), host="a")
+    after.lease.close()
+
+
+def test_a_host_is_fenced_once_its_lease_is_over_for_long_enough(other: Store, kept: Kept) -> None:
+    assert other.hosts.fence_expired(grace_s=0) == []
+    assert other.hosts.fence_expired(grace_s=-2 * UNHURRIED_S) == ["a"]
+    assert other.hosts.fence_expired(grace_s=-2 * UNHURRIED_S) == []
+    (row,) = other.hosts.all()
+    assert (row.epoch, row.fenced) == (2, "expired")
