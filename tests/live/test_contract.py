@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
+from synvirt.errors import BadRequest
 from synvirt.live import LiveAdapter, SourceAccess
+from synvirt.live.hyperv.adapter import WmiApi
 from synvirt.live.registry import BY_KIND, PLATFORMS
 from synvirt.model import LiveKind, State
 from tests.contracts.live import LiveCase, LiveContract, PlannedContract
+from tests.fakes.hyperv.host import FakeHost
+from tests.fakes.hyperv.model import OFF, RUNNING
 from tests.fakes.live import TRACKED_BYTES, FakeAdapter, FakePlatform
 from tests.house import House, live_plan
 
@@ -27,10 +31,38 @@ def malformed(good: SourceAccess) -> tuple[SourceAccess, ...]:
     )
 
 
-class TestWmiApi(PlannedContract):
-    platform = BY_KIND[LiveKind.WMI_API]
-    access = SourceAccess("https://hyperv.example:5986", LOGIN)
-    malformed = malformed(access)
+class TestWmiApi(LiveContract):
+    """On a host of our own, whose files are real: tests/fakes/hyperv."""
+
+    @pytest.fixture
+    def case(self, hyperv: FakeHost) -> LiveCase:
+        vm = hyperv.hyperv.add_vm(f"web-{uuid4().hex[:8]}", bytes(range(256)) * (4 << 12))
+
+        def write(offset: int, data: bytes) -> None:
+            hyperv.hyperv.guest_writes(vm, offset, data)
+
+        def restart() -> None:
+            for state in (RUNNING, OFF):
+                hyperv.hyperv.power(vm, state)
+
+        return LiveCase(
+            open=lambda: WmiApi(hyperv.access()),
+            vm_id=vm.id,
+            content=lambda: hyperv.hyperv.content(vm),
+            write=write,
+            # Marks of other tests are not ours to count: each has a VM of its own.
+            snapshots=lambda: hyperv.snapshots(vm),
+            lose_tracking=lambda: hyperv.hyperv.lose_tracking(vm),
+            restart=restart,
+        )
+
+
+class TestWmiApiForm:
+    @pytest.mark.parametrize("access", malformed(SourceAccess("https://hyperv.example", LOGIN)))
+    def test_a_malformed_source_is_refused(self, access: SourceAccess) -> None:
+        with pytest.raises(BadRequest) as refused:
+            WmiApi(access)
+        assert "s3cret" not in str(refused.value)
 
 
 class TestPveApi(PlannedContract):

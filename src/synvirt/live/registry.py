@@ -7,9 +7,8 @@ from typing import Any
 
 from synvirt.live import LiveAdapter, SourceAccess
 from synvirt.live.form import Form
-from synvirt.live.hyperv.adapter import COMING as WMI_API_COMING
 from synvirt.live.hyperv.adapter import FORM as WMI_API
-from synvirt.live.hyperv.adapter import wmi_api
+from synvirt.live.hyperv.adapter import WmiApi
 from synvirt.live.libvirt.adapter import FORM as LIBVIRT_REMOTE
 from synvirt.live.libvirt.adapter import libvirt_remote
 from synvirt.live.nutanix.adapter import COMING as PRISM_API_COMING
@@ -42,7 +41,7 @@ class Platform:
 
 PLATFORMS: tuple[Platform, ...] = (
     Platform(VIM_API, VimApi),
-    Platform(WMI_API, wmi_api, WMI_API_COMING),
+    Platform(WMI_API, WmiApi),
     Platform(PVE_API, pve_api, PVE_API_COMING),
     Platform(LIBVIRT_REMOTE, libvirt_remote),
     Platform(XEN_API, xen_api, XEN_API_COMING),

@@ -1,24 +1,145 @@
-"""Hyper-V hosts and clusters, by WinRM (MS-WSMV) on port 5986. Registered and not served yet: docs/platforms/hyper-v.md."""
+"""Hyper-V hosts and clusters of Windows Server 2016 and later: scripts by WinRM, disks in place by SMB.
 
-from pydantic import SecretStr
+    adapter (asyncio, here) ─▶ threads ─▶ hosts      the host, or the nodes of a cluster: which has a VM
+                                            session   one PowerShell session: scripts/*.ps1, parameters as data, JSON back
+                                            machines  VMs as manifests, concerns          no I/O
+                                            tracking  recovery snapshots, reference points, RCT
+                                            journal   which of them are ours, in the VM's notes   no I/O
+                                            places    Windows paths as shares             no I/O
+                                            power     off, on, marked
 
-from synvirt.live import SourceAccess
-from synvirt.live.form import Form
-from synvirt.live.planned import Planned
-from synvirt.model import LiveKind, Name, Received, SourceOptions
+Never run against Windows: docs/platforms/hyper-v.md.
+"""
 
-COMING = "its checkpoints and their disks, by WinRM and SMB, are to come"
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+from synvirt.disks.specs import ChangedSpec, ReaderSpec
+from synvirt.errors import CbtUnsupported, VmNotFound
+from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
+from synvirt.live.hyperv import machines, power, tracking
+from synvirt.live.hyperv.form import FORM
+from synvirt.live.hyperv.hosts import Host, Hosts
+from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
+
+__all__ = ["FORM", "WmiApi"]
+
+T = TypeVar("T")
 
 
-class Login(Received):
-    """A local user, `DOMAIN\\user` or `user@domain`."""
+class WmiApi:
+    """The LiveAdapter of Hyper-V. A VM's id is its GUID; a change id is the name of the snapshot that it was made with."""
 
-    user: Name
-    password: SecretStr
+    kind = LiveKind.WMI_API
+
+    def __init__(self, access: SourceAccess) -> None:
+        place, login, self._options = FORM.read(access)
+        self._hosts = Hosts(place, login, self._options)
+
+    async def connect(self) -> None:
+        await asyncio.to_thread(self._hosts.open)
+
+    async def close(self) -> None:
+        await asyncio.shield(asyncio.to_thread(self._hosts.close))
+
+    async def about(self) -> About:
+        return await asyncio.to_thread(self._about)
+
+    def _about(self) -> About:
+        found = self._hosts.first.run("about")
+        versions = [str(one) for one in found["vm_versions"] or () if one]
+        allowed = bool(found["administrator"] or found["hyperv_administrator"])
+        checks = [
+            SourceCheck(
+                name="privileges",
+                ok=allowed,
+                detail=f"{found['user']} may manage Hyper-V"
+                if allowed
+                else f"{found['user']} is neither in Hyper-V Administrators nor an administrator",
+                hint=None if allowed else "add the user to the group Hyper-V Administrators of each host",
+            ),
+            _share_check(found, named=bool(self._options.shares)),
+        ]
+        nodes = f", cluster of {len(found['nodes'])}" if found["nodes"] else ""
+        version = f"{found['version']} (VM versions up to {versions[-1] if versions else 'not told'}){nodes}"
+        return About(f"Hyper-V on {found['name']}, {found['product']}", version, tuple(checks))
+
+    async def supports_warm(self) -> bool:
+        return await asyncio.to_thread(self._supports_warm)
+
+    def _supports_warm(self) -> bool:
+        versions = [str(one).partition(".")[0] for one in self._hosts.first.run("about")["vm_versions"] or () if one]
+        return any(one.isdigit() and int(one) >= machines.TRACKED_VERSION for one in versions)
+
+    async def list_vms(self) -> list[VmRow]:
+        return await asyncio.to_thread(self._hosts.list_vms)
+
+    async def inspect(self, vm_id: str) -> VmManifest:
+        def inspected(host: Host) -> VmManifest:
+            return machines.manifest(vm_id, host.run("inspect", VmId=vm_id), host.shares, node=host.node)
+
+        return await self._at(vm_id, inspected)
+
+    # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
+        """Hyper-V tracks by itself from the first reference point on: here it is seen that it can."""
+        manifest = await self.inspect(vm_id)
+        reasons = [disk.cbt_reason for disk in manifest.disks if disk.key in disks and disk.cbt_reason]
+        if reasons:
+            raise CbtUnsupported(f"{manifest.name}: {'; '.join(dict.fromkeys(reasons))}")
+
+    async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
+        """Of the whole VM: Hyper-V knows no less."""
+        return await self._at(vm_id, lambda host: tracking.take(host, vm_id, name))
+
+    async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        return await self._at(vm_id, lambda host: _opened(host, vm_id, snapshot, disk.key, since))
+
+    async def release(self, vm_id: str, name: str) -> None:
+        await self._at(vm_id, lambda host: tracking.release(host, vm_id, name))
+
+    async def cleanup(self, vm_id: str, name: str) -> None:
+        with contextlib.suppress(VmNotFound):
+            await self._at(vm_id, lambda host: tracking.cleanup(host, vm_id, name))
+
+    # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def last_start(self, vm_id: str) -> str:
+        return await self._at(vm_id, lambda host: power.last_start(host, vm_id))
+
+    async def shutdown(self, vm_id: str) -> None:
+        await self._at(vm_id, lambda host: power.shut_down(host, vm_id, self._options.shutdown_timeout_s))
+
+    async def power_on(self, vm_id: str) -> None:
+        await self._at(vm_id, lambda host: power.power_on(host, vm_id))
+
+    async def mark(self, vm_id: str, note: str) -> None:
+        await self._at(vm_id, lambda host: power.mark(host, vm_id, note))
+
+    async def _at(self, vm_id: str, use: Callable[[Host], T]) -> T:
+        """By the host that has the VM."""
+        return await asyncio.to_thread(lambda: self._hosts.at(vm_id, use))
 
 
-FORM = Form(LiveKind.WMI_API, {"https": 5986, "http": 5985}, Login, SourceOptions)
+def _opened(host: Host, vm_id: str, snapshot: SnapshotRef, key: str, since: str | None) -> ReaderSpec:
+    state, drive = tracking.drive_in(host, vm_id, snapshot, key)
+    whole = host.shares.reader(drive["chain"])
+    if since is None:
+        return whole
+    return ChangedSpec(over=whole, areas=tracking.areas(host, vm_id, state, drive, since))
 
 
-def wmi_api(access: SourceAccess) -> Planned:
-    return Planned(access, FORM, COMING)
+def _share_check(found: Any, *, named: bool) -> SourceCheck:
+    if found["administrator"] or named:
+        how = "named shares" if named else "administrative shares"
+        return SourceCheck(name="shares", ok=True, detail=f"disks are read by {how}")
+    return SourceCheck(
+        name="shares",
+        ok=True,
+        warning=True,
+        detail=f"{found['user']} is no administrator of {found['name']}: administrative shares (D$) are closed to it",
+        hint="share the folders of the disks for this user, and name them in options.shares: D:\\VMs=vms",
+    )

@@ -1,0 +1,75 @@
+"""What a Hyper-V source takes: its endpoint, its credentials, its options."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
+
+from synvirt.live.form import Form
+from synvirt.model import LiveKind, Name, Received, SourceOptions
+
+HTTPS_PORT, HTTP_PORT, SMB_PORT = 5986, 5985, 445
+# A cluster has 64 nodes at most; a host rarely has more volumes than letters.
+PAIRS_MAX = 64
+
+
+def pairs(text: str) -> dict[str, str]:
+    """`NAME=VALUE;NAME=VALUE` as names and values. ValueError."""
+    found: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (name and equals and value):
+            raise ValueError("takes NAME=VALUE, several with a semicolon between")
+        found[name] = value
+    if len(found) > PAIRS_MAX:
+        raise ValueError(f"takes {PAIRS_MAX} at most")
+    return found
+
+
+def _are_pairs(text: str) -> str:
+    pairs(text)
+    return text
+
+
+_Pairs = Annotated[str, StringConstraints(max_length=16384, pattern=r"^[^\x00-\x1f\x7f]*$"), AfterValidator(_are_pairs)]
+
+
+class Login(Received):
+    """A local user, `DOMAIN\\user` or `user@domain`; or a client certificate that WinRM maps to one. SMB knows no certificates:
+    then `smb_user` reads the disks. `smb_user` and `smb_password` may be others than those of WinRM in any case."""
+
+    user: Name | None = None
+    password: SecretStr | None = None
+    certificate: Annotated[str, StringConstraints(min_length=1, max_length=65536)] | None = None
+    key: SecretStr | None = None
+    smb_user: Name | None = None
+    smb_password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> Self:
+        if (self.user is None) != (self.password is None):
+            raise ValueError("user and password come together")
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key come together")
+        if (self.smb_user is None) != (self.smb_password is None):
+            raise ValueError("smb_user and smb_password come together")
+        if self.user is None and self.certificate is None:
+            raise ValueError("user and password are needed, or certificate and key")
+        if self.user is None and self.smb_user is None:
+            raise ValueError("a certificate opens WinRM alone: smb_user and smb_password read the disks")
+        return self
+
+
+class Options(SourceOptions):
+    """`auth`: how WinRM is logged in to; negotiate is Kerberos where it can be had, else NTLM. `shares`: named shares of
+    folders, `D:\\VMs=vms;E:\\=disks`, instead of the administrative ones (`D$`). `nodes`: addresses of a cluster's nodes,
+    `NODE1=10.0.0.1`, where their names lead nowhere from here. `shutdown_timeout_s`: how long a guest may take to shut itself
+    down, before it is switched off."""
+
+    auth: Literal["negotiate", "kerberos", "ntlm", "basic", "certificate"] = "negotiate"
+    shares: _Pairs = ""
+    nodes: _Pairs = ""
+    smb_port: Annotated[int, Field(ge=1, le=65535)] = SMB_PORT
+    shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 300
+
+
+FORM = Form(LiveKind.WMI_API, {"https": HTTPS_PORT, "http": HTTP_PORT}, Login, Options)

@@ -1,0 +1,183 @@
+"""A Hyper-V host, or the nodes of a cluster: which of them has a VM. Blocking code.
+
+A node is logged in to by itself: a session cannot speak for us to another host (the second hop). A VM that has moved to another
+node, or whose node is down, is looked for anew.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from synvirt.errors import BadRequest, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.live import VmRow
+from synvirt.live.folder import private_folder
+from synvirt.live.form import Place
+from synvirt.live.hyperv import machines
+from synvirt.live.hyperv.form import Login, Options, pairs
+from synvirt.live.hyperv.places import Shares
+from synvirt.live.hyperv.session import Address, Credentials, Session
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+NODES_MAX: Final = 64
+
+
+class Host:
+    """One host: its session, and how its files are reached. `node`: its name in a cluster, else empty."""
+
+    def __init__(self, session: Session, shares: Shares, node: str = "") -> None:
+        self.session, self.shares, self.node = session, shares, node
+
+    def run(self, name: str, **parameters: object) -> Any:
+        return self.session.run(name, **parameters)
+
+
+class Hosts:
+    def __init__(self, place: Place, login: Login, options: Options) -> None:
+        if place.host is None or place.port is None:
+            raise BadRequest("endpoint: names no host")
+        self._login, self._options = login, options
+        self._files = contextlib.ExitStack()
+        self._port, self._tls = place.port, place.scheme == "https"
+        self._addresses = pairs(options.nodes)
+        self._certificate: tuple[Path, Path] | None = None
+        self._lock = threading.Lock()
+        self._nodes: dict[str, Host] = {}
+        self._at: dict[str, Host] = {}
+        self.first = self._host(place.host, place.port)
+
+    # ── opened ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self) -> None:
+        if self._login.certificate is not None and self._certificate is None:
+            self._certificate = self._keep_certificate()
+            self.first = self._host(self.first.session.address.host, self.first.session.address.port)
+        self.first.session.open()
+
+    def close(self) -> None:
+        with self._lock:
+            hosts, self._nodes, self._at = [self.first, *self._nodes.values()], {}, {}
+        for host in hosts:
+            host.session.close()
+        self._certificate = None
+        self._files.close()
+
+    def _host(self, address: str, port: int, node: str = "") -> Host:
+        login, options = self._login, self._options
+        user = login.user or ""
+        password = login.password.get_secret_value() if login.password else ""
+        credentials = Credentials(
+            "certificate" if not user else options.auth,
+            user,
+            password,
+            *(self._certificate or (None, None)),
+        )
+        where = Address(address, port, self._tls, options.verify_tls, options.fingerprint_sha256)
+        smb_password = login.smb_password.get_secret_value() if login.smb_password else password
+        shares = Shares(address, options.smb_port, login.smb_user or user, smb_password, pairs(options.shares))
+        return Host(Session(where, credentials), shares, node)
+
+    def _keep_certificate(self) -> tuple[Path, Path]:
+        """As files, since the library reads nothing else: in memory, ours alone, and gone with the session."""
+        folder = self._files.enter_context(private_folder())
+        key = self._login.key.get_secret_value() if self._login.key else ""
+        paths = folder / "certificate.pem", folder / "key.pem"
+        for path, text in zip(paths, (self._login.certificate or "", key), strict=True):
+            path.touch(0o600)
+            path.write_text(text)
+        return paths
+
+    # ── who has it ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def all(self) -> list[Host]:
+        """The host by itself; of a cluster its nodes that are up."""
+        nodes = self.first.run("about")
+        up = [str(one["name"]) for one in nodes["nodes"] or () if one["up"]][:NODES_MAX]
+        if not up:
+            return [self.first]
+        with self._lock:
+            for name in up:
+                if name not in self._nodes:
+                    address, port = self._address_of(name, str(nodes["domain"] or "") if nodes["in_domain"] else "")
+                    self._nodes[name] = self._host(address, port, name)
+            return [self._nodes[name] for name in up]
+
+    def _address_of(self, name: str, domain: str) -> tuple[str, int]:
+        given = next((value for key, value in self._addresses.items() if key.lower() == name.lower()), None)
+        if given is None:
+            return (f"{name}.{domain}" if domain else name), self._port
+        host, colon, port = given.rpartition(":")
+        return (host, int(port)) if colon and port.isdigit() and "]" not in port else (given, self._port)
+
+    def list_vms(self) -> list[VmRow]:
+        """Of all nodes, one answer each; a node that does not answer is no reason to show nothing."""
+        hosts, found, failure = self.all(), list[VmRow](), None
+        answered = 0
+        for host in hosts:
+            try:
+                rows = host.run("list")["vms"] or []
+            except SourceUnreachable as error:
+                log.warning("a node does not answer; its VMs are not listed", node=host.node, cause=error.detail)
+                failure = error
+                continue
+            answered += 1
+            for one in rows:
+                row = machines.row(one, host.node)
+                self._at[row.vm_id] = host
+                found.append(row)
+        if failure is not None and not answered:
+            raise failure
+        return found
+
+    def at(self, vm_id: str, use: Callable[[Host], T]) -> T:
+        """`use` of the host that has the VM; looked for once more, where it has it no longer. VmNotFound."""
+        if not _is_guid(vm_id):
+            raise VmNotFound(f"{vm_id[:100]!r} is no id of a Hyper-V VM", hint="list its VMs")
+        known = self._at.get(vm_id.lower())
+        try:
+            if known is not None:
+                with contextlib.suppress(VmNotFound, _Moved):
+                    return self._used(known, use)
+            return use(self._found(vm_id))
+        except VmNotFound:
+            self._at.pop(vm_id.lower(), None)
+            raise
+
+    def _used(self, host: Host, use: Callable[[Host], T]) -> T:
+        try:
+            return use(host)
+        except SourceUnreachable as error:
+            if not host.node:
+                raise
+            raise _Moved from error
+
+    def _found(self, vm_id: str) -> Host:
+        hosts, failure = self.all(), None
+        if len(hosts) == 1:
+            self._at[vm_id.lower()] = hosts[0]
+            return hosts[0]
+        for host in hosts:
+            try:
+                present = {str(one["id"]).lower() for one in host.run("list")["vms"] or []}
+            except SynvirtError as error:
+                failure = error
+                continue
+            if vm_id.lower() in present:
+                self._at[vm_id.lower()] = host
+                return host
+        if failure is not None:  # it may be there
+            raise failure
+        raise VmNotFound(f"none of the cluster's {len(hosts)} nodes has the VM {vm_id}", hint="list its VMs")
+
+
+class _Moved(Exception):
+    """The node does not answer: its VMs may be on another by now."""
+
+
+def _is_guid(text: str) -> bool:
+    return len(text) == 36 and all(one in "0123456789abcdefABCDEF-" for one in text)

@@ -1,0 +1,79 @@
+"""What we have made of a VM, written in the VM's notes: recovery snapshots and reference points have no names. No I/O.
+
+    #SYNVIRT# {"synvirt-7b…-2": {"s": "GUID of the snapshot", "p": "InstanceID of the reference point", …}}
+
+One line at the end of the notes, which goes with the VM to another host of its cluster, and is gone when all of ours is. It is
+written before a thing is made, and says what was there by then: what came since, alone, is ours.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Annotated, Final
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from synvirt.model import Model
+
+MARK: Final = "#SYNVIRT# "
+# A VM is moved by one job, which has two snapshots at the most; and a test of its source may leave one.
+ENTRIES_MAX: Final = 64
+
+_LINE: Final = re.compile(r"(\r?\n)?^#SYNVIRT# [^\r\n]*", re.MULTILINE)
+_Id = Annotated[str, StringConstraints(max_length=512)]
+
+
+class Entry(Model):
+    """`s`: the snapshot's id, empty while it is not known. `b`: the recovery snapshots that were there before it was made.
+    `p`: the reference point that it became. `q`: the reference points before that. `sure`: `p` was answered by Hyper-V itself;
+    one that was found afterwards may be removed, and never says what changed."""
+
+    s: _Id = ""
+    b: Annotated[tuple[_Id, ...], Field(max_length=256)] = ()
+    p: _Id = ""
+    q: Annotated[tuple[_Id, ...], Field(max_length=256)] | None = None
+    sure: bool = True
+
+
+Journal = dict[str, Entry]
+
+
+def read(notes: str) -> Journal:
+    """An administrator may have edited the notes: what is no entry is none."""
+    for line in notes.splitlines():
+        if line.startswith(MARK):
+            try:
+                found = json.loads(line.removeprefix(MARK))
+                return {str(name): Entry.model_validate(one) for name, one in list(found.items())[:ENTRIES_MAX]}
+            except (ValueError, AttributeError, ValidationError, RecursionError):
+                return {}
+    return {}
+
+
+def written(notes: str, journal: Journal) -> str:
+    """The notes with this journal instead of the one that they have; with an empty one as they were before us."""
+    own = _LINE.sub("", notes)
+    if not journal:
+        return own
+    entries = {name: one.model_dump(mode="json", exclude_defaults=True) for name, one in journal.items()}
+    return f"{own}{chr(10) if own else ''}{MARK}{json.dumps(entries, separators=(',', ':'))}"
+
+
+def noted(notes: str, note: str) -> str:
+    """With a line for people, above the journal."""
+    own = _LINE.sub("", notes)
+    if note in own.splitlines():
+        return notes
+    return written(f"{own}{chr(10) if own else ''}{note}", read(notes))
+
+
+def only_new(present: Iterable[str], before: Iterable[str]) -> str | None:
+    """The one that came since; None where there is none, or more than one."""
+    known = set(before)
+    new = [one for one in present if one not in known]
+    return new[0] if len(new) == 1 else None
+
+
+def same_job(name: str, other: str) -> bool:
+    """The names of a job's snapshots differ in the number after their last dash alone."""
+    return name.rpartition("-")[0] == other.rpartition("-")[0]

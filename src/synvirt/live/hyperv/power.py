@@ -1,0 +1,70 @@
+"""A Hyper-V VM switched off and on, and the note on one that has moved. Blocking code; all of it idempotent."""
+
+import time
+from typing import Final
+
+from synvirt.errors import Internal, SourceUnreachable
+from synvirt.live.hyperv import journal, machines
+from synvirt.live.hyperv.session import HyperVRefused
+from synvirt.live.hyperv.tracking import Runs, state_of
+
+POLL_S: Final = 2.0
+POWER_TIMEOUT_S: Final = 300.0
+
+
+def shut_down(host: Runs, vm_id: str, timeout_s: float) -> None:
+    """By the guest itself, where its integration services hear us; by force once `timeout_s` are over. Off when it returns."""
+    if _power(host, vm_id) == "off":
+        return
+    if _heard(host, vm_id) and _comes(host, vm_id, "off", timeout_s):
+        return
+    _wish(host, vm_id, "off")
+    if not _comes(host, vm_id, "off", POWER_TIMEOUT_S):
+        raise SourceUnreachable(f"{vm_id} was switched off, and is not off after {POWER_TIMEOUT_S:.0f} s")
+
+
+def power_on(host: Runs, vm_id: str) -> None:
+    if _power(host, vm_id) == "on":
+        return
+    _wish(host, vm_id, "start")
+    if not _comes(host, vm_id, "on", POWER_TIMEOUT_S):
+        raise SourceUnreachable(f"{vm_id} was started, and does not run after {POWER_TIMEOUT_S:.0f} s")
+
+
+def last_start(host: Runs, vm_id: str) -> str:
+    """When the VM's state changed last: a start changes it. To read a VM that is off changes nothing of it."""
+    return str(state_of(host, vm_id)["changed"])
+
+
+def mark(host: Runs, vm_id: str, note: str) -> None:
+    notes = str(state_of(host, vm_id)["notes"])
+    if (new := journal.noted(notes, note)) != notes:
+        host.run("notes", VmId=vm_id, Notes=new)
+
+
+def _heard(host: Runs, vm_id: str) -> bool:
+    """False: nobody in the guest listens."""
+    try:
+        return bool(host.run("power", VmId=vm_id, Wish="shutdown")["heard"])
+    except HyperVRefused:
+        return False
+
+
+def _wish(host: Runs, vm_id: str, wish: str) -> None:
+    wanted = "on" if wish == "start" else "off"
+    try:
+        host.run("power", VmId=vm_id, Wish=wish)
+    except Internal:
+        if _power(host, vm_id) != wanted:  # else it came there by itself meanwhile
+            raise
+
+
+def _comes(host: Runs, vm_id: str, wanted: str, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while (power := _power(host, vm_id)) != wanted and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return power == wanted
+
+
+def _power(host: Runs, vm_id: str) -> str:
+    return machines.power_of(state_of(host, vm_id)["state"])

@@ -1,0 +1,334 @@
+"""A PowerShell session of a Hyper-V host: WinRM (MS-WSMV) with PowerShell remoting (MS-PSRP), by the library pypsrp. Blocking.
+
+    session.run("state", VmId="…")  ─▶ the text of scripts/state.ps1, its parameters beside it as data ─▶ JSON
+
+The scripts are this package's own files and nothing else is ever run: no text of a caller's becomes part of one.
+"""
+
+import importlib
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.transport import tls
+
+log = structlog.get_logger(__name__)
+
+SCRIPTS: Final = ("about", "list", "inspect", "state", "take", "convert", "destroy", "changes", "power", "notes")
+CONNECT_TIMEOUT_S: Final = 10
+# WinRM answers a question that takes longer with «not yet» after OPERATION_TIMEOUT_S, and is asked again.
+OPERATION_TIMEOUT_S: Final = 20
+READ_TIMEOUT_S: Final = 60
+# A snapshot of a busy guest, and the merge after it, take minutes.
+SCRIPT_TIMEOUT_S: Final = 1800.0
+# 5,000 VMs with all their fields are under 2 MiB; the ranges of 64 GiB that was written all over are under 40.
+ANSWER_CHARS_MAX: Final = 64 << 20
+ENVELOPE_BYTES_MAX: Final = 16 << 20
+# WSManFault codes (wsmerror.h): the limits of WinRM's own, and what each is called where an administrator sets it.
+_QUOTAS: Final[Mapping[int, str]] = {
+    0x803381A5: "MaxShellsPerUser",
+    0x803381A6: "MaxConcurrentOperationsPerUser",
+    0x803381A7: "a quota of the user",
+    0x803381A8: "a quota of the system",
+    0x803381AB: "MaxConcurrentUsers",
+    0x803381E4: "MaxShellsPerUser",
+    0x803381E5: "MaxConcurrentUsers",
+    0x803381E6: "MaxShells of the plug-in",
+    0x803381E7: "MaxConcurrentOperations of the plug-in",
+    0x803381E8: "MaxConcurrentOperationsPerUser",
+    0x803381E9: "MaxConcurrentCommandsPerShell",
+    0x803381EA: "MaxMemoryPerShellMB",
+    0x8033803F: "a quota",
+}
+_TOO_LARGE: Final = frozenset({0x80338048, 0x80338104, 0x80338111})
+_DENIED: Final = frozenset({5, 0x80070005})
+_NO_SHELL: Final = 0x8033805B
+_FAILED_MARK: Final = "SYNVIRT "
+
+
+class HyperVRefused(Internal):
+    """Hyper-V did not do what it was asked: `call` is the method, `value` its return or error code."""
+
+    def __init__(self, detail: str, *, call: str, value: int, said: str) -> None:
+        super().__init__(detail, hint="the event log of Hyper-V-VMMS on the host says more")
+        self.call, self.value, self.said = call, value, said
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a host's WinRM is reached. A `fingerprint` is trusted instead of all authorities."""
+
+    host: str
+    port: int
+    tls: bool = True
+    verify: bool = True
+    fingerprint: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.host}, port {self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """`certificate` and `key` are files, which the library reads by itself."""
+
+    auth: str
+    user: str = ""
+    password: str = field(default="", repr=False)
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+@cache
+def script(name: str) -> str:
+    """Its text, as it is sent."""
+    return (resources.files(__package__) / "scripts" / f"{name}.ps1").read_text("utf-8")
+
+
+class Session:
+    """One runspace. From several threads, one script at a time."""
+
+    def __init__(self, address: Address, credentials: Credentials) -> None:
+        if not address.tls and credentials.auth in ("basic", "certificate"):
+            raise BadRequest(
+                f"options.auth: {credentials.auth} over http would send secrets in the clear", hint="use https, port 5986"
+            )
+        self.address, self._credentials = address, credentials
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self._wsman: Any = None
+
+    def open(self) -> None:
+        with self._lock:
+            self._opened()
+
+    def close(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+            wsman, self._wsman = self._wsman, None
+            for thing in (pool, wsman):
+                if thing is not None:
+                    try:
+                        thing.close()
+                    except Exception as error:  # whatever a broken connection says, it is gone
+                        log.debug("a session did not end in order", host=self.address.host, cause=str(error)[:200])
+
+    def run(self, name: str, **parameters: object) -> Any:
+        """What the script answers. SourceUnreachable, AuthFailed, VmNotFound, HyperVRefused."""
+        if name not in SCRIPTS:
+            raise Internal(f"there is no script {name!r}")
+        with self._lock:
+            try:
+                text = self._run(script(name), parameters)
+            except SynvirtError:
+                raise
+            except Exception as error:  # a library's own, of which there are many
+                self._lost()
+                raise _translated(error, self.address, f"run {name}.ps1") from error
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise Internal(
+                f"{self.address.name}: {name}.ps1 answered {len(text)} characters that are no JSON: {text[:80]!r}",
+                hint="does a profile or a policy of the host print something of its own?",
+            ) from error
+
+    # ── by the library ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _opened(self) -> Any:
+        if self._pool is not None:
+            return self._pool
+        powershell = _library("pypsrp.powershell")
+        try:
+            self._wsman = self._connection()
+            pool = powershell.RunspacePool(self._wsman)
+            pool.open()
+            self._pool = pool
+            self._invoked(pool, script("common"), {}, local=False)
+        except SynvirtError:
+            self._lost()
+            raise
+        except Exception as error:
+            self._lost()
+            raise _translated(error, self.address, "open a session") from error
+        return pool
+
+    def _connection(self) -> Any:
+        address, login = self.address, self._credentials
+        extra: dict[str, object] = {}
+        if login.auth == "certificate":
+            extra = {"certificate_pem": str(login.certificate), "certificate_key_pem": str(login.key)}
+        wsman = _library("pypsrp.wsman").WSMan(
+            address.host,
+            port=address.port,
+            ssl=address.tls,
+            auth=login.auth,
+            username=login.user or None,
+            password=login.password or None,
+            cert_validation=False if address.fingerprint is not None else address.verify,
+            connection_timeout=CONNECT_TIMEOUT_S,
+            operation_timeout=OPERATION_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            no_proxy=True,
+            **extra,
+        )
+        transport = wsman.transport
+        transport.session = transport._build_session()  # noqa: SLF001 - where the library lets nobody choose the trust
+        # Neither proxies nor authorities from the service's environment.
+        transport.session.trust_env = False
+        if address.tls:
+            trust = tls.context(address.name, verify=address.verify, fingerprint_sha256=address.fingerprint)
+            transport.session.mount("https://", _adapter(trust))
+        else:
+            transport.session.mount("http://", _adapter(None))
+        return wsman
+
+    def _run(self, text: str, parameters: Mapping[str, object]) -> str:
+        return self._invoked(self._opened(), text, parameters, local=True)
+
+    def _invoked(self, pool: Any, text: str, parameters: Mapping[str, object], *, local: bool) -> str:
+        shell = _library("pypsrp.powershell").PowerShell(pool)
+        shell.add_script(text, use_local_scope=local)
+        for key, value in parameters.items():
+            shell.add_parameter(key, value)
+        deadline = time.monotonic() + SCRIPT_TIMEOUT_S
+        shell.begin_invoke()
+        while shell.state == _RUNNING:
+            shell.poll_invoke()
+            if time.monotonic() > deadline:
+                shell.stop()
+                raise SourceUnreachable(
+                    f"{self.address.name}: a script did not end within {SCRIPT_TIMEOUT_S:.0f} s",
+                    hint="is the host overloaded? A job of Hyper-V's may hang: look at the VM's status there",
+                )
+            if sum(len(str(part)) for part in shell.output) > ANSWER_CHARS_MAX:
+                shell.stop()
+                raise Internal(f"{self.address.name}: a script answered over {ANSWER_CHARS_MAX} characters")
+        if shell.had_errors or shell.streams.error:
+            raise _failure(self.address, [str(error) for error in shell.streams.error])
+        return "".join(str(part) for part in shell.output)
+
+    def _lost(self) -> None:
+        """Whoever asks next connects anew. The shell at the host goes after its idle time; it holds nothing."""
+        pool, self._pool = self._pool, None
+        wsman, self._wsman = self._wsman, None
+        if pool is not None:
+            try:
+                pool.close()
+            except Exception as error:
+                log.debug("a session was lost", host=self.address.host, cause=str(error)[:200])
+        if wsman is not None:
+            wsman.close()
+
+
+# PSInvocationState (MS-PSRP, section 2.2.3.5).
+_RUNNING: Final = 1
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Internal(f"the library pypsrp cannot be loaded: {error}", hint="install the service with all it needs") from error
+
+
+def _adapter(trust: Any) -> Any:
+    """requests' transport with our trust, and a limit on what comes back in one envelope."""
+    adapters = _library("requests.adapters")
+
+    class Trusting(adapters.HTTPAdapter):  # type: ignore[misc,name-defined]
+        def init_poolmanager(self, *args: Any, **kwargs: Any) -> Any:
+            if trust is not None:
+                kwargs["ssl_context"] = trust
+            return super().init_poolmanager(*args, **kwargs)
+
+        def cert_verify(self, connection: Any, url: str, verify: Any, cert: Any) -> None:
+            super().cert_verify(connection, url, verify, cert)
+            if trust is not None:
+                connection.ca_certs = connection.ca_cert_dir = None
+                connection.cert_reqs = trust.verify_mode
+                connection.assert_hostname = None if trust.check_hostname else False
+
+        def send(self, request: Any, **kwargs: Any) -> Any:
+            answer = super().send(request, **{**kwargs, "stream": True})
+            length = answer.headers.get("Content-Length", "")
+            if length.isdecimal() and int(length) > ENVELOPE_BYTES_MAX:
+                answer.close()
+                raise Internal(f"WinRM answered with an envelope of {length} bytes")
+            return answer
+
+    return Trusting()
+
+
+def _failure(address: Address, errors: list[str]) -> SynvirtError:
+    """What a script threw."""
+    said = " ".join((errors[0] if errors else "it does not say why").split())
+    marked = said.partition(_FAILED_MARK)[2]
+    if marked:
+        try:
+            found = json.loads(marked[: marked.rindex("}") + 1])
+            call, value, text = str(found["call"]), int(found["code"] or 0), " ".join(str(found.get("text") or "").split())
+        except (ValueError, KeyError, TypeError):
+            return HyperVRefused(f"{address.host}: {said[:300]}", call="", value=-1, said=said[:300])
+        if value == _GONE and call in ("Get-VM", "Msvm_ComputerSystem"):
+            return VmNotFound(f"{address.host}: {text}", hint="list its VMs: it may have moved to another host")
+        told = f" ({text[:300]})" if text else ""
+        return HyperVRefused(f"{address.host}: {call} failed with {value}{told}", call=call, value=value, said=text)
+    return HyperVRefused(f"{address.host}: {said[:300]}", call="", value=-1, said=said[:300])
+
+
+_GONE: Final = 404
+
+
+def _translated(error: Exception, address: Address, what: str) -> SynvirtError:
+    """The library's errors as ours; a pin that did not match comes out of its depths as it went in."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, SynvirtError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    exceptions = _library("pypsrp.exceptions")
+    where = f"{address.name} cannot {what}"
+    if isinstance(error, exceptions.AuthenticationError):
+        return AuthFailed(
+            f"{address.name} refused the login",
+            hint="check user and password, that the user is in Remote Management Users, and options.auth",
+        )
+    if isinstance(error, exceptions.WSManFaultError):
+        return _fault(error, address, where)
+    if isinstance(error, exceptions.WinRMTransportError):
+        return SourceUnreachable(
+            f"{where}: it answered with HTTP status {error.code}", hint="is WinRM listening at this port, and nothing else?"
+        )
+    return SourceUnreachable(
+        f"{where}: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+        hint="is the host up, WinRM on (Enable-PSRemoting), and port 5986 open from here?",
+    )
+
+
+def _fault(error: Any, address: Address, where: str) -> SynvirtError:
+    code = int(error.code or 0) & 0xFFFFFFFF
+    reason = " ".join(str(error.reason or error.provider_fault or "").split())[:300]
+    if code in _QUOTAS:
+        return SourceUnreachable(
+            f"{where}: a limit of WinRM's is reached, {_QUOTAS[code]}: {reason}",
+            hint=f"close other sessions of this user, or raise it: winrm set winrm/config/winrs @{{{_QUOTAS[code]}=…}}",
+        )
+    if code in _TOO_LARGE:
+        return Internal(
+            f"{where}: the answer is larger than WinRM's MaxEnvelopeSizekb: {reason}",
+            hint='raise it on the host: winrm set winrm/config @{MaxEnvelopeSizekb="8192"}',
+        )
+    if code in _DENIED:
+        return AuthFailed(f"{where}: access is denied", hint="the user must be in Remote Management Users")
+    return SourceUnreachable(f"{where}: WinRM fault {code:#010x}: {reason}", hint="it is tried again with a new session")

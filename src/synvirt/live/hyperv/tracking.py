@@ -1,0 +1,331 @@
+"""Recovery snapshots, the reference points that they become, and what changed since one. Blocking code.
+
+    take ─▶ recovery snapshot: the VM writes to new files, those before it are frozen and read
+    release ─▶ ConvertToReferencePoint: the new files are merged, RCT ids stay
+    areas ─▶ GetVirtualDiskChanges(the frozen file of the next snapshot, the RCT id of the one before)
+
+The cycle is that of Microsoft's sample xHyper-VBackup. The journal in the VM's notes says which of these are ours.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import structlog
+
+from synvirt.errors import AuthFailed, CbtReset, Internal, SnapshotFailed, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.live import SnapshotRef
+from synvirt.live.hyperv import journal as journals
+from synvirt.live.hyperv import machines
+from synvirt.live.hyperv.journal import Entry, Journal
+from synvirt.live.hyperv.session import HyperVRefused
+from synvirt.sizes import GIB
+
+log = structlog.get_logger(__name__)
+
+# The id of a snapshot of a VM that is off: its files are read as they lie, and no snapshot is made of it.
+OFF: Final = "off"
+# How much of a disk one question is about, and how many answers of one disk may stay short of what was asked.
+QUESTION_BYTES: Final = 64 * GIB
+QUESTIONS_MAX: Final = 100_000
+AREAS_MAX: Final = 100_000
+# Merging the files of a snapshot goes on after it was converted, also when the VM is off by then.
+MERGE_TIMEOUT_S: Final = 3600.0
+MERGE_PAUSE_S: Final = 2.0
+_MERGING: Final = frozenset(
+    {"MergingDisks", "DeletingSnapshot", "CreatingSnapshot", "BackingUpVirtualMachine", "ApplyingSnapshot"}
+)
+_RCT: Final = 2
+_APPLICATION, _CRASH = 1, 2
+_GONE: Final = 404
+# Of Hyper-V's return codes those that pass by themselves: timeout, in use, not available, out of memory.
+_PASSING: Final = frozenset({32772, 32774, 32777, 32778})
+_DENIED: Final = 32769
+
+State = Mapping[str, Any]
+
+
+class Runs(Protocol):
+    def run(self, name: str, **parameters: object) -> Any: ...
+
+
+def state_of(host: Runs, vm_id: str) -> State:
+    found: State = host.run("state", VmId=vm_id)
+    return found
+
+
+# ── taken ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def take(host: Runs, vm_id: str, name: str) -> SnapshotRef:
+    """The snapshot of this name, made if there is none. Of a VM that is off none is needed: nothing changes its files."""
+    state = state_of(host, vm_id)
+    if machines.power_of(state["state"]) == "off":
+        _merged(host, vm_id, state)
+        return SnapshotRef(id=OFF)
+    journal = journals.read(state["notes"])
+    present = _found(state, name, journal.get(name))
+    if present is not None:
+        if journal[name].s != present:
+            _write(host, vm_id, state, journal | {name: journal[name].model_copy(update={"s": present})})
+        return _reference(state, name, present)
+    if name in journal:
+        cleanup(host, vm_id, name)  # of one that somebody has removed, or that was released: it is made anew
+    for other in [one for one in journal if one != name and journals.same_job(one, name)]:
+        release(host, vm_id, other)
+    state = state_of(host, vm_id)
+    journal = journals.read(state["notes"])
+    before = tuple(str(one["id"]) for one in state["snapshots"])
+    _write(host, vm_id, state, journal | {name: Entry(b=before)})
+    _make(host, vm_id)
+    state = state_of(host, vm_id)
+    journal = journals.read(state["notes"])
+    made = _found(state, name, journal.get(name) or Entry(b=before))
+    if made is None:
+        raise SnapshotFailed(
+            f"Hyper-V made a recovery snapshot of {vm_id}, and which of {len(state['snapshots'])} it is cannot be said",
+            hint="another program backs this VM up at the same time: try when it has ended",
+        )
+    _write(host, vm_id, state, journal | {name: Entry(s=made, b=before)})
+    return _reference(state, name, made)
+
+
+def _make(host: Runs, vm_id: str) -> None:
+    """With a quiet guest where it can be; else as after a power failure, which is said in the log."""
+    try:
+        host.run("take", VmId=vm_id, Level=_APPLICATION)
+    except HyperVRefused as error:
+        log.warning("the guest could not be quiesced; its snapshot is as after a crash", vm=vm_id, cause=error.detail)
+        first = error
+    else:
+        return
+    try:
+        host.run("take", VmId=vm_id, Level=_CRASH)
+    except HyperVRefused as error:
+        raise _passing(error) or SnapshotFailed(
+            f"{error.detail}; and before, with a quiet guest: {first.said or first.value}",
+            hint="are checkpoints enabled for the VM (CheckpointType), is another backup at work, is the host's disk full?",
+        ) from error
+
+
+def _found(state: State, name: str, entry: Entry | None) -> str | None:
+    """The id of the VM's recovery snapshot of this name: as it was noted; or, where a crash came before that, the one that has
+    this entry of the journal in its own notes, which Hyper-V copied from the VM's; or the only one that came since."""
+    ids = [str(one["id"]) for one in state["snapshots"]]
+    if entry is None:
+        return None
+    if entry.s:
+        return entry.s if entry.s in ids else None
+    if entry.p:
+        return None
+    named = [str(one["id"]) for one in state["snapshots"] if name in journals.read(str(one.get("notes") or ""))]
+    new = [one for one in named if one not in entry.b]
+    return new[0] if len(new) == 1 else journals.only_new(ids, entry.b)
+
+
+def _reference(state: State, name: str, snapshot_id: str) -> SnapshotRef:
+    """Change ids are the snapshot's name: what Hyper-V knows of it is known once it was converted."""
+    drives = _drives_of(state, snapshot_id)
+    if machines.untracked(state) is not None:
+        return SnapshotRef(id=snapshot_id)
+    tracked = [machines.key_of(drive) for drive in drives if machines.untracked_disk(drive) is None]
+    return SnapshotRef(id=snapshot_id, change_ids=dict.fromkeys(tracked, name))
+
+
+def _merged(host: Runs, vm_id: str, state: State) -> None:
+    """Waits until Hyper-V has put the files of converted snapshots together: it writes to them meanwhile."""
+    deadline = time.monotonic() + MERGE_TIMEOUT_S
+    while str(state["status"]) in _MERGING:
+        if time.monotonic() > deadline:
+            raise SourceUnreachable(
+                f"{vm_id} is off, and Hyper-V still says {state['status']} of it", hint="look at its status on the host"
+            )
+        time.sleep(MERGE_PAUSE_S)
+        state = state_of(host, vm_id)
+
+
+# ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def drive_in(host: Runs, vm_id: str, snapshot: SnapshotRef, key: str) -> tuple[State, Mapping[str, Any]]:
+    """The VM, and the disk as it is in the snapshot. SnapshotFailed where one of them is no more."""
+    state = state_of(host, vm_id)
+    if snapshot.id == OFF:
+        if machines.power_of(state["state"]) != "off":
+            raise SnapshotFailed(f"{vm_id} was started since it was to be read", hint="it is shut down again, and read anew")
+        drives = state["drives"]
+    else:
+        drives = _drives_of(state, snapshot.id)
+    drive = next((one for one in drives if machines.key_of(one) == key), None)
+    if drive is None or not drive["chain"]:
+        raise SnapshotFailed(f"snapshot {snapshot.id} of {vm_id} has no disk {key}")
+    found: Mapping[str, Any] = drive
+    return state, found
+
+
+def _drives_of(state: State, snapshot_id: str) -> Sequence[Mapping[str, Any]]:
+    for one in state["snapshots"]:
+        if str(one["id"]) == snapshot_id:
+            drives: Sequence[Mapping[str, Any]] = one["drives"]
+            return drives
+    raise SnapshotFailed(f"recovery snapshot {snapshot_id} is no more", hint="somebody removed it: it is taken anew")
+
+
+def areas(host: Runs, vm_id: str, state: State, drive: Mapping[str, Any], since: str) -> tuple[tuple[int, int], ...]:
+    """What changed on the disk since the snapshot of that name: (start, length) each. CbtReset: nobody knows any more."""
+    key = machines.key_of(drive)
+    limit = _tracking_id(vm_id, state, drive, since)
+    top = drive["chain"][0]
+    size, start, found = int(top["size"]), 0, list[tuple[int, int]]()
+    for _ in range(QUESTIONS_MAX):
+        if start >= size:
+            return _coarser(found, AREAS_MAX)
+        asked = min(QUESTION_BYTES, size - start)
+        answer = _asked(host, key, Path=str(top["path"]), LimitId=limit, Offset=start, Length=asked)
+        processed = int(answer["processed"] or 0)
+        if not 0 < processed <= asked:
+            break
+        for at, length in zip(answer["offsets"] or (), answer["lengths"] or (), strict=True):
+            if at is not None and 0 <= int(at) < size and int(length) > 0:
+                found.append((int(at), min(int(length), size - int(at))))
+        if len(found) > 2 * AREAS_MAX:
+            found = list(_coarser(found, AREAS_MAX))
+        start += processed
+    raise CbtReset(f"disk {key} of {vm_id}: Hyper-V does not come to an end of what changed, after {start} of {size} bytes")
+
+
+def _asked(host: Runs, key: str, **question: object) -> Mapping[str, Any]:
+    try:
+        answer: Mapping[str, Any] = host.run("changes", **question)
+    except HyperVRefused as error:
+        if error.value == _DENIED:
+            raise AuthFailed(error.detail, hint="the user must be in Hyper-V Administrators") from error
+        raise _passing(error) or CbtReset(
+            f"disk {key}: Hyper-V does not know what changed since {question['LimitId']}: {error.detail}",
+            hint="the whole disk is compared once; an edit while the VM was off, or a lost .rct file, does this",
+        ) from error
+    if len(answer["offsets"] or ()) != len(answer["lengths"] or ()):
+        raise Internal(f"disk {key}: Hyper-V lists {len(answer['offsets'])} changes with {len(answer['lengths'])} lengths")
+    return answer
+
+
+def _tracking_id(vm_id: str, state: State, drive: Mapping[str, Any], since: str) -> str:
+    """The RCT id of this disk in the reference point that the snapshot `since` became. A disk is found by its own identifier;
+    by its place in the list only where there is no other."""
+    key = machines.key_of(drive)
+    entry = journals.read(state["notes"]).get(since)
+    point = None if entry is None else next((one for one in state["points"] if one["id"] == entry.p), None)
+    if entry is None or point is None or not entry.sure:
+        raise CbtReset(
+            f"disk {key} of {vm_id}: the reference point of {since} is no more",
+            hint="somebody removed it, or its line in the VM's notes: the whole disk is compared once",
+        )
+    disks = [str(one or "") for one in point["disks"] or ()]
+    trackings = [str(one or "") for one in point["trackings"] or ()]
+    identifier = str(drive["chain"][0].get("id") or "").strip("{}").lower()
+    places = [number for number, one in enumerate(disks) if identifier and identifier in one.lower()]
+    if not places and len(trackings) == 1 and sum(machines.untracked_disk(one) is None for one in state["drives"]) == 1:
+        places = [0]
+    found = [trackings[number] for number in places if number < len(trackings) and trackings[number]]
+    if len(found) != 1:
+        raise CbtReset(
+            f"disk {key} of {vm_id}: the reference point of {since} has {len(found)} change tracking ids for it",
+            hint="the whole disk is compared once",
+        )
+    return found[0]
+
+
+def _coarser(found: list[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
+    """The same bytes and, where there are more areas than `most`, those between near ones: reading too much harms nothing."""
+    gap, joined = 0, sorted(found)
+    while len(joined) > most:
+        gap = max(2 * gap, 65536)
+        wider: list[tuple[int, int]] = []
+        for start, length in joined:
+            last_start, last_length = wider[-1] if wider else (start, 0)
+            if wider and start <= last_start + last_length + gap:
+                wider[-1] = (last_start, max(last_length, start + length - last_start))
+            else:
+                wider.append((start, length))
+        joined = wider
+    return tuple(joined)
+
+
+# ── let go ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def release(host: Runs, vm_id: str, name: str) -> None:
+    """The snapshot becomes a reference point, if it has not yet."""
+    state = state_of(host, vm_id)
+    journal = journals.read(state["notes"])
+    entry = journal.get(name)
+    if entry is None or entry.p:
+        return
+    snapshot = _found(state, name, entry)
+    if snapshot is None:
+        _adopt(host, vm_id, state, name)
+        return
+    points = tuple(str(one["id"]) for one in state["points"])
+    entry = entry.model_copy(update={"s": snapshot, "q": points})
+    _write(host, vm_id, state, journal | {name: entry})
+    made = _done(lambda: host.run("convert", VmId=vm_id, SnapshotId=snapshot))
+    state = state_of(host, vm_id)
+    journal = journals.read(state["notes"])
+    answered = [str(one) for one in (made or {}).get("points") or () if one]
+    if len(answered) == 1:
+        _write(host, vm_id, state, journal | {name: entry.model_copy(update={"p": answered[0]})})
+    else:
+        _adopt(host, vm_id, state, name)
+
+
+def _adopt(host: Runs, vm_id: str, state: State, name: str) -> None:
+    """A crash came between the conversion and our note of it: what came since may be removed by us, and is not relied on."""
+    journal = journals.read(state["notes"])
+    entry = journal.get(name)
+    if entry is None or entry.q is None:
+        return
+    found = journals.only_new((str(one["id"]) for one in state["points"] if one["type"] == _RCT), entry.q)
+    if found is not None:
+        _write(host, vm_id, state, journal | {name: entry.model_copy(update={"p": found, "sure": False})})
+
+
+def cleanup(host: Runs, vm_id: str, name: str) -> None:
+    """Nothing of that name is left, nor its entry. Nothing to do where the VM is no more."""
+    try:
+        state = state_of(host, vm_id)
+        entry = journals.read(state["notes"]).get(name)
+        if entry is None:
+            return
+        if (snapshot := _found(state, name, entry)) is not None:
+            _done(lambda: host.run("destroy", VmId=vm_id, SnapshotId=snapshot, PointId=""))
+        elif not entry.p:
+            _adopt(host, vm_id, state, name)
+            state = state_of(host, vm_id)
+            entry = journals.read(state["notes"]).get(name, entry)
+        if entry.p:
+            _done(lambda: host.run("destroy", VmId=vm_id, SnapshotId="", PointId=entry.p))
+        state = state_of(host, vm_id)
+        left = {one: kept for one, kept in journals.read(state["notes"]).items() if one != name}
+        _write(host, vm_id, state, left)
+    except VmNotFound:
+        log.info("a VM is no more, and with it what we had made of it", vm=vm_id)
+
+
+def _done(ask: Any) -> Any:
+    """A refusal that passes by itself is one of the source's; a thing that is gone already is done."""
+    try:
+        return ask()
+    except HyperVRefused as error:
+        if error.value == _GONE:
+            return None
+        raise _passing(error) or error from error
+
+
+def _passing(error: HyperVRefused) -> SynvirtError | None:
+    if error.value in _PASSING:
+        return SourceUnreachable(f"{error.detail}: the VM is busy", hint="it is tried again; another backup may be at work")
+    return None
+
+
+def _write(host: Runs, vm_id: str, state: State, journal: Journal) -> None:
+    host.run("notes", VmId=vm_id, Notes=journals.written(str(state["notes"]), journal))

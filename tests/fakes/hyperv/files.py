@@ -1,0 +1,120 @@
+"""The files of a VM's disk, as Hyper-V has them: a VHDX that QEMU made and writes, and AVHDX files over it by [MS-VHDX].
+
+What the guest sees is kept as a raw file beside; files are brought up to it before anybody looks at them.
+"""
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from synvirt.disks.raw.files import RawReader
+from synvirt.disks.vhdx.reader import VhdxReader
+from synvirt.programs import run
+from tests.disks.vhdx_images import FULL, MIB, NOT_PRESENT, PARTIAL, Block, Vhdx, write
+
+SECTOR = 512
+
+
+@dataclass
+class DiskFiles:
+    """`folder` is shared. `chain`: the newest file first. `leaf`: there is a recovery snapshot, and the VM writes there."""
+
+    folder: Path
+    name: str
+    raw: Path
+    chain: list[Path] = field(default_factory=list)
+    below: list[Path] = field(default_factory=list)
+    dirty: list[tuple[int, int]] = field(default_factory=list)
+    frozen: bool = False
+
+    @classmethod
+    def made(cls, folder: Path, name: str, content: bytes, scratch: Path) -> "DiskFiles":
+        raw, base = scratch / f"{name}.raw", folder / f"{name}.vhdx"
+        raw.write_bytes(content)
+        run(["qemu-img", "convert", "-f", "raw", "-O", "vhdx", str(raw), str(base)], timeout_s=60)
+        return cls(folder, name, raw, [base])
+
+    @property
+    def size(self) -> int:
+        return self.raw.stat().st_size
+
+    def guest_writes(self, offset: int, data: bytes) -> None:
+        with self.raw.open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
+        self.dirty.append((offset, len(data)))
+
+    def checkpoint(self) -> None:
+        """The VM's next writes go to a new file over what there is."""
+        self.settled()
+        kept = self.raw.with_name(f"{self.raw.stem}-{len(self.chain)}.below")
+        shutil.copyfile(self.raw, kept)
+        self.below.insert(0, kept)
+        self.chain.insert(0, self.folder / f"{self.name}_{str(uuid4()).upper()}.avhdx")
+        self._differ()
+
+    def merged(self) -> None:
+        """The newest file's content is put into the one beneath."""
+        self.settled()
+        gone, lost = self.chain.pop(0), self.below.pop(0)
+        changed = _differences(lost.read_bytes(), self.raw.read_bytes())
+        gone.unlink()
+        lost.unlink()
+        self.dirty = changed
+        self.settled()
+
+    def settled(self) -> None:
+        """The newest file holds what the guest has written."""
+        dirty, self.dirty = self.dirty, []
+        if not dirty:
+            return
+        if self.below:
+            self._differ()
+            return
+        content, orders = self.raw.read_bytes(), list[str]()
+        piece = self.raw.with_suffix(".piece")
+        for offset, length in dirty:
+            start, end = offset // SECTOR * SECTOR, min(-(-(offset + length) // SECTOR) * SECTOR, len(content))
+            piece.write_bytes(content[start:end])
+            orders = ["-c", f"write -s {piece} {start} {end - start}"]
+            run(["qemu-io", "-f", "vhdx", *orders, str(self.chain[0])], timeout_s=60)
+
+    def _differ(self) -> None:
+        """The newest file, anew: what differs from the disk beneath, and nothing else."""
+        beneath, content = self.below[0].read_bytes(), self.raw.read_bytes()
+        blocks: list[Block] = []
+        for start in range(0, len(content), MIB):
+            old, new = beneath[start : start + MIB], content[start : start + MIB]
+            present = tuple(
+                (at // SECTOR, 1) for at in range(0, len(new), SECTOR) if old[at : at + SECTOR] != new[at : at + SECTOR]
+            )
+            whole = len(present) == MIB // SECTOR
+            blocks.append(Block(FULL if whole else PARTIAL if present else NOT_PRESENT, present=() if whole else present))
+        parent = self.chain[1]
+        identity = _identity(parent, self.folder)
+        locator = (
+            ("parent_linkage", f"{{{identity}}}"),
+            ("relative_path", f".\\{parent.name}"),
+            ("absolute_win32_path", f"D:\\elsewhere\\{parent.name}"),
+        )
+        image = Vhdx(len(content), tuple(blocks), locator=locator, identity=uuid4())
+        scratch = self.raw.with_suffix(".seen")
+        places = write(image, self.chain[0], raw=scratch, parent_raw=self.below[0])
+        scratch.unlink()
+        with self.chain[0].open("r+b") as file:
+            for number, at in places.blocks.items():
+                file.seek(at)
+                file.write(content[number * MIB : (number + 1) * MIB])
+
+
+def _identity(path: Path, folder: Path) -> UUID:
+    reader = VhdxReader(RawReader(str(path)), root=str(folder), name=path.name)
+    try:
+        return reader.header.data_write_guid
+    finally:
+        reader.close()
+
+
+def _differences(old: bytes, new: bytes, step: int = 4096) -> list[tuple[int, int]]:
+    return [(at, min(step, len(new) - at)) for at in range(0, len(new), step) if old[at : at + step] != new[at : at + step]]
