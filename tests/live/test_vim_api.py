@@ -7,6 +7,7 @@ import asyncio
 import os
 import random
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from synvirt.errors import (
 from synvirt.live import SourceAccess
 from synvirt.live.registry import BY_KIND
 from synvirt.live.vsphere import changes as vim_changes
+from synvirt.live.vsphere import session as session_module
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.changes import coarser
 from synvirt.live.vsphere.privileges import EXPORT, PRIVILEGES
@@ -579,6 +581,91 @@ def test_what_passes_by_itself_is_asked_again_wherever_it_is_told(kind: str) -> 
     session.properties = lambda *_, **__: {"info.state": "error", "info.error": fault()}  # type: ignore[method-assign]
     with pytest.raises(SourceUnreachable, match=kind):
         session.wait("task-1", what="do it", timeout_s=1)
+
+
+SPOKEN_TO = ("RetrieveServiceContent", "Login", "RetrievePropertiesEx", "CreateContainerView", "QueryChangedDiskAreas")
+
+
+@pytest.mark.parametrize("method", SPOKEN_TO)
+def test_a_trouble_inside_the_platform_passes_whatever_it_was_asked(platform: VCenter, disk: Path, method: str) -> None:
+    """SystemError: a vCenter that restarts, or whose single sign-on does."""
+
+    async def use(adapter: VimApi) -> None:
+        await tracked(adapter)
+        _, since = await opened(adapter, "synvirt-a-1")
+        await adapter.snapshot(VM, "synvirt-a-2")
+        if method not in SPOKEN_TO[:2]:
+            platform.fault(method, "SystemError")
+            with pytest.raises(SourceUnreachable, match="SystemError"):
+                await (adapter.list_vms() if method == "CreateContainerView" else opened(adapter, "synvirt-a-2", since))
+        assert await opened(adapter, "synvirt-a-2", since)
+        for name in ("synvirt-a-1", "synvirt-a-2"):
+            await adapter.cleanup(VM, name)
+
+    if method in SPOKEN_TO[:2]:
+        platform.fault(method, "SystemError")
+        with pytest.raises(SourceUnreachable, match="SystemError"):
+            ask(platform.access(), use)
+    ask(platform.access(), use)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("GenericVmConfigFault", CbtReset), ("NotSupported", CbtUnsupported)])
+def test_a_host_that_cannot_say_what_changed_leaves_the_whole_disk_to_be_compared(
+    platform: VCenter, disk: Path, kind: str, error: type[Exception]
+) -> None:
+    async def use(adapter: VimApi) -> None:
+        await tracked(adapter)
+        _, since = await opened(adapter, "synvirt-a-1")
+        await adapter.snapshot(VM, "synvirt-a-2")
+        platform.fault("QueryChangedDiskAreas", kind)
+        with pytest.raises(error):
+            await opened(adapter, "synvirt-a-2", since)
+        for name in ("synvirt-a-1", "synvirt-a-2"):
+            await adapter.cleanup(VM, name)
+
+    ask(platform.access(), use)
+
+
+def test_an_answer_that_takes_long_is_given_more_time_each_time(
+    platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times the same limit would fail three times, and hold a snapshot meanwhile."""
+    monkeypatch.setattr(session_module, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(session_module, "ANSWERS", session_module._Answers())
+    limits: list[str] = []
+
+    async def use(adapter: VimApi) -> None:
+        await adapter.inspect(VM)
+
+    for _ in range(3):
+        platform.fault("RetrievePropertiesEx", "hang:20000")
+        with pytest.raises(SourceUnreachable, match="did not answer within") as told:
+            ask(platform.access(), use)
+        limits.append(str(told.value.hint).partition(";")[0])
+    assert limits == [f"it is asked again, and given {grown} s" for grown in (1, 2, 4)]
+    ask(platform.access(), use)
+
+
+def test_closing_does_not_wait_for_a_platform_that_hangs(
+    platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "LOGOUT_TIMEOUT_S", 0.2)
+    platform.fault("Logout", "hang:60000")
+
+    async def use(adapter: VimApi) -> float:
+        began = time.monotonic()
+        await adapter.close()
+        return time.monotonic() - began
+
+    assert ask(platform.access(), use) < 30
+
+
+def test_another_server_at_the_endpoint_is_said_in_words(platform: VCenter) -> None:
+    platform.fault("RetrieveServiceContent", "html")
+    with pytest.raises(SourceUnreachable) as told:
+        ask(platform.access(), lambda adapter: adapter.list_vms())
+    assert "NoneType" not in told.value.detail
+    assert "vSphere" in told.value.detail
 
 
 def test_a_task_that_its_platform_has_forgotten_is_no_vm_that_is_gone(platform: VCenter, disk: Path) -> None:

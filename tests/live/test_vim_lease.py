@@ -419,6 +419,7 @@ def test_an_export_that_is_refused_says_why(platform: VCenter, disk: Path, kind:
 
 
 @pytest.mark.parametrize(("kind", "error"), [("refuse", SourceUnreachable), ("cut", SourceUnreachable),
+                                             ("empty", DiskReadFailed),
                                              ("status:503", SourceUnreachable), ("status:404", SourceUnreachable),
                                              ("status:403", DiskReadFailed)])  # fmt: skip
 def test_a_stream_that_does_not_come_or_ends_early(

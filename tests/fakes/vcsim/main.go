@@ -46,7 +46,8 @@ type fault struct {
 	Match  string
 	// A SOAP fault's type; "task:TYPE": the call succeeds, and its task fails with it; "cut": the answer breaks off in the
 	// middle; "refuse": the connection is closed at once; "status:503": that answer;
-	// "deny:PRIVILEGE,PRIVILEGE": our user lacks them.
+	// "deny:PRIVILEGE,PRIVILEGE": our user lacks them; "hang:MS": no answer for so long; "html": a page of some other server;
+	// of nfc, "empty": an answer that ends before a disk has begun.
 	Kind  string
 	Times int
 }
@@ -106,6 +107,16 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(kind, "status:"):
 		code, _ := strconv.Atoi(kind[7:])
 		w.WriteHeader(code)
+	case strings.HasPrefix(kind, "hang:"):
+		ms, _ := strconv.Atoi(kind[5:])
+		select {
+		case <-r.Context().Done():
+		case <-time.After(time.Duration(ms) * time.Millisecond):
+		}
+		hangUp(w)
+	case kind == "html":
+		w.Header().Set("Content-Type", "text/html")
+		_, _ = io.WriteString(w, "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>")
 	case strings.HasPrefix(kind, "task:"):
 		found := entity.FindSubmatch(body)
 		ref := types.ManagedObjectReference{Type: string(found[1]), Value: string(found[2])}
@@ -170,6 +181,9 @@ func (d *door) export(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-vnd.vmware-streamVmdk")
+	if kind == "empty" {
+		return
+	}
 	half := len(content) / 2
 	_, _ = w.Write(content[:half])
 	w.(http.Flusher).Flush()

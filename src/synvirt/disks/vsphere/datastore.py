@@ -184,7 +184,14 @@ class DatastoreReader:
         connection.request("GET", self._target, headers=headers)
         answer = connection.getresponse()
         if answer.status != http.client.PARTIAL_CONTENT:
+            whole_bytes = answer.length if answer.status == http.client.OK else None
             answer.read(_REFUSAL_BYTES)
+            if whole_bytes is not None and whole_bytes < offset + len(buffer):
+                # RFC 9110, section 14.2: a server may answer a range that it cannot satisfy as if none had been asked for.
+                raise DiskReadFailed(
+                    f"{self._name} has {whole_bytes} bytes, and its disk at least {offset + len(buffer)}",
+                    hint="the datastore's file is shorter than the VM's disk: look at the VM's disks on the platform",
+                )
             self._refused(answer.status, used)
         told, _, size = (answer.headers.get("Content-Range") or "").rpartition("/")
         if f"{told}/" != wanted or not size.isdecimal() or len(size) > SIZE_DIGITS_MAX:

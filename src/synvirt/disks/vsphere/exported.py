@@ -38,6 +38,9 @@ class ExportedReader:
         self._spec, self._name = spec, spec.name
         self.size = spec.size_bytes
         self._closing = contextlib.ExitStack()
+        # The body came to its own end, as its headers said.
+        self._ended_whole = False
+        self._left: Callable[[], int | None] = lambda: None
         try:
             self._body = self._asked()
             self._flow = self._begun()
@@ -69,11 +72,21 @@ class ExportedReader:
             raise self._lost(f"it answers {answer.status}: is the lease over?")
         if answer.status != http.client.OK:
             raise DiskReadFailed(f"{spec.host} answers {answer.status} for {self._name}, exported by a lease")
+        self._left = lambda: answer.length
         # http.client's answer has readinto, which is all that is asked of a raw stream.
         return io.BufferedReader(answer, _BUFFER_BYTES)
 
     def _begun(self) -> VmdkFlow:
-        flow = VmdkFlow(self._fill, self._name)
+        try:
+            flow = VmdkFlow(self._fill, self._name)
+        except SourceUnreachable as error:
+            if not self._ended_whole:
+                raise
+            # Asked again it would send the same: a guest that is off is not to wait for that.
+            raise DiskReadFailed(
+                f"{self._spec.host} sent no disk for {self._name}: its answer ended by itself before a VMDK had begun",
+                hint="the host cannot export this disk now: see its events, or choose options.transport datastore or vddk",
+            ) from error
         if flow.size != self.size:
             raise MalformedArchive(f"{self._name}: {self._spec.host} sends a disk of {flow.size} bytes, not {self.size}")
         return flow
@@ -92,6 +105,8 @@ class ExportedReader:
             while got < len(buffer):
                 count = self._body.readinto(buffer[got:])
                 if not count:
+                    # http.client says nothing of a body that is shorter than its Content-Length.
+                    self._ended_whole = not self._left()
                     raise self._lost("the stream ended before the disk did")
                 got += count
         except (OSError, ValueError, http.client.HTTPException) as error:

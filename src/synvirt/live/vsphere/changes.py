@@ -219,14 +219,21 @@ def change_ids(disks: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: str) -> tuple[tuple[int, int], ...]:
-    """What changed from `since`, a change id, to the snapshot: (start, length) each. CbtReset: `since` means nothing now."""
+    """What changed from `since`, a change id, to the snapshot: (start, length) each. Where the whole disk is to be compared:
+    CbtReset (`since` means nothing now, or the host cannot say what changed since), CbtUnsupported (it never can)."""
     present = str(getattr(disk.backing, "changeId", None) or "")
     if present.partition("/")[0] != since.partition("/")[0]:
         raise CbtReset(
             f"disk {disk.key} of {vm_id}: the host tracks its changes anew since {since}",
             hint="the whole disk is compared once; a host that crashed, or a snapshot that was reverted, does this",
         )
-    return _areas(session, vm_id, snapshot_id, disk, since)
+    try:
+        return _areas(session, vm_id, snapshot_id, disk, since)
+    except Internal as error:
+        hint = "the whole disk is compared, which takes longer and loses nothing"
+        if isinstance(error.__cause__, library().vmodl.fault.NotSupported):
+            raise CbtUnsupported(error.detail, hint=hint) from error
+        raise CbtReset(f"disk {disk.key} of {vm_id}: {error.detail}", hint=hint) from error
 
 
 def allocated(session: VimSession, vm_id: str, snapshot_id: str, disk: Any) -> tuple[tuple[int, int], ...] | None:
@@ -235,7 +242,7 @@ def allocated(session: VimSession, vm_id: str, snapshot_id: str, disk: Any) -> t
         return None
     try:
         return _areas(session, vm_id, snapshot_id, disk, ALLOCATED)
-    except (CbtReset, Internal) as error:
+    except (CbtReset, Internal) as error:  # which disks it has written is a help, not a need
         log.warning("the host does not say what is allocated: the whole disk is read", vm=vm_id, cause=error.detail)
         return None
 

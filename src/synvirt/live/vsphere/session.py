@@ -8,6 +8,7 @@ older pyvmomi cannot read.
 """
 
 import http.client
+import math
 import os
 import ssl
 import threading
@@ -22,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from synvirt import __version__
 from synvirt.errors import AuthFailed, BadRequest, Internal, SnapshotFailed, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live.form import Place
 from synvirt.model import SourceOptions
@@ -30,7 +32,15 @@ from synvirt.transport import tls
 SKIPPED: Final = "SYNVIRT_MIGRATOR_SKIP_GO_SHIM"
 # The oldest that has all we call: vSphere 6.5. Newer platforms speak it too.
 API_VERSION: Final = "vim.version.version11"
-ANSWER_TIMEOUT_S: Final = 90.0
+# The first time limit of an answer. A question that takes longer is asked again, with twice the time (`_Answers`).
+ANSWER_TIMEOUT_S: Final = 45.0
+ANSWER_TIMEOUT_MAX_S: Final = 900.0
+# So long a platform that was slow is given more time from the start: a busy night.
+SLOW_FOR_S: Final = 3600.0
+# Platforms whose slowness is remembered: more than one host has as sources.
+SLOW_MAX: Final = 1000
+# vCenter itself waits longer than this for no login; a session that ends on a platform that hangs ends by itself.
+LOGOUT_TIMEOUT_S: Final = 5.0
 # vCenter ends a session after 30 minutes without a call.
 KEEP_ALIVE_S: Final = 300.0
 # One page of a discovery: what vCenter makes in a fraction of a second.
@@ -77,6 +87,38 @@ def busy_faults() -> tuple[type[Exception], ...]:
         fault.ConcurrentAccess,
         vmware.vmodl.fault.HostCommunication,
     )
+
+
+def passing_faults() -> tuple[type[Exception], ...]:
+    """What a call throws in passing. SystemError is vCenter's word for a trouble inside: a restart, its single sign-on. As the
+    error of a task it means that the task itself has failed, and does not pass."""
+    return (*busy_faults(), library().vmodl.fault.SystemError)
+
+
+class _Answers:
+    """How long each platform may take to answer. Its time limit grows while it is slow: the same limit again would never do."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slow: dict[tuple[str, int], tuple[float, float]] = {}
+
+    def limit_s(self, host: str, port: int) -> float:
+        with self._lock:
+            limit_s, until = self._slow.get((host, port), (ANSWER_TIMEOUT_S, math.inf))
+            return limit_s if time.monotonic() < until else ANSWER_TIMEOUT_S
+
+    def was_slow(self, host: str, port: int, limit_s: float) -> float:
+        """No answer came within `limit_s`; the limit from now on."""
+        grown = min(2 * limit_s, ANSWER_TIMEOUT_MAX_S)
+        with self._lock:
+            self._slow.pop((host, port), None)
+            while len(self._slow) >= SLOW_MAX:
+                self._slow.pop(next(iter(self._slow)))
+            self._slow[host, port] = (grown, time.monotonic() + SLOW_FOR_S)
+        return grown
+
+
+ANSWERS: Final = _Answers()
 
 
 def warn_if_missing() -> None:
@@ -141,10 +183,16 @@ class VimSession:
                 version=API_VERSION,
                 path="/sdk",
                 sslContext=tls.context(self.host, verify=options.verify_tls, fingerprint_sha256=options.fingerprint_sha256),
-                httpConnectionTimeout=ANSWER_TIMEOUT_S,
+                httpConnectionTimeout=ANSWERS.limit_s(self.host, self.port),
+                customHeaders={"User-Agent": f"SynVirt/{__version__}"},
             )
             undo.callback(self._forget)
             self._content = vmware.vim.ServiceInstance("ServiceInstance", self._stub).RetrieveContent()
+            if getattr(self._content, "sessionManager", None) is None:
+                raise SourceUnreachable(
+                    f"{self.host} answers on port {self.port}, and not as vSphere does",
+                    hint="is it this address, and does no proxy or other server answer in its place?",
+                )
             self._log_in()
             undo.pop_all()
 
@@ -159,9 +207,16 @@ class VimSession:
         with self._changing:
             self._closed = True
             if self._content is not None:
+                # Whoever closes waits for it, a cancelled job for one: a platform that hangs is not waited for.
+                self._limit(LOGOUT_TIMEOUT_S)
                 with suppress(Exception):  # the session ends by itself
                     self._content.sessionManager.Logout()
                 self._forget()
+
+    def _limit(self, seconds: float) -> None:
+        """Of the answers on connections that are made from now on: none that lies idle has another."""
+        self._stub.schemeArgs["timeout"] = seconds
+        self._stub.DropConnections()
 
     def _forget(self) -> None:
         self._stub.DropConnections()
@@ -183,6 +238,8 @@ class VimSession:
                 content, logins = self._open_content(), self._logins
                 try:
                     return use(content)
+                except TimeoutError as error:
+                    raise self._slow(what) from error
                 except vmware.vim.fault.NotAuthenticated:
                     with self._changing:
                         if self._closed or not left:
@@ -191,6 +248,17 @@ class VimSession:
                             log.info("session was lost; logging in again", host=self.host)
                             self._log_in()
             raise AssertionError("the last try returns or raises")
+
+    def _slow(self, what: str) -> SourceUnreachable:
+        with self._changing:
+            limit_s = float(self._stub.schemeArgs.get("timeout") or ANSWER_TIMEOUT_S)
+            grown = ANSWERS.was_slow(self.host, self.port, limit_s)
+            if not self._closed:
+                self._limit(grown)
+        return SourceUnreachable(
+            f"{self.host} did not answer within {limit_s:.0f} s when asked to {what}",
+            hint=f"it is asked again, and given {grown:.0f} s; is it overloaded, or does it hang?",
+        )
 
     def _open_content(self) -> Any:
         with self._changing:
@@ -285,7 +353,7 @@ class VimSession:
             if found.get("info.state") == "success":
                 return found.get("info.result")
             if found.get("info.state") == "error":
-                with self.mapped(what):
+                with self.mapped(what, passing=busy_faults()):
                     raise found["info.error"]
             if time.monotonic() > deadline:
                 raise SourceUnreachable(f"{self.host} did not {what} within {timeout_s:.0f} s", hint="look at its tasks")
@@ -295,16 +363,16 @@ class VimSession:
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
-    def mapped(self, what: str) -> Iterator[None]:
-        """Whatever pyvmomi raises, as one of our errors."""
+    def mapped(self, what: str, passing: tuple[type[Exception], ...] | None = None) -> Iterator[None]:
+        """Whatever pyvmomi raises, as one of our errors. `passing`: the faults that pass by themselves, SourceUnreachable."""
         try:
             yield
         except SynvirtError:
             raise
         except Exception as error:
-            raise self._as_ours(what, error) from error
+            raise self._as_ours(what, error, passing_faults() if passing is None else passing) from error
 
-    def _as_ours(self, what: str, error: Exception) -> SynvirtError:  # noqa: PLR0911
+    def _as_ours(self, what: str, error: Exception, passing: tuple[type[Exception], ...]) -> SynvirtError:  # noqa: PLR0911
         """A table in the form of code: the first that fits."""
         vmware = library()
         fault = vmware.vim.fault
@@ -326,7 +394,7 @@ class VimSession:
             return VmNotFound(f"{self.host} has no {gone or 'such VM'} any more, and cannot {what}")
         if isinstance(error, fault.RestrictedVersion):
             return Internal(cannot + _told(error), hint="a host with VMware's free licence takes no such calls")
-        if isinstance(error, busy_faults()):
+        if isinstance(error, passing):
             return SourceUnreachable(cannot + _told(error), hint="it is busy, or its host is away for a while: asked again")
         if isinstance(error, fault.SnapshotFault):
             return SnapshotFailed(cannot + _told(error), hint="look at the VM's events; are its disks and datastore well?")
