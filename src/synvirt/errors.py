@@ -112,6 +112,11 @@ class SourceUnreachable(SynvirtError):
 
     code, status = "E_MIG_SOURCE_UNREACHABLE", 502
 
+    def __init__(self, detail: str = "", *, hint: str | None = None, waited_s: float = 0.0) -> None:
+        """`waited_s`: how long the platform said nothing before this was raised; 0 where it refused at once."""
+        super().__init__(detail, hint=hint)
+        self.waited_s = waited_s
+
 
 class AuthFailed(SynvirtError):
     """The source platform refused the credentials."""

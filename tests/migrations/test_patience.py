@@ -4,7 +4,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +14,12 @@ import pytest
 
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import SourceUnreachable, SynvirtError
+from synvirt.jobs import stop
 from synvirt.jobs.slots import Slots, Turns
 from synvirt.live import SnapshotRef
 from synvirt.migrations import advance, passes, patience
 from synvirt.migrations.patience import Patience
+from synvirt.migrations.tidying import Tidier
 from synvirt.model import KIB, MIB, Disk, Migration, Problem, State, now
 from tests.fakes.live import FakeAdapter
 from tests.house import SOURCE_ID, VM, Crash, House, live_plan
@@ -372,6 +374,70 @@ def test_a_cancel_waits_for_the_call_that_it_cancels(house: House, monkeypatch: 
     assert house.store.get(job.id).state is State.CANCELLED
     assert house.platform.vm(VM)["snapshots"] == {}
     assert house.store.ledger(job.id) == []
+
+
+@pytest.mark.parametrize("first", ["snapshot", "open_disk"])
+def test_a_cancel_does_not_wait_for_a_platform_that_hangs(house: House, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """What is left there stays in the ledger, and is tidied up once the platform answers."""
+    monkeypatch.setattr(stop, "CANCEL_WITHIN_S", 0.2)
+    monkeypatch.setattr(advance, "CANCELLED_CONNECT_S", 0.2)
+    job, hangs, answers = house.intake.submit(live_plan()), threading.Event(), threading.Event()
+
+    def hanging(name: str) -> Callable[..., Awaitable[Any]]:
+        call = getattr(FakeAdapter, name)
+
+        async def hang(adapter: FakeAdapter, *args: Any) -> Any:
+            if name == first:
+                hangs.set()
+            if hangs.is_set():
+                await asyncio.to_thread(answers.wait, 60)
+            return await call(adapter, *args)
+
+        return hang
+
+    for name in ("connect", "inspect", "snapshot", "open_disk", "cleanup"):
+        monkeypatch.setattr(FakeAdapter, name, hanging(name))
+    running = threading.Thread(target=house.run, args=(job.id,), daemon=True)
+    running.start()
+    try:
+        assert hangs.wait(60)
+        house.intake.cancel(job.id)
+        until(lambda: house.store.get(job.id).state is State.CANCELLED)
+        assert [entry.kind for entry in house.store.ledger(job.id)] == ["snapshot"]
+    finally:
+        answers.set()
+    running.join(60)
+    Tidier(house.rooms, host="local").look()
+    assert house.platform.vm(VM)["snapshots"] == {}
+    assert house.store.ledger(job.id) == []
+
+
+def test_a_source_that_hangs_is_named_within_a_minute(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A platform that says nothing for 45 s has been waited for that long: no second try is needed to say so."""
+    job, reached = held(house)
+    told: list[str] = []
+    inspect, silent = FakeAdapter.last_start, [3]
+
+    async def slow(adapter: FakeAdapter, vm_id: str) -> str:
+        if silent[0]:
+            silent[0] -= 1
+            raise SourceUnreachable("the platform did not answer within 45 s", waited_s=45.0)
+        return await inspect(adapter, vm_id)
+
+    monkeypatch.setattr(FakeAdapter, "last_start", slow)
+
+    def looked(now: Migration) -> bool:
+        if now.last_error is not None and not told:
+            told.append(now.last_error.message)
+            assert silent[0] == 2
+        if reached(now):
+            house.intake.cutover(job.id)
+        return now.ended
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert told[0].startswith("the platform did not answer within 45 s. It is tried again every 0 s until")
 
 
 def test_a_job_that_only_waits_lets_others_work(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from synvirt.errors import Cancelled
 
 T = TypeVar("T")
 
-# A session is closed once its call has come back, which may hang; but a cancel is not for ever.
-CANCEL_WITHIN_S = 90.0
+# What a call had begun is waited for, since it may come back at once; a platform that hangs is not.
+CANCEL_WITHIN_S = 5.0
 
 
 class Stop:
@@ -22,6 +22,8 @@ class Stop:
         self._lock = threading.Lock()
         # Jobs run in event loops of several threads, and each wants to hear of it in its own.
         self._listening: set[asyncio.Future[None]] = set()
+        # A call that was cancelled hangs, and may still make something at the source: it is no time to tidy up there.
+        self.left_running = False
 
     def set(self) -> None:
         with self._lock:
@@ -55,7 +57,8 @@ class Stop:
                 self._listening.discard(heard)
             task.cancel()
             # What it had begun at a source ends before anybody tidies up there.
-            await asyncio.wait({task}, timeout=CANCEL_WITHIN_S)
+            _, pending = await asyncio.wait({task}, timeout=CANCEL_WITHIN_S)
+            self.left_running |= bool(pending)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep; Cancelled at once when stopped."""

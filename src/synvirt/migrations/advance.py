@@ -28,6 +28,10 @@ log = structlog.get_logger(__name__)
 
 # A source that is away may be back in a moment; beyond that the entry stays in the ledger, for later (`tidying`).
 SWEEP_PAUSES_S = (0.5, 2, 5)
+# Of a job that is cancelled: a platform that takes longer to let us in is tidied up later.
+CANCELLED_CONNECT_S = 5.0
+# What is undone at the source of a Live job.
+AT_SOURCE = frozenset({"snapshot", "source_power"})
 
 
 async def advance(rooms: Rooms, migration: Migration, state: State, stop: Stop) -> State:
@@ -159,7 +163,7 @@ async def _at_source(job: Job, call: Callable[..., Awaitable[None]]) -> None:
     ref = job.migration.plan.source_ref
     if ref.kind != "live_vm":
         return
-    adapter = await job.adapter()
+    adapter = await job.adapter(within_s=CANCELLED_CONNECT_S if job.stop.is_set() else None)
     try:
         await call(adapter, ref.vm_id)
     finally:
@@ -170,8 +174,19 @@ async def sweep(job: Job, keep: frozenset[str] = frozenset()) -> None:
     """Undo the ledger, newest first. What is kept is struck out: it is the operator's from now on. What cannot be undone now
     stays in the ledger."""
 
+    # An operator who cancels does not wait for a platform that hangs: what is left there is tidied up later (`tidying`).
+    away = job.stop.left_running
+
     async def kept_or_swept(entry: LedgerEntry) -> bool:
-        return entry.kind in keep or await _swept(job, entry)
+        nonlocal away
+        at_source = entry.kind in AT_SOURCE
+        if entry.kind in keep:
+            return True
+        if at_source and away:
+            return False
+        swept = await _swept(job, entry)
+        away |= at_source and job.stop.is_set() and not swept
+        return swept
 
     async for entry in undone(await job.in_thread(job.rooms.store.ledger, job.id), kept_or_swept):
         await job.strike(entry.kind, entry.name)
@@ -201,6 +216,8 @@ async def _swept(job: Job, entry: LedgerEntry) -> bool:
         except Exception as error:  # whatever it was, the other entries are to be swept too
             log.warning("cannot be swept", job=str(job.id), kind=entry.kind, name=entry.name, cause=str(error))
             if isinstance(error, AuthFailed):  # the same password again would only lock the account
+                return False
+            if isinstance(error, SourceUnreachable) and error.waited_s and job.stop.is_set():
                 return False
             if pause is not None:
                 await Stop().sleep(pause)

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 from uuid import UUID
 
 from synvirt.destinations import Destination
-from synvirt.errors import SynvirtError
+from synvirt.errors import SourceUnreachable, SynvirtError
 from synvirt.jobs.stop import Stop
 from synvirt.live import LiveAdapter
 from synvirt.migrations.rooms import Rooms
@@ -113,14 +113,20 @@ class Job:
         finally:
             await adapter.close()
 
-    async def adapter(self) -> LiveAdapter:
-        """A new session with the source; the caller closes it."""
+    async def adapter(self, *, within_s: float | None = None) -> LiveAdapter:
+        """A new session with the source; the caller closes it. SourceUnreachable when it does not stand within `within_s`."""
         plan = self.migration.plan
         if plan.source.Live is None or plan.source_ref.kind != "live_vm":
             raise RuntimeError("an Offline plan has no adapter")
         adapter = await self.rooms.connect(plan.source.Live, plan.source_ref.source_id)
         try:
-            await adapter.connect()
+            async with asyncio.timeout(within_s):
+                await adapter.connect()
+        except TimeoutError as error:
+            await asyncio.shield(adapter.close())
+            raise SourceUnreachable(
+                f"the source did not let us in within {within_s:.0f} s", waited_s=within_s or 0.0
+            ) from error
         except BaseException:
             # Cancelled in the middle, say: nobody else knows of it yet.
             await asyncio.shield(adapter.close())

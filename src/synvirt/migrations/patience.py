@@ -1,6 +1,6 @@
 """How long a job waits for what passes by itself, or by somebody's hand. asyncio.
 
-    trouble ─▶ again after a pause ─▶ a pause of a minute and more: told by the job's last_error, which is not fatal
+    trouble ─▶ again after a pause ─▶ after half a minute: told by the job's last_error, which is not fatal
                    │                      over: what stood there before stands there again
                    └─ too long: the trouble itself, and the job fails
 
@@ -34,7 +34,9 @@ PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     SnapshotNotMade: (60,),
     AuthFailed: (300,),
 }
-TOLD_FROM_S = 60.0
+# From the first trouble on, the time that the source said nothing before it included: a moment's trouble is nobody's concern,
+# and what is waited for is said within a minute.
+TOLD_FROM_S = 30.0
 # While the guest runs on nobody suffers, and what was copied counts: a host's maintenance, or the backup of a night, is over by
 # then. A guest that is off could not even be powered on while its source is away; but its owner is to hear of it.
 GUEST_RUNS_S, GUEST_OFF_S = 86_400.0, 1_800.0
@@ -60,6 +62,7 @@ class Patience:
         self._job, self._limit_s = job, limit_s
         self._since: float | None = None
         self._tries = 0
+        self._silent_s = 0.0
         # A service that ended in the middle of a trouble may have told of it.
         self._told = True
 
@@ -85,9 +88,11 @@ class Patience:
         if job.migration.progress.rate_bps:
             await job.change(progress=job.migration.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None}))
             job.rooms.board.pin(job.id, job.migration.state, job.migration.progress)
-        if pause_s >= TOLD_FROM_S:
+        self._silent_s += trouble.waited_s if isinstance(trouble, SourceUnreachable) else 0.0
+        if max(pause_s, moment - self._since + self._silent_s) >= TOLD_FROM_S:
             until = now() + timedelta(seconds=left_s)
-            again = f"It is tried again every {pause_s / 60:.0f} min until {until:%Y-%m-%d %H:%M} UTC"
+            every = f"{pause_s / 60:.0f} min" if pause_s >= 60 else f"{pause_s:.0f} s"
+            again = f"It is tried again every {every} until {until:%Y-%m-%d %H:%M} UTC"
             await job.tell(type(trouble)(f"{trouble.detail.rstrip('.')}. {again}", hint=trouble.hint))
             self._told = True
         job.leave_turn()
@@ -96,7 +101,7 @@ class Patience:
 
     async def over(self) -> None:
         """It went well: the next trouble is another one."""
-        self._since, self._tries = None, 0
+        self._since, self._tries, self._silent_s = None, 0, 0.0
         if self._told:
             await self._job.take_back()
             self._told = False

@@ -35,8 +35,8 @@ from synvirt.transport import tls
 
 # Until a connection stands: a firewall that swallows packets is found out within this.
 CONNECT_TIMEOUT_S: Final = 10.0
-# Between two pieces of an answer.
-SILENCE_TIMEOUT_S: Final = 60.0
+# Between two pieces of an answer: short enough that a job says within a minute that its platform hangs.
+SILENCE_TIMEOUT_S: Final = 45.0
 # Of one answer that is held in memory. The largest known, 5,000 VMs of a cluster with all their fields, is 30 MiB.
 ANSWER_BYTES_MAX: Final = 64 << 20
 # From request to the last byte of an answer that is held in memory: one that drips a byte a second is given up.
@@ -286,7 +286,9 @@ def _translated(where: str) -> Iterator[None]:
             f"{where} takes no connection: {cause}", hint="is it running, and does a firewall let this host through?"
         ) from error
     except ReadTimeoutError as error:
-        raise SourceUnreachable(f"{where} did not answer in time", hint="is the platform overloaded?") from error
+        raise SourceUnreachable(
+            f"{where} did not answer in time", hint="is the platform overloaded?", waited_s=SILENCE_TIMEOUT_S
+        ) from error
     except SSLError as error:
         raise tls.not_trusted(where, _cause(error)) from error
     except LocationParseError as error:

@@ -186,7 +186,7 @@ class DatastoreReader:
         if answer.status != http.client.PARTIAL_CONTENT:
             whole_bytes = answer.length if answer.status == http.client.OK else None
             answer.read(_REFUSAL_BYTES)
-            if whole_bytes is not None and whole_bytes < offset + len(buffer):
+            if whole_bytes and whole_bytes < offset + len(buffer):
                 # RFC 9110, section 14.2: a server may answer a range that it cannot satisfy as if none had been asked for.
                 raise DiskReadFailed(
                     f"{self._name} has {whole_bytes} bytes, and its disk at least {offset + len(buffer)}",

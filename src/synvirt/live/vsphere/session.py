@@ -258,6 +258,7 @@ class VimSession:
         return SourceUnreachable(
             f"{self.host} did not answer within {limit_s:.0f} s when asked to {what}",
             hint=f"it is asked again, and given {grown:.0f} s; is it overloaded, or does it hang?",
+            waited_s=limit_s,
         )
 
     def _open_content(self) -> Any:
