@@ -65,22 +65,6 @@ class TestWmiApiForm:
         assert "s3cret" not in str(refused.value)
 
 
-class TestPveApi(PlannedContract):
-    platform = BY_KIND[LiveKind.PVE_API]
-    access = SourceAccess("https://pve.example", {"user": "root@pam", "password": "s3cret"})
-    malformed = (
-        *malformed(access),
-        replace(access, credentials=LOGIN),
-        replace(access, credentials={"token_id": "root@pam!mover"}),
-    )
-
-
-class TestPveApiByToken(PlannedContract):
-    platform = BY_KIND[LiveKind.PVE_API]
-    access = SourceAccess("https://pve.example", {"token_id": "root@pam!mover", "token_secret": "s3cret"})
-    malformed = ()
-
-
 class TestXenApi(PlannedContract):
     platform = BY_KIND[LiveKind.XEN_API]
     access = SourceAccess("https://xen.example", LOGIN)

@@ -14,7 +14,6 @@ from synvirt.live.libvirt.adapter import libvirt_remote
 from synvirt.live.nutanix.adapter import COMING as PRISM_API_COMING
 from synvirt.live.nutanix.adapter import FORM as PRISM_API
 from synvirt.live.nutanix.adapter import prism_api
-from synvirt.live.proxmox.adapter import COMING as PVE_API_COMING
 from synvirt.live.proxmox.adapter import FORM as PVE_API
 from synvirt.live.proxmox.adapter import pve_api
 from synvirt.live.vsphere.adapter import FORM as VIM_API
@@ -42,7 +41,7 @@ class Platform:
 PLATFORMS: tuple[Platform, ...] = (
     Platform(VIM_API, VimApi),
     Platform(WMI_API, WmiApi),
-    Platform(PVE_API, pve_api, PVE_API_COMING),
+    Platform(PVE_API, pve_api),
     Platform(LIBVIRT_REMOTE, libvirt_remote),
     Platform(XEN_API, xen_api, XEN_API_COMING),
     Platform(PRISM_API, prism_api, PRISM_API_COMING),

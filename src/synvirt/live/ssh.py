@@ -2,7 +2,7 @@
 
     libvirt's own socket, a backup's NBD socket ◀── sshd ◀── ssh -N ◀── a socket in a folder that only we may enter
 
-To forward, a key that may do no more (`restrict,port-forwarding` in authorized_keys) is enough; `Door.run` runs a command.
+To forward, a key that may do no more (`restrict,port-forwarding` in authorized_keys) is enough; a Shell runs commands.
 The host's key is pinned; no secret is in an argument; each ssh ends with our process, however that ends.
 """
 
@@ -110,17 +110,6 @@ class Door:
         asked.chmod(0o700)
         return {"SSH_ASKPASS": str(asked), "SSH_ASKPASS_REQUIRE": "force"}
 
-    def run(self, command: Sequence[str], timeout_s: float) -> str:
-        """What the command writes there. ProgramFailed where it fails; SourceUnreachable, AuthFailed where ssh itself does."""
-        argv = [*self.argv(), "--", self.host, shlex.join(command)]
-        try:
-            return run(argv, timeout_s=timeout_s, env=self.env(), guarded=True, missing=SourceUnreachable).stdout
-        except ProgramFailed as error:
-            # ssh's own end (ssh(1), EXIT STATUS); a command that took too long has none.
-            if error.returncode not in (SSH_FAILED, None):
-                raise
-            raise refused(self, error.stderr or f"no answer within {timeout_s:.0f} s") from error
-
     def _file(self, name: str, content: str) -> Path:
         path = self.folder / name
         path.touch(mode=0o600)
@@ -138,18 +127,18 @@ def _has_aes() -> bool:
     return re.search(r"^(flags|Features)\s*:.*\baes\b", said, re.MULTILINE) is not None
 
 
-class Tunnel:
-    """A socket here that leads to one there. `open` it; it lives until `close`, or until our process ends."""
+class _Child:
+    """An ssh that lives until `close`, or until our process ends; `local` is a socket here by which it is used."""
 
-    def __init__(self, door: Door, remote: str, local: Path) -> None:
-        self.local, self._door, self._remote = local, door, remote
+    def __init__(self, door: Door, local: Path) -> None:
+        self.local, self._door = local, door
         self._said = local.with_suffix(".log")
         self._child: subprocess.Popen[bytes] | None = None
 
-    def open(self) -> None:
-        """SourceUnreachable, AuthFailed. Nobody need listen there yet."""
-        argv = ["setpriv", "--pdeathsig", "KILL", *self._door.argv(), "-N", "-L", f"{self.local}:{self._remote}"]
-        argv += ["--", self._door.host]
+    def _start(self, before: Sequence[str], after: Sequence[str]) -> None:
+        """SourceUnreachable, AuthFailed."""
+        ssh, *options = self._door.argv()
+        argv = ["setpriv", "--pdeathsig", "KILL", ssh, *before, *options, "-N", *after, "--", self._door.host]
         child = _starter.submit(start, argv, stderr=self._said, env=self._door.env(), missing=SourceUnreachable).result()
         self._child = child
         deadline = time.monotonic() + CONNECT_TIMEOUT_S + 5
@@ -175,6 +164,48 @@ class Tunnel:
             self._child.wait()
             self._child = None
         self.local.unlink(missing_ok=True)
+
+
+class Tunnel(_Child):
+    """A socket here that leads to one there. `open` it; it lives until `close`, or until our process ends."""
+
+    def __init__(self, door: Door, remote: str, local: Path) -> None:
+        super().__init__(door, local)
+        self._remote = remote
+
+    def open(self) -> None:
+        """SourceUnreachable, AuthFailed. Nobody need listen there yet."""
+        self._start((), ("-L", f"{self.local}:{self._remote}"))
+
+
+class Shell(_Child):
+    """One login for many commands and sockets (ssh_config(5), ControlMaster): a login takes longer than all that we ask."""
+
+    def open(self) -> None:
+        """SourceUnreachable, AuthFailed."""
+        self._start(("-M", "-S", str(self.local)), ())
+
+    def run(self, command: Sequence[str], timeout_s: float) -> str:
+        """What the command writes there. ProgramFailed where it fails; SourceUnreachable where ssh itself does."""
+        try:
+            return run([*self._argv(), "--", self._door.host, shlex.join(command)], timeout_s=timeout_s).stdout
+        except ProgramFailed as error:
+            # ssh's own end (ssh(1), EXIT STATUS); a command that took too long has none.
+            if error.returncode not in (SSH_FAILED, None):
+                raise
+            raise refused(self._door, error.stderr or f"no answer within {timeout_s:.0f} s") from error
+
+    def forward(self, remote: str, local: Path) -> None:
+        """A socket here that leads to one there, for as long as the login lasts. For talk; a disk has a tunnel of its own."""
+        argv = [*self._argv(), "-O", "forward", "-L", f"{local}:{remote}", "--", self._door.host]
+        try:
+            run(argv, timeout_s=CONNECT_TIMEOUT_S)
+        except ProgramFailed as error:
+            raise refused(self._door, error.stderr) from error
+
+    def _argv(self) -> list[str]:
+        # Without the login that is there no other is made: who asks next opens one.
+        return ["ssh", "-T", "-S", str(self.local), "-o", "ControlMaster=no", "-o", "ProxyCommand=false"]
 
 
 def refused(door: Door, said: str) -> SynvirtError:

@@ -70,11 +70,13 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as a whole. `headers`: names in lower case; of a name that came several times, all values, with commas."""
+    """An answer as a whole. `headers`: names in lower case; of a name that came several times, all values, with commas.
+    `reason`: what the status line says beside the number; some platforms say the cause there."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
+    reason: str = ""
 
     @property
     def ok(self) -> bool:
@@ -105,6 +107,7 @@ class Stream:
         self._response = response
         self._where = where
         self.status = response.status
+        self.reason = response.reason or ""
         self.headers: Mapping[str, str] = {name.lower(): value for name, value in response.headers.items()}
         self._ended = False
 
@@ -202,7 +205,7 @@ class HttpClient:
                     raise SourceUnreachable(f"{self.where} answered {method} {path} with more than {limit_bytes} bytes")
                 if time.monotonic() > until:
                     raise SourceUnreachable(f"{self.where} sent its answer to {method} {path} too slowly")
-            answer = Answer(stream.status, stream.headers, bytes(pieces))
+            answer = Answer(stream.status, stream.headers, bytes(pieces), stream.reason)
         if self._recorder is not None:
             self._recorder.answered(method, path, dict(query or {}), sent, answer)
         return answer

@@ -1,38 +1,194 @@
-"""Proxmox VE nodes and clusters, by their API on port 8006. Registered and not served yet: docs/platforms/proxmox.md."""
+"""pve_api: the virtual machines of a Proxmox VE node or cluster.
 
-from typing import Self
+    adapter (asyncio, here) ─▶ threads ─▶ cluster   the API on port 8006: who is there, off and on, marks
+                                          reading   their disks, by SSH to the VM's node and NBD through it
 
-from pydantic import SecretStr, model_validator
+Which way a disk is read is a matter of whether its VM runs: docs/platforms/proxmox.md. A VM's id is its number, which is one
+in the whole cluster; the node it is on is asked anew each time, for it may have moved. A change id is a snapshot's name.
+"""
 
-from synvirt.live import SourceAccess
-from synvirt.live.form import Form
-from synvirt.live.planned import Planned
-from synvirt.model import LiveKind, Name, Received, SourceOptions
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final, TypeVar
 
-COMING = "its API, and the dirty bitmaps of QEMU by NBD, are to come"
+from synvirt.disks.specs import ReaderSpec
+from synvirt.errors import CbtUnsupported, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
+from synvirt.live.folder import private_folder
+from synvirt.live.proxmox import privileges
+from synvirt.live.proxmox.api import Api
+from synvirt.live.proxmox.cluster import Cluster
+from synvirt.live.proxmox.farewell import Notes
+from synvirt.live.proxmox.form import FORM, Login, Options
+from synvirt.live.proxmox.manifest import manifest
+from synvirt.live.proxmox.node import Node
+from synvirt.live.proxmox.reading import Reading
+from synvirt.live.ssh import Door
+from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
+from synvirt.transport import Recorder
+
+__all__ = ["FORM", "Login", "Options", "PveApi", "pve_api"]
+
+NO_SSH: Final = "there is no SSH to its node: the API sends no disks"
+SSH_HINT: Final = "give the source ssh_private_key or ssh_password; docs/platforms/proxmox.md has what it must allow"
+# Of one call: to shut a guest down has a limit of its own beside it.
+ANSWER_TIMEOUT_S: Final = 600.0
+
+T = TypeVar("T")
 
 
-class Login(Received):
-    """`user` with its realm (`root@pam`) and `password`; or an API token: `token_id` (`user@realm!name`) and `token_secret`."""
+class PveApi:
+    """The LiveAdapter of Proxmox VE."""
 
-    user: Name | None = None
-    password: SecretStr | None = None
-    token_id: Name | None = None
-    token_secret: SecretStr | None = None
+    def __init__(self, access: SourceAccess, recorder: Recorder | None = None) -> None:
+        place, self._login, self._options = FORM.read(access)
+        self._api = Api(place, self._login, self._options, recorder)
+        self._cluster = Cluster(self._api)
+        self._notes = Notes(access.folder / "proxmox")
+        self._lock = threading.Lock()
+        self._closing = contextlib.ExitStack()
+        self._folder: Path | None = None
+        self._nodes: dict[str, Node] = {}
 
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        by_password = self.user is not None and self.password is not None
-        by_token = self.token_id is not None and self.token_secret is not None
-        if by_password == by_token:
-            raise ValueError("user and password, or token_id and token_secret, are required")
-        if by_password and "@" not in str(self.user):
-            raise ValueError("user has no realm: root@pam, for example")
-        return self
+    @property
+    def kind(self) -> LiveKind:
+        return LiveKind.PVE_API
+
+    # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def connect(self) -> None:
+        await self._asked(self._api.open)
+
+    async def close(self) -> None:
+        await asyncio.shield(asyncio.to_thread(self._closed))
+
+    def _closed(self) -> None:
+        # What reads a disk by our tunnels ends with them, whoever holds the lock.
+        for node in list(self._nodes.values()):
+            node.close()
+        self._nodes.clear()
+        self._api.close()
+        self._folder = None
+        self._closing.close()
+
+    async def about(self) -> About:
+        return await self._asked(self._about)
+
+    def _about(self) -> About:
+        checks = privileges.checks(self._api)
+        checks += [self._reach(name) for name in self._cluster.node_names()]
+        return About("Proxmox VE", self._cluster.version(), tuple(checks))
+
+    def _reach(self, name: str) -> SourceCheck:
+        if not self._login.has_ssh:
+            return SourceCheck(name=f"ssh {name}", ok=False, detail=NO_SSH, hint=SSH_HINT)
+        try:
+            said = self._node(name).run("version").strip()
+        except SynvirtError as error:
+            return SourceCheck(name=f"ssh {name}", ok=False, detail=error.detail, hint=error.hint or SSH_HINT)
+        return SourceCheck(name=f"ssh {name}", ok=True, detail=said.splitlines()[-1][:200] if said else "let in")
+
+    async def supports_warm(self) -> bool:
+        return self._login.has_ssh
+
+    # ── discovery ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def list_vms(self) -> list[VmRow]:
+        return await self._asked(self._cluster.vms)
+
+    async def inspect(self, vm_id: str) -> VmManifest:
+        return await self._asked(lambda: manifest(self._cluster.seen(vm_id, None if self._login.has_ssh else NO_SSH)))
+
+    async def uefi_variables(self, vm_id: str) -> bytes | None:
+        return await self._asked(lambda: self._reading(vm_id).uefi_variables(f"synvirt-variables-{vm_id}"))
+
+    # ── change tracking and snapshots ────────────────────────────────────────────────────────────────────────────────
+
+    async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
+        """Nothing is switched on: each snapshot brings its bitmaps. Whether it can is known from the VM."""
+        found = await self.inspect(vm_id)
+        reasons = [disk.cbt_reason for disk in found.disks if disk.key in disks and disk.cbt_reason is not None]
+        if reasons:
+            raise CbtUnsupported(f"{found.name}: {'; '.join(dict.fromkeys(reasons))}")
+
+    async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
+        return await self._asked(lambda: self._reading(vm_id).snapshot(name, disks))
+
+    async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        return await self._asked(lambda: self._reading(vm_id).open(snapshot.id, disk.key, since))
+
+    async def release(self, vm_id: str, name: str) -> None:
+        await self._unless_gone(lambda: self._reading(vm_id).release(name))
+
+    async def cleanup(self, vm_id: str, name: str) -> None:
+        await self._unless_gone(lambda: self._reading(vm_id).cleanup(name))
+
+    # ── off, on, moved ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def last_start(self, vm_id: str) -> str:
+        return await self._asked(lambda: self._cluster.last_start(self._cluster.row(vm_id)))
+
+    async def shutdown(self, vm_id: str) -> None:
+        timeout_s = self._options.shutdown_timeout_s
+        await self._asked(lambda: self._reading(vm_id).shut_down(timeout_s), limit_s=timeout_s + ANSWER_TIMEOUT_S)
+
+    async def power_on(self, vm_id: str) -> None:
+        await self._asked(lambda: self._cluster.start(vm_id))
+
+    async def mark(self, vm_id: str, note: str) -> None:
+        """A VM that is gone already needs no mark: it starts no more."""
+        await self._unless_gone(lambda: self._cluster.mark(vm_id, note))
+
+    # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _reading(self, vm_id: str) -> Reading:
+        row = self._cluster.row(vm_id)
+        if not self._login.has_ssh:
+            raise CbtUnsupported(f"VM {vm_id} cannot be read: {NO_SSH}", hint=SSH_HINT)
+        return Reading(self._cluster, self._node(str(row.get("node", ""))), row, self._notes)
+
+    def _node(self, name: str) -> Node:
+        if name not in self._nodes:
+            if self._folder is None:
+                self._folder = self._closing.enter_context(private_folder())
+            host = self._options.node_hosts.get(name) or self._cluster.addresses().get(name) or self._api.host
+            folder = self._folder / str(len(self._nodes))
+            folder.mkdir(mode=0o700)
+            secret, key = self._login.ssh_secret, self._login.ssh_private_key
+            door = Door(
+                host,
+                self._options.ssh_port,
+                self._login.ssh_name,
+                folder,
+                private_key=None if key is None else key.get_secret_value(),
+                secret=None if secret is None else secret.get_secret_value(),
+                known_hosts=self._options.ssh_known_hosts,
+                verify=self._options.verify_tls or self._options.ssh_known_hosts is not None,
+            )
+            self._nodes[name] = Node(name, door, folder, self._options.scratch_dir)
+        return self._nodes[name]
+
+    async def _unless_gone(self, use: Callable[[], None]) -> None:
+        """A VM that is no more has nothing of ours left."""
+        with contextlib.suppress(VmNotFound):
+            await self._asked(use)
+
+    async def _asked(self, use: Callable[[], T], limit_s: float = ANSWER_TIMEOUT_S) -> T:
+        def guarded() -> T:
+            with self._lock:
+                return use()
+
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.to_thread(guarded)
+        except TimeoutError as error:
+            raise SourceUnreachable(
+                f"{self._api.host}: no answer within {limit_s:.0f} s", hint="is the cluster, or one of its nodes, overloaded?"
+            ) from error
 
 
-FORM = Form(LiveKind.PVE_API, {"https": 8006}, Login, SourceOptions)
-
-
-def pve_api(access: SourceAccess) -> Planned:
-    return Planned(access, FORM, COMING)
+def pve_api(access: SourceAccess) -> PveApi:
+    return PveApi(access)

@@ -1,0 +1,204 @@
+"""The API of a Proxmox VE cluster: one session, by token or ticket. Blocking code, safe from several threads.
+
+Any node answers for the whole cluster. pve-docs, «Proxmox VE API» (api-viewer/apidata.js); a ticket lasts two hours and needs a
+CSRF token with each write, an API token needs neither.
+"""
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from synvirt.errors import AuthFailed, Internal, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.live.form import Place
+from synvirt.live.proxmox.form import Login, Options
+from synvirt.transport import Answer, HttpClient, Recorder, Trust
+
+# A ticket is good for two hours; with half of that gone it is renewed before the next request.
+TICKET_GOOD_S: Final = 3600.0
+TASK_POLL_S: Final = 0.5
+BUSY_HINT: Final = "another operation holds the VM there: it is tried again; `qm unlock` frees one that was left by a failure"
+# What pveproxy answers for a node that it cannot reach (PVE::APIServer::AnyEvent).
+_NODE_AWAY: Final = (595, 596, 599)
+_SAID_CHARS: Final = 400
+
+_GONE = re.compile(r"Configuration file '[^']*' does not exist|no such VM|CT '?[0-9]+'? not running on node|hostname lookup")
+_LOCKED = re.compile(r"VM is locked|can't lock file|got timeout|trying to acquire lock")
+
+
+class Api:
+    """`open` it first; `close` at the end. `get`, `post`, `put` answer what the API calls `data`."""
+
+    def __init__(self, place: Place, login: Login, options: Options, recorder: Recorder | None = None) -> None:
+        host = f"[{place.host}]" if ":" in str(place.host) else place.host
+        self.host = str(place.host)
+        self._origin = f"https://{host}:{place.port}"
+        self._login, self._trust = login, Trust(options.verify_tls, options.fingerprint_sha256)
+        self._recorder = recorder
+        self._client: HttpClient | None = None
+        self._lock = threading.Lock()
+        self._ticket_at = 0.0
+        self._csrf: str | None = None
+
+    @property
+    def user(self) -> str:
+        """Whose permissions count: a user's or a token's."""
+        return str(self._login.user or self._login.token_id)
+
+    def open(self) -> None:
+        """SourceUnreachable, AuthFailed."""
+        if self._client is not None:
+            return
+        self._client = HttpClient(self._origin, self._trust, recorder=self._recorder)
+        self._ticket_at = 0.0
+        try:
+            if self._login.token_secret is not None:
+                secret = self._login.token_secret.get_secret_value()
+                self._client.set_header("Authorization", f"PVEAPIToken={self._login.token_id}={secret}")
+            self.get("/version")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def get(self, path: str, **query: object) -> Any:
+        return self._asked("GET", path, query={name: _written(value) for name, value in query.items()})
+
+    def post(self, path: str, **values: object) -> Any:
+        return self._asked("POST", path, form={name: _written(value) for name, value in values.items()})
+
+    def put(self, path: str, **values: object) -> Any:
+        return self._asked("PUT", path, form={name: _written(value) for name, value in values.items()})
+
+    def wait(self, upid: object, limit_s: float) -> None:
+        """Until a task has ended. Internal with its own last word, where it failed; SourceUnreachable after `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        while (status := self.task(upid)).get("status") != "stopped":
+            if time.monotonic() > deadline:
+                raise SourceUnreachable(f"{self.host}: the task {_kind(upid)} has not ended within {limit_s:.0f} s")
+            time.sleep(TASK_POLL_S)
+        refuse_failed(upid, status)
+
+    def task(self, upid: object) -> dict[str, Any]:
+        node = str(upid).split(":")[1] if str(upid).count(":") > 1 else ""
+        if not node:
+            raise Internal(f"{self.host} names no task: {str(upid)[:100]!r}")
+        return mapping(self.get(f"/nodes/{quote(node, safe='')}/tasks/{quote(str(upid), safe='')}/status"), "a task")
+
+    # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _asked(
+        self, method: str, path: str, *, query: Mapping[str, str] | None = None, form: Mapping[str, str] | None = None
+    ) -> Any:
+        answer = self._answer(method, path, query, form)
+        if answer.status == 401 and self._login.password is not None:
+            # The ticket may have been made void: by a new key of the cluster, for one.
+            with self._lock:
+                self._ticket_at = 0.0
+            answer = self._answer(method, path, query, form)
+        if not answer.ok:
+            raise self._refused(method, path, answer)
+        found = answer.json()
+        if not isinstance(found, dict) or "data" not in found:
+            raise SourceUnreachable(
+                f"{self.host} does not answer as Proxmox VE does ({method} {path})", hint="is it this host and port?"
+            )
+        return found["data"]
+
+    def _answer(self, method: str, path: str, query: Mapping[str, str] | None, form: Mapping[str, str] | None) -> Answer:
+        client = self._client
+        if client is None:
+            raise SourceUnreachable(f"the session with {self.host} is not open")
+        self._renew(client)
+        headers = {"CSRFPreventionToken": self._csrf} if self._csrf is not None and method != "GET" else {}
+        # None: an empty form would be one field without a name to some.
+        return client.request(method, f"/api2/json{path}", query=query or None, form=form or None, headers=headers)
+
+    def _renew(self, client: HttpClient) -> None:
+        if self._login.password is None:
+            return
+        with self._lock:
+            if self._ticket_at and time.monotonic() - self._ticket_at < TICKET_GOOD_S:
+                return
+            form = {"username": str(self._login.user), "password": self._login.password.get_secret_value()}
+            client.set_header("Cookie", None)
+            answer = client.request("POST", "/api2/json/access/ticket", form=form)
+            if answer.status == 401:
+                raise AuthFailed(f"{self.host} refused user {self.user}", hint="check user, realm (root@pam) and password")
+            if not answer.ok:
+                raise self._refused("POST", "/access/ticket", answer)
+            made = mapping(mapping(answer.json(), "a login").get("data"), "a login")
+            ticket = str(made.get("ticket", ""))
+            if not ticket or ticket.startswith("PVE:!tfa!"):
+                raise AuthFailed(
+                    f"{self.host} asks user {self.user} for a second factor", hint="use an API token: it needs none"
+                )
+            client.set_header("Cookie", f"PVEAuthCookie={quote(ticket, safe=':=@/+')}")
+            self._csrf, self._ticket_at = str(made.get("CSRFPreventionToken", "")), time.monotonic()
+
+    def _refused(self, method: str, path: str, answer: Answer) -> SynvirtError:
+        said = _said(answer)
+        where = f"{self.host}: {method} {path}: {said}"
+        hint = f"give {self.user} the privilege there; a token with privilege separation needs one of its own"
+        known: tuple[tuple[bool, type[SynvirtError], str | None], ...] = (
+            (answer.status == 401, AuthFailed, "check user and password, or the token's id and secret: it may have expired"),
+            (answer.status == 403, AuthFailed, hint),
+            (answer.status in _NODE_AWAY, SourceUnreachable, "the VM's node is off, or cut off from the cluster"),
+            (_GONE.search(said) is not None, VmNotFound, None),
+            (_LOCKED.search(said) is not None, SourceUnreachable, BUSY_HINT),
+            (answer.status in (502, 503, 504), SourceUnreachable, None),
+        )
+        kind, advice = next(((kind, advice) for applies, kind, advice in known if applies), (Internal, None))
+        return kind(where, hint=advice)
+
+
+def refuse_failed(upid: object, status: Mapping[str, Any]) -> None:
+    """Internal, where a task that has ended did not end well."""
+    said = str(status.get("exitstatus", ""))
+    if said == "OK" or said.startswith("WARNINGS"):
+        return
+    if _LOCKED.search(said):
+        raise SourceUnreachable(f"the task {_kind(upid)} failed: {said[:_SAID_CHARS]}", hint=BUSY_HINT)
+    raise Internal(f"the task {_kind(upid)} failed: {said[:_SAID_CHARS] or 'it does not say why'}")
+
+
+def mapping(value: Any, what: str) -> dict[str, Any]:
+    """Internal, where it is none: it comes from outside."""
+    if not isinstance(value, dict):
+        raise Internal(f"Proxmox VE answered with something else than {what}")
+    return value
+
+
+def rows(value: Any, what: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise Internal(f"Proxmox VE answered with something else than {what}")
+    return value
+
+
+def _written(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _said(answer: Answer) -> str:
+    """Newer versions say it in the body; all of them in the status line, which says nothing where HTTP/2 is in between."""
+    with contextlib.suppress(SourceUnreachable):
+        found = answer.json()
+        if isinstance(found, dict):
+            errors = found.get("errors")
+            details = "; ".join(f"{name}: {text}" for name, text in errors.items()) if isinstance(errors, dict) else ""
+            said = " ".join(filter(None, [str(found.get("message") or "").strip(), details]))
+            if said:
+                return said[:_SAID_CHARS]
+    return (answer.reason or f"status {answer.status}")[:_SAID_CHARS]
+
+
+def _kind(upid: object) -> str:
+    parts = str(upid).split(":")
+    return f"{parts[5]} of VM {parts[6]}" if len(parts) > 6 else str(upid)[:100]

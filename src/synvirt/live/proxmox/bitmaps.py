@@ -1,0 +1,305 @@
+"""Disks of a running VM read as they were at one moment, by what any QEMU has since 7.1. Blocking code.
+
+    guest ─▶ disk ─▶ copy-before-write ─▶ the disk's own node, with a dirty bitmap a snapshot
+                          └─▶ overlay: what the guest has overwritten since
+    snapshot-access ◀── both: the disk as it was ─▶ NBD, with the bitmap since an older snapshot
+
+QEMU's docs/interop/bitmaps.rst, qapi/block-core.json, and iotests/tests/image-fleecing. With on-cbw-error=break-snapshot a full
+scratch folder breaks our snapshot, never the guest's write. A bitmap is made before its filter, and an older one is copied
+after it: each covers a little more than it must, and nothing is missed in between.
+
+All names come from the snapshot's name: whoever finds them after a crash knows whose they are.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from synvirt.errors import Internal, SnapshotFailed
+from synvirt.live.proxmox.qmp import Qmp, QmpError
+
+# The finest that is worth a question of its own, and that an overlay copies by.
+GRANULARITY_BYTES: Final = 65536
+# A write of the guest's waits so long for its old bytes to be saved; then our snapshot is given up.
+SAVE_TIMEOUT_S: Final = 30
+END_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.05
+OURS: Final = "synvirt-"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A guest's disk: `node` is what it writes to, `path` where QEMU's object tree has it."""
+
+    key: str
+    node: str
+    path: str
+    size_bytes: int
+
+
+def devices(qmp: Qmp) -> dict[str, Device]:
+    """By the key in the configuration: Proxmox VE calls a device, or its drive, by that."""
+    found = {}
+    for one in _rows(qmp.ask("query-block")):
+        inserted = one.get("inserted")
+        if not isinstance(inserted, dict) or not (node := str(inserted.get("node-name", ""))):
+            continue
+        qdev, device = str(one.get("qdev", "")), str(one.get("device", ""))
+        path = qdev if qdev.startswith("/") else f"/machine/peripheral/{qdev}"
+        # /machine/peripheral/virtio0/virtio-backend
+        key = path.split("/")[3] if qdev else device.removeprefix("drive-")
+        image = inserted.get("image")
+        size = image.get("virtual-size") if isinstance(image, dict) else None
+        found[key] = Device(key, node, path, size if isinstance(size, int) else 0)
+    return found
+
+
+def export_name(name: str, key: str) -> str:
+    return f"{name}.{key}"
+
+
+def overlay_file(name: str, key: str) -> str:
+    return f"{name}.{key}.overlay"
+
+
+def since_bitmap(name: str, key: str, since: str) -> str:
+    """What changed between the snapshot `since` and `name`."""
+    return f"{export_name(name, key)}.since.{since.rpartition('-')[2]}"
+
+
+def _node(name: str, key: str, part: str) -> str:
+    """QEMU's names of nodes have 31 characters at most."""
+    return f"sv-{hashlib.sha256(name.encode()).hexdigest()[:10]}-{key}-{part}"
+
+
+# ── begin ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def begin(qmp: Qmp, name: str, overlays: Mapping[str, str], socket: str) -> None:
+    """Hold these disks still, by key with the file of each one's overlay, and serve them at `socket`. Found again, where that
+    was begun before; SnapshotFailed."""
+    nodes, there = Nodes(qmp), devices(qmp)
+    for key, overlay in overlays.items():
+        if nodes.has(_node(name, key, "access")):
+            continue
+        if key not in there:
+            raise SnapshotFailed(f"{qmp.what}: QEMU has no disk {key}", hint="was it detached, or is it still to be attached?")
+        _hold(qmp, nodes, name, there[key], overlay)
+    _remember_changes(qmp, name, overlays)
+    _serve(qmp, name, overlays, socket)
+
+
+def _hold(qmp: Qmp, nodes: "Nodes", name: str, device: Device, overlay: str) -> None:
+    key = device.key
+    source = nodes.with_bitmap(export_name(name, key)) or device.node
+    if source.startswith("sv-"):
+        raise SnapshotFailed(f"{qmp.what}: disk {key} is being read already", hint="another job of SynVirt's reads it: wait")
+    if not nodes.with_bitmap(export_name(name, key)):
+        qmp.ask(
+            "block-dirty-bitmap-add",
+            {"node": source, "name": export_name(name, key), "granularity": GRANULARITY_BYTES},
+        )
+    if not nodes.has(_node(name, key, "save")):
+        file = {"driver": "file", "filename": overlay}
+        qmp.ask("blockdev-add", {"driver": "qcow2", "node-name": _node(name, key, "save"), "file": file})
+    if not nodes.has(_node(name, key, "filter")):
+        qmp.ask(
+            "blockdev-add",
+            {
+                "driver": "copy-before-write",
+                "node-name": _node(name, key, "filter"),
+                "file": source,
+                "target": _node(name, key, "save"),
+                "on-cbw-error": "break-snapshot",
+                "cbw-timeout": SAVE_TIMEOUT_S,
+            },
+        )
+    qmp.ask("qom-set", {"path": device.path, "property": "drive", "value": _node(name, key, "filter")})
+    qmp.ask(
+        "blockdev-add",
+        {"driver": "snapshot-access", "node-name": _node(name, key, "access"), "file": _node(name, key, "filter")},
+    )
+
+
+def _remember_changes(qmp: Qmp, name: str, keys: Mapping[str, object]) -> None:
+    """What changed since each older snapshot of the same job, as copies that record nothing more."""
+    job = name.rpartition("-")[0]
+    nodes = Nodes(qmp)
+    for key in keys:
+        source = nodes.with_bitmap(export_name(name, key))
+        if source is None:
+            raise SnapshotFailed(f"{qmp.what}: the bitmap of {name} on disk {key} is gone: somebody removed it")
+        there = nodes.bitmaps[source]
+        for older in there:
+            snapshot, _, of = older.partition(".")
+            if of != key or snapshot == name or snapshot.rpartition("-")[0] != job:
+                continue
+            copy = since_bitmap(name, key, snapshot)
+            if copy not in there:
+                add = {"node": source, "name": copy, "granularity": GRANULARITY_BYTES, "disabled": True}
+                merge = {"node": source, "target": copy, "bitmaps": [older]}
+                actions = [{"type": "block-dirty-bitmap-add", "data": add}, {"type": "block-dirty-bitmap-merge", "data": merge}]
+                qmp.ask("transaction", {"actions": actions})
+
+
+def _serve(qmp: Qmp, name: str, keys: Mapping[str, object], socket: str) -> None:
+    exported = exports(qmp)
+    wanted = [key for key in keys if export_name(name, key) not in exported]
+    if not wanted:
+        return
+    _open_server(qmp, socket, in_use=bool(exported))
+    nodes = Nodes(qmp)
+    for key in wanted:
+        source = nodes.with_bitmap(export_name(name, key))
+        prefix = f"{export_name(name, key)}.since."
+        bitmaps = [one for one in nodes.bitmaps.get(source or "", ()) if one.startswith(prefix)]
+        serve(qmp, export_name(name, key), _node(name, key, "access"), source or "", bitmaps)
+
+
+def serve(qmp: Qmp, export: str, node: str, bitmap_node: str, bitmaps: list[str]) -> None:
+    qmp.ask(
+        "block-export-add",
+        {
+            "type": "nbd",
+            "id": export,
+            "name": export,
+            "node-name": node,
+            "writable": False,
+            "bitmaps": [{"node": bitmap_node, "name": one} for one in bitmaps],
+        },
+    )
+
+
+def _open_server(qmp: Qmp, socket: str, *, in_use: bool) -> None:
+    """QEMU has one NBD server. Left without exports it is a killed service's, or of no use to anybody."""
+    address = {"addr": {"type": "unix", "data": {"path": socket}}}
+    try:
+        qmp.ask("nbd-server-start", address)
+    except QmpError as error:
+        if "already running" not in error.detail:
+            raise SnapshotFailed(error.detail) from error
+        if in_use:
+            raise SnapshotFailed(
+                f"{qmp.what}: QEMU's NBD server is in use by somebody else",
+                hint="a migration of its disks, or another tool's backup: it is tried again when that is over",
+            ) from error
+        qmp.ask("nbd-server-stop")
+        qmp.ask("nbd-server-start", address)
+
+
+# ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Nodes:
+    """QEMU's block nodes at one moment: their names, and the bitmaps of each."""
+
+    def __init__(self, qmp: Qmp) -> None:
+        self.bitmaps: dict[str, list[str]] = {}
+        for one in _rows(qmp.ask("query-named-block-nodes", {"flat": True})):
+            found = one.get("dirty-bitmaps")
+            names = [str(bitmap.get("name", "")) for bitmap in found if isinstance(bitmap, dict)] if found else []
+            self.bitmaps[str(one.get("node-name", ""))] = names
+
+    def has(self, node: str) -> bool:
+        return node in self.bitmaps
+
+    def with_bitmap(self, bitmap: str) -> str | None:
+        """The node that has it: the disk's own, whatever lies over it. A filter shows those of the node below, unnamed."""
+        return next((node for node, names in self.bitmaps.items() if bitmap in names), None)
+
+
+def exports(qmp: Qmp) -> list[str]:
+    return [str(one.get("id", "")) for one in _rows(qmp.ask("query-block-exports"))]
+
+
+def held(qmp: Qmp) -> list[str]:
+    """The snapshots of ours that hold disks still, by the bitmaps and filters that are there."""
+    nodes = Nodes(qmp)
+    return sorted(
+        {
+            snapshot
+            for snapshot, key in _marks(nodes)
+            if nodes.has(_node(snapshot, key, "access")) or nodes.has(_node(snapshot, key, "filter"))
+        }
+    )
+
+
+def marked(qmp: Qmp) -> list[str]:
+    """The snapshots of ours of which anything is there."""
+    return sorted({snapshot for snapshot, _ in _marks(Nodes(qmp))})
+
+
+def _marks(nodes: Nodes) -> Iterator[tuple[str, str]]:
+    """(snapshot, key) of each bitmap that records from a snapshot on."""
+    for names in nodes.bitmaps.values():
+        for one in names:
+            snapshot, _, key = one.partition(".")
+            if snapshot.startswith(OURS) and key and "." not in key:
+                yield snapshot, key
+
+
+def is_held(qmp: Qmp, name: str, key: str) -> bool:
+    return Nodes(qmp).has(_node(name, key, "access")) and export_name(name, key) in exports(qmp)
+
+
+def saving(qmp: Qmp, name: str, keys: Collection[str]) -> list[str]:
+    """Those whose overlay QEMU has open."""
+    nodes = Nodes(qmp)
+    return [key for key in keys if nodes.has(_node(name, key, "save"))]
+
+
+def has_changes(qmp: Qmp, name: str, key: str, since: str) -> bool:
+    return Nodes(qmp).with_bitmap(since_bitmap(name, key, since)) is not None
+
+
+# ── end ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def end(qmp: Qmp, name: str, *, forget: bool) -> None:
+    """Nothing is held still any more by this snapshot, and the guest writes straight to its disks. `forget`: what records the
+    changes since it goes, too. Idempotent."""
+    gone = [one for one in exports(qmp) if one.startswith(f"{name}.")]
+    for one in gone:
+        qmp.ask("block-export-del", {"id": one, "mode": "hard"})
+    _until(lambda: not set(gone) & set(exports(qmp)), f"{qmp.what}: the exports of {name} do not end")
+    if gone and not exports(qmp):
+        qmp.ask("nbd-server-stop")
+    _let_go(qmp, name)
+    nodes = Nodes(qmp)
+    for node, names in nodes.bitmaps.items():
+        for one in names:
+            if one.startswith(f"{name}.") and (forget or ".since." in one):
+                qmp.ask("block-dirty-bitmap-remove", {"node": node, "name": one})
+
+
+def _let_go(qmp: Qmp, name: str) -> None:
+    """The reader first: a filter that somebody reads lets nobody write beside it. The bitmap says which node was the disk's."""
+    nodes, there = Nodes(qmp), devices(qmp)
+    for snapshot, key in list(_marks(nodes)):
+        if snapshot != name:
+            continue
+        if nodes.has(_node(name, key, "access")):
+            qmp.ask("blockdev-del", {"node-name": _node(name, key, "access")})
+        source = nodes.with_bitmap(export_name(name, key))
+        device = there.get(key)
+        if device is not None and device.node == _node(name, key, "filter"):
+            qmp.ask("qom-set", {"path": device.path, "property": "drive", "value": source})
+        for part in ("filter", "save"):
+            if nodes.has(_node(name, key, part)):
+                qmp.ask("blockdev-del", {"node-name": _node(name, key, part)})
+
+
+def _until(happened: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while not happened():
+        if time.monotonic() > deadline:
+            raise Internal(otherwise)
+        time.sleep(_POLL_S)
+
+
+def _rows(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise Internal("QEMU's monitor answers with something else than a list")
+    return [one for one in value if isinstance(one, dict)]

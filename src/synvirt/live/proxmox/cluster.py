@@ -1,0 +1,218 @@
+"""What a cluster says of its VMs and nodes, and what is asked of them: the API in our words. Blocking code."""
+
+import contextlib
+import time
+from typing import Any, Final
+from urllib.parse import quote
+
+import structlog
+
+from synvirt.errors import AuthFailed, Internal, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.live import VmRow
+from synvirt.live.proxmox import config as settings
+from synvirt.live.proxmox.api import BUSY_HINT, Api, mapping, refuse_failed, rows
+from synvirt.live.proxmox.manifest import Seen, Volume, power_state
+
+log = structlog.get_logger(__name__)
+
+# Tasks after which a VM has run: PVE::API2::Qemu's worker types, and those of the HA manager.
+STARTS: Final = frozenset({"qmstart", "qmreboot", "qmreset", "qmresume", "qmrollback", "qmrestore", "qmigrate", "hastart"})
+TASKS_MOST: Final = 500
+# Beside what the guest is given to shut down: for the cluster's manager, and for QEMU to close its disks.
+SETTLE_S: Final = 120.0
+START_TIMEOUT_S: Final = 300.0
+TASK_TIMEOUT_S: Final = 120.0
+_POLL_S: Final = 0.5
+# The agent of a guest that hangs costs the API so long.
+AGENT_TIMEOUT_S: Final = 10.0
+DESCRIPTION_CHARS_MAX: Final = 8192
+
+
+class Cluster:
+    def __init__(self, api: Api) -> None:
+        self.api = api
+
+    # ── discovery ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def vms(self) -> list[VmRow]:
+        """One question for the whole cluster."""
+        return [_row(one) for one in self._resources() if one.get("type") == "qemu"]
+
+    def version(self) -> str:
+        return str(mapping(self.api.get("/version"), "its version").get("version", ""))
+
+    def node_names(self) -> list[str]:
+        """Those that are on."""
+        found = rows(self.api.get("/nodes"), "its nodes")
+        return sorted(str(one.get("node", "")) for one in found if one.get("status") == "online")
+
+    def addresses(self) -> dict[str, str]:
+        """Of each node in the cluster's own network; empty where our user may not know."""
+        try:
+            found = rows(self.api.get("/cluster/status"), "its nodes")
+        except AuthFailed:
+            return {}
+        return {str(one["name"]): str(one["ip"]) for one in found if one.get("type") == "node" and one.get("ip")}
+
+    def row(self, vm_id: str) -> dict[str, Any]:
+        """Its line among the cluster's resources, with its node of now. VmNotFound."""
+        if vm_id.isdecimal():
+            for one in self._resources():
+                if str(one.get("vmid")) == vm_id:
+                    if one.get("type") != "qemu":
+                        raise VmNotFound(
+                            f"{vm_id} is a container (LXC) on {self.api.host}, and no virtual machine",
+                            hint="containers have no disks and no kernel of their own: move what is in them by their own tools",
+                        )
+                    return one
+        raise VmNotFound(f"{self.api.host} knows no VM {vm_id[:60]!r}", hint="its ids are numbers, from 100 on")
+
+    def _resources(self) -> list[dict[str, Any]]:
+        return rows(self.api.get("/cluster/resources", type="vm"), "its VMs")
+
+    # ── one VM ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def path(self, row: dict[str, Any]) -> str:
+        return f"/nodes/{quote(str(row.get('node', '')), safe='')}/qemu/{row.get('vmid')}"
+
+    def status(self, row: dict[str, Any]) -> dict[str, Any]:
+        return mapping(self.api.get(f"{self.path(row)}/status/current"), "a VM's status")
+
+    def config(self, row: dict[str, Any]) -> dict[str, Any]:
+        """As it is now, not as it will be after its next start."""
+        return mapping(self.api.get(f"{self.path(row)}/config", current=1), "a VM's configuration")
+
+    def seen(self, vm_id: str, no_reading: str | None) -> Seen:
+        row = self.row(vm_id)
+        config, status = self.config(row), self.status(row)
+        asks = power_state(status) == "on" and settings.is_on(settings.options(config.get("agent", "0"), "enabled")["enabled"])
+        told = self._agent(row, "get-osinfo") if asks else None
+        cards = self._agent(row, "network-get-interfaces") if told is not None else None
+        return Seen(
+            vm_id=vm_id,
+            row=row,
+            config=config,
+            status=status,
+            volumes=self.volumes(row, config),
+            snapshots=rows(self.api.get(f"{self.path(row)}/snapshot"), "a VM's snapshots"),
+            os_info=told if isinstance(told, dict) else {},
+            interfaces=[one for one in cards if isinstance(one, dict)] if isinstance(cards, list) else [],
+            no_reading=no_reading,
+        )
+
+    def _agent(self, row: dict[str, Any], question: str) -> Any:
+        """None, where it does not answer or may not be asked."""
+        with contextlib.suppress(SynvirtError):
+            return mapping(self.api.get(f"{self.path(row)}/agent/{question}"), "the agent's answer").get("result")
+        return None
+
+    def volumes(self, row: dict[str, Any], config: dict[str, Any]) -> dict[str, Volume]:
+        """Where our user may not look into a storage, the configuration says the size."""
+        found: dict[str, Volume] = {}
+        node = quote(str(row.get("node", "")), safe="")
+        for storage in sorted({drive.storage for drive in settings.drives(config) if drive.storage}):
+            try:
+                listed = self.api.get(f"/nodes/{node}/storage/{quote(storage, safe='')}/content", vmid=row.get("vmid"))
+            except SynvirtError as error:
+                log.info("a storage is not looked into", storage=storage, cause=error.detail)
+                continue
+            for one in rows(listed, "a storage's content"):
+                used = settings.number(one.get("used"), -1)
+                size = settings.number(one.get("size"), 0)
+                volume = Volume(size, used if used >= 0 else None, str(one.get("format", "")))
+                found[str(one.get("volid", ""))] = volume
+        return found
+
+    def storage_types(self, row: dict[str, Any]) -> dict[str, str]:
+        node = quote(str(row.get("node", "")), safe="")
+        listed = rows(self.api.get(f"/nodes/{node}/storage"), "its storages")
+        return {str(one.get("storage", "")): str(one.get("type", "")) for one in listed}
+
+    def last_start(self, row: dict[str, Any]) -> str:
+        """The newest task by which it was started, and where it is: another node's tasks are that node's."""
+        node = quote(str(row.get("node", "")), safe="")
+        listed = rows(
+            self.api.get(f"/nodes/{node}/tasks", vmid=row.get("vmid"), source="all", limit=TASKS_MOST), "a node's tasks"
+        )
+        started = [str(one.get("upid", "")) for one in listed if one.get("type") in STARTS]
+        newest = max(started, key=_started_at, default="never")
+        return f"{row.get('node', '')} {newest}"
+
+    def refuse_locked(self, row: dict[str, Any], config: dict[str, Any]) -> None:
+        if lock := config.get("lock"):
+            raise SourceUnreachable(
+                f"VM {row.get('vmid')} is locked by Proxmox VE ({lock}): a backup, snapshot or migration is under way",
+                hint=BUSY_HINT,
+            )
+
+    # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ask_off(self, row: dict[str, Any], timeout_s: float) -> str:
+        """Politely; the task that sees to it. A VM that is managed for high availability is stopped by the cluster's manager,
+        which then leaves it off."""
+        return str(self.api.post(f"{self.path(row)}/status/shutdown", timeout=max(int(timeout_s), 1), forceStop=False))
+
+    def off_by_force(self, row: dict[str, Any]) -> None:
+        upid = self.api.post(f"{self.path(row)}/status/stop", timeout=30)
+        self.api.wait(upid, TASK_TIMEOUT_S)
+
+    def await_state(self, row: dict[str, Any], state: str, limit_s: float) -> bool:
+        deadline = time.monotonic() + limit_s
+        while self.status(row).get("status") != state:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def failed(self, upid: str) -> SynvirtError | None:
+        """Why a task has ended badly; None, while it runs or when it went well."""
+        status = self.api.task(upid)
+        try:
+            if status.get("status") == "stopped":
+                refuse_failed(upid, status)
+        except (Internal, SourceUnreachable) as error:
+            return error
+        return None
+
+    def start(self, vm_id: str) -> None:
+        row = self.row(vm_id)
+        if self.status(row).get("status") == "running":
+            return
+        self.api.wait(self.api.post(f"{self.path(row)}/status/start"), START_TIMEOUT_S)
+        # The cluster's manager has only been told so.
+        if not self.await_state(row, "running", START_TIMEOUT_S):
+            raise Internal(f"VM {vm_id} was started, and does not run after {START_TIMEOUT_S:.0f} s")
+
+    def mark(self, vm_id: str, note: str) -> None:
+        """A note for people; and it does not start with its node any more."""
+        row = self.row(vm_id)
+        config = self.config(row)
+        said = str(config.get("description", ""))
+        if note in said and not settings.is_on(config.get("onboot")):
+            return
+        text = said if note in said else f"{said.rstrip()}\n\n{note}".strip()
+        self.api.put(f"{self.path(row)}/config", description=text[-DESCRIPTION_CHARS_MAX:], onboot=False)
+
+
+def _row(one: dict[str, Any]) -> VmRow:
+    return VmRow(
+        vm_id=str(one.get("vmid", "")),
+        name=str(one.get("name", "")),
+        power_state="suspended" if one.get("lock") == "suspended" else _POWER.get(str(one.get("status")), "unknown"),
+        folder="/".join(filter(None, (str(one.get("node", "")), str(one.get("pool", ""))))),
+        cpu_count=settings.number(one.get("maxcpu"), 0) or None,
+        memory_bytes=settings.number(one.get("maxmem"), 0) or None,
+        capacity_bytes=settings.number(one.get("maxdisk"), 0) or None,
+    )
+
+
+_POWER: Final = {"running": "on", "stopped": "off", "paused": "suspended", "suspended": "suspended"}
+
+
+def _started_at(upid: str) -> tuple[int, str]:
+    """UPID:node:pid:pstart:starttime:type:id:user:, numbers in hex."""
+    parts = upid.split(":")
+    try:
+        return int(parts[4], 16), upid
+    except (IndexError, ValueError):
+        return 0, upid

@@ -1,0 +1,123 @@
+"""A VM's configuration as Proxmox VE writes it: keys, property strings, sizes. No I/O; what it reads comes from outside.
+
+scsi0: local-lvm:vm-100-disk-0,iothread=1,size=32G        net0: virtio=BC:24:11:00:00:01,bridge=vmbr0,tag=7
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from synvirt.model import GIB, KIB, MIB, TIB, DiskBus
+
+# What Proxmox VE allows of each (PVE::QemuServer::Drive, ::Network): more is not looked for.
+BUSES: Final[Mapping[str, DiskBus]] = {"scsi": "scsi", "virtio": "virtio", "sata": "sata", "ide": "ide"}
+DRIVE: Final = re.compile(r"(scsi|virtio|sata|ide)([0-9]{1,2})")
+_NET: Final = re.compile(r"net([0-9]{1,2})")
+_UNITS: Final = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
+_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([KMGT]?)")
+# A storage's id, and a name on it; nothing that a shell, or a program's options, would take for something else.
+VOLUME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}:[A-Za-z0-9][A-Za-z0-9._/+@=:-]{0,400}")
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """A disk of the VM. `volume`: STORAGE:NAME, or a path of the node's own."""
+
+    key: str
+    volume: str
+    options: Mapping[str, str]
+
+    @property
+    def bus(self) -> DiskBus:
+        found = DRIVE.fullmatch(self.key)
+        return BUSES[found.group(1)] if found else "scsi"
+
+    @property
+    def unit(self) -> int:
+        found = DRIVE.fullmatch(self.key)
+        return int(found.group(2)) if found else 0
+
+    @property
+    def storage(self) -> str:
+        return self.volume.partition(":")[0] if VOLUME.fullmatch(self.volume) else ""
+
+    @property
+    def size_bytes(self) -> int:
+        return size(self.options.get("size", ""))
+
+    def is_on(self, option: str) -> bool:
+        return is_on(self.options.get(option))
+
+
+def is_on(value: object) -> bool:
+    return str(value).lower() in ("1", "on", "yes", "true")
+
+
+def size(text: str) -> int:
+    """Bytes; 0 where it says nothing that can be read."""
+    found = _SIZE.fullmatch(text)
+    return int(float(found.group(1)) * _UNITS[found.group(2)]) if found else 0
+
+
+def options(text: object, default: str = "file") -> dict[str, str]:
+    """A property string. The value without a key is that of `default`."""
+    found: dict[str, str] = {}
+    for part in str(text).split(","):
+        name, equals, value = part.partition("=")
+        found.setdefault(name.strip() if equals else default, (value if equals else name).strip())
+    return found
+
+
+def drives(config: Mapping[str, Any]) -> Iterator[Drive]:
+    """The disks whose bytes are the VM's, by bus and number: no CD-ROMs, no drive for cloud-init, no empty ones."""
+    order = list(BUSES)
+    keys = [(found.group(1), int(found.group(2)), key) for key in config if (found := DRIVE.fullmatch(key))]
+    for _, _, key in sorted(keys, key=lambda one: (order.index(one[0]), one[1])):
+        read = options(config[key])
+        volume = read.pop("file", read.pop("volume", ""))
+        if read.get("media", "disk") == "disk" and volume not in ("", "none"):
+            yield Drive(key, volume, read)
+
+
+def cloud_init(config: Mapping[str, Any]) -> str | None:
+    """The key of the drive that is made for cloud-init."""
+    return next((key for key, value in config.items() if DRIVE.fullmatch(key) and "cloudinit" in str(value)), None)
+
+
+def volume_of(config: Mapping[str, Any], key: str) -> Drive | None:
+    """A volume that is no disk of the guest: `efidisk0`, `tpmstate0`."""
+    if key not in config:
+        return None
+    read = options(config[key])
+    return Drive(key, read.pop("file", read.pop("volume", "")), read)
+
+
+def nets(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Network cards by key, with `model` and `macaddr` whichever way they are written."""
+    keys = [(int(found.group(1)), key) for key in config if (found := _NET.fullmatch(key))]
+    for _, key in sorted(keys):
+        read = options(config[key], "model")
+        if "macaddr" not in read:
+            # virtio=BC:24:11:00:00:01 is short for model=virtio,macaddr=…
+            first = next(iter(read), "")
+            read["model"], read["macaddr"] = (first, read[first]) if first != "model" else (read["model"], "")
+        yield key, read
+
+
+def boot_order(config: Mapping[str, Any]) -> list[str]:
+    """Keys, first to be tried first. `boot: order=scsi0;net0`, or of older VMs `boot: cdn` with `bootdisk: scsi0`."""
+    read = options(config.get("boot", ""), "legacy")
+    if "order" in read:
+        return [key for key in re.split(r"[;,]", read["order"]) if key]
+    disk = str(config.get("bootdisk", "")) or next((drive.key for drive in drives(config)), "")
+    return [disk] if "c" in read.get("legacy", "cdn") and disk else []
+
+
+def numbered(config: Mapping[str, Any], name: str) -> list[str]:
+    return sorted(key for key in config if re.fullmatch(rf"{name}[0-9]+", key))
+
+
+def number(value: object, otherwise: int) -> int:
+    text = str(value).strip()
+    return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else otherwise

@@ -1,0 +1,125 @@
+"""What changed until a guest went off, read from its QEMU while that still lives. Blocking code.
+
+Bitmaps are in QEMU's memory, and end with it. Proxmox VE's qmeventd ends a QEMU whose guest has shut down, unless a backup is
+under way, which vzdump tells it on its socket: `{"vzdump": {"vmid": "100"}}`, for as long as the connection lasts
+(qemu-server, qmeventd/qmeventd.c: handle_vzdump_handshake, cleanup_client). We do the same for the seconds that it takes to
+read what the bitmaps say. It is noted in a file of the service's, with the VM's last start: a VM that was started since has
+written what no bitmap knows of.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from synvirt.disks import open_reader
+from synvirt.disks.specs import NbdSpec
+from synvirt.live.proxmox import bitmaps
+from synvirt.live.proxmox.node import QMEVENTD_SOCKET, Node
+from synvirt.live.proxmox.qmp import Qmp, QmpError
+
+log = structlog.get_logger(__name__)
+
+# Changed places of all disks and snapshots together: 2 million are some 40 MiB of notes, and 128 GiB written here and there.
+AREAS_MAX: Final = 2_000_000
+
+# By the name of a snapshot's export (synvirt-JOB-3.scsi0): what changed since it, as (start, length).
+Areas = dict[str, list[tuple[int, int]]]
+
+
+@contextlib.contextmanager
+def kept_alive(node: Node, vm_id: str) -> Iterator[None]:
+    """While the block lasts the VM's QEMU outlives its guest. Where nobody listens there it does not, and a final pass must
+    read whole disks."""
+    with contextlib.ExitStack() as held:
+        try:
+            made = held.enter_context(socket.socket(socket.AF_UNIX))
+            made.settimeout(10)
+            made.connect(str(node.socket(QMEVENTD_SOCKET)))
+            made.sendall(json.dumps({"vzdump": {"vmid": vm_id}}).encode() + b"\n")
+        except OSError as error:
+            log.warning("QEMU is not kept alive after its guest", vm=vm_id, cause=error.strerror or str(error))
+        yield
+
+
+def changes(qmp: Qmp, node: Node, socket_path: str) -> Areas:
+    """Of each snapshot that has a bitmap. The guest stands still: it is off, or was stopped."""
+    there = bitmaps.Nodes(qmp)
+    found: Areas = {}
+    wanted = [(source, name) for source, names in there.bitmaps.items() for name in names if _is_mark(name)]
+    if not wanted:
+        return found
+    with contextlib.suppress(QmpError):
+        qmp.ask("nbd-server-start", {"addr": {"type": "unix", "data": {"path": socket_path}}})
+    for source, name in wanted:
+        export = f"{name}.farewell"
+        # Of a read-only export a bitmap must not record any more: nobody writes.
+        qmp.ask("block-dirty-bitmap-disable", {"node": source, "name": name})
+        if export not in bitmaps.exports(qmp):
+            bitmaps.serve(qmp, export, source, source, [name])
+    for _, name in wanted:
+        local = node.tunnel(socket_path)
+        uri = f"nbd+unix:///{name}.farewell?socket={local}"
+        reader = open_reader(NbdSpec(uri=uri, bitmap=f"qemu:dirty-bitmap:{name}", connections=1))
+        try:
+            found[name] = [(extent.start, extent.length) for extent in reader.extents()]
+        finally:
+            reader.close()
+        if sum(len(areas) for areas in found.values()) > AREAS_MAX:
+            log.warning("too many changed places to note", vm=qmp.what)
+            return {}
+    return found
+
+
+def _is_mark(bitmap: str) -> bool:
+    return bitmap.startswith(bitmaps.OURS) and bitmap.count(".") == 1
+
+
+# ── noted ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Notes:
+    """A file a VM in `folder`, which need not be there yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, vm_id: str, last_start: str, areas: Areas) -> None:
+        """Durable when it returns; whoever reads meanwhile has the older one."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
+            json.dump({"last_start": last_start, "areas": areas}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).replace(self._path(vm_id))
+
+    def since(self, vm_id: str, last_start: str, export: str) -> tuple[tuple[int, int], ...] | None:
+        """What changed since that snapshot, if it is known, and the VM was not started since."""
+        try:
+            found: Mapping[str, Any] = json.loads(self._path(vm_id).read_text())
+            if found["last_start"] != last_start:
+                return None
+            return tuple((int(start), int(length)) for start, length in found["areas"][export])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def forget(self, vm_id: str, snapshot: str) -> None:
+        """Once the snapshot is cleared away; the file goes with the last of its job's."""
+        try:
+            found = json.loads(self._path(vm_id).read_text())
+            left = {export: areas for export, areas in found["areas"].items() if not export.startswith(f"{snapshot}.")}
+        except (OSError, ValueError, KeyError, AttributeError):
+            return
+        if left:
+            self.put(vm_id, found["last_start"], left)
+        else:
+            self._path(vm_id).unlink(missing_ok=True)
+
+    def _path(self, vm_id: str) -> Path:
+        return self._folder / f"changes-{vm_id}.json"

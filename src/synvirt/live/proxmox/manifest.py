@@ -1,0 +1,236 @@
+"""What the API says of a VM, as a VmManifest. No I/O; all of it comes from outside.
+
+A disk's key is its key in the configuration (`scsi0`): QEMU's devices are called by it, too.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+from uuid import UUID
+
+from synvirt.live.proxmox import config as settings
+from synvirt.live.proxmox.concerns import concerns
+from synvirt.live.proxmox.config import Drive
+from synvirt.model import MIB, Disk, GuestOs, Nic, Snapshot, VmManifest
+
+PowerState = Literal["on", "off", "suspended", "unknown"]
+# snapshot-access came with 7.0, a copy-before-write that spares the guest (on-cbw-error, cbw-timeout) with 7.1.
+LEAST_QEMU: Final = (7, 1)
+# Before, an NBD export of a disk in an I/O thread may end QEMU: client_close ran outside the main loop (found on 7.2.22).
+LEAST_QEMU_IOTHREAD: Final = (9, 0)
+
+_STATES: Final[Mapping[str, PowerState]] = {
+    "running": "on",
+    "io-error": "on",
+    "internal-error": "on",
+    "guest-panicked": "on",
+    # QEMU outlives its guest for a moment.
+    "shutdown": "on",
+    "paused": "suspended",
+    "suspended": "suspended",
+    "prelaunch": "suspended",
+    "inmigrate": "unknown",
+    "postmigrate": "unknown",
+}
+# `ostype`, as qm(1) lists it.
+_OS_NAMES: Final = {
+    "l24": "Linux 2.4",
+    "l26": "Linux",
+    "solaris": "Solaris",
+    "other": "",
+    "w2k": "Windows 2000",
+    "w2k3": "Windows Server 2003",
+    "w2k8": "Windows Server 2008",
+    "wvista": "Windows Vista",
+    "wxp": "Windows XP",
+    "win7": "Windows 7, Server 2008 R2",
+    "win8": "Windows 8, Server 2012",
+    "win10": "Windows 10, Server 2016, 2019",
+    "win11": "Windows 11, Server 2022, 2025",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What a storage says of a volume."""
+
+    size_bytes: int
+    used_bytes: int | None
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that was asked about a VM. `row`: its line in the cluster's resources; `no_reading`: why its disks cannot be read at
+    all; `tracked`: keys whose changes are tracked already."""
+
+    vm_id: str
+    row: Mapping[str, Any]
+    config: Mapping[str, Any]
+    status: Mapping[str, Any]
+    volumes: Mapping[str, Volume] = field(default_factory=dict)
+    snapshots: Sequence[Mapping[str, Any]] = ()
+    os_info: Mapping[str, Any] = field(default_factory=dict)
+    interfaces: Sequence[Mapping[str, Any]] = ()
+    tracked: frozenset[str] = frozenset()
+    no_reading: str | None = None
+
+    @property
+    def power_state(self) -> PowerState:
+        return power_state(self.status)
+
+    @property
+    def qemu(self) -> tuple[int, ...]:
+        """The version that runs, or none."""
+        return tuple(int(part) for part in re.findall(r"[0-9]+", str(self.status.get("running-qemu", "")))[:3])
+
+
+def power_state(status: Mapping[str, Any]) -> PowerState:
+    if status.get("status") == "running":
+        return _STATES.get(str(status.get("qmpstatus", "running")), "on")
+    if status.get("status") == "stopped":
+        # Its memory lies in a volume of its own: it was sent to sleep (`qm suspend --todisk`).
+        return "suspended" if status.get("lock") == "suspended" else "off"
+    return "unknown"
+
+
+def manifest(seen: Seen) -> VmManifest:
+    config = seen.config
+    of_all = untracked_vm(seen)
+    drives = list(settings.drives(config))
+    reasons = [*of_all, *(reason for drive in drives if (reason := untracked(drive, seen)) is not None)]
+    efi = settings.volume_of(config, "efidisk0")
+    cores = max(settings.number(config.get("cores"), 1), 1)
+    sockets = max(settings.number(config.get("sockets", config.get("smp")), 1), 1)
+    return VmManifest(
+        vm_id=seen.vm_id,
+        name=str(config.get("name") or seen.row.get("name") or f"VM {seen.vm_id}"),
+        uuid=_uuid(config),
+        host=str(seen.row.get("node", "")),
+        power_state=seen.power_state,
+        firmware="uefi" if config.get("bios") == "ovmf" else "bios",
+        secure_boot=efi is not None and efi.is_on("pre-enrolled-keys"),
+        tpm="tpmstate0" in config,
+        cpu_count=settings.number(config.get("vcpus"), 0) or cores * sockets,
+        cores_per_socket=cores,
+        memory_bytes=settings.number(settings.options(config.get("memory", 512), "current").get("current"), 512) * MIB,
+        guest_os=guest_os(config, seen.os_info),
+        cbt_available=not reasons,
+        cbt_reason="; ".join(reasons) or None,
+        disks=tuple(_disk(drive, seen, of_all) for drive in drives),
+        nics=tuple(_nics(seen)),
+        snapshots=tuple(_snapshots(seen)),
+        concerns=tuple(concerns(seen, drives)),
+    )
+
+
+# ── change tracking ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def untracked_vm(seen: Seen) -> list[str]:
+    """Why no change of this VM can be tracked."""
+    if seen.no_reading is not None:
+        return [seen.no_reading]
+    if seen.power_state != "on":
+        return [f"it is {seen.power_state}: QEMU tracks changes only while the guest runs"]
+    if seen.qemu and seen.qemu < LEAST_QEMU:
+        return [f"it runs in QEMU {_version(seen.qemu)}, and {_version(LEAST_QEMU)} is the first that reads a running guest so"]
+    return []
+
+
+def untracked(drive: Drive, seen: Seen) -> str | None:
+    """Why the changes of this disk cannot be tracked."""
+    in_thread = drive.is_on("iothread") and drive.bus in ("scsi", "virtio")
+    if in_thread and seen.power_state == "on" and seen.qemu and seen.qemu < LEAST_QEMU_IOTHREAD:
+        return (
+            f"disk {drive.key} has an I/O thread, and in QEMU {_version(seen.qemu)} to read such a disk may end the guest "
+            f"({_version(LEAST_QEMU_IOTHREAD)} and later are safe)"
+        )
+    return None
+
+
+def _version(numbers: Sequence[int]) -> str:
+    return ".".join(str(number) for number in numbers)
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _disk(drive: Drive, seen: Seen, of_all: list[str]) -> Disk:
+    volume = seen.volumes.get(drive.volume)
+    order = settings.boot_order(seen.config)
+    own = untracked(drive, seen)
+    return Disk(
+        key=drive.key,
+        label=drive.key,
+        capacity_bytes=volume.size_bytes if volume is not None and volume.size_bytes else drive.size_bytes,
+        used_bytes=None if volume is None or volume.used_bytes is None else min(volume.used_bytes, volume.size_bytes),
+        format=disk_format(drive, volume),
+        bus=drive.bus,
+        controller=str(seen.config.get("scsihw", "lsi")) if drive.bus == "scsi" else "",
+        unit=drive.unit,
+        boot_order=order.index(drive.key) + 1 if drive.key in order else None,
+        source_path=drive.volume,
+        cbt_enabled=drive.key in seen.tracked,
+        cbt_reason="; ".join([*of_all, *([own] if own is not None else [])]) or None,
+    )
+
+
+def disk_format(drive: Drive, volume: Volume | None) -> str:
+    """As the storage says, else by the volume's name, as Proxmox VE itself tells them apart."""
+    if volume is not None and volume.format:
+        return volume.format
+    suffix = drive.volume.rpartition(".")[2]
+    return suffix if suffix in ("qcow2", "vmdk") else "raw"
+
+
+def _nics(seen: Seen) -> Iterator[Nic]:
+    addresses: dict[str, list[str]] = {}
+    for one in seen.interfaces:
+        found = one.get("ip-addresses")
+        for address in found if isinstance(found, list) else ():
+            if isinstance(address, dict) and "ip-address" in address:
+                addresses.setdefault(str(one.get("hardware-address", "")).lower(), []).append(str(address["ip-address"]))
+    for key, card in settings.nets(seen.config):
+        mac = card.get("macaddr", "").lower() or None
+        tag = card.get("tag", "")
+        yield Nic(
+            key=key,
+            mac=mac,
+            model=card.get("model", ""),
+            network=card.get("bridge", "") + (f".{tag}" if tag else ""),
+            connected=not settings.is_on(card.get("link_down")),
+            ip_addresses=tuple(addresses.get(mac or "", ())),
+        )
+
+
+def _snapshots(seen: Seen) -> Iterator[Snapshot]:
+    for one in seen.snapshots:
+        name = str(one.get("name", ""))
+        if name and name != "current":  # the VM as it is
+            made = settings.number(one.get("snaptime"), 0)
+            yield Snapshot(id=name, name=name, created_at=datetime.fromtimestamp(made, UTC) if made else None)
+
+
+def guest_os(config: Mapping[str, Any], told: Mapping[str, Any]) -> GuestOs:
+    """By the agent's word, else by `ostype`, which whoever made the VM chose."""
+    kind = str(config.get("ostype", "other"))
+    if told.get("id"):
+        windows = told["id"] == "mswindows"
+        name = str(told.get("pretty-name") or told.get("name") or "")
+        return GuestOs(family="windows" if windows else "linux", id=str(told["id"]), name=name or _OS_NAMES.get(kind, kind))
+    family: Literal["windows", "linux", "other"] = "other"
+    if kind.startswith("w"):
+        family = "windows"
+    elif kind.startswith("l2"):
+        family = "linux"
+    return GuestOs(family=family, id=kind, name=_OS_NAMES.get(kind, kind))
+
+
+def _uuid(config: Mapping[str, Any]) -> str | None:
+    try:
+        return str(UUID(settings.options(config.get("smbios1", ""), "uuid").get("uuid", "")))
+    except ValueError:
+        return None

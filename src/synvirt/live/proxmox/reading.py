@@ -1,0 +1,324 @@
+"""The disks of a VM as something to read: of one that runs by its QEMU, of one that is off by qemu-nbd. Blocking code."""
+
+import contextlib
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import structlog
+
+from synvirt.disks import open_reader
+from synvirt.disks.specs import ChangedSpec, NbdSpec, ReaderSpec
+from synvirt.errors import (
+    AuthFailed,
+    BadRequest,
+    CbtReset,
+    DiskReadFailed,
+    Internal,
+    SnapshotFailed,
+    SourceUnreachable,
+)
+from synvirt.live import SnapshotRef
+from synvirt.live.proxmox import bitmaps, farewell
+from synvirt.live.proxmox.cluster import SETTLE_S, Cluster
+from synvirt.live.proxmox.config import Drive, drives, volume_of
+from synvirt.live.proxmox.farewell import Notes
+from synvirt.live.proxmox.manifest import Seen, disk_format, power_state, untracked, untracked_vm
+from synvirt.live.proxmox.node import QMP_SOCKET, Node
+from synvirt.live.proxmox.qmp import NoQemu, Qmp
+from synvirt.sizes import MIB
+
+log = structlog.get_logger(__name__)
+
+# What a guest may overwrite while its disks are read, and then some; never more than all of it.
+LEAST_FREE_BYTES: Final = 512 * MIB
+# The variables of UEFI: a volume of 528 KiB or 4 MiB.
+VARIABLES_BYTES_MAX: Final = 4 * MIB
+_STORAGES_TO_ACTIVATE: Final = frozenset({"lvm", "lvmthin"})
+_NAME: Final = re.compile(r"synvirt-[A-Za-z0-9-]{1,80}")
+_LV: Final = re.compile(r"/dev/([A-Za-z0-9._+-]+/[A-Za-z0-9._+-]+)")
+_POLL_S: Final = 0.5
+
+
+class Reading:
+    """One VM of one session, on the node where it is now."""
+
+    def __init__(self, cluster: Cluster, node: Node, row: dict[str, Any], notes: Notes) -> None:
+        self._cluster, self._node, self._row, self._notes = cluster, node, row, notes
+        self.vm_id = str(row.get("vmid", ""))
+        self.what = f"VM {self.vm_id} ({row.get('name', '')})"
+
+    # ── held still ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def snapshot(self, name: str, disks: Collection[str] | None) -> SnapshotRef:
+        _check_name(name)
+        seen = self._seen()
+        self._cluster.refuse_locked(self._row, dict(seen.config))
+        there = [drive for drive in drives(seen.config) if disks is None or drive.key in disks]
+        if seen.power_state == "off":
+            return SnapshotRef(id=name)
+        if seen.power_state != "on":
+            raise SnapshotFailed(f"{self.what} is {seen.power_state}", hint="resume it or shut it down at the source")
+        reasons = [*untracked_vm(seen), *(reason for drive in there if (reason := untracked(drive, seen)))]
+        if reasons:
+            raise SnapshotFailed(f"{self.what} cannot be read while it runs: {'; '.join(reasons)}", hint="move it cold")
+        self._hold(name, there)
+        return SnapshotRef(id=name, change_ids={drive.key: name for drive in there})
+
+    def _hold(self, name: str, there: Collection[Drive]) -> None:
+        with self.qmp() as qmp:
+            if all(bitmaps.is_held(qmp, name, drive.key) for drive in there):
+                return
+            job = name.rpartition("-")[0]
+            for other in bitmaps.held(qmp):
+                if other != name and other.rpartition("-")[0] != job:
+                    raise SnapshotFailed(f"{self.what} is read by another job ({other})", hint="wait until it is over")
+                if other != name:
+                    # Its pass is done, and its bitmap stays: what it froze is of no use any more.
+                    self._end(qmp, other, forget=False)
+        overlays = self._overlays(name, there)
+        try:
+            with self.qmp() as qmp:
+                bitmaps.begin(qmp, name, overlays, self._socket(name))
+        except BaseException:
+            with contextlib.suppress(Internal, SourceUnreachable):
+                self.release(name)
+            raise
+
+    def _overlays(self, name: str, there: Collection[Drive]) -> dict[str, str]:
+        """Files on the node for what the guest overwrites. SnapshotFailed, where there is no room."""
+        with self.qmp() as qmp:
+            sizes = {key: device.size_bytes for key, device in bitmaps.devices(qmp).items()}
+            saving = bitmaps.saving(qmp, name, [drive.key for drive in there])
+        free, capacity = self._node.make_scratch(), sum(sizes.get(drive.key, 0) for drive in there)
+        if free < (wanted := min(LEAST_FREE_BYTES, capacity)):
+            raise SnapshotFailed(
+                f"{self._node.scratch} on {self._node.where} has {free} bytes free, and {wanted} are wanted: "
+                "it holds what the guest overwrites while it is read",
+                hint="make room there, or set options.scratch_dir to a folder with more",
+            )
+        overlays = {drive.key: self._node.file(bitmaps.overlay_file(name, drive.key)) for drive in there}
+        for key, file in overlays.items():
+            # One that QEMU has open already holds what the guest overwrote.
+            if key not in saving:
+                self._node.run("overlay", file=file, bytes=str(sizes.get(key, 0)), failing=SnapshotFailed)
+        return overlays
+
+    def release(self, name: str) -> None:
+        self._let_go(name, forget=False)
+
+    def cleanup(self, name: str) -> None:
+        self._let_go(name, forget=True)
+        self._notes.forget(self.vm_id, name)
+
+    def _let_go(self, name: str, *, forget: bool) -> None:
+        _check_name(name)
+        try:
+            with self.qmp() as qmp:
+                self._end(qmp, name, forget=forget)
+        except NoQemu:
+            self._node.clear(f"{name}.")
+        self._deactivate()
+
+    def _end(self, qmp: Qmp, name: str, *, forget: bool) -> None:
+        bitmaps.end(qmp, name, forget=forget)
+        self._node.clear(f"{name}.")
+
+    # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self, name: str, key: str, since: str | None) -> ReaderSpec:
+        _check_name(name)
+        config = self._cluster.config(self._row)
+        drive = next((one for one in drives(config) if one.key == key), None)
+        if drive is None:
+            raise SnapshotFailed(f"{self.what} has no disk {key} any more")
+        if power_state(self._cluster.status(self._row)) == "off":
+            return self._open_off(name, drive, since)
+        return self._open_running(name, key, since)
+
+    def _open_running(self, name: str, key: str, since: str | None) -> ReaderSpec:
+        with self.qmp() as qmp:
+            if not bitmaps.is_held(qmp, name, key):
+                raise SnapshotFailed(
+                    f"disk {key} of {self.what} is not held still by {name} any more: its QEMU was ended, restarted or "
+                    "moved to another node, or the scratch folder had no room",
+                )
+            if since is not None and not bitmaps.has_changes(qmp, name, key, since):
+                raise self._reset(key, since)
+        bitmap = None if since is None else f"qemu:dirty-bitmap:{bitmaps.since_bitmap(name, key, since)}"
+        return self._knocked(NbdSpec(uri=self._uri(bitmaps.export_name(name, key), self._socket(name)), bitmap=bitmap))
+
+    def _open_off(self, name: str, drive: Drive, since: str | None) -> ReaderSpec:
+        areas: tuple[tuple[int, int], ...] | None = None
+        if since is not None:
+            last_start = self._cluster.last_start(self._row)
+            areas = self._notes.since(self.vm_id, last_start, bitmaps.export_name(since, drive.key))
+            if areas is None:
+                raise self._reset(drive.key, since)
+        spec = self._served(name, drive)
+        return spec if areas is None else ChangedSpec(over=spec, areas=areas)
+
+    def _reset(self, key: str, since: str) -> CbtReset:
+        return CbtReset(
+            f"disk {key} of {self.what}: what changed since {since} is not known any more: bitmaps are in QEMU's memory, and "
+            "it was ended, started again or moved to another node since"
+        )
+
+    def _served(self, name: str, drive: Drive) -> NbdSpec:
+        """By qemu-nbd on its node, read-only. QEMU's own locks keep the VM from starting meanwhile, where an image has such."""
+        export = bitmaps.export_name(name, drive.key)
+        self._node.make_scratch()
+        spec = NbdSpec(uri=self._uri(export, self._node.file(f"{export}.sock")))
+        if f"{export}.pid" in self._node.files(f"{export}."):
+            try:
+                return self._knocked(spec)
+            except (SourceUnreachable, DiskReadFailed):
+                self._node.clear(f"{export}.")
+        path = self._path(drive)
+        volumes = self._seen_volumes({drive.key: f"{drive.volume},size=0"})
+        form = disk_format(drive, volumes.get(drive.volume))
+        self._node.run(
+            "serve",
+            failing=SnapshotFailed,
+            hint="is the storage active on that node, and is the volume in use by something else?",
+            format=form,
+            export=export,
+            file=self._node.file(export),
+            image=path,
+        )
+        return self._knocked(spec)
+
+    def _path(self, drive: Drive) -> str:
+        """Where its node has the volume; there when it returns: LVM's are not, while the VM is off."""
+        path = self._node.run("path", volume=drive.volume, failing=SnapshotFailed).strip().splitlines()[-1:]
+        if not path:
+            raise SnapshotFailed(f"{self._node.where} does not say where {drive.volume} lies")
+        if self._is_lvm(drive) and (found := _LV.fullmatch(path[0])):
+            self._node.run("activate", lv=found.group(1), failing=SnapshotFailed)
+        return path[0]
+
+    def _is_lvm(self, drive: Drive) -> bool:
+        return self._cluster.storage_types(self._row).get(drive.storage) in _STORAGES_TO_ACTIVATE
+
+    def _deactivate(self) -> None:
+        """As it was found. In use, it stays: the VM was started."""
+        config = self._cluster.config(self._row)
+        if self._cluster.status(self._row).get("status") != "stopped":
+            return
+        for drive in drives(config):
+            if not drive.storage or not self._is_lvm(drive):
+                continue
+            with contextlib.suppress(Internal):
+                found = _LV.fullmatch(self._node.run("path", volume=drive.volume).strip())
+                if found:
+                    self._node.run("deactivate", lv=found.group(1))
+
+    def uefi_variables(self, name: str) -> bytes | None:
+        """Of a VM that is off."""
+        config = self._cluster.config(self._row)
+        drive = volume_of(config, "efidisk0")
+        if drive is None or power_state(self._cluster.status(self._row)) != "off":
+            return None
+        try:
+            reader = open_reader(self._served(name, drive))
+            try:
+                if reader.size > VARIABLES_BYTES_MAX:
+                    raise Internal(f"{self.what}: its UEFI variables have {reader.size} bytes: that is no variable store")
+                content = bytearray(reader.size)
+                reader.read_into(0, memoryview(content))
+            finally:
+                reader.close()
+        finally:
+            self._node.clear(f"{name}.")
+        return bytes(content)
+
+    # ── off ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def shut_down(self, timeout_s: float) -> None:
+        """Off when it returns, and what changed until then is noted."""
+        if self._cluster.status(self._row).get("status") == "stopped":
+            return
+        with self._kept_alive() as watched:
+            upid = self._cluster.ask_off(self._row, timeout_s + SETTLE_S)
+            polite = self._gone_off(upid, timeout_s, watched=watched)
+            areas = self._farewell(polite=polite) if watched else {}
+        if not polite:
+            log.warning("guest is powered off by force", vm=self.vm_id, waited_s=timeout_s)
+            self._cluster.off_by_force(self._row)
+        if not self._cluster.await_state(self._row, "stopped", SETTLE_S):
+            failed = self._cluster.failed(upid)
+            raise Internal(f"{self.what} does not go off{f': {failed.detail}' if failed else ''}")
+        if areas:
+            self._notes.put(self.vm_id, self._cluster.last_start(self._row), areas)
+
+    @contextlib.contextmanager
+    def _kept_alive(self) -> Iterator[bool]:
+        """Has its QEMU a bitmap of ours? Then it outlives its guest while the block lasts."""
+        try:
+            with self.qmp() as qmp:
+                marked = bool(bitmaps.marked(qmp))
+                for name in bitmaps.held(qmp):
+                    self._end(qmp, name, forget=False)
+        except (AuthFailed, SourceUnreachable, Internal) as error:
+            log.warning("what changed until the end will not be known", vm=self.vm_id, cause=error.detail)
+            marked = False
+        if not marked:
+            yield False
+            return
+        with farewell.kept_alive(self._node, self.vm_id):
+            yield True
+
+    def _gone_off(self, upid: str, timeout_s: float, *, watched: bool) -> bool:
+        """Has the guest shut down within that time?"""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self._cluster.status(self._row).get("status") == "stopped":
+                return True
+            if watched:
+                with contextlib.suppress(NoQemu), self.qmp() as qmp:
+                    if qmp.ask("query-status").get("status") == "shutdown":
+                        return True
+            if time.monotonic() > deadline or self._cluster.failed(upid) is not None:
+                return False
+            time.sleep(_POLL_S)
+
+    def _farewell(self, *, polite: bool) -> farewell.Areas:
+        """A guest that does not go is stopped first: from here on it writes nothing any more."""
+        try:
+            with self.qmp() as qmp:
+                if not polite:
+                    qmp.ask("stop")
+                return farewell.changes(qmp, self._node, self._node.file(f"vm-{self.vm_id}.sock"))
+        except (SourceUnreachable, DiskReadFailed, CbtReset, Internal) as error:
+            log.warning("what changed until the end is not known", vm=self.vm_id, cause=error.detail)
+            return {}
+
+    # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def qmp(self) -> Qmp:
+        return Qmp(self._node.socket(QMP_SOCKET.format(self.vm_id)), self.what)
+
+    def _seen(self) -> Seen:
+        return Seen(self.vm_id, self._row, self._cluster.config(self._row), self._cluster.status(self._row))
+
+    def _seen_volumes(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._cluster.volumes(self._row, dict(config))
+
+    def _socket(self, name: str) -> str:
+        return self._node.file(f"{name}.sock")
+
+    def _uri(self, export: str, remote: str) -> str:
+        local = self._node.tunnel(remote)
+        return f"nbd+unix:///{quote(export, safe='')}?socket={quote(str(local), safe='/')}"
+
+    def _knocked(self, spec: NbdSpec) -> NbdSpec:
+        """The way to a disk is tried before anything counts on it."""
+        open_reader(spec).close()
+        return spec
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise BadRequest(f"a snapshot is not called {name[:100]!r}")

@@ -1,0 +1,265 @@
+"""pve_api and the API of a cluster: tokens, tickets, privileges, discovery, power. Its machines are on paper."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from proxmoxer import ProxmoxAPI, ResourceException
+
+from synvirt.errors import AuthFailed, BadRequest, CbtUnsupported, Internal, SourceUnreachable, VmNotFound
+from synvirt.live import SourceAccess
+from synvirt.live.proxmox import api as pve_api_module
+from synvirt.live.proxmox.adapter import PveApi
+from tests.contracts.live import in_session
+from tests.fakes.pve.cluster import PRIVILEGES, Cluster, Paper, User
+from tests.fakes.pve.server import PveServer
+
+T = TypeVar("T")
+TOKEN = {"token_id": "mover@pve!synvirt", "token_secret": "t0ken"}
+PASSWORD = {"user": "root@pam", "password": "s3cret"}
+MANY = 2000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[PveServer]:
+    cluster = Cluster(Paper(), nodes={"pve1": "127.0.0.1", "pve2": "127.0.0.2"})
+    cluster.add(100, scsi0="local-lvm:vm-100-disk-0,size=32G", ostype="l26", agent="1")
+    with PveServer(cluster, tmp_path) as running:
+        yield running
+        assert running.wrong == [], "the stand-in's answers keep the vendor's schema"
+
+
+def access(server: PveServer, credentials: dict[str, str] | None = None, **options: Any) -> SourceAccess:
+    chosen = {"fingerprint_sha256": server.fingerprint, "shutdown_timeout_s": 1, **options}
+    return SourceAccess(server.endpoint, TOKEN if credentials is None else credentials, chosen)
+
+
+def ask(given: SourceAccess, use: Callable[[PveApi], Awaitable[T]]) -> T:
+    return in_session(lambda: PveApi(given), use)
+
+
+# ── who we are ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("credentials", [TOKEN, PASSWORD], ids=["token", "password"])
+def test_a_token_and_a_password_both_get_in_and_may_write(server: PveServer, credentials: dict[str, str]) -> None:
+    ask(access(server, credentials), lambda adapter: adapter.mark("100", "migrated to web (42)"))
+    assert server.cluster.vms[100].config["description"] == "migrated to web (42)"
+    assert server.cluster.vms[100].config["onboot"] == 0
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [{**TOKEN, "token_secret": "wr0ng"}, {**PASSWORD, "password": "wr0ng"}, {**TOKEN, "token_id": "mover@pve!other"}],
+)
+def test_refused_credentials_are_told_without_them(server: PveServer, credentials: dict[str, str]) -> None:
+    with pytest.raises(AuthFailed) as refused:
+        ask(access(server, credentials), lambda adapter: adapter.list_vms())
+    assert "wr0ng" not in f"{refused.value} {refused.value.hint}"
+
+
+def test_a_ticket_is_renewed_when_half_its_life_is_over_and_when_it_is_void(
+    server: PveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(adapter: PveApi) -> None:
+        assert server.logins == 1
+        server.tickets.clear()
+        await adapter.list_vms()
+        assert server.logins == 2
+        monkeypatch.setattr(pve_api_module, "TICKET_GOOD_S", -1.0)
+        await adapter.list_vms()
+        assert server.logins == 3
+
+    ask(access(server, PASSWORD), use)
+
+
+def test_another_certificate_than_the_pinned_one_is_refused(server: PveServer) -> None:
+    given = access(server, fingerprint_sha256="AA:" * 31 + "AA")
+    with pytest.raises(SourceUnreachable, match="not the pinned one"):
+        ask(given, lambda adapter: adapter.list_vms())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("credentials", {"user": "root", "password": "s3cret"}),
+        ("credentials", {"token_id": "root@pam!mover"}),
+        ("credentials", {"token_id": "root", "token_secret": "s3cret"}),
+        ("credentials", {}),
+        ("endpoint", "ftp://host"),
+        ("endpoint", "https://root:s3cret@host"),
+        ("options", {"scratch_dir": "/var/lib/x;y"}),
+        ("options", {"node_hosts": {"pve1": "-oProxyCommand=x"}}),
+    ],
+)
+def test_a_malformed_source_is_refused_before_anything_is_tried(field: str, value: Any) -> None:
+    with pytest.raises(BadRequest) as refused:
+        PveApi(replace(SourceAccess("https://pve.example", TOKEN), **{field: value}))
+    assert "s3cret" not in str(refused.value)
+
+
+# ── what we may ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_missing_privilege_is_told_by_name_and_path(server: PveServer) -> None:
+    server.cluster.users["mover@pve!synvirt"].acl = {"/vms": frozenset({"VM.Audit"}), "/": frozenset({"Sys.Audit"})}
+    about = ask(access(server), lambda adapter: adapter.about())
+    lacking = {check.name for check in about.checks if not check.ok}
+    assert lacking == {"privilege VM.PowerMgmt on /vms", "privilege VM.Config.Options on /vms", "ssh pve1", "ssh pve2"}
+    warned = {check.name for check in about.checks if check.warning}
+    assert any("Datastore.Audit" in name for name in warned)
+
+
+def test_rights_on_some_vms_alone_are_enough(server: PveServer) -> None:
+    server.cluster.users["mover@pve!synvirt"].acl = {"/vms/100": PRIVILEGES, "/nodes": frozenset({"Sys.Audit"})}
+    about = ask(access(server), lambda adapter: adapter.about())
+    assert {check.name for check in about.checks if not check.ok} == {"ssh pve1", "ssh pve2"}
+
+
+def test_a_refused_call_names_the_privilege(server: PveServer) -> None:
+    server.cluster.users["mover@pve!synvirt"].acl = {"/": frozenset({"VM.Audit"})}
+    with pytest.raises(AuthFailed, match=r"\(/vms/100, VM.Config.Disk.*VM.Config.Options"):
+        ask(access(server), lambda adapter: adapter.mark("100", "moved"))
+
+
+def test_without_ssh_a_plan_is_refused_before_anything_is_done(server: PveServer) -> None:
+    manifest = ask(access(server), lambda adapter: adapter.inspect("100"))
+    assert [concern.id for concern in manifest.concerns if concern.category == "Critical"] == ["disks-unreadable"]
+    assert not manifest.cbt_available
+    assert ask(access(server), lambda adapter: adapter.supports_warm()) is False
+    with pytest.raises(CbtUnsupported, match="no SSH"):
+        ask(access(server), lambda adapter: adapter.snapshot("100", "synvirt-x-1"))
+
+
+# ── who is there ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_thousands_of_vms_are_found_with_one_question(server: PveServer) -> None:
+    for vmid in range(1000, 1000 + MANY):
+        server.cluster.add(vmid, f"pve{vmid % 2 + 1}")
+
+    async def use(adapter: PveApi) -> tuple[int, int, float]:
+        asked, began = len(server.asked), time.process_time()
+        rows = await adapter.list_vms()
+        return len(rows), len(server.asked) - asked, time.process_time() - began
+
+    found, asked, spent_s = ask(access(server), use)
+    print(f"{found} VMs in {spent_s:.3f} s of CPU, the stand-in's own included")
+    assert (found, asked) == (MANY + 1, 1)
+
+
+def test_a_container_is_told_apart(server: PveServer) -> None:
+    server.cluster.containers[200] = "pve1"
+    assert [row.vm_id for row in ask(access(server), lambda adapter: adapter.list_vms())] == ["100"]
+    with pytest.raises(VmNotFound, match="container"):
+        ask(access(server), lambda adapter: adapter.inspect("200"))
+
+
+@pytest.mark.parametrize("vm_id", ["101", "vm-1", "100/config", "../100", ""])
+def test_a_vm_that_is_not_there(server: PveServer, vm_id: str) -> None:
+    with pytest.raises(VmNotFound):
+        ask(access(server), lambda adapter: adapter.inspect(vm_id))
+
+
+def test_a_node_that_is_off_is_waited_for(server: PveServer) -> None:
+    server.cluster.away.add("pve1")
+    with pytest.raises(SourceUnreachable, match="No route to host"):
+        ask(access(server), lambda adapter: adapter.inspect("100"))
+
+
+def test_the_agent_tells_system_and_addresses(server: PveServer) -> None:
+    server.cluster.vms[100].config["net0"] = "virtio=BC:24:11:00:00:01,bridge=vmbr0,tag=7"
+    machines = server.cluster.machines
+    assert isinstance(machines, Paper)
+    machines.start(100)
+    machines.answers["get-osinfo"] = {"id": "debian", "pretty-name": "Debian GNU/Linux 12"}
+    card = {"hardware-address": "bc:24:11:00:00:01", "ip-addresses": [{"ip-address": "10.1.2.3", "ip-address-type": "ipv4"}]}
+    machines.answers["network-get-interfaces"] = [card]
+    manifest = ask(access(server), lambda adapter: adapter.inspect("100"))
+    assert manifest.guest_os.name == "Debian GNU/Linux 12"
+    assert [(nic.network, nic.ip_addresses) for nic in manifest.nics] == [("vmbr0.7", ("10.1.2.3",))]
+
+
+# ── off and on ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_locked_vm_is_waited_for(server: PveServer) -> None:
+    server.cluster.vms[100].config["lock"] = "backup"
+    with pytest.raises(SourceUnreachable, match=r"VM is locked \(backup\)"):
+        ask(access(server), lambda adapter: adapter.power_on("100"))
+
+
+def test_a_task_that_fails_is_told_in_its_own_words(server: PveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_vmid: int) -> None:
+        raise RuntimeError("start failed: QEMU exited with code 1")
+
+    monkeypatch.setattr(server.cluster.machines, "start", fail)
+    with pytest.raises(Internal, match="qmstart of VM 100 failed: start failed: QEMU exited with code 1"):
+        ask(access(server), lambda adapter: adapter.power_on("100"))
+
+
+def test_a_vm_under_ha_is_started_by_the_manager(server: PveServer) -> None:
+    server.cluster.vms[100].ha = "stopped"
+    ask(access(server), lambda adapter: adapter.power_on("100"))
+    assert server.cluster.machines.is_running(100)
+    assert server.cluster.vms[100].ha == "started"
+
+
+def test_each_start_is_told_apart_and_nothing_else(server: PveServer) -> None:
+    vm = server.cluster.vms[100]
+
+    def last() -> str:
+        return ask(access(server), lambda adapter: adapter.last_start("100"))
+
+    before = last()
+    server.cluster.note("vzdump", vm)
+    server.cluster.note("qmshutdown", vm)
+    assert last() == before
+    server.cluster.note("qmstart", vm)
+    assert (after := last()) != before
+    vm.node = "pve2"
+    assert last() != after
+
+
+# ── an independent client ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_proxmoxer_finds_the_stand_in_to_be_proxmox(server: PveServer) -> None:
+    """What is easy to get wrong on both sides at once: where tokens, tickets and parameters go."""
+    where = {"host": "127.0.0.1", "port": server.port, "verify_ssl": False}
+    user, _, name = TOKEN["token_id"].partition("!")
+    clients = [
+        ProxmoxAPI(**where, user=user, token_name=name, token_value="t0ken"),
+        ProxmoxAPI(**where, user="root@pam", password="s3cret"),
+    ]
+    for client in clients:
+        assert client.version.get()["release"] == "8.4"
+        assert [one["vmid"] for one in client.cluster.resources.get(type="vm")] == [100]
+        upid = client.nodes("pve1").qemu(100).status.start.post()
+        while client.nodes("pve1").tasks(upid).status.get()["status"] != "stopped":
+            time.sleep(0.05)
+        assert client.nodes("pve1").qemu(100).status.current.get()["status"] == "running"
+        client.nodes("pve1").qemu(100).config.put(description="by proxmoxer")
+        assert client.nodes("pve1").qemu(100).config.get()["description"] == "by proxmoxer"
+        with pytest.raises(ResourceException, match="400"):
+            client.nodes("pve1").qemu(100).status.stop.post(forceful=1)
+        with pytest.raises(ResourceException, match="does not exist"):
+            client.nodes("pve2").qemu(100).config.get()
+    server.cluster.users["mover@pve!synvirt"] = User("t0ken", {})
+    with pytest.raises(ResourceException, match="403"):
+        clients[0].nodes("pve1").qemu(100).config.get()
+
+
+def test_sessions_may_be_closed_twice_and_unopened(server: PveServer) -> None:
+    async def close() -> None:
+        adapter = PveApi(access(server))
+        await adapter.close()
+        await adapter.connect()
+        await adapter.close()
+        await adapter.close()
+
+    asyncio.run(close())

@@ -1,0 +1,147 @@
+"""A VM's configuration, as Proxmox VE writes it, read as a manifest; and what may run on a node. No I/O."""
+
+from typing import Any
+
+import pytest
+
+from synvirt.errors import Internal
+from synvirt.live.proxmox import config as settings
+from synvirt.live.proxmox.manifest import Seen, Volume, manifest
+from synvirt.live.proxmox.node import argv
+from synvirt.model import GIB, MIB, VmManifest
+
+RUNS = {"status": "running", "qmpstatus": "running", "running-qemu": "9.2.0"}
+FULL = {
+    "name": "web",
+    "bios": "ovmf",
+    "machine": "pc-q35-9.0",
+    "sockets": 2,
+    "cores": 4,
+    "memory": "4096",
+    "balloon": 1024,
+    "ostype": "win11",
+    "scsihw": "virtio-scsi-single",
+    "boot": "order=virtio1;scsi0;net0",
+    "smbios1": "uuid=6f0e8c7a-2d0f-4c9e-9d7a-1e1f0c9f4b11,manufacturer=QUNNRQ==,base64=1",
+    "efidisk0": "local-lvm:vm-100-disk-0,efitype=4m,pre-enrolled-keys=1,size=4M",
+    "tpmstate0": "local-lvm:vm-100-disk-1,size=4M,version=v2.0",
+    "scsi0": "local-lvm:vm-100-disk-2,iothread=1,size=32G,ssd=1",
+    "scsi10": "local:100/vm-100-disk-4.qcow2,size=1T",
+    "virtio1": "ceph:vm-100-disk-3,size=512M",
+    "ide0": "local-lvm:vm-100-cloudinit,media=cdrom",
+    "ide2": "local:iso/debian.iso,media=cdrom,size=600M",
+    "sata0": "none,media=cdrom",
+    "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0,firewall=1,tag=7",
+    "net1": "model=e1000,macaddr=BC:24:11:00:00:02,bridge=vmbr1,link_down=1",
+    "hostpci0": "0000:01:00,pcie=1",
+    "usb0": "host=1234:5678",
+    "unused0": "local-lvm:vm-100-disk-9",
+}
+
+
+def read(config: dict[str, Any], status: dict[str, Any] | None = None, **more: Any) -> VmManifest:
+    return manifest(Seen("100", {"node": "pve1", "vmid": 100}, config, RUNS if status is None else status, **more))
+
+
+def test_all_that_makes_hardware_is_read() -> None:
+    vm = read(FULL, volumes={"local-lvm:vm-100-disk-2": Volume(32 * GIB + MIB, 5 * GIB, "raw")})
+    assert (vm.name, vm.host, vm.firmware, vm.secure_boot, vm.tpm) == ("web", "pve1", "uefi", True, True)
+    assert (vm.cpu_count, vm.cores_per_socket, vm.memory_bytes) == (8, 4, 4 * GIB)
+    assert (vm.guest_os.family, vm.uuid) == ("windows", "6f0e8c7a-2d0f-4c9e-9d7a-1e1f0c9f4b11")
+    disks = [(disk.key, disk.bus, disk.unit, disk.boot_order, disk.format, disk.controller) for disk in vm.disks]
+    assert disks == [
+        ("scsi0", "scsi", 0, 2, "raw", "virtio-scsi-single"),
+        ("scsi10", "scsi", 10, None, "qcow2", "virtio-scsi-single"),
+        ("virtio1", "virtio", 1, 1, "raw", ""),
+    ]
+    # The storage's word counts more than the configuration's.
+    assert [disk.capacity_bytes for disk in vm.disks] == [32 * GIB + MIB, 1024 * GIB, 512 * MIB]
+    assert [disk.used_bytes for disk in vm.disks] == [5 * GIB, None, None]
+    nics = [(nic.key, nic.mac, nic.model, nic.network, nic.connected) for nic in vm.nics]
+    assert nics == [
+        ("net0", "bc:24:11:00:00:01", "virtio", "vmbr0.7", True),
+        ("net1", "bc:24:11:00:00:02", "e1000", "vmbr1", False),
+    ]
+    assert {concern.id for concern in vm.concerns} == {"host-devices", "cloud-init", "unused-volumes"}
+    assert vm.cbt_available
+
+
+def test_an_io_thread_needs_a_newer_qemu() -> None:
+    """QEMU 7.2.22 ended with «nbd_blockdev_client_closed: Assertion» where such a disk was read."""
+    vm = read(FULL, {**RUNS, "running-qemu": "8.1.5"})
+    assert "I/O thread" in str(vm.cbt_reason)
+    assert [disk.key for disk in vm.disks if disk.cbt_reason] == ["scsi0"]
+    assert vm.cbt_reason_without(["scsi0"]) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "power", "concern"),
+    [
+        ({"status": "stopped"}, "off", None),
+        ({"status": "stopped", "lock": "suspended"}, "suspended", "saved-memory"),
+        ({"status": "running", "qmpstatus": "paused"}, "suspended", "suspended"),
+        ({"status": "running", "qmpstatus": "running", "lock": "backup"}, "on", "locked"),
+        ({"status": "running", "ha": {"managed": 1, "state": "started"}}, "on", "ha"),
+        ({"status": "running", "running-qemu": "6.2.0"}, "on", None),
+        ({}, "unknown", None),
+    ],
+)
+def test_what_it_is_doing_now(status: dict[str, Any], power: str, concern: str | None) -> None:
+    vm = read({"name": "x", "scsi0": "a:b,size=1G"}, status)
+    assert vm.power_state == power
+    assert [one.id for one in vm.concerns] == ([concern] if concern else [])
+    assert vm.cbt_available == (concern in ("locked", "ha"))
+
+
+@pytest.mark.parametrize(
+    ("config", "concern"),
+    [
+        ({"scsi0": "/dev/disk/by-id/x,size=1G"}, "disk-passed-through:scsi0"),
+        ({"scsi0": "a:b"}, "disk-unknown-size:scsi0"),
+        ({"template": 1}, "template"),
+        ({"args": "-device x"}, "qemu-arguments"),
+        ({"virtiofs0": "share"}, "shared-folders"),
+        ({"cpu": "custom-mine,flags=+aes"}, "custom-cpu"),
+    ],
+)
+def test_concerns(config: dict[str, Any], concern: str) -> None:
+    assert concern in {one.id for one in read(config).concerns}
+
+
+def test_an_older_boot_order_is_read() -> None:
+    config = {"boot": "cdn", "bootdisk": "virtio0", "virtio0": "a:b,size=1G"}
+    assert settings.boot_order(config) == ["virtio0"]
+    assert settings.boot_order({"boot": "n", "virtio0": "a:b"}) == []
+    assert settings.boot_order({"boot": "order="}) == []
+
+
+@pytest.mark.parametrize("text", ["", "virtio", "=,=", "a" * 9999, "virtio=,bridge=", "model=virtio"])
+def test_odd_property_strings_raise_nothing(text: str) -> None:
+    config = {"net0": text, "scsi0": text, "boot": text, "memory": text, "cores": text, "smbios1": text, "agent": text}
+    assert read(config).cpu_count == 1
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_commands_are_these() -> None:
+    assert argv("path", volume="local-lvm:vm-100-disk-0") == ["pvesm", "path", "local-lvm:vm-100-disk-0"]
+    assert argv("remove", files=["/a/b", "/a/c"]) == ["rm", "-f", "/a/b", "/a/c"]
+
+
+@pytest.mark.parametrize(
+    ("command", "gaps"),
+    [
+        ("path", {"volume": "a:b; reboot"}),
+        ("path", {"volume": "-x:y"}),
+        ("path", {"volume": "a:$(id)"}),
+        ("path", {"volume": "a:b\nreboot"}),
+        ("overlay", {"file": "/x/../etc/passwd", "bytes": "1"}),
+        ("remove", {"files": ["/x/a b"]}),
+        ("serve", {"image": "json:{}", "format": "raw", "export": "e", "file": "/x/e"}),
+        ("serve", {"image": "/x", "format": "vvfat", "export": "e", "file": "/x/e"}),
+    ],
+)
+def test_nothing_odd_gets_into_a_command(command: str, gaps: dict[str, Any]) -> None:
+    with pytest.raises(Internal, match="odd"):
+        argv(command, **gaps)

@@ -1,0 +1,58 @@
+"""pve_api on nodes with real sshd and real QEMU behind the stand-in's API: the laws of LiveAdapter, byte for byte."""
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from synvirt.live.proxmox.adapter import pve_api
+from synvirt.model import MIB
+from tests.contracts.live import LiveCase, LiveContract
+from tests.pve_lab import PveLab, pve_lab
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[PveLab]:
+    with pve_lab("pve1") as running:
+        yield running
+        assert running.server.wrong == [], "the stand-in's answers keep the vendor's schema"
+
+
+def case_of(lab: PveLab, *, key: str = "scsi", fmt: str = "raw") -> LiveCase:
+    vm = lab.vm("8M", key=key, fmt=fmt)
+    lab.start(vm.vmid)
+    lab.write(vm, f"{key}0", MIB, random.Random(3).randbytes(2 * MIB))
+    lab.write(vm, f"{key}0", 7 * MIB, b"the end of the disk is near")
+
+    def lose_tracking() -> None:
+        lab.kill(vm.vmid)
+        lab.start(vm.vmid)
+
+    def restart() -> None:
+        for pid in lab.servers():
+            os.kill(pid, 9)
+        lab.start(vm.vmid)
+        lab.cluster.note("qmstart", vm)
+        lab.kill(vm.vmid)
+
+    return LiveCase(
+        open=lambda: pve_api(lab.access()),
+        vm_id=str(vm.vmid),
+        content=lambda: lab.content(vm, f"{key}0"),
+        write=lambda offset, data: lab.write(vm, f"{key}0", offset, data),
+        snapshots=lambda: lab.snapshots(vm),
+        lose_tracking=lose_tracking,
+        restart=restart,
+    )
+
+
+class TestPveApi(LiveContract):
+    @pytest.fixture
+    def case(self, lab: PveLab) -> LiveCase:
+        return case_of(lab)
+
+
+@pytest.mark.parametrize(("key", "fmt"), [("virtio", "qcow2"), ("sata", "raw")])
+def test_disks_of_other_kinds(lab: PveLab, key: str, fmt: str) -> None:
+    LiveContract().test_deltas_hold_what_changed_and_make_the_copy_whole(case_of(lab, key=key, fmt=fmt))
