@@ -270,6 +270,7 @@ def _rooms(
         secret_of=secrets.opened,
         remote_rules=rules,
         connect=sources.connect,
+        waiting=sources.waiting,
         check_source=sources.check_plan,
         slots=Slots(settings.jobs_per_source),
         turns=Turns(settings.jobs_at_once),

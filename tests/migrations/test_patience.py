@@ -376,6 +376,33 @@ def test_a_cancel_waits_for_the_call_that_it_cancels(house: House, monkeypatch: 
     assert house.store.ledger(job.id) == []
 
 
+def test_a_changed_source_is_tried_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new password: nobody waits the five minutes until the next try."""
+    monkeypatch.setattr(patience, "PAUSES_S", dict.fromkeys(patience.PAUSES_S, (3600.0,)))
+    job, reached = held(house)
+    refused: list[State] = []
+
+    def looked(now: Migration) -> bool:
+        if reached(now) and not refused:
+            refused.append(now.state)
+            house.platform.fault("wrong_password", FOR_EVER)
+        if now.last_error is not None:
+            threading.Thread(target=woken, daemon=True).start()
+        return now.last_error is not None
+
+    def woken() -> None:
+        until(lambda: bool(house.rooms.waiting._stops))
+        house.platform.fault("wrong_password", 0)
+        house.intake.cutover(job.id)
+        house.rooms.waiting.wake(SOURCE_ID)
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert refused
+    assert not house.rooms.waiting._stops
+
+
 @pytest.mark.parametrize("first", ["snapshot", "open_disk"])
 def test_a_cancel_does_not_wait_for_a_platform_that_hangs(house: House, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     """What is left there stays in the ledger, and is tidied up once the platform answers."""

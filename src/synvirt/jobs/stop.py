@@ -22,6 +22,7 @@ class Stop:
         self._lock = threading.Lock()
         # Jobs run in event loops of several threads, and each wants to hear of it in its own.
         self._listening: set[asyncio.Future[None]] = set()
+        self._asleep: set[asyncio.Future[None]] = set()
         # A call that was cancelled hangs, and may still make something at the source: it is no time to tidy up there.
         self.left_running = False
 
@@ -63,6 +64,28 @@ class Stop:
     async def sleep(self, seconds: float) -> None:
         """Sleep; Cancelled at once when stopped."""
         await self.or_stop(asyncio.sleep(seconds))
+
+    async def sleep_or_wake(self, seconds: float) -> None:
+        """Sleep until `wake`, at the most so long; Cancelled at once when stopped."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._asleep.add(woken)
+        try:
+            await self.or_stop(_until(woken, seconds))
+        finally:
+            with self._lock:
+                self._asleep.discard(woken)
+
+    def wake(self) -> None:
+        """From any thread: what the job sleeps for may have come."""
+        with self._lock:
+            for woken in self._asleep:
+                with suppress(RuntimeError):  # its loop has ended
+                    woken.get_loop().call_soon_threadsafe(_hear, woken)
+
+
+async def _until(woken: "asyncio.Future[None]", seconds: float) -> None:
+    await asyncio.wait({woken}, timeout=seconds)
 
 
 def _hear(heard: "asyncio.Future[None]") -> None:

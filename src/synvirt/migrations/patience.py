@@ -96,7 +96,12 @@ class Patience:
             await job.tell(type(trouble)(f"{trouble.detail.rstrip('.')}. {again}", hint=trouble.hint))
             self._told = True
         job.leave_turn()
-        await job.stop.sleep(min(pause_s, left_s))
+        source_ref = job.migration.plan.source_ref
+        if source_ref.kind == "live_vm":
+            with job.rooms.waiting.held(source_ref.source_id, job.stop):
+                await job.stop.sleep_or_wake(min(pause_s, left_s))
+        else:
+            await job.stop.sleep(min(pause_s, left_s))
         await job.take_turn()
 
     async def over(self) -> None:

@@ -13,6 +13,7 @@ from synvirt.hypervisor import Hypervisor
 from synvirt.jobs.board import Board
 from synvirt.jobs.process import Workers, started
 from synvirt.jobs.slots import Slots, Turns
+from synvirt.jobs.waiting import Waiting
 from synvirt.live import LiveAdapter
 from synvirt.migrations.secrets import no_secrets
 from synvirt.model import HostPathRef, LiveKind, OfflineKind, RemoteUrlRef, UploadRef
@@ -55,6 +56,8 @@ class Rooms:
     slots: Slots = field(default_factory=lambda: Slots(4))
     turns: Turns = field(default_factory=lambda: Turns(256))
     workers: Workers = started
+    # Jobs that wait for a source: changing the source wakes them.
+    waiting: Waiting = field(default_factory=Waiting)
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0

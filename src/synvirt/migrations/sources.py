@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 import structlog
 
 from synvirt.errors import BadRequest, InvalidPlan, SourceUnreachable
+from synvirt.jobs.waiting import Waiting
 from synvirt.keyring import Keyring, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
 from synvirt.live.form import Form
@@ -51,13 +52,15 @@ log = structlog.get_logger(__name__)
 
 
 class Sources:
-    """The sources of this host. `folder`: where adapters keep sockets and scratch files, one folder a source."""
+    """The sources of this host. `folder`: where adapters keep sockets and scratch files, one folder a source. `waiting`: the
+    jobs that wait for one of them, which a change wakes."""
 
     def __init__(
         self, rows: SourceRows, keyring: Keyring, *, host: str, platforms: Mapping[LiveKind, Platform], folder: Path
     ) -> None:
         self._rows, self._keyring, self._host = rows, keyring, host
         self._platforms, self._folder = platforms, folder
+        self.waiting = Waiting()
         self._listings: dict[UUID, tuple[float, list[VmRow]]] = {}
         self.trials = Trials(rows, host=host, open_adapter=self._adapter)
         keyring.settle(self._sample())
@@ -105,6 +108,7 @@ class Sources:
         with self._keyring.held():
             source = self._rows.change(source_id, changed, host=self._host)
         self._listings.pop(source_id, None)
+        self.waiting.wake(source_id)
         return source
 
     def remove(self, source_id: UUID) -> None:
