@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -25,6 +26,9 @@ from synvirt.model import GIB, now
 from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.programs import ProgramFailed, find, run
 from synvirt.settings import RbdSetting, Settings, ZfsSetting
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection as Database
 
 # A tool that says its version takes no time; one that hangs is as good as missing.
 LOOK_TIMEOUT_S = 20
@@ -334,11 +338,34 @@ def _store(settings: Settings) -> str:
     try:
         with engine.connect() as connection:
             version = str(connection.scalar(sqlalchemy.text(_VERSIONS[url.get_backend_name()])))
+            bad = _unreadable_jobs(connection)
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise Missing(f"the store cannot be opened: {str(getattr(error, 'orig', error)).splitlines()[0]}") from error
     finally:
         engine.dispose()
+    if bad:
+        raise Missing(f"jobs that this version cannot read, and leaves alone: {'; '.join(bad)}")
     return f"{url.get_backend_name()} {version}"
+
+
+def _unreadable_jobs(connection: "Database") -> list[str]:
+    """Each with its cause; of those that have not ended, which are the ones that are wanted."""
+    import sqlalchemy
+
+    from synvirt.model import ENDS, Migration
+    from synvirt.store.documents import parsed
+    from synvirt.store.tables import migrations
+
+    if not sqlalchemy.inspect(connection).has_table(migrations.name):
+        return []
+    unended = migrations.c.state.not_in([str(end) for end in ENDS])
+    found = []
+    for row in connection.execute(sqlalchemy.select(migrations.c.id, migrations.c.document).where(unended)):
+        try:
+            parsed(Migration, row.document)
+        except SynvirtError as error:
+            found.append(f"{row.id}: {error.detail}")
+    return found
 
 
 def _rhsrvany(settings: Settings) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from synvirt.keyring import Keyring
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.intake import Intake
+    from synvirt.migrations.removing import Removal
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources import Sources
@@ -93,7 +94,6 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.settings import prepare_data_dir
     from synvirt.store import Store
 
-    settings.check_host_id()
     prepare_data_dir(settings)
     with ExitStack() as stack:
         stack.enter_context(data_dir_locked(settings.data_dir))
@@ -111,6 +111,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         stack.callback(rooms.hypervisor.close)
         engine = Engine(rooms, host=settings.host_id)
         _lease(stack, settings, rooms, engine)
+        removal = _removal(stack, rooms, settings)
         intake = Intake(
             store,
             board,
@@ -119,6 +120,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             begin=engine.begin,
             wake=engine.wake,
             secrets=secrets,
+            removal=removal,
         )
         checkup = Checkup(settings)
         checkup.begin()
@@ -150,6 +152,21 @@ def _lease(stack: ExitStack, settings: "Settings", rooms: "Rooms", engine: "Engi
     lease.begin()
     stack.callback(lease.close)
     stack.enter_context(about.kept())
+
+
+def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":
+    from synvirt.migrations.removing import Removal, retained, volumes_of
+
+    def destroy(job: "Migration") -> None:
+        for volume in volumes_of(job):
+            rooms.destination_named(job.destination).destroy(volume)
+
+    def forget(job: "Migration") -> None:
+        rooms.hypervisor.forget_screenshot(job.id)
+
+    removal = Removal(rooms.store, here=settings.host_id, destroy=destroy, forget=forget)
+    stack.enter_context(retained(removal, settings.keep_ended_days))
+    return removal
 
 
 def _routers(

@@ -119,6 +119,8 @@ class Settings(Received):
     upload_cap_bytes: Annotated[int, Field(gt=0)] = 20 * GIB
     # An upload that no job reads is removed after so long.
     upload_expires_days: Annotated[float, Field(gt=0, le=3650)] = 7
+    # Ended migrations go after so many days, but for failed ones that kept their volumes. 0: never.
+    keep_ended_days: Annotated[float, Field(ge=0, le=36500)] = 0
     # Hosts that VMs may be read from by URL: names (nas.example, *.example), addresses, networks (10.0.0.0/8), separated by
     # commas. Empty: all but this host itself, link-local addresses and cloud metadata.
     remote_allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
@@ -231,7 +233,8 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare_data_dir(settings: Settings) -> None:
-    """Make {data_dir} and its folders with the modes of specification part 8. Idempotent."""
+    """Make {data_dir} and its folders with the modes of specification part 8. Idempotent. BadRequest, as `check_host_id`."""
+    settings.check_host_id()
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
     for folder, mode in (
         (settings.imports_dir, 0o750),

@@ -29,6 +29,7 @@ from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
 from synvirt.migrations.hosts import Hosts
 from synvirt.migrations.intake import Intake
+from synvirt.migrations.removing import Removal, volumes_of
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.sources import Sources
 from synvirt.migrations.uploads import Uploads
@@ -86,6 +87,7 @@ class Service:
         self.board = Board()
         self.store = Store(self.settings.store_url, on_commit=self.board.committed)
         self.begun: list[UUID] = []
+        self.destroyed: list[str] = []
         self.screenshots: dict[UUID, bytes] = {}
         self.checkup: tuple[datetime, list[Finding]] | None = None
         self.findings: list[Finding] = []
@@ -100,6 +102,12 @@ class Service:
             begin=self._begin,
             wake=self.woken.append,
             secrets=JobSecrets(self.store, keyring),
+            removal=Removal(
+                self.store,
+                here="local",
+                destroy=lambda job: self.destroyed.extend(volumes_of(job)),
+                forget=lambda job: None,
+            ),
         )
         self.uploads = Uploads(self.store.uploads, self.settings)
         folder = data_dir / "sources"

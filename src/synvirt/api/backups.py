@@ -254,6 +254,11 @@ def _runs(router: APIRouter, backups: Backups) -> None:
         """Load one run, with its progress."""
         return backups.runs.get(run_id)
 
+    @router.delete("/runs/{run_id}", status_code=204)
+    def remove_run(run_id: UUID) -> None:
+        """Remove the record of a run that has ended; its restore points stay. 409 while it runs, and for a job's last run."""
+        backups.remove_run(run_id)
+
     @router.post("/runs/{run_id}/cancel", status_code=202, response_model=BackupRun)
     def cancel_run(run_id: UUID) -> BackupRun:
         """Ask a run to stop. 409 where it has ended."""

@@ -18,6 +18,7 @@ from synvirt.api.stream import STREAM_HEADERS, Pace, changes, event_id_of, sent
 from synvirt.jobs.board import Board
 from synvirt.migrations.intake import Intake
 from synvirt.model import DiskBus, Migration, Model, PlanEnvelope
+from synvirt.store.documents import parsed
 
 # The specification's list is "all migrations": a page holds what a large host gathers in years, and bounds our memory.
 PAGE_LIMIT = 5000
@@ -90,6 +91,17 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         """Load one migration, with the newest progress."""
         return _current(store.get(migration_id), board)
 
+    @router.delete("/{migration_id}", status_code=204)
+    def remove(
+        migration_id: UUID,
+        volumes: Annotated[
+            Literal["keep", "destroy"] | None, Query(description="what becomes of the volumes that a failed job kept")
+        ] = None,
+    ) -> None:
+        """Remove an ended job. A failed one that kept its volumes: 409 until `volumes` says what becomes of them.
+        One that runs, or still has to tidy up at its source: 409."""
+        intake.remove(migration_id, volumes)
+
     @router.post("/{migration_id}/cancel", status_code=202, response_model=Migration)
     def cancel(migration_id: UUID) -> Migration:
         """Ask a job to stop; it ends in Cancelled once what it made is swept. A job that has ended: 409."""
@@ -130,9 +142,7 @@ async def page(documents: list[str], following: int | None, board: Board) -> Asy
     before = '{"items":['
     for start in range(0, len(documents), JOBS_A_PIECE):
         piece = (
-            _current(Migration.model_validate_json(document), board).model_dump_json()
-            if document[_ID_IN_DOCUMENT] in running
-            else document
+            _current(parsed(Migration, document), board).model_dump_json() if document[_ID_IN_DOCUMENT] in running else document
             for document in documents[start : start + JOBS_A_PIECE]
         )
         yield (before + ",".join(piece)).encode()

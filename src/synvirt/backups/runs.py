@@ -91,6 +91,10 @@ class Runs:
                 self._forget(run_id)
             return self.get(run_id)
 
+    def remove(self, run_id: UUID) -> None:
+        """The record of a run that has ended."""
+        self._rows.remove_run(run_id, host=self._host)
+
     def _with_figures(self, run: BackupRun) -> BackupRun:
         _, progress = self.figures.latest().get(run.id, (None, None))
         return run if progress is None or run.status in ENDS else run.model_copy(update={"progress": progress})

@@ -168,6 +168,16 @@ class Backups:
             self._check_idle(job)
             return self._run(job, "asked")
 
+    def remove_run(self, run_id: UUID) -> None:
+        """BackupConflict, where it has not ended, or is the last run of its job, which the schedule goes by."""
+        with self.runs.lock:
+            run = self.runs.get(run_id)
+            if run.status not in ENDS:
+                raise BackupConflict(f"run {run_id} has not ended: it is {run.status}", hint="cancel it first")
+            if any(job.last_run_id == run_id for job in self._jobs.all()):
+                raise BackupConflict(f"run {run_id} is the last one of its job", hint="run the job again, or remove the job")
+            self.runs.remove(run_id)
+
     def run_due(self, moment: datetime) -> list[BackupRun]:
         """The jobs whose time has come. A run, and that its time is done with, are written together: none comes twice."""
         begun = []

@@ -123,6 +123,26 @@ def retry(
         print(f"Job {json.loads(answer)['id']} goes on with the copy of job {job}")
 
 
+@app.command()
+@with_options
+def remove(
+    options: Options,
+    job: JobId,
+    volumes: Annotated[
+        str | None, typer.Option(help="keep or destroy: what becomes of the volumes that a failed job kept")
+    ] = None,
+) -> None:
+    """Remove an ended job from the list.
+
+    Example: synvirt migrations remove 1f3a --volumes destroy
+    """
+    with options.connect() as client:
+        params = {} if volumes is None else {"volumes": volumes}
+        client.ask("DELETE", f"/migrations/{full_id(client, 'migration', job)}", params=params)
+    if not options.json:
+        print(f"Job {job} is removed")
+
+
 def follow(options: Options, client: Any, job_id: str, *, print_events: bool = False) -> None:
     """Watch to the end; exits 1 when the job failed. With --json: the stream's data as it comes, or else the ended job."""
     from synvirt.cli.watching import display, verdict, watch

@@ -11,13 +11,14 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.errors import PersistFailed
+from synvirt.errors import NotFound, PersistFailed
 from synvirt.jobs.course import KEPT_EVERY_S, NOTE, Course, noted
 from synvirt.jobs.runner import Runner
 from synvirt.jobs.stop import Stop
 from synvirt.migrations.advance import advance
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.tidying import tidied
+from synvirt.store.documents import Unreadable
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +73,13 @@ class Engine:
     async def run(self, job_id: UUID) -> None:
         """To its end. PersistFailed where the store is away: without it a job can neither go on nor fail."""
         stop, store = self._stop_of(job_id), self.rooms.store
-        migration = await asyncio.to_thread(store.get, job_id)
+        try:
+            migration = await asyncio.to_thread(store.get, job_id)
+        except Unreadable as error:
+            log.warning("a job is left alone", job=str(job_id), cause=error.detail)
+            return
+        except NotFound:  # it ended, and was removed, before it was looked at
+            return
         await asyncio.to_thread(self._take_up_course, job_id)
         while not migration.ended:
             if await asyncio.to_thread(store.cancel_requested, job_id):

@@ -17,6 +17,7 @@ from synvirt.jobs.board import Board
 from synvirt.kvm.identity import Identity, identity_of
 from synvirt.machines.concerns import with_room
 from synvirt.migrations.critical import refuse_critical
+from synvirt.migrations.removing import Removal, Volumes
 from synvirt.migrations.retrying import taken_up
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
@@ -43,6 +44,7 @@ class Intake:
         begin: Callable[[UUID], None],
         wake: Callable[[UUID], None],
         secrets: JobSecrets | None = None,
+        removal: Removal | None = None,
     ) -> None:
         self.store = store
         self.board = board
@@ -51,6 +53,7 @@ class Intake:
         self._begin = begin
         self._wake = wake
         self._secrets = secrets
+        self._removal = removal
 
     def submit(self, plan: MigrationPlan) -> Migration:
         self._check(plan)
@@ -97,6 +100,13 @@ class Intake:
         job = self.store.request_cutover(job_id)
         self._wake(job_id)
         return job
+
+    def remove(self, job_id: UUID, volumes: Volumes | None) -> None:
+        """An ended job, with what it kept where that is asked. Conflict, where it may not go yet."""
+        if self._removal is None:
+            raise Internal("this service removes no jobs")
+        self._removal.remove(job_id, volumes)
+        self.board.unpin(job_id)
 
     def _name_of(self, plan: MigrationPlan) -> str:
         match plan.source_ref.kind:

@@ -27,6 +27,7 @@ from synvirt.migrations.rooms import Rooms
 from synvirt.model import Migration, State, now
 from synvirt.repeating import Pauses, repeated
 from synvirt.store import LedgerEntry
+from synvirt.store.documents import readable
 
 log = structlog.get_logger(__name__)
 
@@ -125,7 +126,7 @@ class Tidier:
         cursor = None
         while True:
             documents, cursor = self._rooms.store.documents(limit=100, cursor=cursor)
-            for other in map(Migration.model_validate_json, documents):
+            for other in readable(Migration, documents):
                 if other.created_at <= migration.created_at:
                     return True
                 if other.plan.source_ref == migration.plan.source_ref and other.state not in _DONE_WITH:

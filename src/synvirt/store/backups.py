@@ -91,6 +91,13 @@ class BackupRows:
             same = (backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind)
             db.execute(delete(backups).where(*same))
 
+    def remove_run(self, run_id: UUID, *, host: str) -> None:
+        """With its events. Idempotent."""
+        with self._writing() as db:
+            db.execute(delete(backup_events).where(backup_events.c.run_id == str(run_id), backup_events.c.host == host))
+            same = (backups.c.id == str(run_id), backups.c.host == host, backups.c.kind == "run")
+            db.execute(delete(backups).where(*same))
+
     # ── what happened to runs ────────────────────────────────────────────────────────────────────────────────────────
 
     def events_after(self, event_id: int, *, host: str, run_id: UUID | None = None, limit: int | None = None) -> list[RunEvent]:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from synvirt.errors import Conflict, NotFound
 from synvirt.model import ENDS, Migration, Source
+from synvirt.store.documents import parsed, readable
 from synvirt.store.tables import migrations, secrets, sources, trials
 
 # All that is sealed: whose it is, the table, the column that says whose.
@@ -57,7 +58,7 @@ class SourceRows:
             query = query.where(sources.c.number < cursor)
         with self._reading() as db:
             rows = db.execute(query.order_by(sources.c.number.desc()).limit(limit + 1)).all()
-        found = [Source.model_validate_json(row.document) for row in rows[:limit]]
+        found = [parsed(Source, row.document) for row in rows[:limit]]
         return found, rows[limit - 1].number if len(rows) > limit else None
 
     def change(self, source_id: UUID, change: Callable[[Source, bytes], tuple[Source, bytes]], *, host: str) -> Source:
@@ -120,7 +121,7 @@ class SourceRows:
         unended = select(migrations.c.document).where(migrations.c.state.not_in([str(end) for end in ENDS]))
         with self._reading() as db:
             found = [Trial(UUID(row.source_id), row.vm_id, row.name) for row in db.execute(noted.order_by(trials.c.name))]
-            jobs = [Migration.model_validate_json(row.document) for row in db.execute(unended)] if found else []
+            jobs = readable(Migration, (row.document for row in db.execute(unended))) if found else []
         read = {(ref.source_id, ref.vm_id) for ref in (job.plan.source_ref for job in jobs) if ref.kind == "live_vm"}
         return [one for one in found if (one.source_id, one.vm_id) not in read]
 
@@ -130,7 +131,7 @@ def _source(db: Connection, source_id: UUID, host: str) -> tuple[Source, bytes]:
     row = db.execute(query).first()
     if row is None:
         raise NotFound(f"there is no source {source_id}", hint="synvirt sources list shows them")
-    return Source.model_validate_json(row.document), row.sealed
+    return parsed(Source, row.document), row.sealed
 
 
 def _check_unused(db: Connection, source: Source) -> None:

@@ -7,12 +7,9 @@ listeners with it, and the tests crash there.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -34,10 +31,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from synvirt.errors import Conflict, NotFound, PersistFailed
 from synvirt.model import ENDS, Migration, State
 from synvirt.store.backups import BackupRows
+from synvirt.store.documents import parsed, readable, rewritten
 from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
 from synvirt.store.sources import SourceRows
 from synvirt.store.tables import events, ledger, migrations, notes, secrets, watermarks
+from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
 
 # A writer waits this long for another before it fails; a store commit takes milliseconds, so this is a stuck disk.
@@ -55,6 +54,8 @@ POSTGRESQL_LIMITS = {
 # PostgreSQL gives out event ids at insert and shows rows at commit: without one writer at a time a reader that has seen 8
 # could miss a 7 that commits later. Moves are rare, so one lock for all costs nothing. The number is "evnt" in ASCII.
 EVENTS_LOCK = 0x65766E74
+# A job that waits for a source for months tells of it again and again. Who was away longer than this sees the job as it is.
+EVENTS_KEPT, FOLDED_EVERY = 200, 16
 # Two jobs that claim one name at the same moment must not both find it free: "clms".
 CLAIMS_LOCK = 0x636C6D73
 # One upgrade of the schema at a time: "upgr".
@@ -100,13 +101,13 @@ class Store:
             with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
                 # Hosts of a fleet start together, and one of them upgrades. SQLite's transaction is such a lock by itself.
                 _one_at_a_time(connection, UPGRADE_LOCK)
-                config = Config()
-                config.set_main_option("script_location", str(Path(__file__).parent / "alembic"))
-                config.attributes["connection"] = connection
-                command.upgrade(config, "head")
+                upgrade(connection)
         except SQLAlchemyError as error:
             self._engine.dispose()
             raise _persist_failed(error) from error
+        except PersistFailed:
+            self._engine.dispose()
+            raise
 
     def close(self) -> None:
         self._engine.dispose()
@@ -126,7 +127,7 @@ class Store:
             db.execute(insert(migrations).values(id=str(job.id), host=host, state=job.state, document=job.model_dump_json()))
             if sealed is not None:
                 db.execute(insert(secrets).values(migration_id=str(job.id), host=host, sealed=sealed))
-            _announce(db, job)
+            _announce(db, job, job.model_dump_json())
 
     def get(self, job_id: UUID) -> Migration:
         with self._reading() as db:
@@ -156,7 +157,22 @@ class Store:
         if host is not None:
             query = query.where(migrations.c.host == host)
         with self._reading() as db:
-            return [Migration.model_validate_json(row.document) for row in db.execute(query.order_by(migrations.c.number))]
+            return readable(Migration, db.execute(query.order_by(migrations.c.number)).scalars())
+
+    def ended(self, *, host: str) -> list[Migration]:
+        """Oldest first."""
+        chosen = (migrations.c.host == host, migrations.c.state.in_([str(end) for end in ENDS]))
+        query = select(migrations.c.document).where(*chosen)
+        with self._reading() as db:
+            return readable(Migration, db.execute(query.order_by(migrations.c.number)).scalars())
+
+    def remove(self, job_id: UUID) -> None:
+        """An ended job with all that is known of it. Conflict, where it has not ended; NotFound."""
+        with self._writing() as db:
+            row = _row(db, job_id, lock=True)
+            if State(row.state) not in ENDS:
+                raise Conflict(f"job {job_id} has not ended: it is {row.state}", hint="cancel it first")
+            db.execute(delete(migrations).where(migrations.c.id == str(job_id)))
 
     def unended_ids(self, *, host: str) -> list[UUID]:
         """Oldest first. No document is read."""
@@ -197,24 +213,22 @@ class Store:
         query = select(migrations.c.document).where(*chosen).order_by(migrations.c.number).limit(1)
         with self._reading() as db:
             document = db.execute(query).scalar()
-        return None if document is None else Migration.model_validate_json(document)
+        return None if document is None else parsed(Migration, document)
 
     def change(self, job_id: UUID, expected: State, change: Callable[[Migration], Migration]) -> Migration:
         """Rewrite a job that is still in `expected`, else Conflict. A move, an error, a boot attempt is an event too."""
         with self._writing() as db:
-            before = _parse(_row(db, job_id, lock=True))
+            row = _row(db, job_id, lock=True)
+            before = _parse(row)
             if before.state != expected:
                 raise Conflict(f"job {job_id} is {before.state}, not {expected}")
             after = change(before)
-            db.execute(
-                update(migrations)
-                .where(migrations.c.id == str(job_id))
-                .values(state=after.state, document=after.model_dump_json())
-            )
+            document = rewritten(row.document, before, after)
+            db.execute(update(migrations).where(migrations.c.id == str(job_id)).values(state=after.state, document=document))
             if after.ended:
                 db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
             if _told(after) != _told(before):
-                _announce(db, after)
+                _announce(db, after, document)
             return after
 
     # ── what others ask of a job ─────────────────────────────────────────────────────────────────────────────────────
@@ -349,7 +363,7 @@ class Store:
         ended = (migrations.c.host == host, migrations.c.state.in_([str(end) for end in ENDS]))
         query = select(migrations.c.document).where(*ended, exists().where(left)).order_by(migrations.c.number)
         with self._reading() as db:
-            return [Migration.model_validate_json(row.document) for row in db.execute(query)]
+            return readable(Migration, db.execute(query).scalars())
 
     def note(self, job_id: UUID, key: str, value: str) -> None:
         with self._writing() as db:
@@ -419,9 +433,13 @@ def _told(job: Migration) -> tuple[object, ...]:
     return job.state, job.last_error, job.boot_attempts
 
 
-def _announce(db: Connection, job: Migration) -> None:
+def _announce(db: Connection, job: Migration, document: str) -> None:
     _one_at_a_time(db, EVENTS_LOCK)
-    db.execute(insert(events).values(migration_id=str(job.id), document=job.model_dump_json()))
+    added = db.execute(insert(events).values(migration_id=str(job.id), document=document)).inserted_primary_key
+    if added is not None and added[0] % FOLDED_EVERY == 0:
+        of_job = events.c.migration_id == str(job.id)
+        kept = select(events.c.id).where(of_job).order_by(events.c.id.desc()).limit(1).offset(EVENTS_KEPT).scalar_subquery()
+        db.execute(delete(events).where(of_job, events.c.id <= kept))
 
 
 def _one_at_a_time(db: Connection, lock: int) -> None:
@@ -439,7 +457,7 @@ def _row(db: Connection, job_id: UUID, *, lock: bool = False) -> Row[Any]:
 
 
 def _parse(row: Row[Any]) -> Migration:
-    return Migration.model_validate_json(row.document)
+    return parsed(Migration, row.document)
 
 
 def _watermark(row: Row[Any]) -> Watermark:

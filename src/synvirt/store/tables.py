@@ -9,6 +9,7 @@ hosts                        each host's lease and epoch: what it writes, it wri
 uploads                      the archives that were uploaded whole; their bytes are files of their host
 sources                      the registered platforms, each with its credentials, sealed by its host's key
            ──< trials        the snapshots that deep tests of them make, written before they are made
+schema_facts                 which versions of the service may use these tables
 backups                      repositories, jobs, runs and restore points; what counts of a point lies in its repository
 backup_events                a row a move of a run, with the run as it was then; the oldest are swept
 """
@@ -127,6 +128,14 @@ hosts = Table(
     Column("seen_at", Double, nullable=False),
     Column("fenced", String(16), nullable=False),
     Column("document", Text, nullable=False),
+)
+
+# `usable_from`: the first revision whose service can work with these tables (upgrading.py).
+schema_facts = Table(
+    "schema_facts",
+    METADATA,
+    Column("key", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
 )
 
 # `document` is the Upload as the API answers it. An upload that is not whole yet has no row.

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from synvirt.errors import UploadNotFound
 from synvirt.model import ENDS, Upload
+from synvirt.store.documents import parsed, readable
 from synvirt.store.tables import migrations, uploads
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -28,7 +29,7 @@ class UploadRows:
             document = db.execute(query).scalar()
         if document is None:
             raise UploadNotFound(f"there is no upload {upload_id}", hint="it expired or was removed: upload the file again")
-        return Upload.model_validate_json(document)
+        return parsed(Upload, document)
 
     def page(self, *, host: str, limit: int, cursor: int | None = None) -> tuple[list[Upload], int | None]:
         """Newest first, and the cursor of the next page (None: this was the last)."""
@@ -37,13 +38,13 @@ class UploadRows:
             query = query.where(uploads.c.number < cursor)
         with self._reading() as db:
             rows = db.execute(query.order_by(uploads.c.number.desc()).limit(limit + 1)).all()
-        found = [Upload.model_validate_json(row.document) for row in rows[:limit]]
+        found = readable(Upload, [row.document for row in rows[:limit]])
         return found, rows[limit - 1].number if len(rows) > limit else None
 
     def all(self, *, host: str) -> list[Upload]:
         with self._reading() as db:
             rows = db.execute(select(uploads.c.document).where(uploads.c.host == host)).all()
-        return [Upload.model_validate_json(row.document) for row in rows]
+        return readable(Upload, [row.document for row in rows])
 
     def remove(self, upload_id: UUID) -> None:
         """Idempotent."""

@@ -16,6 +16,7 @@ from synvirt.api.stream import Pace
 from synvirt.errors import Conflict
 from synvirt.jobs import course
 from synvirt.migrations.intake import Intake
+from synvirt.migrations.removing import has_kept_volumes
 from synvirt.migrations.retrying import has_whole_copy
 from synvirt.model import Migration, State
 from synvirt.web.chart import chart
@@ -26,7 +27,7 @@ from synvirt.web.stations import stations
 # The parts of the page, in its order; each is a template, and an element of this id.
 PARTS = ("banner", "way", "figures", "actions", "chart", "disks", "passes", "boot", "conversion", "differences", "facts")
 
-Asked = Literal["cancel", "cutover", "retry", "again"]
+Asked = Literal["cancel", "cutover", "retry", "again", "remove", "destroy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,19 @@ ACTIONS = {
             "Run this plan again?",
             "A new job with the same plan begins anew.",
         ),
+        Action(
+            "remove",
+            "Remove from the list",
+            "Remove this job from the list?",
+            "Its record goes, with its history. Its guest and its volumes stay as they are.",
+        ),
+        Action(
+            "destroy",
+            "Remove with its volumes",
+            "Remove this job and its volumes?",
+            "Its record goes, and so do the volumes that it kept: its copy is not there any more.",
+            danger=True,
+        ),
     )
 }
 
@@ -91,7 +105,10 @@ class JobView:
         return {
             "job": job,
             "stations": stations(job),
-            "actions": [ACTIONS[name] for name in possible(job, cancelling=cancelling, cutting=cutting)],
+            "actions": [
+                ACTIONS[name]
+                for name in possible(job, cancelling=cancelling, cutting=cutting, kept=has_kept_volumes(store, job))
+            ],
             "chart": chart(self.intake.board.courses().get(job.id) or course.noted(store.noted(job.id, course.NOTE))),
             "has_screen": job.state == State.FAILED and bool(job.boot_attempts) and self.screenshot(job.id) is not None,
             "cancelling": cancelling,
@@ -122,8 +139,8 @@ class JobView:
                 beat_at = time.monotonic()
             await asyncio.sleep(pace.progress_every_s)
 
-    def act(self, job_id: UUID, asked: Asked) -> Migration:
-        """The job to look at then: a new one, where one was begun."""
+    def act(self, job_id: UUID, asked: Asked) -> Migration | None:
+        """The job to look at then: a new one, where one was begun; None, where it was removed."""
         match asked:
             case "cancel":
                 return self.intake.cancel(job_id)
@@ -136,6 +153,11 @@ class JobView:
                 if not may_run_again(before):
                     raise Conflict(f"job {job_id} is {before.state}, and is not run again")
                 return self.intake.submit(before.plan)
+            case "remove" | "destroy":
+                job = self.intake.store.get(job_id)
+                kept = has_kept_volumes(self.intake.store, job)
+                self.intake.remove(job_id, None if not kept else "destroy" if asked == "destroy" else "keep")
+                return None
 
 
 def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
@@ -158,12 +180,13 @@ def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> AP
 
     @router.post("/migrations/{job_id}/{asked}")
     def act(job_id: UUID, asked: Asked) -> Response:
-        return RedirectResponse(f"{pages.root}/migrations/{view.act(job_id, asked).id}", status_code=303)
+        job = view.act(job_id, asked)
+        return RedirectResponse(f"{pages.root}/migrations/{job.id}" if job else f"{pages.root}/", status_code=303)
 
     return router
 
 
-def possible(job: Migration, *, cancelling: bool, cutting: bool) -> list[Asked]:
+def possible(job: Migration, *, cancelling: bool, cutting: bool, kept: bool = False) -> list[Asked]:
     """What the page offers. What is asked all the same is judged again where it is done."""
     names: list[Asked] = []
     if job.held and not cutting and not cancelling:
@@ -174,6 +197,10 @@ def possible(job: Migration, *, cancelling: bool, cutting: bool) -> list[Asked]:
         names.append("retry")
     elif may_run_again(job):
         names.append("again")
+    if job.ended:
+        names.append("remove")
+    if kept:
+        names.append("destroy")
     return names
 
 

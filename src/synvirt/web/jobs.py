@@ -13,6 +13,7 @@ from synvirt.api.stream import Pace, changes
 from synvirt.migrations.intake import Intake
 from synvirt.model import ENDS, Migration, Progress, ProgressUpdate, State
 from synvirt.store import Event
+from synvirt.store.documents import parsed, readable
 from synvirt.web.pages import HEADERS, Pages
 
 # What a person looks through; the rest is a link away.
@@ -33,7 +34,7 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
         figures = board.latest()
         under_way = [] if cursor else [with_figure(job, figures.get(job.id)) for job in reversed(store.unended())]
         documents, following = store.documents(limit=ENDED_ON_A_PAGE, cursor=int(cursor) if cursor else None)
-        read = (Migration.model_validate_json(document) for document in documents)
+        read = readable(Migration, documents)
         ended = [job for job in read if job.state in ENDS]
         return pages.page(
             "jobs.html", under_way=under_way, ended=ended, following=following, cursor=cursor, newest=newest, oob=False
@@ -62,7 +63,7 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
                 yield format_sse_event(event="part", data_str=told, id=str(change.id))
 
     def _told(event: Event) -> str:
-        job = Migration.model_validate_json(event.document)
+        job = parsed(Migration, event.document)
         return pages.part("row_told.html", job=job, is_new=job.state == State.QUEUED, oob=True)
 
     return router

@@ -1,0 +1,120 @@
+"""Ended jobs removed: their rows, and the volumes that a failed one had kept, where an operator says so. Blocking code.
+
+Completed, Cancelled, Failed without a copy ─▶ the rows go
+Failed, its whole copy kept                 ─▶ keep: the volumes stay, and are nobody's │ destroy: they go first
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Literal
+from uuid import UUID
+
+import structlog
+
+from synvirt.errors import Conflict, NotFound, SynvirtError
+from synvirt.migrations.retrying import kept_on_failure
+from synvirt.migrations.tidying import OWED
+from synvirt.model import Migration, State, now
+from synvirt.repeating import repeated
+from synvirt.store import Store
+
+log = structlog.get_logger(__name__)
+
+Volumes = Literal["keep", "destroy"]
+# Jobs are kept for days: an hour more is no matter.
+LOOK_EVERY_S = 3600.0
+
+
+class Removal:
+    """`destroy(job)` removes its volumes, `forget(job)` what else was kept to look at: idempotent both. `here`: this host."""
+
+    def __init__(
+        self, store: Store, *, here: str, destroy: Callable[[Migration], None], forget: Callable[[Migration], None]
+    ) -> None:
+        self.store, self._here, self._destroy, self._forget = store, here, destroy, forget
+
+    def remove(self, job_id: UUID, volumes: Volumes | None) -> None:
+        """Conflict, where the job has not ended, is another host's, still has something to tidy up, or where nobody said what
+        becomes of its volumes. NotFound. Called again after a crash it goes on."""
+        store = self.store
+        job = store.get(job_id)
+        self._refuse(job)
+        kept = has_kept_volumes(store, job)
+        if kept and volumes is None:
+            raise Conflict(
+                f"job {job.id} failed and kept its volumes: {', '.join(volumes_of(job))}",
+                hint="say what becomes of them: keep or destroy",
+            )
+        if job.state is State.COMPLETED and volumes == "destroy":
+            raise Conflict(f"the volumes of job {job.id} are the disks of its guest", hint="keep them, or remove the guest")
+        if kept and volumes == "destroy":
+            # From here on nobody takes its copy up.
+            store.change(job.id, job.state, lambda found: _given_up(store, found))
+            self._destroy(job)
+        if job.state is not State.COMPLETED:
+            self._forget(job)
+        store.remove(job.id)
+        log.info("job removed", job=str(job.id), volumes=volumes if kept else None)
+
+    def remove_older(self, days: float) -> None:
+        """The jobs of this host that ended before so many days, and left nothing to ask about. Never raises."""
+        before = now() - timedelta(days=days)
+        try:
+            for job in self.store.ended(host=self._here):
+                if job.finished_at is not None and job.finished_at < before and not has_kept_volumes(self.store, job):
+                    with suppress(Conflict, NotFound):
+                        self.remove(job.id, None)
+        except SynvirtError as error:
+            log.warning("old jobs cannot be removed now", cause=error.detail)
+
+    def _refuse(self, job: Migration) -> None:
+        if not job.ended:
+            raise Conflict(f"job {job.id} has not ended: it is {job.state}", hint="cancel it first")
+        if (host := self.store.host_of(job.id)) != self._here:
+            raise Conflict(f"job {job.id} ran on host {host}", hint="ask that host to remove it")
+        left = [entry for entry in self.store.ledger(job.id) if _is_owed(job, entry.kind)]
+        if left:
+            raise Conflict(
+                f"job {job.id} still has to tidy up: {', '.join(f'{entry.kind} {entry.name}' for entry in left)}",
+                hint="it is tried again and again; see that its source answers",
+            )
+
+
+@contextmanager
+def retained(removal: Removal, days: float) -> Iterator[None]:
+    """Old jobs go, as long as the block lasts. 0 days: none."""
+    if not days:
+        yield
+        return
+    with repeated(lambda: removal.remove_older(days), name="retention", every_s=LOOK_EVERY_S, ends_within_s=1.0):
+        yield
+
+
+def has_kept_volumes(store: Store, job: Migration) -> bool:
+    """Whether a failed job left a copy that no other job has taken up."""
+    kept = job.state is State.FAILED and "volume" in kept_on_failure(job) and bool(volumes_of(job))
+    return kept and not _taken_up(store, job)
+
+
+def _taken_up(store: Store, job: Migration) -> bool:
+    if job.retried_by is None or job.retried_by == job.id:
+        return False
+    with suppress(NotFound):
+        store.get(job.retried_by)
+        return True
+    return False
+
+
+def _given_up(store: Store, job: Migration) -> Migration:
+    if _taken_up(store, job):
+        raise Conflict(f"job {job.id} was taken up by job {job.retried_by}", hint="look at that job")
+    return job.model_copy(update={"retried_by": job.id})
+
+
+def volumes_of(job: Migration) -> list[str]:
+    return [disk.volume for disk in job.disks if disk.volume is not None]
+
+
+def _is_owed(job: Migration, kind: str) -> bool:
+    return kind in OWED if job.state is State.COMPLETED else kind != "claim"

@@ -1,0 +1,115 @@
+"""Stored documents, read leniently: what another version of the service has written neither stops this one nor is lost.
+
+A field that this version does not know is left out when a document is read, and put back when it is written. A document that
+cannot be read even so is Unreadable: its job is left as it is, and the doctor shows it.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import structlog
+from pydantic import BaseModel, ValidationError
+
+from synvirt.errors import Internal
+
+log = structlog.get_logger(__name__)
+
+M = TypeVar("M", bound=BaseModel)
+
+# Taking a field out may bring another to light, in a part that could not be looked at before.
+ROUNDS = 5
+# What an item of a list is known by, for lists whose items come and go.
+_NAMES = ("key", "number", "at")
+
+
+class Unreadable(Internal):
+    """A stored document that this version cannot read."""
+
+
+def parsed(model: type[M], text: str) -> M:
+    """Unreadable."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as first:
+        error = first
+    try:
+        data = json.loads(text)
+    except ValueError as broken:
+        raise Unreadable(f"a stored {model.__name__} is no JSON: {broken}", hint=_HINT) from None
+    for _ in range(ROUNDS):
+        wrong = error.errors(include_url=False, include_input=False)
+        unknown = [one["loc"] for one in wrong if one["type"] == "extra_forbidden"]
+        if not unknown:
+            break
+        for place in unknown:
+            _take_out(data, place)
+        try:
+            return model.model_validate_json(json.dumps(data))
+        except ValidationError as again:
+            error = again
+    first_wrong = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first_wrong["loc"])
+    raise Unreadable(f"a stored {model.__name__} cannot be read: {where}: {first_wrong['msg']}", hint=_HINT)
+
+
+def readable(model: type[M], texts: Iterable[str]) -> list[M]:
+    """All but those that cannot be read: one bad row stops nothing, and is left as it is."""
+    found = []
+    for text in texts:
+        try:
+            found.append(parsed(model, text))
+        except Unreadable as error:
+            log.warning("a stored document is left alone", cause=error.detail)
+    return found
+
+
+def rewritten(before: str, known: BaseModel, after: BaseModel) -> str:
+    """`after` as JSON, with the fields of `before` that this version does not know: `known` is what it read of that."""
+    old, seen, new = json.loads(before), json.loads(known.model_dump_json()), after.model_dump_json()
+    if not _has_more(old, seen):
+        return new
+    return json.dumps(_with_unknown(old, seen, json.loads(new)), ensure_ascii=False, separators=(",", ":"))
+
+
+_HINT = "a later version of the service may have written it; `synvirt doctor` names the job"
+
+
+def _take_out(data: Any, place: tuple[int | str, ...]) -> None:
+    """`place` is pydantic's: beside keys and indexes it has the tags of unions, which are no keys."""
+    for step in place[:-1]:
+        if isinstance(data, dict):
+            data = data.get(step, data)
+        elif isinstance(data, list) and isinstance(step, int):
+            data = data[step]
+    if isinstance(data, dict):
+        data.pop(place[-1], None)
+
+
+def _has_more(old: Any, seen: Any) -> bool:
+    if isinstance(old, dict) and isinstance(seen, dict):
+        return any(key not in seen or _has_more(value, seen[key]) for key, value in old.items())
+    if isinstance(old, list) and isinstance(seen, list):
+        return any(_has_more(one, other) for one, other in zip(old, seen, strict=False))
+    return False
+
+
+def _with_unknown(old: Any, seen: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(seen, dict) and isinstance(new, dict):
+        more = {key: value for key, value in old.items() if key not in seen}
+        kept = {key: _with_unknown(old[key], seen[key], new[key]) if key in old and key in seen else new[key] for key in new}
+        return more | kept
+    if isinstance(old, list) and isinstance(seen, list) and isinstance(new, list) and len(old) == len(seen):
+        if name := _name_of(seen + new):
+            by_name = {one[name]: place for place, one in enumerate(seen)}
+            return [
+                _with_unknown(old[by_name[one[name]]], seen[by_name[one[name]]], one) if one[name] in by_name else one
+                for one in new
+            ]
+        if len(old) == len(new):
+            return [_with_unknown(*three) for three in zip(old, seen, new, strict=True)]
+    return new
+
+
+def _name_of(items: list[Any]) -> str | None:
+    return next((name for name in _NAMES if items and all(isinstance(one, dict) and name in one for one in items)), None)

@@ -1,0 +1,97 @@
+"""Ended jobs go, with what they kept where an operator says so; never what somebody still needs."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from synvirt.errors import Conflict, NotFound
+from synvirt.migrations.removing import Removal, volumes_of
+from synvirt.model import Migration, State, now
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.house import House, offline_plan
+
+
+def _run(folder: Path, *, fail: str | None = None) -> tuple[House, Migration, Removal]:
+    house = House(folder, hypervisor=FakeHypervisor(fail=fail))
+    appliance = house.imports / "appliance"
+    appliance.mkdir()
+    (appliance / "disk-0.raw").write_bytes(b"disk" * 1024)
+    job = house.run(house.intake.submit(offline_plan(appliance)).id)
+
+    def destroy(job: Migration) -> None:
+        for volume in volumes_of(job):
+            house.destination.destroy(volume)
+
+    return house, job, Removal(house.store, here="local", destroy=destroy, forget=lambda job: None)
+
+
+def test_a_completed_job_goes_and_its_guest_stays(tmp_path: Path) -> None:
+    house, job, removal = _run(tmp_path)
+    with pytest.raises(Conflict, match="the disks of its guest"):
+        removal.remove(job.id, "destroy")
+    removal.remove(job.id, None)
+    with pytest.raises(NotFound):
+        house.store.get(job.id)
+    assert house.store.events_after(0) == []
+    assert house.volume(job).exists()
+    assert len(house.hypervisor.domains) == 1
+    house.close()
+
+
+@pytest.mark.parametrize(("volumes", "stays"), [("keep", True), ("destroy", False)])
+def test_what_becomes_of_kept_volumes_is_asked(tmp_path: Path, volumes: str, stays: bool) -> None:
+    house, job, removal = _run(tmp_path, fail="boot")
+    assert job.state == State.FAILED
+    with pytest.raises(Conflict, match="kept its volumes"):
+        removal.remove(job.id, None)
+    removal.remove(job.id, volumes)  # type: ignore[arg-type]
+    assert house.volume(job).exists() is stays
+    assert house.store.documents(limit=9) == ([], None)
+    house.close()
+
+
+def test_volumes_that_another_job_took_up_are_that_ones(tmp_path: Path) -> None:
+    house, job, removal = _run(tmp_path, fail="boot")
+    again = house.intake.retry(job.id, {})
+    removal.remove(job.id, None)
+    assert house.volume(job).exists()
+    with pytest.raises(Conflict, match="has not ended"):
+        removal.remove(again.id, None)
+    house.close()
+
+
+def test_a_removal_that_was_cut_off_goes_on_and_nobody_takes_the_copy_up_meanwhile(tmp_path: Path) -> None:
+    house, job, removal = _run(tmp_path, fail="boot")
+
+    def full(_: Migration) -> None:
+        raise OSError
+
+    with pytest.raises(OSError):
+        Removal(house.store, here="local", destroy=full, forget=lambda job: None).remove(job.id, "destroy")
+    with pytest.raises(Conflict):
+        house.intake.retry(job.id, {})
+    removal.remove(job.id, "destroy")
+    assert not house.volume(job).exists()
+    house.close()
+
+
+def test_a_job_that_still_tidies_up_or_is_anothers_stays(tmp_path: Path) -> None:
+    house, job, removal = _run(tmp_path)
+    house.store.record(job.id, "mark", "vm-1")
+    with pytest.raises(Conflict, match="still has to tidy up: mark vm-1"):
+        removal.remove(job.id, None)
+    house.store.strike(job.id, "mark", "vm-1")
+    with pytest.raises(Conflict, match="ran on host local"):
+        Removal(house.store, here="other", destroy=lambda job: None, forget=lambda job: None).remove(job.id, None)
+    house.close()
+
+
+def test_old_jobs_go_by_themselves_but_not_with_what_is_asked_about(tmp_path: Path) -> None:
+    house, job, removal = _run(tmp_path)
+    removal.remove_older(1)
+    assert house.store.get(job.id) == job
+    house.store.change(job.id, job.state, lambda one: one.model_copy(update={"finished_at": now() - timedelta(days=2)}))
+    removal.remove_older(1)
+    assert house.store.documents(limit=9) == ([], None)
+    house.close()
