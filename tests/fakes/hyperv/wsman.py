@@ -146,11 +146,11 @@ class Wsman:
         return json.dumps(self.answers(name, parameters), separators=(",", ":"))
 
     def _receive(self, shell: Shell, root: Any) -> str:
-        if self.strikes("timed_out"):
-            raise _Fault(TIMED_OUT, "The WS-Management service cannot complete the operation within the time specified")
-        if self.strikes("envelope"):
-            raise _Fault(0x80338104, "The response is larger than MaxEnvelopeSizekb allows")
         command = root.find(f".//{{{RSP}}}DesiredStream").get("CommandId")
+        if command is not None and self.strikes("timed_out"):
+            raise _Fault(TIMED_OUT, "The WS-Management service cannot complete the operation within the time specified")
+        if command is not None and self.strikes("envelope"):
+            raise _Fault(0x80338104, "The response is larger than MaxEnvelopeSizekb allows")
         waiting = shell.waiting if command is None else shell.commands[command.upper()]
         now, waiting[:] = waiting[:FRAGMENTS_AN_ANSWER], waiting[FRAGMENTS_AN_ANSWER:]
         named = "" if command is None else f' CommandId="{command}"'

@@ -151,9 +151,9 @@ class Session:
         powershell = _library("pypsrp.powershell")
         try:
             self._wsman = self._connection()
-            pool = powershell.RunspacePool(self._wsman)
+            # Kept before it is open: a shell that was begun is to be ended, too.
+            pool = self._pool = powershell.RunspacePool(self._wsman)
             pool.open()
-            self._pool = pool
             self._invoked(pool, script("common"), {}, local=False)
         except SynvirtError:
             self._lost()
