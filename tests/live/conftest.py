@@ -1,4 +1,4 @@
-"""A vCenter of the simulator's, for tests of vim_api; a Hyper-V host of our own, for those of wmi_api."""
+"""A vCenter of the simulator's for vim_api; a Hyper-V host of our own for wmi_api, and a Prism for prism_api."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.hyperv.host import FakeHost, hyperv_host
+from tests.fakes.prism.lab import by_iscsi, by_nfs, cluster
 from tests.fakes.vcenter import VCenter, vcenter
+
+__all__ = ["by_iscsi", "by_nfs", "cluster", "hyperv", "platform"]
 
 
 @pytest.fixture

@@ -71,12 +71,6 @@ class TestXenApi(PlannedContract):
     malformed = malformed(access)
 
 
-class TestPrismApi(PlannedContract):
-    platform = BY_KIND[LiveKind.PRISM_API]
-    access = SourceAccess("https://prism.example", LOGIN)
-    malformed = malformed(access)
-
-
 class TestFake(LiveContract):
     """The stand-in that the warm engine's tests run on keeps the laws of those it stands for."""
 

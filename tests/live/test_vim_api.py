@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.disks import open_reader
+from synvirt.disks.changed import coarser
 from synvirt.disks.specs import ChangedSpec, DatastoreSpec, DeltaSpec, ReaderSpec, VddkSpec
 from synvirt.disks.vsphere.datastore import ReadForbidden
 from synvirt.errors import (
@@ -39,7 +40,6 @@ from synvirt.live.registry import BY_KIND
 from synvirt.live.vsphere import changes as vim_changes
 from synvirt.live.vsphere import session as session_module
 from synvirt.live.vsphere.adapter import VimApi
-from synvirt.live.vsphere.changes import coarser
 from synvirt.live.vsphere.privileges import EXPORT, PRIVILEGES
 from synvirt.live.vsphere.session import library, warn_if_missing
 from synvirt.model import LiveKind, VmManifest

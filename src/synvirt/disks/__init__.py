@@ -13,18 +13,22 @@ from synvirt.disks.nbd.fallback import driver_of, passphrase, qemu_spec
 from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.disks.specs import (
     NESTING_MAX,
+    AllocatedSpec,
     BlankSpec,
     BlockWriterSpec,
     ChangedSpec,
     DatastoreSpec,
     DeltaSpec,
+    DownloadSpec,
     FileWriterSpec,
     GzipSpec,
     ImageFormat,
     ImageSpec,
+    IscsiSpec,
     JoinedSpec,
     LeaseSpec,
     NbdSpec,
+    NfsSpec,
     QemuSpec,
     RawSpec,
     RbdSpec,
@@ -130,13 +134,24 @@ def _changed(over: DiskReader, spec: ChangedSpec) -> DiskReader:
     return ChangedReader(over, spec.areas)
 
 
+def _allocated(over: DiskReader, spec: AllocatedSpec) -> DiskReader:
+    from synvirt.disks.changed import AllocatedReader
+
+    return AllocatedReader(over, spec.areas)
+
+
 def _gzipped(over: DiskReader, spec: GzipSpec) -> DiskReader:
     from synvirt.disks.packed.gzipped import GzippedReader
 
     return GzippedReader(over, spec.size_max_bytes, spec.name)
 
 
-def _served(spec: NbdSpec | DatastoreSpec | VddkSpec | LeaseSpec | RbdSpec) -> DiskReader:
+_Served = NbdSpec | DatastoreSpec | VddkSpec | LeaseSpec | RbdSpec | NfsSpec | IscsiSpec | DownloadSpec
+
+
+def _served(spec: _Served) -> DiskReader:
+    if isinstance(spec, NfsSpec | IscsiSpec | DownloadSpec):
+        return _by_network(spec)
     if isinstance(spec, RbdSpec):
         from synvirt.disks.rbd import RbdReader
 
@@ -156,6 +171,20 @@ def _served(spec: NbdSpec | DatastoreSpec | VddkSpec | LeaseSpec | RbdSpec) -> D
     from synvirt.disks.nbd.reader import NbdReader
 
     return NbdReader(spec.uri, bitmap=spec.bitmap, connections=spec.connections)
+
+
+def _by_network(spec: NfsSpec | IscsiSpec | DownloadSpec) -> DiskReader:
+    if isinstance(spec, NfsSpec):
+        from synvirt.disks.nfs import NfsReader
+
+        return NfsReader(spec)
+    if isinstance(spec, IscsiSpec):
+        from synvirt.disks.nbd.iscsi import IscsiReader
+
+        return IscsiReader(spec)
+    from synvirt.disks.download import DownloadReader
+
+    return DownloadReader(spec)
 
 
 def _qemu(spec: QemuSpec) -> DiskReader:
@@ -204,7 +233,7 @@ def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
     match spec:
         case RawSpec():
             return _raw(spec)
-        case NbdSpec() | DatastoreSpec() | VddkSpec() | LeaseSpec() | RbdSpec():
+        case NbdSpec() | DatastoreSpec() | VddkSpec() | LeaseSpec() | RbdSpec() | NfsSpec() | IscsiSpec() | DownloadSpec():
             return _served(spec)
         case QemuSpec():
             return _qemu(spec)
@@ -220,8 +249,10 @@ def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
         raise
 
 
-def _laid_over(over: DiskReader, spec: ImageSpec | ChangedSpec | DeltaSpec | XvaSpec | GzipSpec) -> DiskReader:
+def _laid_over(over: DiskReader, spec: ImageSpec | AllocatedSpec | ChangedSpec | DeltaSpec | XvaSpec | GzipSpec) -> DiskReader:
     match spec:
+        case AllocatedSpec():
+            return _allocated(over, spec)
         case ChangedSpec():
             return _changed(over, spec)
         case XvaSpec():

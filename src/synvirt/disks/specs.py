@@ -102,11 +102,13 @@ class DatastoreSpec(Spec):
 
 def told_empty(spec: "ReaderSpec") -> bool:
     """Does the reader leave out what its platform's change tracking calls never written?"""
-    return isinstance(spec, DatastoreSpec) and spec.areas is not None
+    return isinstance(spec, AllocatedSpec) or (isinstance(spec, DatastoreSpec) and spec.areas is not None)
 
 
 def read_whole(spec: "ReaderSpec") -> "ReaderSpec":
     """The same disk, and nothing of it left out because a platform says that it was never written."""
+    if isinstance(spec, AllocatedSpec):
+        return spec.over
     return replace(spec, areas=None) if isinstance(spec, DatastoreSpec) else spec
 
 
@@ -174,6 +176,59 @@ class QemuSpec(Spec):
     length: int | None = None
     name: str = ""
     key_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NfsSpec(Spec):
+    """A file of an NFSv3 export: `path`, from its root, beneath `export`. `name` is how errors call it. A port that is None: as
+    the server's portmapper says."""
+
+    format: Literal["nfs"] = "nfs"
+    host: str
+    export: str
+    path: str
+    size_bytes: int | None = None
+    name: str = ""
+    nfs_port: int | None = None
+    mount_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IscsiSpec(Spec):
+    """A LUN of an iSCSI target, read-only. `portal` is host:port; `initiator` the name that the target lets in."""
+
+    format: Literal["iscsi"] = "iscsi"
+    portal: str
+    target: str
+    lun: int
+    initiator: str
+    size_bytes: int | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadSpec(Spec):
+    """A raw disk that an HTTPS server sends from its start to its end, and knows no ranges. Its password is told to the worker
+    and to nobody else."""
+
+    format: Literal["download"] = "download"
+    origin: str
+    path: str
+    user: str
+    password: str = field(repr=False)
+    verify_tls: bool = True
+    fingerprint_sha256: str | None = None
+    size_bytes: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedSpec(Spec):
+    """A disk of which a platform says that only these areas, (start, length) each, hold data: the rest reads as zeros."""
+
+    format: Literal["allocated"] = "allocated"
+    over: "ReaderSpec"
+    areas: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +305,11 @@ ReaderSpec = (
     | DatastoreSpec
     | VddkSpec
     | LeaseSpec
+    | NfsSpec
+    | IscsiSpec
+    | DownloadSpec
     | QemuSpec
+    | AllocatedSpec
     | ChangedSpec
     | DeltaSpec
     | XvaSpec
@@ -342,9 +401,9 @@ def elsewhere(spec: ReaderSpec) -> bool:
     """Does another machine or process serve the disk when it is asked? Whoever reads it waits more than it works. A file by
     URL is not meant: what its reader will be asked for next it fetches by itself."""
     match spec:
-        case NbdSpec() | DatastoreSpec() | VddkSpec() | LeaseSpec() | RbdSpec():
+        case NbdSpec() | DatastoreSpec() | VddkSpec() | LeaseSpec() | RbdSpec() | NfsSpec() | IscsiSpec() | DownloadSpec():
             return True
-        case ChangedSpec() | DeltaSpec():
+        case AllocatedSpec() | ChangedSpec() | DeltaSpec():
             return elsewhere(spec.over)
         case _:
             return False
@@ -358,7 +417,7 @@ def _leaves(spec: ReaderSpec) -> Iterator[RawSpec | QemuSpec]:
             yield from _leaves(spec.over)
             if spec.parent is not None:
                 yield from _leaves(spec.parent)
-        case ChangedSpec() | XvaSpec() | GzipSpec():
+        case AllocatedSpec() | ChangedSpec() | XvaSpec() | GzipSpec():
             yield from _leaves(spec.over)
         case JoinedSpec():
             yield from spec.parts

@@ -11,9 +11,8 @@ from synvirt.live.hyperv.adapter import FORM as WMI_API
 from synvirt.live.hyperv.adapter import WmiApi
 from synvirt.live.libvirt.adapter import FORM as LIBVIRT_REMOTE
 from synvirt.live.libvirt.adapter import libvirt_remote
-from synvirt.live.nutanix.adapter import COMING as PRISM_API_COMING
 from synvirt.live.nutanix.adapter import FORM as PRISM_API
-from synvirt.live.nutanix.adapter import prism_api
+from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.live.proxmox.adapter import FORM as PVE_API
 from synvirt.live.proxmox.adapter import pve_api
 from synvirt.live.vsphere.adapter import FORM as VIM_API
@@ -44,7 +43,7 @@ PLATFORMS: tuple[Platform, ...] = (
     Platform(PVE_API, pve_api),
     Platform(LIBVIRT_REMOTE, libvirt_remote),
     Platform(XEN_API, xen_api, XEN_API_COMING),
-    Platform(PRISM_API, prism_api, PRISM_API_COMING),
+    Platform(PRISM_API, PrismApi),
 )
 
 BY_KIND: Mapping[LiveKind, Platform] = MappingProxyType({platform.kind: platform for platform in PLATFORMS})

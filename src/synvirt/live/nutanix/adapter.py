@@ -1,22 +1,305 @@
-"""Nutanix AHV clusters, by Prism Central or Element on port 9440. Registered and not served yet: docs/platforms/nutanix.md."""
+"""prism_api: Nutanix AHV by Prism Central, Prism Element or both. The LiveAdapter; its parts: this package's docstring.
 
-from pydantic import SecretStr
+    endpoint ─▶ which Prism is it? ─▶ control plane: Central's v4 where there is one, else Element's v3
+                                   └▶ ways of reading (ways.py): one for all disks of a VM, chosen when it is looked at
 
-from synvirt.live import SourceAccess
-from synvirt.live.form import Form
-from synvirt.live.planned import Planned
-from synvirt.model import LiveKind, Name, Received, SourceOptions
+All calls block: each method runs in a thread.
+"""
 
-COMING = "its recovery points and their changed regions, by Prism, are to come"
+import asyncio
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Final
+
+from synvirt.disks.specs import ReaderSpec
+from synvirt.errors import BadRequest, CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable, VmNotFound
+from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
+from synvirt.live.nutanix import images, power, snapshots, volumes
+from synvirt.live.nutanix.allow_list import AllowList
+from synvirt.live.nutanix.central import Central
+from synvirt.live.nutanix.element import Element
+from synvirt.live.nutanix.form import FORM, Login, Options
+from synvirt.live.nutanix.machines import FoundVm, manifest, row
+from synvirt.live.nutanix.prism import Absent, Prism, Where, dig, text
+from synvirt.live.nutanix.ways import ORDER, Way, WayName, chosen
+from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
+from synvirt.transport import Trust
+
+__all__ = ["FORM", "Login", "Options", "PrismApi"]
+
+PORT: Final = 9440
 
 
-class Login(Received):
-    user: Name
-    password: SecretStr
+class PrismApi:
+    """A VM's id is its UUID, the same at both Prisms; a change id belongs to the way that its snapshot was taken by."""
+
+    def __init__(self, access: SourceAccess) -> None:
+        place, self._login, self._options = FORM.read(access)
+        self._folder = access.folder
+        self._origin = _origin(str(place.host), int(place.port or PORT))
+        options = self._options
+        self._element_origin: str | None = None
+        if options.prism_element is not None:
+            other = FORM.place(options.prism_element)
+            self._element_origin = _origin(str(other.host), int(other.port or PORT))
+        if (self._login.element_user is None) != (self._login.element_password is None):
+            raise BadRequest("credentials: element_user and element_password go together")
+        self._open: list[Prism] = []
+        self._central: Central | None = None
+        self._element: Element | None = None
+        self._closed: dict[str, str | None] = {}
+
+    @property
+    def kind(self) -> LiveKind:
+        return LiveKind.PRISM_API
+
+    # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def connect(self) -> None:
+        await asyncio.to_thread(self._connect)
+
+    def _connect(self) -> None:
+        self._shut()
+        first = self._prism(self._origin, self._options.fingerprint_sha256)
+        if self._element_origin is None and Element(first).serves_snapshots():
+            self._element = Element(first)
+            return
+        central = Central(first, self._element_at)
+        if central.serves("vmm") is not None:
+            self._central = central
+        if self._element_origin is not None:
+            element = Element(self._prism(self._element_origin, self._pin_of_element(self._element_origin), of_element=True))
+            if element.serves_snapshots():
+                self._element = element
+        if self._central is None and self._element is None:
+            raise Internal(
+                f"{first.host} serves neither Prism Central's v4 API nor a cluster's snapshots",
+                hint="Prism Central pc.2024.3 or later, or the cluster's own Prism Element; of an older Prism Central name the "
+                "cluster in options.prism_element",
+            )
+
+    def _pin_of_element(self, origin: str) -> str | None:
+        """One host may be both: a cluster of one's own with its certificate pinned once."""
+        options = self._options
+        return options.element_fingerprint_sha256 or (options.fingerprint_sha256 if origin == self._origin else None)
+
+    def _prism(self, origin: str, pin: str | None, *, of_element: bool = False) -> Prism:
+        user, password = self._login.user, self._login.password
+        if of_element and self._login.element_user is not None and self._login.element_password is not None:
+            user, password = self._login.element_user, self._login.element_password
+        trust = Trust(self._options.verify_tls, pin)
+        made = Prism(Where(origin, trust, user, password.get_secret_value()))
+        self._open.append(made)
+        return made
+
+    def _element_at(self, address: str) -> Prism:
+        """For a token of Prism Central's: no password goes there."""
+        origin = self._element_origin or _origin(address, PORT)
+        return Prism(Where(origin, Trust(self._options.verify_tls, self._pin_of_element(origin))))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._shut)
+
+    def _shut(self) -> None:
+        for prism in self._open:
+            prism.close()
+        self._open, self._central, self._element, self._closed = [], None, None, {}
+
+    def _control(self) -> power.Control:
+        if self._central is not None:
+            return power.ByCentral(self._central)
+        if self._element is not None:
+            return power.ByElement(self._element)
+        raise SourceUnreachable("there is no session: connect first")
+
+    # ── who answers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def about(self) -> About:
+        return await asyncio.to_thread(self._about)
+
+    def _about(self) -> About:
+        control = self._control()
+        found = control.vms()
+        product = "Nutanix Prism Central" if self._central is not None else "Nutanix Prism Element"
+        return About(product, self._version(), (*self._ways_told(found), self._rights(len(found))))
+
+    def _version(self) -> str:
+        if self._central is None:
+            return self._element.version() if self._element is not None else ""
+        for one in self._central.all("clustermgmt", "config/clusters", "say its version"):
+            if "PRISM_CENTRAL" in (dig(one, "config", "clusterFunction") or ()):
+                return f"{text(one, 'config', 'buildInfo', 'version')}, API {self._central.version('vmm')}"
+        return f"API {self._central.version('vmm')}"
+
+    def _rights(self, count: int) -> SourceCheck:
+        """Prism tells nobody his own role in one way for all versions: what can be seen is that VMs are."""
+        if count:
+            return SourceCheck(name="privileges", ok=True, detail=f"{self._login.user} sees {count} VMs")
+        return SourceCheck(
+            name="privileges",
+            ok=True,
+            warning=True,
+            detail=f"{self._login.user} sees no VM",
+            hint="is there none, or does the user lack the role Prism Admin or Cluster Admin?",
+        )
+
+    def _ways_told(self, found: list[FoundVm]) -> list[SourceCheck]:
+        """By a VM that has a disk, and the containers of its disks alone."""
+        vm = next((one for one in found if one.disks), None)
+        if vm is None:
+            return []
+        closed = self._why_closed(self._control().vm(vm.id))
+        way = chosen(self._options.transport, closed)
+        if not way.open:
+            hint = "name the cluster in options.prism_element, or let this host in to its containers"
+            return [SourceCheck(name="ways", ok=False, detail=f"no way to read disks is open: {way.why}", hint=hint)]
+        checks = [SourceCheck(name="ways", ok=True, detail=f"disks are read by {way.told}")]
+        checks += [
+            SourceCheck(name=f"way {name}", ok=True, warning=why is not None, detail=why or "open")
+            for name, why in closed.items()
+        ]
+        return checks
+
+    async def supports_warm(self) -> bool:
+        """As far as its Prisms go; each VM's own disks may say otherwise."""
+        return self._options.transport != "image" and (
+            self._element is not None or (self._central is not None and self._central.serves("dataprotection") is not None)
+        )
+
+    # ── discovery ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def list_vms(self) -> list[VmRow]:
+        return [row(vm) for vm in await asyncio.to_thread(lambda: self._control().vms())]
+
+    async def inspect(self, vm_id: str) -> VmManifest:
+        return await asyncio.to_thread(self._inspect, vm_id)
+
+    def _inspect(self, vm_id: str) -> VmManifest:
+        vm = self._control().vm(vm_id)
+        return manifest(vm, self._way(vm))
+
+    def _way(self, vm: FoundVm) -> Way:
+        return chosen(self._options.transport, self._why_closed(vm))
+
+    def _why_closed(self, vm: FoundVm) -> Mapping[WayName, str | None]:
+        """Of each way, what closes it; asked once a session, of each set of containers."""
+        containers = sorted({disk.container for disk in vm.disks if disk.container})
+        answers: dict[WayName, str | None] = {}
+        for name in ORDER:
+            kept = f"{name} {containers if name == 'nfs' else vm.cluster_id}"
+            if kept not in self._closed:
+                self._closed[kept] = self._why(name, vm, containers)
+            answers[name] = self._closed[kept]
+        return answers
+
+    def _why(self, name: WayName, vm: FoundVm, containers: list[str]) -> str | None:
+        if self._options.transport not in ("auto", name):
+            return f"options.transport is {self._options.transport}"
+        if name == "nfs":
+            return self._snapshots().closed(containers) if self._element is not None else "no Prism Element is named"
+        if name == "iscsi":
+            return self._volumes().closed(vm) if self._central is not None else "no Prism Central is named"
+        return None
+
+    # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _snapshots(self) -> snapshots.Snapshots:
+        if self._element is None:
+            raise SnapshotFailed("its snapshot is on a Prism Element that is not named any more", hint="options.prism_element")
+        allow_list = AllowList(self._element, self._folder, self._options.client_address)
+        return snapshots.Snapshots(self._element, self._options, allow_list)
+
+    def _volumes(self) -> volumes.Volumes:
+        if self._central is None:
+            raise SnapshotFailed("its recovery point is on a Prism Central that is not the source's endpoint any more")
+        return volumes.Volumes(self._central, self._options)
+
+    def _images(self) -> images.Images:
+        maker = self._central or self._element
+        if maker is None:
+            raise SourceUnreachable("there is no session: connect first")
+        return images.Images(maker)
+
+    async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
+        """Nothing is switched on: any two snapshots can be compared."""
+        reason = (await self.inspect(vm_id)).cbt_reason
+        if reason is not None:
+            raise CbtUnsupported(f"the changes of {vm_id} are not told: {reason}", hint="move it cold")
+
+    async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
+        return await asyncio.to_thread(self._snapshot, vm_id, name, disks)
+
+    def _snapshot(self, vm_id: str, name: str, disks: Collection[str] | None) -> SnapshotRef:
+        vm = self._control().vm(vm_id)
+        way = self._way(vm)
+        if not way.open:
+            raise SnapshotFailed(f"the disks of {vm.name} cannot be read: {way.why}")
+        match way.name:
+            case "nfs":
+                return self._snapshots().take(vm, name, disks)
+            case "iscsi":
+                ref = self._volumes().take(vm, name, disks)
+                return ref.model_copy(update={"id": f"{ref.id} {name}"})
+            case "image":
+                return self._images().take(vm, name, disks)
+
+    async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        return await asyncio.to_thread(self._open_disk, vm_id, snapshot, disk, since)
+
+    def _open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        """By the way that the snapshot was taken by, whatever is open now."""
+        vm = self._control().vm(vm_id)
+        if snapshot.id.startswith(snapshots.PREFIX):
+            return self._snapshots().open(vm, snapshot, disk, since)
+        if snapshot.id.startswith(volumes.PREFIX):
+            id_, _, name = snapshot.id.partition(" ")
+            return self._volumes().open(vm, name, snapshot.model_copy(update={"id": id_}), disk, since)
+        if snapshot.id.startswith(images.PREFIX):
+            return self._images().open(vm, snapshot, disk, since)
+        raise SnapshotFailed(f"{snapshot.id[:100]!r} is no snapshot of a Prism")
+
+    async def release(self, vm_id: str, name: str) -> None:
+        """A snapshot stays: the next one is compared with it. What was made of it to be read goes."""
+        await asyncio.to_thread(self._release, name)
+
+    def _release(self, name: str) -> None:
+        if self._central is not None and self._central.serves("volumes") is not None:
+            self._volumes().release(name)
+        self._images().cleanup(name)
+
+    async def cleanup(self, vm_id: str, name: str) -> None:
+        """By each way that is there: which one it was may have been chosen otherwise then."""
+        await asyncio.to_thread(self._cleanup, vm_id, name)
+
+    def _cleanup(self, vm_id: str, name: str) -> None:
+        self._images().cleanup(name)
+        if self._central is not None and self._options.transport in ("auto", "iscsi"):
+            with suppress(Absent):  # a Prism Central without them has none of ours
+                self._volumes().cleanup(name)
+        if self._element is not None:
+            self._snapshots().cleanup(vm_id, name)
+
+    # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def shutdown(self, vm_id: str) -> None:
+        await asyncio.to_thread(lambda: power.shut_down(self._control(), vm_id, self._options.shutdown_timeout_s))
+
+    async def last_start(self, vm_id: str) -> str:
+        return await asyncio.to_thread(lambda: self._control().vm(vm_id).start)
+
+    async def power_on(self, vm_id: str) -> None:
+        await asyncio.to_thread(lambda: power.power_on(self._control(), vm_id))
+
+    async def mark(self, vm_id: str, note: str) -> None:
+        await asyncio.to_thread(self._mark, vm_id, note)
+
+    def _mark(self, vm_id: str, note: str) -> None:
+        """A VM that is gone already needs no mark: it starts no more."""
+        try:
+            self._control().describe(vm_id, note)
+        except VmNotFound:
+            return
 
 
-FORM = Form(LiveKind.PRISM_API, {"https": 9440}, Login, SourceOptions)
-
-
-def prism_api(access: SourceAccess) -> Planned:
-    return Planned(access, FORM, COMING)
+def _origin(host: str, port: int) -> str:
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import structlog
 
+from synvirt.disks.changed import AREAS_MAX, coarser
 from synvirt.errors import (
     AuthFailed,
     CbtReset,
@@ -38,8 +39,6 @@ _SNAPSHOT_TASKS: Final = ("napshot", "onsolidate")
 # A host's answer lists 2,000 areas at the most; a disk of 64 TiB in 64 KiB blocks, every other changed, has 2^29.
 QUESTIONS_MAX: Final = 1 << 20
 ALLOCATED: Final = "*"
-# A pass's order names each area, some 20 bytes: a disk whose every other block changed is told more coarsely.
-AREAS_MAX: Final = 1 << 17
 
 log = structlog.get_logger(__name__)
 
@@ -280,20 +279,3 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
             break
         start = end
     raise CbtReset(f"disk {disk.key} of {vm_id}: {session.host} does not come to an end of what changed")
-
-
-def coarser(areas: list[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
-    """The same bytes and, where there are more areas than `most`, those between near ones: reading too much harms nothing."""
-    gap = 0
-    joined = sorted(areas)
-    while len(joined) > most:
-        gap = max(2 * gap, 65536)
-        wider: list[tuple[int, int]] = []
-        for start, length in joined:
-            last_start, last_length = wider[-1] if wider else (start, 0)
-            if wider and start <= last_start + last_length + gap:
-                wider[-1] = (last_start, max(last_length, start + length - last_start))
-            else:
-                wider.append((start, length))
-        joined = wider
-    return tuple(joined)

@@ -1,0 +1,110 @@
+"""A LUN of an iSCSI target (RFC 7143) as a disk: QEMU's iscsi driver reads it, qemu-nbd serves that, NbdReader reads.
+
+QEMU's driver is libiscsi in a process of its own (Debian's qemu-block-extra): a target that sends nonsense ends that process
+and no worker. It is opened for reading only.
+"""
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+from synvirt.blocks import Extent
+from synvirt.disks.nbd.reader import NbdReader
+from synvirt.disks.nbd.served import place_for, reader_of
+from synvirt.disks.specs import IscsiSpec
+from synvirt.errors import DiskReadFailed, Internal, SourceUnreachable
+from synvirt.programs import start
+
+CONNECT_TIMEOUT_S: Final = 3.0
+START_TIMEOUT_S: Final = 10.0
+# QEMU asks a LUN that says nothing for so long again.
+_SILENCE_TIMEOUT_S: Final = 30
+_CONNECTIONS: Final = 4
+
+
+class IscsiReader:
+    """SourceUnreachable: the target is away; DiskReadFailed: it does not let us in, or has no such LUN. Told within 10 s."""
+
+    def __init__(self, spec: IscsiSpec) -> None:
+        self._spec = spec
+        self._closing = contextlib.ExitStack()
+        try:
+            self._knock()
+            self._nbd = self._served()
+            self.size = self._checked_size()
+        except BaseException:
+            self.close()
+            raise
+
+    def _checked_size(self) -> int:
+        wanted, has = self._spec.size_bytes, self._nbd.size
+        if wanted is not None and has < wanted:
+            raise DiskReadFailed(f"{self._spec.name}: its LUN has {has} bytes, and the disk {wanted}")
+        return has if wanted is None else wanted
+
+    def _knock(self) -> None:
+        host, _, port = self._spec.portal.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            raise SourceUnreachable(
+                f"{self._spec.portal} takes no iSCSI connection: {error.strerror or 'no answer'}",
+                hint="has the cluster a data services address, and does a firewall let this host reach TCP 3260 there?",
+            ) from error
+
+    def _served(self) -> NbdReader:
+        spec = self._spec
+        place = place_for("qemu-iscsi", self._closing)
+        options = {
+            "driver": "raw",
+            "file": {
+                "driver": "iscsi",
+                "transport": "tcp",
+                "portal": spec.portal,
+                "target": spec.target,
+                "lun": spec.lun,
+                "initiator-name": spec.initiator,
+                "timeout": _SILENCE_TIMEOUT_S,
+            },
+        }
+        argv = ["qemu-nbd", "-r", "-k", str(place.socket), "-e", str(_CONNECTIONS), "--pid-file", str(place.ready)]
+        child = start([*argv, "json:" + json.dumps(options)], stderr=place.log, missing=Internal)
+        return reader_of(
+            child,
+            place,
+            self._closing,
+            name=spec.name,
+            connections=_CONNECTIONS,
+            timeout_s=START_TIMEOUT_S,
+            ended=lambda said: DiskReadFailed(
+                f"{spec.name} cannot be read by iSCSI from {spec.portal}: {said}", hint=_hint(said)
+            ),
+            late=SourceUnreachable(
+                f"{spec.portal} does not answer as an iSCSI target: no login within {START_TIMEOUT_S:.0f} s"
+            ),
+        )
+
+    @property
+    def max_readers(self) -> int:
+        return self._nbd.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        """As the LUN's provisioning says; a LUN that is longer than the disk is cut."""
+        for extent in self._nbd.extents():
+            if extent.start < self.size:
+                yield Extent(extent.start, min(extent.end, self.size) - extent.start, extent.zero)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise DiskReadFailed(f"{len(buffer)} bytes at offset {offset} are outside {self._spec.name} of {self.size}")
+        self._nbd.read_into(offset, buffer)
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def _hint(said: str) -> str | None:
+    """QEMU says so where its module is not there."""
+    return "apt-get install qemu-block-extra" if "nknown driver" in said or "nknown protocol" in said else None

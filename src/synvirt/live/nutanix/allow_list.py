@@ -1,0 +1,78 @@
+"""This host on a container's NFS allow-list, for as long as snapshots are read, where the operator permits. Blocking code.
+
+A container that inherits the cluster's list has none of its own; with the first entry of its own it inherits no more. So it
+gets the cluster's entries too, and nobody who was let in is shut out. What it was is noted in a file before it is changed, and
+put back when no snapshot of ours is left; a service that is killed in between finds the file.
+"""
+
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from synvirt.durable import put_private_file
+from synvirt.errors import AuthFailed, Internal
+from synvirt.live.nutanix.element import Element
+from synvirt.live.nutanix.prism import text
+
+_ONE_HOST: Final = "255.255.255.255"
+
+log = structlog.get_logger(__name__)
+
+
+class AllowList:
+    """`folder` is the service's own, and keeps what the containers were."""
+
+    def __init__(self, element: Element, folder: Path, client_address: str | None) -> None:
+        self._element, self._folder, self._client_address = element, folder, client_address
+
+    def extend(self, container: str) -> None:
+        """AuthFailed: there is no such container, or its list is not for us to change."""
+        found = next((one for one in self._element.containers() if text(one, "name") == container), None)
+        if found is None:
+            raise AuthFailed(f"{self._element.host} shows no container {container} to let this host in to")
+        entry = f"{self._address()}/{_ONE_HOST}"
+        inherits = found.get("nfs_whitelist_inherited") is not False
+        entries = self._element.common_allow_list() if inherits else [str(one) for one in found.get("nfs_whitelist") or ()]
+        if entry in entries:
+            return
+        note = {"container": _id(found), "entry": entry, "inherited": inherits, "entries": entries}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        safe = "".join(char if char.isalnum() or char == "-" else "_" for char in _id(found))[:100]
+        put_private_file(self._folder / f"allow-list-{safe}.json", json.dumps(note).encode())
+        log.info("this host is put on a container's allow-list", container=container, entry=entry, inherited=inherits)
+        self._element.change_container({**found, "nfs_whitelist": [*entries, entry], "nfs_whitelist_inherited": False})
+
+    def restore(self) -> None:
+        """What we added, and no more: others may have changed the list since."""
+        for note in sorted(self._folder.glob("allow-list-*.json")) if self._folder.is_dir() else ():
+            kept = json.loads(note.read_text())
+            for found in self._element.containers():
+                if _id(found) == kept["container"]:
+                    self._element.change_container(self._without(found, kept))
+            note.unlink(missing_ok=True)
+
+    def _without(self, container: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+        entries = [str(one) for one in container.get("nfs_whitelist") or () if str(one) != kept["entry"]]
+        inherited = bool(kept["inherited"]) and sorted(entries) == sorted(kept["entries"])
+        return {**container, "nfs_whitelist": [] if inherited else entries, "nfs_whitelist_inherited": inherited}
+
+    def _address(self) -> str:
+        """As the cluster sees this host, unless it is behind a router that hides it."""
+        if self._client_address:
+            return self._client_address
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((self._element.host, 2049))
+            except OSError as error:
+                raise Internal(
+                    f"this host does not know its address towards {self._element.host}", hint="name it: options.client_address"
+                ) from error
+            return str(probe.getsockname()[0])
+
+
+def _id(container: Mapping[str, Any]) -> str:
+    return text(container, "storage_container_uuid") or text(container, "name")

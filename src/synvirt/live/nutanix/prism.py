@@ -1,0 +1,166 @@
+"""One Prism, Central or Element: its requests, its refusals as our errors, and tries again. Blocking code.
+
+Passing trouble (409, 429, 502, 503, 504, a service that fails over) is asked again, for as long as a fail-over takes; a request
+that makes something carries its own NTNX-Request-Id, so that two of the same make one.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote
+
+from synvirt.disks.download import basic
+from synvirt.errors import AuthFailed, Internal, SourceUnreachable, SynvirtError
+from synvirt.transport import Answer, HttpClient, Recorder, Trust
+
+# Before each new attempt: a Prism leader that fails over is back within half a minute.
+RETRY_PAUSES_S: Final = (0.5, 2.0, 5.0, 10.0, 15.0)
+_PASSING: Final = frozenset({409, 429, 502, 503, 504})
+_SAID_CHARS: Final = 300
+
+
+class Refused(Internal):
+    """Prism refused a request; `http` is HTTP's, `said` its own words."""
+
+    def __init__(self, detail: str, *, http: int, said: str, hint: str | None = None) -> None:
+        super().__init__(detail, hint=hint)
+        self.http, self.said = http, said
+
+
+class Absent(Refused):
+    """There is no such thing, or no such path: 404."""
+
+
+class Outdated(Refused):
+    """What was changed has another version by now: 412. Looked at again, it can be tried again."""
+
+
+class Broken(SourceUnreachable):
+    """Prism answered 500: a moment's trouble, or all that its v2 says of what it does not know."""
+
+
+_REFUSALS: Final[Mapping[int, type[Refused]]] = {404: Absent, 412: Outdated}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A Prism's address, and who asks; nobody, where a request brings a token of its own."""
+
+    origin: str
+    trust: Trust
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+
+class Prism:
+    def __init__(self, where: Where, *, recorder: Recorder | None = None, connections: int = 8) -> None:
+        self.where = where
+        self._client = HttpClient(
+            where.origin,
+            where.trust,
+            connections=connections,
+            headers={
+                "accept": "application/json",
+                **({"authorization": basic(where.user, where.password)} if where.user else {}),
+            },
+            recorder=recorder,
+        )
+        self.host = self._client.host
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        json: Any = None,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        patient: bool = True,
+    ) -> Answer:
+        """`what`: the end of «cannot …». Absent, Outdated, Refused, AuthFailed, SourceUnreachable."""
+        for pause_s in (*(RETRY_PAUSES_S if patient else ()), None):
+            try:
+                answer = self._client.request(method, path, query=query, json=json, headers=headers)
+            except SourceUnreachable:
+                if pause_s is None or method == "POST":
+                    raise
+                time.sleep(pause_s)
+                continue
+            if answer.ok:
+                return answer
+            if answer.status not in _PASSING or pause_s is None:
+                raise self._refusal(answer, what)
+            time.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _refusal(self, answer: Answer, what: str) -> SynvirtError:
+        said = words_of(answer)
+        detail = f"{self.host} cannot {what}: {answer.status}{f', {said}' if said else ''}"
+        status = answer.status
+        if status == 401:
+            return AuthFailed(f"{self.host} refuses {self.where.user or 'its token'}", hint="check user and password")
+        if status == 403:
+            return AuthFailed(detail, hint=f"{self.where.user} needs the role Prism Admin or Cluster Admin")
+        if status >= 500 or status in _PASSING:
+            kind = Broken if status == 500 else SourceUnreachable
+            return kind(detail, hint="it may be failing over, or busy; see the health of its services")
+        return _REFUSALS.get(status, Refused)(detail, http=status, said=said)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def words_of(answer: Answer) -> str:
+    """What a refusal says, in v4's, v3's or v2's form."""
+    try:
+        found = answer.json()
+    except SynvirtError:
+        return ""
+    texts: list[str] = []
+
+    def walk(thing: Any, depth: int) -> None:
+        if depth > 6 or len(texts) > 3:
+            return
+        if isinstance(thing, list):
+            for one in thing:
+                walk(one, depth + 1)
+        elif isinstance(thing, dict):
+            texts.extend(thing[name] for name in ("message", "reason") if isinstance(thing.get(name), str))
+            for name in ("data", "error", "message_list", "error_detail"):
+                walk(thing.get(name), depth + 1)
+
+    walk(found, 0)
+    return "; ".join(dict.fromkeys(texts))[:_SAID_CHARS]
+
+
+def quoted(part: str) -> str:
+    """One part of a path."""
+    return quote(part, safe="")
+
+
+def text(thing: Any, *names: str) -> str:
+    """A text deep in an answer; empty where it is not there."""
+    found = dig(thing, *names)
+    return "" if found is None else str(found)
+
+
+def dig(thing: Any, *names: str) -> Any:
+    for name in names:
+        if not isinstance(thing, dict):
+            return None
+        thing = thing.get(name)
+    return thing
+
+
+def listed(thing: Any) -> list[dict[str, Any]]:
+    """The objects of a list; nothing else in it is looked at."""
+    return [one for one in thing if isinstance(one, dict)] if isinstance(thing, list) else []
+
+
+def number(thing: Any) -> int:
+    try:
+        return int(thing)
+    except (TypeError, ValueError):
+        return 0

@@ -1,0 +1,50 @@
+"""Regions that Prism answers, as areas of a disk. Both of its ways answer such: REGULAR is data, ZEROED reads as zeros."""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from synvirt.disks.changed import AREAS_MAX, coarser
+from synvirt.disks.specs import AllocatedSpec, ChangedSpec, ReaderSpec
+
+# Answers to one question; an answer lists some thousand regions, and a disk of 64 TiB has 2^30 blocks of 64 KiB.
+QUESTIONS_MAX: Final = 1 << 20
+
+
+class Region(NamedTuple):
+    start: int
+    length: int
+    zero: bool
+
+
+def laid_over(disk: ReaderSpec, size: int, regions: Iterable[Region], *, delta: bool) -> ReaderSpec:
+    """The disk as its regions say. A whole disk: what no region has was never written. A delta: the regions alone. What is
+    ZEROED is never read."""
+    data: list[tuple[int, int]] = []
+    zeros: list[tuple[int, int]] = []
+    for start, length, zero in regions:
+        end = min(start + length, size)
+        if 0 <= start < end:
+            (zeros if zero else data).append((start, end - start))
+        if len(data) > 2 * AREAS_MAX:
+            data = list(coarser(data, AREAS_MAX))
+        if len(zeros) > 2 * AREAS_MAX:
+            # Read, then, as if they were data: that costs time and nothing else.
+            data, zeros = list(coarser([*data, *zeros], AREAS_MAX)), []
+    read = coarser(data, AREAS_MAX)
+    if not delta:
+        return AllocatedSpec(over=disk, areas=read)
+    changed = coarser([*read, *zeros], AREAS_MAX)
+    return ChangedSpec(over=AllocatedSpec(over=disk, areas=_outside(zeros, read, size)), areas=changed)
+
+
+def _outside(zeros: list[tuple[int, int]], data: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:
+    """All of the disk but its zeros; data goes before zeros where both are said."""
+    kept: list[tuple[int, int]] = list(data)
+    at = 0
+    for start, length in sorted(zeros):
+        if start > at:
+            kept.append((at, start - at))
+        at = max(at, start + length)
+    if at < size:
+        kept.append((at, size - at))
+    return coarser(kept, AREAS_MAX)

@@ -1,0 +1,55 @@
+"""By which way a VM's disks are read, and why by no better one. All of them by one: a snapshot holds them at one moment.
+
+nfs     the snapshot's files on the container's NFS export, and changed regions (Prism Element)        warm, cold
+iscsi   a volume group of the recovery point's disks, and changed regions (Prism Central, iSCSI)       warm, cold
+image   an image of each disk, downloaded whole while the VM is off (either Prism)                     cold
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from synvirt.live.nutanix.form import Transport
+
+WayName = Literal["nfs", "iscsi", "image"]
+ORDER: Final[tuple[WayName, ...]] = ("nfs", "iscsi", "image")
+TOLD: Final[Mapping[WayName, str]] = {
+    "nfs": "NFS, from the snapshot's file on its container",
+    "iscsi": "iSCSI, from a volume group of its recovery point",
+    "image": "an image that is made of it and downloaded whole",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """`why`: what stands in the way of a better one, or of this one where it is not `open`."""
+
+    name: WayName
+    why: str = ""
+    open: bool = True
+
+    @property
+    def no_deltas(self) -> str | None:
+        if not self.open:
+            return f"its disks cannot be read: {self.why}"
+        if self.name != "image":
+            return None
+        return f"an image download knows no changes{f', and {self.why}' if self.why else ''}"
+
+    @property
+    def told(self) -> str:
+        if not self.open:
+            return f"no way: {self.why}"
+        return f"{TOLD[self.name]}{f' ({self.why})' if self.why else ''}"
+
+
+def chosen(transport: Transport, closed: Mapping[WayName, str | None]) -> Way:
+    """The first that is not closed; `closed` says why, of each that is. What the operator chose is taken, or nothing."""
+    if transport != "auto":
+        why = closed[transport]
+        return Way(transport, why or "", open=why is None)
+    whys = [why for name in ORDER if (why := closed[name]) is not None]
+    for number, name in enumerate(ORDER):
+        if closed[name] is None:
+            return Way(name, "; ".join(whys[:number]))
+    return Way("nfs", "; ".join(whys), open=False)

@@ -1,0 +1,495 @@
+"""Prism Central's v4 answers over a State."""
+
+import base64
+import json
+import re
+from typing import Any
+from uuid import uuid4
+
+from tests.fakes.prism.state import Group, GroupDisk, Image, Kept, Refusal, State, VmState, regions
+
+Answer = tuple[int, Any, dict[str, str]]
+REGIONS_MAX = 8
+
+
+def _of(type_: str, /, **fields: Any) -> dict[str, Any]:
+    return {"$objectType": type_, **{name: value for name, value in fields.items() if value is not None}}
+
+
+def _vm_type(kind: str, /, **fields: Any) -> dict[str, Any]:
+    return _of(f"vmm.v4.ahv.config.{kind}", **fields)
+
+
+def _ipv4(address: str) -> dict[str, Any]:
+    return _of("common.v1.config.IPv4Address", value=address, prefixLength=32)
+
+
+class CentralAnswers:
+    """`element_address`: where the cluster is reached. `token_uses`: so often the cluster takes a token."""
+
+    def __init__(self, state: State, version: dict[str, int]) -> None:
+        self.state, self.version = state, version
+        self.element_address = "127.0.0.1"
+        self.content_version = "v4.0"
+        self.token_uses = 1000
+        self.tokens: dict[str, int] = {}
+        self.negotiates = True
+
+    def answer(
+        self, method: str, namespace: str, minor: int, rest: str, query: dict[str, str], headers: dict[str, str], body: Any
+    ) -> Answer:
+        if minor > self.version.get(namespace, -1):
+            raise Refusal(404, f"no {namespace} v4.{minor} here")
+        for pattern, name in ROUTES:
+            if (found := re.fullmatch(pattern, f"{namespace} {method} {rest}")) is not None:
+                if method != "GET" and (earlier := self.state.requests.get(headers.get("ntnx-request-id", ""))) is not None:
+                    return self._task(earlier)
+                answered: Answer = getattr(self, name)(*found.groups(), query=query, headers=headers, body=body)
+                return answered
+        raise Refusal(404, f"no path {method} {rest}")
+
+    def info(self, namespace: str) -> Answer:
+        if not self.negotiates or namespace not in self.version:
+            raise Refusal(404, "no such path")
+        return 200, {"data": f"v4.{self.version[namespace]}"}, {}
+
+    # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _page(self, type_: str, entities: list[dict[str, Any]], query: dict[str, str]) -> Answer:
+        page, limit = int(query.get("$page", "0")), int(query.get("$limit", "50"))
+        if (wanted := re.fullmatch(r"name eq '([^']*)'", query.get("$filter", ""))) is not None:
+            entities = [one for one in entities if one["name"] == wanted[1]]
+        elif (wanted := re.fullmatch(r"startswith\(name, '([^']*)'\)", query.get("$filter", ""))) is not None:
+            entities = [one for one in entities if one["name"].startswith(wanted[1])]
+        elif query.get("$filter"):
+            raise Refusal(400, f"cannot filter by {query['$filter']}")
+        body = {
+            "$objectType": type_,
+            "metadata": {"totalAvailableResults": len(entities)},
+            "data": entities[page * limit : (page + 1) * limit] or None,
+        }
+        return 200, {name: value for name, value in body.items() if value is not None}, {}
+
+    def _one(self, type_: str, entity: dict[str, Any], etag: str = "") -> Answer:
+        return 200, {"$objectType": type_, "data": entity, "metadata": {}}, {"ETag": etag} if etag else {}
+
+    def _task(self, task_id: str, type_: str | None = None) -> Answer:
+        body = {"data": _of("prism.v4.config.TaskReference", extId=task_id), "metadata": {}}
+        return 202, body if type_ is None else {"$objectType": type_, **body}, {}
+
+    def _did(self, operation: str, headers: dict[str, str], failure: str | None = None) -> Answer:
+        task_id = self.state.task(operation, failure)
+        self.state.requests[headers.get("ntnx-request-id", "")] = task_id
+        return self._task(task_id)
+
+    def _matched(self, headers: dict[str, str], etag: str) -> None:
+        if "if-match" not in headers:
+            raise Refusal(428, "If-Match is needed")
+        if headers["if-match"] != etag:
+            raise Refusal(412, "the ETag is outdated")
+
+    def task(self, id_: str, **_: Any) -> Answer:
+        if id_ not in self.state.tasks:
+            raise Refusal(404, f"no task {id_}")
+        task = self.state.tasks[id_]
+        task["looks"] += 1
+        ended = task["looks"] > 1
+        entity = _of(
+            "prism.v4.config.Task",
+            extId=id_,
+            operation=task["operation"],
+            status=("FAILED" if task["failure"] else "SUCCEEDED") if ended else "RUNNING",
+            createdTime=task["created"],
+            progressPercentage=100 if ended else 50,
+            errorMessages=[_of("prism.v4.error.AppMessage", message=task["failure"])] if task["failure"] and ended else None,
+        )
+        return self._one("prism.v4.config.GetTaskApiResponse", entity)
+
+    # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _vm(self, vm: VmState) -> dict[str, Any]:
+        boot = (
+            _vm_type("UefiBoot", isSecureBootEnabled=vm.secure_boot)
+            if vm.uefi
+            else _vm_type(
+                "LegacyBoot",
+                bootDevice=_vm_type("BootDeviceDisk", diskAddress=_vm_type("DiskAddress", busType="SCSI", index=0)),
+            )
+        )
+        tools = _vm_type(
+            "GuestTools",
+            isInstalled=vm.tools,
+            isEnabled=vm.tools,
+            isReachable=vm.tools and vm.power == "ON",
+            isVssSnapshotCapable=vm.tools,
+            guestInfo=_vm_type("GuestInfo", guestOsFullName=vm.guest),
+        )
+        return _vm_type(
+            "Vm",
+            extId=vm.id,
+            name=vm.name,
+            description=vm.description,
+            createTime=vm.updated,
+            updateTime=vm.updated,
+            numSockets=2,
+            numCoresPerSocket=1,
+            numThreadsPerCore=1,
+            memorySizeBytes=1 << 30,
+            powerState=vm.power,
+            bootConfig=boot,
+            machineType="PC",
+            vtpmConfig=_vm_type("VtpmConfig", isVtpmEnabled=vm.tpm),
+            guestTools=tools if vm.tools or vm.guest else None,
+            cluster=_vm_type("ClusterReference", extId=self.state.cluster_id),
+            disks=[self._disk(disk) for disk in vm.disks],
+            nics=[
+                _vm_type(
+                    "Nic",
+                    extId=vm.disks[0].device if vm.disks else vm.id,
+                    backingInfo=_vm_type("EmulatedNic", model="VIRTIO", macAddress="50:6b:8d:aa:bb:cc", isConnected=True),
+                    networkInfo=_vm_type(
+                        "NicNetworkInfo",
+                        nicType="NORMAL_NIC",
+                        subnet=_vm_type("SubnetReference", extId=self.state.subnet_id),
+                        ipv4Info=_vm_type("Ipv4Info", learnedIpAddresses=[_ipv4("10.1.2.3")]),
+                    ),
+                )
+            ],
+            gpus=[_vm_type("Gpu", mode="VIRTUAL", vendor="NVIDIA", name="vGPU") for _ in range(vm.gpus)] or None,
+        )
+
+    def _disk(self, disk: Any) -> dict[str, Any]:
+        container = self.state.containers[disk.container]["storage_container_uuid"]
+        backing = (
+            _vm_type("ADSFVolumeGroupReference", volumeGroupExtId=disk.group)
+            if disk.group
+            else _vm_type(
+                "VmDisk",
+                diskExtId=disk.id,
+                diskSizeBytes=disk.size,
+                storageContainer=_vm_type("VmDiskContainerReference", extId=container),
+            )
+        )
+        address = _vm_type("DiskAddress", busType=disk.bus, index=disk.index)
+        return _vm_type("Disk", extId=disk.device, diskAddress=address, backingInfo=backing)
+
+    def vms(self, *, query: dict[str, str], **_: Any) -> Answer:
+        return self._page("vmm.v4.ahv.config.ListVmsApiResponse", [self._vm(vm) for vm in self.state.vms.values()], query)
+
+    def vm(self, id_: str, **_: Any) -> Answer:
+        vm = self.state.vm(id_)
+        return self._one("vmm.v4.ahv.config.GetVmApiResponse", self._vm(vm), vm.etag)
+
+    def put_vm(self, id_: str, *, headers: dict[str, str], body: Any, **_: Any) -> Answer:
+        vm = self.state.vm(id_)
+        self._matched(headers, vm.etag)
+        vm.description = body.get("description", "")
+        vm.touch()
+        return self._did("UpdateVm", headers)
+
+    def power(self, id_: str, action: str, *, headers: dict[str, str], **_: Any) -> Answer:
+        vm = self.state.vm(id_)
+        self._matched(headers, vm.etag)
+        if action == "guest-shutdown" and not vm.tools:
+            raise Refusal(400, "NGT is not installed")
+        if action == "power-on":
+            vm.power = "ON"
+        elif not (vm.deaf and action != "power-off"):
+            vm.power = "OFF"
+        vm.touch()
+        return self._did(action, headers)
+
+    def images(self, *, query: dict[str, str], **_: Any) -> Answer:
+        return self._page(
+            "vmm.v4.content.ListImagesApiResponse", [self._image(one) for one in self.state.images.values()], query
+        )
+
+    def _image(self, image: Image) -> dict[str, Any]:
+        return _of(
+            "vmm.v4.content.Image", extId=image.id, name=image.name, type="DISK_IMAGE", sizeBytes=image.path.stat().st_size
+        )
+
+    def image(self, id_: str, **_: Any) -> Answer:
+        if id_ not in self.state.images:
+            raise Refusal(404, f"no image {id_}")
+        return self._one("vmm.v4.content.GetImageApiResponse", self._image(self.state.images[id_]), 'W/"1"')
+
+    def make_image(self, *, headers: dict[str, str], body: Any, **_: Any) -> Answer:
+        wanted = body["source"]["extId"]
+        for vm in self.state.vms.values():
+            for disk in vm.disks:
+                if disk.device == wanted:
+                    image_of(self.state, body["name"], self.state.path(disk).read_bytes())
+                    return self._did("CreateImage", headers)
+        return self._did("CreateImage", headers, f"no VM disk {wanted}")
+
+    def delete_image(self, id_: str, *, headers: dict[str, str], **_: Any) -> Answer:
+        if self.state.images.pop(id_, None) is None:
+            raise Refusal(404, f"no image {id_}")
+        return self._did("DeleteImage", headers)
+
+    # ── the cluster ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _cluster(self) -> dict[str, Any]:
+        service = self.state.data_services
+        return _of(
+            "clustermgmt.v4.config.Cluster",
+            extId=self.state.cluster_id,
+            name="cluster",
+            config=_of(
+                "clustermgmt.v4.config.ClusterConfigReference",
+                clusterFunction=["AOS"],
+                buildInfo=_of("clustermgmt.v4.config.BuildReference", version="7.0.1"),
+            ),
+            network=_of(
+                "clustermgmt.v4.config.ClusterNetworkReference",
+                externalDataServiceIp=_of("common.v1.config.IPAddress", ipv4=_ipv4(service)) if service else None,
+            ),
+        )
+
+    def clusters(self, *, query: dict[str, str], **_: Any) -> Answer:
+        config = _of(
+            "clustermgmt.v4.config.ClusterConfigReference",
+            clusterFunction=["PRISM_CENTRAL"],
+            buildInfo=_of("clustermgmt.v4.config.BuildReference", version="pc.2024.3"),
+        )
+        central = _of("clustermgmt.v4.config.Cluster", extId=str(uuid4()), name="Unnamed", config=config)
+        return self._page("clustermgmt.v4.config.ListClustersApiResponse", [central, self._cluster()], query)
+
+    def cluster(self, id_: str, **_: Any) -> Answer:
+        if id_ != self.state.cluster_id:
+            raise Refusal(404, f"no cluster {id_}")
+        return self._one("clustermgmt.v4.config.GetClusterApiResponse", self._cluster())
+
+    def containers(self, *, query: dict[str, str], **_: Any) -> Answer:
+        found = [
+            _of("clustermgmt.v4.config.StorageContainer", containerExtId=one["storage_container_uuid"], name=name)
+            for name, one in self.state.containers.items()
+        ]
+        return self._page("clustermgmt.v4.config.ListStorageContainersApiResponse", found, query)
+
+    def subnets(self, *, query: dict[str, str], **_: Any) -> Answer:
+        found = [_of("networking.v4.config.Subnet", extId=self.state.subnet_id, name="vlan 12")]
+        return self._page("networking.v4.config.ListSubnetsApiResponse", found, query)
+
+    # ── recovery points ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _point(self, kept: Kept) -> dict[str, Any]:
+        disks = [
+            _of("dataprotection.v4.common.DiskRecoveryPoint", diskRecoveryPointExtId=point, diskExtId=disk)
+            for disk, point in kept.disk_points.items()
+        ]
+        vm = _of("dataprotection.v4.config.VmRecoveryPoint", extId=kept.vm_point, vmExtId=kept.vm, diskRecoveryPoints=disks)
+        return _of(
+            "dataprotection.v4.config.RecoveryPoint",
+            extId=kept.id,
+            name=kept.name,
+            creationTime=kept.created,
+            expirationTime=kept.expires,
+            status="COMPLETE",
+            recoveryPointType=kept.kind,
+            vmRecoveryPoints=[vm],
+        )
+
+    def _points(self) -> list[Kept]:
+        return [one for one in self.state.kept.values() if isinstance(one.expires, str)]
+
+    def points(self, *, query: dict[str, str], **_: Any) -> Answer:
+        return self._page(
+            "dataprotection.v4.config.ListRecoveryPointsApiResponse", [self._point(one) for one in self._points()], query
+        )
+
+    def make_point(self, *, headers: dict[str, str], body: Any, **_: Any) -> Answer:
+        vm = self.state.vm(body["vmRecoveryPoints"][0]["vmExtId"])
+        if body["recoveryPointType"] == "APPLICATION_CONSISTENT" and not vm.tools:
+            return self._did("CreateRecoveryPoint", headers, "NGT is not installed")
+        self.state.keep(vm, body["name"], body["recoveryPointType"], body["expirationTime"])
+        return self._did("CreateRecoveryPoint", headers)
+
+    def _kept(self, id_: str) -> Kept:
+        kept = self.state.kept.get(id_)
+        if kept is None or kept not in self._points():
+            raise Refusal(404, f"no recovery point {id_}")
+        return kept
+
+    def point(self, id_: str, **_: Any) -> Answer:
+        return self._one("dataprotection.v4.config.GetRecoveryPointApiResponse", self._point(self._kept(id_)), 'W/"1"')
+
+    def delete_point(self, id_: str, *, headers: dict[str, str], **_: Any) -> Answer:
+        self.state.forget(self._kept(id_))
+        return self._did("DeleteRecoveryPoint", headers)
+
+    def discover(self, id_: str, *, body: Any, **_: Any) -> Answer:
+        self._kept(id_)
+        for name in ("diskRecoveryPoint", "referenceDiskRecoveryPoint"):
+            if (wanted := body["spec"].get(name)) is not None:
+                self._kept(wanted["recoveryPointExtId"])
+        claims = {"scope": f"POST:/api/dataprotection/{self.content_version}/content/recovery-points/{id_}", "n": str(uuid4())}
+        middle = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+        token = f"e30.{middle}.c2ln"
+        self.tokens[token] = self.token_uses
+        info = _of(
+            "dataprotection.v4.common.ClusterInfo",
+            jwtToken=token,
+            clusterIp=_of("common.v1.config.IPAddress", ipv4=_ipv4(self.element_address)),
+        )
+        return self._one("dataprotection.v4.config.ClusterInfoApiResponse", info)
+
+    def content_regions(self, minor: int, rest: str, headers: dict[str, str], body: Any) -> Answer:
+        """Of the cluster, which takes the token alone."""
+        found = re.fullmatch(
+            r"content/recovery-points/([^/]+)/vm-recovery-points/([^/]+)/disk-recovery-points/([^/]+)/\$actions/compute-changed-regions",
+            rest,
+        )
+        if found is None:
+            raise Refusal(404, f"no path {rest}")
+        if "authorization" in headers:
+            raise Refusal(403, "a token is needed")
+        token = headers.get("cookie", "").removeprefix("NTNX_IGW_SESSION=")
+        if f"v4.{minor}" != self.content_version or self.tokens.get(token, 0) <= 0:
+            raise Refusal(401, "the token is not for this path, or is over")
+        self.tokens[token] -= 1
+        new = self.state.file_of_point(self._kept(found[1]), found[2], found[3])
+        old = None
+        if "referenceRecoveryPointExtId" in body:
+            before = self._kept(body["referenceRecoveryPointExtId"])
+            old = self.state.file_of_point(
+                before, body["referenceVmRecoveryPointExtId"], body["referenceDiskRecoveryPointExtId"]
+            )
+        listed, following = regions(new, old, body.get("offset", 0), REGIONS_MAX)
+        kind = "dataprotection.v4.content.ChangedRegion"
+        extra = [("fileSize", new.stat().st_size), ("nextOffset", following or 0)]
+        answer = {
+            "$objectType": "dataprotection.v4.content.ChangedVmRegionsApiResponse",
+            "data": [
+                _of(kind, offset=at, length=length, regionType="ZEROED" if zero else "REGULAR") for at, length, zero in listed
+            ],
+            "metadata": {"extraInfo": [{"name": name, "value": value} for name, value in extra]},
+        }
+        return 200, answer, {}
+
+    # ── volume groups ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _group(self, id_: str) -> Group:
+        if id_ not in self.state.groups:
+            raise Refusal(404, f"no volume group {id_}")
+        return self.state.groups[id_]
+
+    def _shown_group(self, group: Group) -> dict[str, Any]:
+        return _of(
+            "volumes.v4.config.VolumeGroup",
+            extId=group.id,
+            name=group.name,
+            clusterReference=group.cluster,
+            targetName=group.target,
+            sharingStatus="NOT_SHARED",
+            usageType=group.usage,
+        )
+
+    def groups(self, *, query: dict[str, str], **_: Any) -> Answer:
+        found = [self._shown_group(one) for one in self.state.groups.values()]
+        return self._page("volumes.v4.config.ListVolumeGroupsApiResponse", found, query)
+
+    def group(self, id_: str, **_: Any) -> Answer:
+        return self._one("volumes.v4.config.GetVolumeGroupApiResponse", self._shown_group(self._group(id_)), 'W/"1"')
+
+    def make_group(self, *, headers: dict[str, str], body: Any, **_: Any) -> Answer:
+        group = Group(str(uuid4()), body["name"], body["clusterReference"], usage=body.get("usageType", "USER"))
+        self.state.groups[group.id] = group
+        self.state.on_group("made", group)
+        return self._did("CreateVolumeGroup", headers)
+
+    def delete_group(self, id_: str, *, headers: dict[str, str], **_: Any) -> Answer:
+        group = self._group(id_)
+        if group.clients:
+            raise Refusal(409, "iSCSI clients are attached")
+        del self.state.groups[id_]
+        self.state.on_group("gone", group)
+        return self._did("DeleteVolumeGroup", headers)
+
+    def disks(self, id_: str, *, query: dict[str, str], **_: Any) -> Answer:
+        found = [
+            _of(
+                "volumes.v4.config.VolumeDisk",
+                extId=one.id,
+                index=one.index,
+                description=one.description,
+                diskSizeBytes=one.size,
+            )
+            for one in self._group(id_).disks
+        ]
+        return self._page("volumes.v4.config.ListVolumeDisksApiResponse", found, query)
+
+    def make_disk(self, id_: str, *, headers: dict[str, str], body: Any, **_: Any) -> Answer:
+        group, source = self._group(id_), body["diskDataSourceReference"]
+        if source["entityType"] != "DISK_RECOVERY_POINT":
+            raise Refusal(400, "only recovery points are cloned here")
+        for kept in self._points():
+            for disk, point in kept.disk_points.items():
+                if point == source["extId"]:
+                    path = self.state.folder / kept.files[disk][1:]
+                    one = GroupDisk(str(uuid4()), body["index"], body["description"], point, path.stat().st_size, path)
+                    group.disks.append(one)
+                    self.state.on_group("disk", group)
+                    return self._did("CreateVolumeDisk", headers)
+        return self._did("CreateVolumeDisk", headers, f"no disk recovery point {source['extId']}")
+
+    def attach(self, id_: str, *, headers: dict[str, str], body: Any, **_: Any) -> Answer:
+        group = self._group(id_)
+        group.clients[str(uuid4())] = body["iscsiInitiatorName"]
+        self.state.on_group("clients", group)
+        return self._did("AttachIscsiClient", headers)
+
+    def detach(self, id_: str, *, headers: dict[str, str], body: Any, **_: Any) -> Answer:
+        group = self._group(id_)
+        group.clients.pop(body["extId"], None)
+        self.state.on_group("clients", group)
+        return self._did("DetachIscsiClient", headers)
+
+    def attachments(self, id_: str, *, query: dict[str, str], **_: Any) -> Answer:
+        group = self._group(id_)
+        found = [
+            _of("volumes.v4.config.IscsiClientAttachment", extId=client, clusterReference=group.cluster)
+            for client in group.clients
+        ]
+        return self._page("volumes.v4.config.ListExternalIscsiAttachmentsApiResponse", found, query)
+
+
+def image_of(state: State, name: str, content: bytes) -> Image:
+    id_ = str(uuid4())
+    path = state.folder / f".image-{id_}"
+    path.write_bytes(content)
+    state.images[id_] = Image(id_, name, path)
+    return state.images[id_]
+
+
+_ID = "([^/]+)"
+ROUTES = [
+    ("vmm GET ahv/config/vms", "vms"),
+    (f"vmm GET ahv/config/vms/{_ID}", "vm"),
+    (f"vmm PUT ahv/config/vms/{_ID}", "put_vm"),
+    (rf"vmm POST ahv/config/vms/{_ID}/\$actions/(power-on|power-off|shutdown|guest-shutdown)", "power"),
+    ("vmm GET content/images", "images"),
+    ("vmm POST content/images", "make_image"),
+    (f"vmm GET content/images/{_ID}", "image"),
+    (f"vmm DELETE content/images/{_ID}", "delete_image"),
+    (f"prism GET config/tasks/{_ID}", "task"),
+    ("clustermgmt GET config/clusters", "clusters"),
+    (f"clustermgmt GET config/clusters/{_ID}", "cluster"),
+    ("clustermgmt GET config/storage-containers", "containers"),
+    ("networking GET config/subnets", "subnets"),
+    ("dataprotection GET config/recovery-points", "points"),
+    ("dataprotection POST config/recovery-points", "make_point"),
+    (f"dataprotection GET config/recovery-points/{_ID}", "point"),
+    (f"dataprotection DELETE config/recovery-points/{_ID}", "delete_point"),
+    (rf"dataprotection POST config/recovery-points/{_ID}/\$actions/discover-cluster", "discover"),
+    ("volumes GET config/volume-groups", "groups"),
+    ("volumes POST config/volume-groups", "make_group"),
+    (f"volumes GET config/volume-groups/{_ID}", "group"),
+    (f"volumes DELETE config/volume-groups/{_ID}", "delete_group"),
+    (f"volumes GET config/volume-groups/{_ID}/disks", "disks"),
+    (f"volumes POST config/volume-groups/{_ID}/disks", "make_disk"),
+    (rf"volumes POST config/volume-groups/{_ID}/\$actions/attach-iscsi-client", "attach"),
+    (rf"volumes POST config/volume-groups/{_ID}/\$actions/detach-iscsi-client", "detach"),
+    (f"volumes GET config/volume-groups/{_ID}/external-iscsi-attachments", "attachments"),
+]
