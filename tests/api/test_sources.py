@@ -344,7 +344,7 @@ def test_without_the_control_plane_a_vsphere_source_answers_internal(
 
 
 def test_discovery_is_paged_by_name_and_asks_the_platform_once(
-    client: httpx.Client, platform: FakePlatform, opened: list[SourceAccess]
+    client: httpx.Client, platform: FakePlatform, opened: list[SourceAccess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(7):
         platform.add_vm(f"vm-{number}", {})
@@ -361,8 +361,12 @@ def test_discovery_is_paged_by_name_and_asks_the_platform_once(
         platform.add_vm(f"vm-0{len(seen)}", {})  # what comes in between is on no later page
     assert seen == [f"vm-{number}" for number in range(7)]
     assert len(opened) == 1
+    assert [vm["vm_id"] for vm in client.get(path, params={"search": "M-0"}).json()["items"]] == ["vm-0"]
+    assert len(opened) == 1, "a moment ago it was asked"
+    monkeypatch.setattr("synvirt.migrations.sources.LISTING_FRESH_S", 0.0)
     found = client.get(path, params={"search": "M-0"}).json()["items"]
     assert [vm["vm_id"] for vm in found] == ["vm-0", "vm-03", "vm-06"]
+    assert len(opened) == 2
     assert set(found[0]) >= {"vm_id", "name", "power_state", "cpu_count", "memory_bytes"}
 
 

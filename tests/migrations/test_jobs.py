@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from synvirt.destinations.directory import DirectoryDestination
-from synvirt.model import KIB, MIB, Migration, MigrationPlan, Mode, State
+from synvirt.model import KIB, MIB, Migration, MigrationPlan, Mode, State, VmManifest
 from synvirt.store import Store
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.live import FakeAdapter
 from tests.house import VM, House, live_plan, offline_plan, states
 from tests.processes import workers
 
@@ -579,3 +580,19 @@ def test_progress_never_goes_back_and_ends_whole(house: House) -> None:
     assert len(set(done)) >= 4
     assert all(figures[0] <= figures[1] for figures in seen)
     assert last.progress.bytes_done == last.progress.bytes_total
+
+
+def test_a_live_job_goes_by_the_name_that_people_know(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The platform's id of a VM (vm-98) tells its owner nothing, on a list or in the note that is left on the source."""
+    inspect = FakeAdapter.inspect
+
+    async def named(adapter: FakeAdapter, vm_id: str) -> VmManifest:
+        return (await inspect(adapter, vm_id)).model_copy(update={"name": "mail server"})
+
+    monkeypatch.setattr(FakeAdapter, "inspect", named)
+    house.platform.add_vm(VM, {DISK: some_disk()})
+    job = house.intake.submit(live_plan("Cold"))
+    assert job.name == VM
+    ended = house.run(job.id)
+    assert (ended.state, ended.name) == (State.COMPLETED, "mail server")
+    assert house.platform.vm(VM)["marks"] == [f"migrated to mail server ({job.id})"]

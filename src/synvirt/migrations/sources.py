@@ -43,6 +43,8 @@ from synvirt.transport import tls
 # A discovery that is paged is asked of the platform once: the pages after the first come from what it said then.
 LISTING_KEPT_S = 60.0
 LISTINGS_KEPT_MAX = 32
+# A page that is asked for again within this time needs no second walk through thousands of VMs.
+LISTING_FRESH_S = 10.0
 # Thousands of VMs come in two seconds; a platform that takes longer than this has stopped answering.
 ANSWER_TIMEOUT_S = 120.0
 
@@ -189,11 +191,13 @@ class Sources:
     async def list_vms(
         self, source_id: UUID, *, limit: int, cursor: int = 0, search: str = "", kept: bool = False
     ) -> tuple[list[VmRow], int | None]:
-        """A page from row `cursor` on, by name; the first page asks the platform, unless what it said a moment ago will do
-        (`kept`: a search while somebody types). `search`: part of a name or an id."""
+        """A page from row `cursor` on, by name; the first page asks the platform, unless it was asked a moment ago (`kept`: a
+        minute ago will do, for a search while somebody types). `search`: part of a name or an id."""
         await asyncio.to_thread(self.get, source_id)
         until, rows = self._listings.get(source_id, (0.0, []))
-        if (cursor == 0 and not kept) or time.monotonic() >= until:
+        if cursor == 0 and not kept:
+            until -= LISTING_KEPT_S - LISTING_FRESH_S
+        if time.monotonic() >= until:
             rows = await self._asked(source_id, lambda adapter: adapter.list_vms())
             rows = sorted(rows, key=lambda row: (row.name.casefold(), row.vm_id))
             self._listings[source_id] = (time.monotonic() + LISTING_KEPT_S, rows)

@@ -49,6 +49,9 @@ async def queued(job: Job) -> Facts:
     plan, rooms = job.migration.plan, job.rooms
     destination = plan.target.destination or next(iter(rooms.destinations))
     fields: dict[str, object] = {"manifest": manifest, "disks": disks, "destination": destination, "started_at": now()}
+    if plan.source.Live is not None and manifest.name and not (plan.name or plan.target.name):
+        # Until now the job went by the platform's id of the VM, which people do not know it by.
+        fields["name"] = manifest.name
     reason = manifest.cbt_reason_without(plan.skip_disks) if supports_warm else "the source has no warm mode"
     if plan.mode is Mode.WARM and reason is not None:
         error = CbtUnsupported(
