@@ -85,6 +85,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.live.registry import BY_KIND as PLATFORMS
     from synvirt.live.vsphere.session import warn_if_missing
     from synvirt.migrations.engine import Engine
+    from synvirt.migrations.foreseen import dry_run
     from synvirt.migrations.intake import Intake, check_plan
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources import Sources
@@ -121,6 +122,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             wake=engine.wake,
             secrets=secrets,
             removal=removal,
+            dry_run=partial(dry_run, rooms),
         )
         checkup = Checkup(settings)
         checkup.begin()

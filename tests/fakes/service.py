@@ -27,6 +27,7 @@ from synvirt.errors import Unauthorized
 from synvirt.jobs.board import Board
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
+from synvirt.migrations.foreseen import DryRun
 from synvirt.migrations.hosts import Hosts
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.removing import Removal, volumes_of
@@ -77,6 +78,7 @@ class Service:
         *,
         check_password: Check = only_admin,
         check: Callable[[MigrationPlan], None] = lambda plan: None,
+        dry_run: Callable[[MigrationPlan], DryRun] | None = None,
         platforms: Mapping[LiveKind, Platform] = BY_KIND,
         pace: Pace = QUICK,
         idle_s: float = 20,
@@ -108,6 +110,7 @@ class Service:
                 destroy=lambda job: self.destroyed.extend(volumes_of(job)),
                 forget=lambda job: None,
             ),
+            dry_run=dry_run,
         )
         self.uploads = Uploads(self.store.uploads, self.settings)
         folder = data_dir / "sources"

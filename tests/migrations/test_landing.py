@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import Conflict, Internal, SourceUnreachable, SynvirtError
-from synvirt.migrations.intake import check_identity
+from synvirt.migrations.foreseen import check_host
 from synvirt.model import KIB, BootAttempt, DiskBus, Migration, State, VmManifest
 from synvirt.store import Store
 from tests.fakes.hypervisor import FakeHypervisor
@@ -249,8 +249,8 @@ def test_a_plan_is_refused_at_once_where_its_name_is_taken(house: House) -> None
     plan = offline_plan(appliance(house, "other"), target={"name": "web"})
     for manifest in (None, house.store.documents(limit=1) and run(house, "third").manifest):
         with pytest.raises(Conflict, match="name"):
-            check_identity(house.rooms, plan, manifest)
-    check_identity(house.rooms, offline_plan(appliance(house, "other")), None)
+            check_host(house.rooms, plan, manifest)
+    check_host(house.rooms, offline_plan(appliance(house, "other")), None)
 
 
 def test_a_hypervisor_that_is_away_refuses_no_plan(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_a_hypervisor_that_is_away_refuses_no_plan(house: House, monkeypatch: py
         raise Internal("libvirtd does not answer")
 
     monkeypatch.setattr(house.hypervisor, "check_free", away)
-    check_identity(house.rooms, offline_plan(appliance(house), target={"name": "web"}), None)
+    check_host(house.rooms, offline_plan(appliance(house), target={"name": "web"}), None)
 
 
 # ── UEFI variables ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from synvirt.api.paging import Cursor, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.api.stream import STREAM_HEADERS, Pace, changes, event_id_of, sent
 from synvirt.jobs.board import Board
+from synvirt.migrations.foreseen import DryRun
 from synvirt.migrations.intake import Intake
 from synvirt.model import DiskBus, Migration, Model, PlanEnvelope
 from synvirt.store.documents import parsed
@@ -45,6 +46,13 @@ STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     }
 }
 
+DRY_RUN_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": DryRun,
+        "description": "With `dry_run`: the plan as it would run, what is wrong with it, and no job",
+    }
+}
+
 
 class MigrationPage(Model):
     """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
@@ -57,11 +65,18 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     router = APIRouter(prefix="/migrations", tags=["migrations"])
     store, board = intake.store, intake.board
 
-    @router.post("", status_code=201, response_model=Migration, openapi_extra=documented(PlanEnvelope))
+    @router.post(
+        "", status_code=201, response_model=Migration, openapi_extra=documented(PlanEnvelope), responses=DRY_RUN_DOCUMENTED
+    )
     def submit(
-        envelope: Annotated[PlanEnvelope, Depends(json_body(PlanEnvelope))], request: Request, response: Response
-    ) -> Migration:
-        """Submit a plan: it becomes a job at once, in state Queued."""
+        envelope: Annotated[PlanEnvelope, Depends(json_body(PlanEnvelope))],
+        request: Request,
+        response: Response,
+        dry_run: Annotated[bool, Query(description="Say how it would run and what is wrong with it; make no job")] = False,
+    ) -> Migration | Response:
+        """Submit a plan: it is checked whole, and becomes a job at once, in state Queued."""
+        if dry_run:
+            return Response(intake.dry_run(envelope.plan).model_dump_json(), media_type="application/json")
         job = intake.submit(envelope.plan)
         response.headers["Location"] = f"{request.url.path}/{job.id}"
         return job

@@ -34,7 +34,13 @@ class Program(TyperGroup):
         except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError, KeyboardInterrupt):
             raise
         except Exception as error:
-            raise typer.Exit(failed(error)) from error
+            raise typer.Exit(failed(error, as_json=_json_is_wanted(ctx))) from error
+
+
+def _json_is_wanted(context: Any) -> bool:
+    """--json of the command that failed, wherever it stood."""
+    given = context.find_root().obj
+    return isinstance(given, Options) and given.json
 
 
 app = typer.Typer(

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str], *, json: bool = False) -> int:
     except BrokenPipeError:
         return FAILED
     except Exception as error:
-        return failed(error)
+        return failed(error, as_json=options.json)
     return code
 
 

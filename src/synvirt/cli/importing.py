@@ -11,6 +11,7 @@ import typer
 
 from synvirt.cli.describing import describe
 from synvirt.cli.elsewhere import CredentialsFile, Endpoint, Fingerprint, Login, Region, is_url, request
+from synvirt.cli.foretelling import CONVERSIONS, foretell, speaking_as_options
 from synvirt.cli.migrations import follow
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.sources import live_vm
@@ -87,6 +88,10 @@ def import_(
     waive: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Go on in spite of this critical concern; may be repeated")
     ] = None,
+    conversion: Annotated[
+        str, typer.Option(metavar="WHEN", help="Put virtio drivers into the guest: auto (Windows), always or never")
+    ] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how it would run and what is wrong; make no job")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended, and show its progress")] = False,
 ) -> None:
     """Import a VM from a file or folder inside the import root, from a file here that is sent to the service, from a URL that
@@ -99,6 +104,8 @@ def import_(
         raise typer.BadParameter(f"{mode} is neither warm nor cold", param_hint="--mode")
     if cutover not in ("auto", "manual"):
         raise typer.BadParameter(f"{cutover} is neither auto nor manual", param_hint="--cutover")
+    if conversion not in CONVERSIONS:
+        raise typer.BadParameter(f"{conversion} is none of {', '.join(CONVERSIONS)}", param_hint="--conversion")
     if kind is not None and kind not in KINDS:
         raise typer.BadParameter(f"{kind} is none of {', '.join(KINDS)}", param_hint="--kind")
     if disk_bus is not None and disk_bus not in BUSES:
@@ -145,10 +152,14 @@ def import_(
             "target": _given(target),
             "skip_disks": skip_disk or [],
             "waive_concerns": waive or [],
+            "conversion": conversion,
             "warm": _given(warm),
             "limits": _given({"bandwidth_bps": _size(bandwidth, "--bandwidth")}),
         }
-        with kept(reference.get("upload_id")):
+        if dry_run:
+            foretell(options, client, plan)
+            return
+        with kept(reference.get("upload_id")), speaking_as_options():
             answer = client.ask("POST", "/migrations", json={"plan": plan})
         if wait:
             follow(options, client, _field(answer, "id"))

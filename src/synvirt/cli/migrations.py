@@ -1,5 +1,6 @@
 """synvirt migrations list|show|watch|cancel|cutover"""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -78,6 +79,23 @@ def watch(
             follow(options, client, ids[0], print_events=options.json)
         else:
             _follow_several(options, client, ids)
+
+
+@app.command("dry-run")
+@with_options
+def dry_run(
+    options: Options,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan as JSON, as POST /migrations takes it; - is stdin")],
+) -> None:
+    """Say how a plan would run, and what is wrong with it. No job is made. Exit 1: something is wrong.
+
+    Example: synvirt migrations dry-run web01.json
+    """
+    from synvirt.cli.foretelling import foretell, plan_in
+
+    asked = plan_in(plan)
+    with options.connect() as client:
+        foretell(options, client, asked)
 
 
 @app.command()

@@ -85,6 +85,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         given = Options(**{name: values.pop(name) for name in SHARED})
         before = context.find_root().obj
         context.obj = given.over(before) if isinstance(before, Options) else given
+        context.find_root().obj = context.obj  # who tells an error of the command asks there whether it is to be JSON
         command(context.obj, **values)
 
     parameters = [

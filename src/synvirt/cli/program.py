@@ -3,28 +3,30 @@
 0 done · 1 the job failed, or the service refused or is not there · 2 wrong usage
 """
 
+import json
 import os
 import sys
 
-from synvirt.errors import BadRequest, SynvirtError
+from synvirt.errors import BadRequest, Internal, SynvirtError
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 
-def failed(error: Exception) -> int:
-    """Tell an error of any command; the program's exit code. With SYNVIRT_LOG_LEVEL=debug what is not ours is raised."""
+def failed(error: Exception, *, as_json: bool = False) -> int:
+    """Tell an error of any command; the program's exit code. With SYNVIRT_LOG_LEVEL=debug what is not ours is raised.
+
+    `as_json`: on stdout too, as {"error": {code, detail, hint}}: who reads the answer there finds the refusal there.
+    """
     if isinstance(error, SynvirtError):
+        if as_json:
+            print(json.dumps({"error": {"code": error.code, "detail": error.detail, "hint": error.hint}}))
         tell(error.code, error.detail, error.hint)
         # BadRequest: an option or a setting is wrong, whoever noticed it.
         return WRONG_USAGE if isinstance(error, BadRequest) else FAILED
     if os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
         raise error
-    tell(
-        SynvirtError.code,
-        f"something unexpected went wrong in this command: {type(error).__name__}: {error}",
-        "SYNVIRT_LOG_LEVEL=debug shows where; please report it",
-    )
-    return FAILED
+    detail = f"something unexpected went wrong in this command: {type(error).__name__}: {error}"
+    return failed(Internal(detail, hint="SYNVIRT_LOG_LEVEL=debug shows where; please report it"), as_json=as_json)
 
 
 def tell(code: str, detail: str, hint: str | None) -> None:

@@ -8,31 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID, uuid4
 
-import structlog
-
-from synvirt.disks.roots import connected
-from synvirt.errors import Conflict, Internal, InvalidPlan, SynvirtError
-from synvirt.hypervisor.domain_xml import safe_name
+from synvirt.errors import Conflict, Internal
 from synvirt.jobs.board import Board
-from synvirt.kvm.identity import Identity, identity_of
-from synvirt.machines.concerns import with_room
-from synvirt.migrations.critical import refuse_critical
+from synvirt.migrations.foreseen import DryRun, foresee, refuse
 from synvirt.migrations.removing import Removal, Volumes
 from synvirt.migrations.retrying import taken_up
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
-from synvirt.model import Migration, MigrationPlan, State, StateVisit, VmManifest, now
-from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
+from synvirt.model import Migration, MigrationPlan, State, StateVisit, now
 from synvirt.offline.elsewhere import name_of, separated
-from synvirt.offline.several import choosing
 from synvirt.store import Store
-
-log = structlog.get_logger(__name__)
 
 
 class Intake:
-    """`check(plan)` raises what is wrong with the plan; `begin(job_id)` hands the job to the engine, `wake(job_id)` tells the
-    engine that the operator asked something of a running job. Both of the latter return at once and are idempotent."""
+    """`check(plan)` raises what is wrong with the plan, `dry_run(plan)` lists it; `begin(job_id)` hands the job to the engine,
+    `wake(job_id)` tells the engine that the operator asked something of a running job. Both of the latter return at once and
+    are idempotent."""
 
     def __init__(
         self,
@@ -45,6 +36,7 @@ class Intake:
         wake: Callable[[UUID], None],
         secrets: JobSecrets | None = None,
         removal: Removal | None = None,
+        dry_run: Callable[[MigrationPlan], DryRun] | None = None,
     ) -> None:
         self.store = store
         self.board = board
@@ -54,6 +46,16 @@ class Intake:
         self._wake = wake
         self._secrets = secrets
         self._removal = removal
+        self._dry_run = dry_run
+
+    def dry_run(self, plan: MigrationPlan) -> DryRun:
+        """The plan as its job would run, with all that is wrong with it. Nothing is kept."""
+        if self._dry_run is None:
+            raise Internal("this service does not look ahead")
+        found = self._dry_run(plan)
+        if plan.source_ref.kind == "remote_url":
+            found = found.model_copy(update={"plan": plan.model_copy(update={"source_ref": separated(plan.source_ref)[0]})})
+        return found
 
     def submit(self, plan: MigrationPlan) -> Migration:
         self._check(plan)
@@ -120,44 +122,6 @@ class Intake:
                 return self.store.uploads.get(plan.source_ref.upload_id, host=self._host).filename
 
 
-def check_identity(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> None:
-    """Conflict, where the guest's name, UUID or a MAC address is taken here. The job claims them for good; this is to say so at
-    once. A hypervisor that is away is no reason to refuse a plan: the job will meet it."""
-    job = Migration(id=uuid4(), name="", plan=plan, manifest=manifest, mode_effective=plan.mode, created_at=now())
-    try:
-        if manifest is not None:
-            rooms.hypervisor.check_free(identity_of(rooms.hypervisor.domain_xml(job, []).xml))
-        elif plan.target.name is not None:
-            rooms.hypervisor.check_free(Identity(safe_name(plan.target.name, fallback="")))
-    except Conflict:
-        raise
-    except SynvirtError as error:
-        log.warning("the hypervisor does not say whether a name is free", cause=error.detail)
-
-
 def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
-    """What can be said at once: the source is registered, or the file is there, is of the kind that the plan says, and nothing
-    about it is critical."""
-    free_bytes = rooms.destination_named(plan.target.destination).free_bytes()
-    if plan.source.Live is not None and plan.source_ref.kind == "live_vm":
-        rooms.check_source(plan.source.Live, plan.source_ref.source_id)
-        check_identity(rooms, plan, None)
-        return
-    if plan.source.Offline is None or plan.source_ref.kind == "live_vm":
-        raise RuntimeError("a plan's source fits its source_ref")
-    importer = rooms.importers.get(plan.source.Offline)
-    if importer is None:
-        served = ", ".join(rooms.importers)
-        raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet", hint=f"served are {served}")
-    path, root = rooms.place(plan.source_ref)
-    with connected(root, within_s=ELSEWHERE_WITHIN_S):
-        found = rooms.detect(path, root)
-        if found.kind != importer.kind:
-            raise InvalidPlan(
-                f"{path.name} is of kind {found.kind}, not {importer.kind}",
-                hint=f"submit it as {{Offline: {found.kind}}}",
-            )
-        manifest = choosing(importer, plan.source_ref.vm).inspect(path, root)
-    chosen = manifest.model_copy(update={"disks": tuple(disk for disk in manifest.disks if disk.key not in plan.skip_disks)})
-    refuse_critical(plan, with_room(chosen, free_bytes))
-    check_identity(rooms, plan, manifest)
+    """What no job could get past is said at once (see `foreseen`)."""
+    refuse(foresee(rooms, plan))

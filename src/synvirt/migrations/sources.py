@@ -23,6 +23,7 @@ from synvirt.jobs.waiting import Waiting
 from synvirt.keyring import Keyring, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
 from synvirt.live.form import Form
+from synvirt.live.planned import HINT
 from synvirt.live.registry import Platform
 from synvirt.migrations.probing import probe
 from synvirt.migrations.secrets import belongs_to
@@ -156,12 +157,14 @@ class Sources:
         return count
 
     def check_plan(self, kind: LiveKind, source_id: UUID) -> None:
-        """NotFound, or InvalidPlan when the source is of another kind."""
+        """NotFound, or InvalidPlan when the source is of another kind, or of one that is not served."""
         source = self.get(source_id)
         if source.kind != kind:
             raise InvalidPlan(
                 f"source {source.name} is of kind {source.kind}, not {kind}", hint=f"submit it as {{Live: {source.kind}}}"
             )
+        if coming := self.coming(kind):
+            raise InvalidPlan(f"{kind} is not served in this version: {coming}", hint=HINT)
 
     # ── spoken to ────────────────────────────────────────────────────────────────────────────────────────────────────
 

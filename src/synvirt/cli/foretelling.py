@@ -1,0 +1,108 @@
+"""What a plan would do, before it does anything: `synvirt import --dry-run`, `synvirt migrations dry-run`."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from synvirt.cli.options import Options
+from synvirt.cli.program import FAILED, shown, sized
+from synvirt.errors import BadRequest, SynvirtError
+
+if TYPE_CHECKING:
+    from synvirt.cli.client import Client
+
+CONVERSIONS = ("auto", "always", "never")
+# A plan is some kilobytes; a thousand disks' names some more.
+_PLAN_BYTES_MAX = 4 << 20
+# What the API calls a thing, and what `synvirt import` does.
+_OPTIONS = (
+    (re.compile(r"\bset target\.identity to new\b"), "give --new-identity"),
+    (re.compile(r"\btarget\.identity\b"), "--new-identity"),
+    (re.compile(r"\btarget\.network_map(\[\d+\])?(\.\w+)?"), "--network"),
+    (re.compile(r"\btarget\.destination\b"), "--destination"),
+    (re.compile(r"\btarget\.disk_bus\b"), "--disk-bus"),
+    (re.compile(r"\btarget\.name\b"), "--name"),
+    (re.compile(r"\bskip_disks(\[\d+\])?"), "--skip-disk"),
+    (re.compile(r"\bwaive_concerns(\[\d+\])?"), "--waive"),
+    (re.compile(r"\bwarm\.cutover\b"), "--cutover"),
+)
+
+
+def as_options(text: str) -> str:
+    """The API's words for a plan's fields as this command's options."""
+    for field, option in _OPTIONS:
+        text = field.sub(option, text)
+    return text
+
+
+@contextmanager
+def speaking_as_options() -> Iterator[None]:
+    """What the service refuses, in the words of who typed options."""
+    try:
+        yield
+    except SynvirtError as error:
+        raise type(error)(as_options(error.detail), hint=error.hint and as_options(error.hint)) from None
+
+
+def plan_in(path: Path) -> dict[str, Any]:
+    """The plan in a file, with or without its envelope. BadRequest."""
+    try:
+        content = sys.stdin.buffer.read(_PLAN_BYTES_MAX + 1) if str(path) == "-" else path.read_bytes()
+        if len(content) > _PLAN_BYTES_MAX:
+            raise BadRequest(f"{path} has over {_PLAN_BYTES_MAX} bytes; a plan has some thousand")
+        document = json.loads(content)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadRequest(f"{path} is not JSON: {error}") from error
+    plan = document.get("plan", document) if isinstance(document, dict) else None
+    if not isinstance(plan, dict):
+        raise BadRequest(f"{path} holds no plan: an object with source, source_ref and mode")
+    return plan
+
+
+def foretell(options: Options, client: "Client", plan: dict[str, Any]) -> None:
+    """Exits 1 where something is wrong with the plan."""
+    answer = client.ask("POST", "/migrations", json={"plan": plan}, params={"dry_run": "true"})
+    found = json.loads(answer)
+    if options.json:
+        print(answer)
+    else:
+        for name, value in _rows(found):
+            print(f"{name:10} {shown(value)}")
+    if found["problems"]:
+        raise typer.Exit(FAILED)
+
+
+def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    manifest = found["manifest"]
+    if manifest is not None:
+        yield "machine", f"{manifest['name']}, {manifest['cpu_count']} CPUs, {sized(manifest['memory_bytes'])} of memory"
+    for way in found["ways"]:
+        yield "disk", f"{way['disk_key']}: {way['way']} ({way['reason']})"
+    if found["forecast"] is not None:
+        yield "forecast", _forecast(found["forecast"])
+    for one in found["differences"]:
+        yield "differs", f"{one['what']}: {one['source']} → {one['here']} ({one['why']})"
+    for one in found["concerns"]:
+        yield one["category"].lower(), f"{one['id']}: {one['label']}. {one['assessment']} {one['remedy']}"
+    for one in found["problems"]:
+        hint = f"; {as_options(one['hint'])}" if one["hint"] else ""
+        yield "problem", f"{as_options(one['field'])}: {as_options(one['detail'])}{hint}"
+    if not found["problems"]:
+        yield "result", "nothing is wrong with it"
+
+
+def _forecast(one: dict[str, Any]) -> str:
+    told = f"{sized(one['bytes_to_read'])} to read"
+    if one["copy_s"] is not None:
+        told += f", about {one['copy_s']:.0f} s"
+    if one["outage_p50_s"] is not None:
+        told += f"; the guest is off for {one['outage_p50_s']:.0f} s, {one['outage_p95_s']:.0f} s at worst"
+    return f"{told} ({one['basis']})" if one["basis"] else told

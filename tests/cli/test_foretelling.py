@@ -1,0 +1,112 @@
+"""A plan before it does anything, errors as JSON, and the API's words as this command's options."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synvirt.cli.foretelling import as_options
+from synvirt.errors import Conflict
+from synvirt.kvm.identity import CLASH_HINT
+from synvirt.migrations.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
+from synvirt.model import Difference, MigrationPlan, VmManifest
+from tests.cli.conftest import Run
+from tests.fakes.service import PLAN, Service
+
+PROBLEM = PlanProblem(field="target.network_map[0].target", detail="there is no network", hint="did you mean bridge:br0?")
+
+
+def answered(plan: MigrationPlan) -> DryRun:
+    """Plans called `right` have no problem."""
+    return DryRun(
+        plan=plan,
+        manifest=VmManifest(vm_id="web", name="web"),
+        concerns=(),
+        ways=(DiskWay(disk_key="disk0", way="file", reason="read where it lies, as vmdk"),),
+        forecast=PlanForecast(bytes_to_read=1 << 30, copy_s=12, outage_p50_s=3, outage_p95_s=9, basis="2 job(s)"),
+        differences=(Difference(what="memory", source="1 GiB", here="2 GiB", why="asked for"),),
+        problems=() if plan.name == "right" else (PROBLEM,),
+    )
+
+
+def refused(plan: MigrationPlan) -> None:
+    raise Conflict("the name is taken", hint=CLASH_HINT)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    made = Service(tmp_path, dry_run=answered, check=refused)
+    with made.served():
+        yield made
+    made.close()
+
+
+def test_a_plan_in_a_file_is_foretold_and_makes_no_job(service: Service, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"plan": PLAN.model_dump(mode="json")}))
+    done = run("migrations", "dry-run", file)
+    assert done.exit_code == 1
+    assert "disk0: file" in done.stdout
+    assert "1.0 GiB to read, about 12 s; the guest is off for 3 s, 9 s at worst (2 job(s))" in done.stdout
+    assert "memory: 1 GiB → 2 GiB (asked for)" in done.stdout
+    assert "problem    --network: there is no network; did you mean bridge:br0?" in done.stdout
+    assert json.loads(run("--json", "migrations", "dry-run", file).stdout)["problems"] == [PROBLEM.model_dump()]
+    file.write_text(PLAN.model_copy(update={"name": "right"}).model_dump_json())
+    done = run("migrations", "dry-run", file)
+    assert (done.exit_code, "nothing is wrong with it" in done.stdout) == (0, True)
+    assert service.store.documents(limit=1)[0] == []
+    assert service.begun == []
+
+
+@pytest.mark.parametrize(("content", "said"), [("{", "is not JSON"), ("[]", "holds no plan"), (None, "cannot be read")])
+def test_a_file_that_holds_no_plan(service: Service, run: Run, tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "plan.json"
+    if content is not None:
+        file.write_text(content)
+    done = run("migrations", "dry-run", file)
+    assert (done.exit_code, said in done.stderr) == (2, True)
+
+
+def test_import_foretells_too(service: Service, run: Run) -> None:
+    (service.settings.imports_dir / "web.qcow2").write_bytes(b"not looked at: --kind says what it is")
+    arguments = ("import", "web.qcow2", "--kind", "qcow2", "--dry-run")
+    done = run(*arguments)
+    assert (done.exit_code, "--network: there is no network" in done.stdout) == (1, True)
+    assert run(*arguments, "--name", "right").exit_code == 0
+    plan = json.loads(run("--json", *arguments, "--conversion", "never").stdout)["plan"]
+    assert plan["conversion"] == "never"
+    assert run(*arguments, "--conversion", "sometimes").exit_code == 2
+    assert service.begun == []
+
+
+def test_a_refusal_speaks_of_options(service: Service, run: Run) -> None:
+    (service.settings.imports_dir / "web.qcow2").write_bytes(b"not looked at")
+    done = run("import", "web.qcow2", "--kind", "qcow2")
+    assert done.exit_code == 1
+    assert "give --new-identity and give the copy a name in --name" in done.stderr
+    assert "target." not in done.stderr
+
+
+def test_an_error_is_json_where_json_is_asked_for(service: Service, run: Run) -> None:
+    for arguments in (("--json", "migrations", "show", "1f3a"), ("migrations", "show", "1f3a", "--json")):
+        done = run(*arguments)
+        assert done.exit_code == 1
+        error = json.loads(done.stdout)["error"]
+        assert (error["code"], "1f3a" in error["detail"]) == ("E_MIG_NOT_FOUND", True)
+        assert done.stderr.startswith("E_MIG_NOT_FOUND: ")
+    assert run("migrations", "show", "1f3a").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (CLASH_HINT, "remove that domain; or, for a copy beside it, give --new-identity and give the copy a name in --name"),
+        ("name the concern's id in waive_concerns.", "name the concern's id in --waive."),
+        ("skip_disks[3]: there is no disk", "--skip-disk: there is no disk"),
+        ("target.network_map[0].source", "--network"),
+        ("nothing of the API", "nothing of the API"),
+    ],
+)
+def test_the_words_of_the_api_as_options(words: str, options: str) -> None:
+    assert as_options(words) == options

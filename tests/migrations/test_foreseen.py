@@ -1,0 +1,220 @@
+"""A mistake in a plan is said when the plan is posted, with its field and the nearest right name, not after an outage."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.errors import Conflict, InvalidPlan, SourceUnreachable, SynvirtError, V2vFailed, VmNotFound
+from synvirt.live import LiveAdapter
+from synvirt.migrations.foreseen import dry_run, foresee, refuse
+from synvirt.migrations.intake import check_plan
+from synvirt.migrations.rooms import Rooms
+from synvirt.model import KIB, LiveKind, Migration, MigrationPlan, Mode, Pass, State, VmManifest, now
+from tests.fakes.guests import FakePreparer
+from tests.fakes.live import FakeAdapter
+from tests.house import SOURCE_ID, VM, House, live_plan, offline_plan
+
+
+class Networked(FakeAdapter):
+    """A platform whose cards are on a network with a name."""
+
+    async def inspect(self, vm_id: str) -> VmManifest:
+        found = await super().inspect(vm_id)
+        return found.model_copy(update={"nics": tuple(nic.model_copy(update={"network": "VM Network"}) for nic in found.nics)})
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path, preparer=FakePreparer(missing=True))
+    house.platform.add_vm(VM, {"disk-0": b"boot" * KIB, "disk-1": bytes(8 * KIB)})
+    yield house
+    house.store.close()
+
+
+@pytest.fixture
+def rooms(house: House) -> Rooms:
+    async def connect(kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        return Networked(house.platform)
+
+    return replace(house.rooms, connect=connect, check_source=lambda kind, source_id: None)
+
+
+def problems(rooms: Rooms, plan: MigrationPlan) -> dict[str, tuple[str, str | None]]:
+    return {one.field: (one.detail, one.hint) for one in dry_run(rooms, plan).problems}
+
+
+RIGHT: dict[str, Any] = {"target": {"network_map": [{"source": "VM Network", "target": "bridge:br0"}]}}
+
+
+def test_a_plan_without_mistakes_has_no_problems_and_says_how_it_would_run(rooms: Rooms, house: House) -> None:
+    found = dry_run(rooms, live_plan(**RIGHT, skip_disks=["disk-1"]))
+    assert found.problems == ()
+    assert found.manifest is not None
+    assert {way.disk_key: way.way for way in found.ways} == {"disk-0": "warm", "disk-1": "skipped"}
+    assert found.forecast is not None
+    assert (found.forecast.bytes_to_read, found.forecast.copy_s) == (4 * KIB, None)
+    assert "no job" in found.forecast.basis
+    assert any(one.what == "disk disk-1" for one in found.differences)
+    assert not house.platform.vm(VM)["cbt_enabled"], "nothing at the source was changed"
+    assert house.store.documents(limit=1)[0] == []
+    check_plan(rooms, live_plan(**RIGHT))
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "said", "hint"),
+    [
+        (
+            {"target": {"network_map": [{"source": "VM Network", "target": "bridge:br9"}]}},
+            "target.network_map[0].target",
+            "bridge:br9",
+            "did you mean bridge:br0?",
+        ),
+        (
+            {"target": {"network_map": [{"source": "VM Netwrk", "target": "user"}]}},
+            "target.network_map[0].source",
+            "VM Netwrk",
+            "did you mean VM Network?",
+        ),
+        ({"skip_disks": ["disk0"]}, "skip_disks[0]", "disk0", "did you mean disk-0?"),
+        ({"skip_disks": ["disk-0", "disk-1"]}, "skip_disks", "every disk", "leave one to copy"),
+        ({"waive_concerns": ["nosuch"]}, "waive_concerns[0]", "nosuch", None),
+        ({"target": {"destination": "chosn"}}, "target.destination", "chosn", "did you mean chosen?"),
+        ({"conversion": "always"}, "conversion", "virt-v2v-in-place", "apt-get install virt-v2v"),
+    ],
+)
+def test_a_mistake_is_said_with_its_field_and_what_would_be_right(
+    rooms: Rooms, fields: dict[str, Any], field: str, said: str, hint: str | None
+) -> None:
+    found = problems(rooms, live_plan(**fields))
+    assert set(found) == {field}
+    assert said in found[field][0]
+    assert hint is None or found[field][1] == hint
+    with pytest.raises(SynvirtError, match=said.replace("[", r"\[")):
+        check_plan(rooms, live_plan(**fields))
+
+
+def test_all_mistakes_are_said_together(rooms: Rooms) -> None:
+    plan = live_plan(
+        skip_disks=["nosuch"],
+        waive_concerns=["nosuch"],
+        target={"network_map": [{"source": "VM Netwrk", "target": "bridge:nosuch"}]},
+    )
+    assert set(problems(rooms, plan)) == {
+        "skip_disks[0]",
+        "waive_concerns[0]",
+        "target.network_map[0].target",
+        "target.network_map[0].source",
+    }
+    with pytest.raises(InvalidPlan, match=r"skip_disks\[0\]: .*; target\.network_map\[0\]\.source: "):
+        check_plan(rooms, plan)
+
+
+def test_a_map_for_many_machines_may_name_networks_that_this_one_lacks(rooms: Rooms) -> None:
+    entries = [{"source": "VM Network", "target": "user"}, {"source": "DMZ", "target": "network:default"}]
+    assert problems(rooms, live_plan(target={"network_map": entries})) == {}
+
+
+@pytest.mark.parametrize("target", ["br0", "default", "user", "bridge:br0", "network:default"])
+def test_networks_of_this_host_go_by_their_names_too(rooms: Rooms, target: str) -> None:
+    entries = [{"source": "VM Network", "target": target}]
+    assert problems(rooms, live_plan(target={"network_map": entries})) == {}
+
+
+def test_a_windows_guest_without_the_driver_image_is_said_at_once(rooms: Rooms, house: House) -> None:
+    house.platform.add_vm("win", {"disk-0": bytes(4 * KIB)}, family="windows")
+    plan = live_plan(source_ref={"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": "win"})
+    assert set(problems(rooms, plan)) == {"conversion"}
+    with pytest.raises(V2vFailed):
+        check_plan(rooms, plan)
+    assert problems(rooms, plan.model_copy(update={"conversion": "never"})) == {}
+
+
+def test_a_vm_that_the_source_has_not(rooms: Rooms) -> None:
+    plan = live_plan(source_ref={"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": "nosuch"})
+    with pytest.raises(VmNotFound):
+        check_plan(rooms, plan)
+    assert set(problems(rooms, plan)) == {"source_ref.vm_id"}
+
+
+def test_a_source_that_does_not_answer_refuses_no_plan_and_a_dry_run_says_so(rooms: Rooms, house: House) -> None:
+    house.platform.fault("unreachable", 2)
+    check_plan(rooms, live_plan())
+    found = dry_run(rooms, live_plan())
+    assert [one.field for one in found.problems] == ["source_ref.vm_id"]
+    assert (found.manifest, found.ways, found.forecast) == (None, (), None)
+
+
+def test_a_kind_that_is_not_served(rooms: Rooms) -> None:
+    def refuse_kind(kind: LiveKind, source_id: UUID) -> None:
+        raise InvalidPlan(f"{kind} is not served in this version: it is to come")
+
+    unserved = replace(rooms, check_source=refuse_kind)
+    with pytest.raises(InvalidPlan, match="not served"):
+        check_plan(unserved, live_plan())
+    assert set(problems(unserved, live_plan())) == {"source_ref.source_id"}
+
+
+def test_two_jobs_never_work_on_one_live_vm(rooms: Rooms, house: House) -> None:
+    """The cold one powered the VM off under the warm one."""
+    job = house.intake.submit(live_plan())
+    cold = live_plan("Cold", target={"identity": "new"})
+    with pytest.raises(Conflict, match=str(job.id)):
+        check_plan(rooms, cold)
+    assert set(problems(rooms, cold)) == {"source_ref.vm_id"}
+    house.store.request_cancel(job.id)
+    house.run(job.id)
+    check_plan(rooms, cold)
+
+
+def test_a_name_that_is_taken_here(rooms: Rooms, house: House) -> None:
+    house.hypervisor.add_foreign("web", UUID(int=1))
+    assert set(problems(rooms, live_plan(target={"name": "web"}))) == {"target"}
+    with pytest.raises(Conflict, match="web"):
+        check_plan(rooms, live_plan(target={"name": "web"}))
+
+
+def test_an_offline_plan_is_looked_at_too(rooms: Rooms, house: House) -> None:
+    folder = house.imports / "web"
+    folder.mkdir()
+    (folder / "disk-0.raw").write_bytes(bytes(4 * KIB))
+    found = dry_run(rooms, offline_plan(folder, skip_disks=["disk0"]))
+    assert [(one.field, one.hint) for one in found.problems] == [("skip_disks[0]", "did you mean disk-0?")]
+    assert [(way.disk_key, way.way) for way in found.ways] == [("disk-0", "file")]
+    gone = dry_run(rooms, offline_plan(house.imports / "nosuch"))
+    assert [one.field for one in gone.problems] == ["source_ref"]
+
+
+def test_the_forecast_is_of_jobs_that_ended_here(rooms: Rooms, house: House) -> None:
+    for number, downtime_s in enumerate((4.0, 2.0, 30.0)):
+        passes = (Pass(number=1, kind="full", bytes=4096 * (number + 1), seconds=2.0, finished_at=now()),)
+        job = Migration(
+            id=uuid4(),
+            name="before",
+            plan=live_plan(),
+            state=State.COMPLETED,
+            mode_effective=Mode.WARM,
+            passes=passes,
+            downtime_s=downtime_s,
+            created_at=now(),
+        )
+        house.store.add(job, host="local")
+    forecast = dry_run(rooms, live_plan()).forecast
+    assert forecast is not None
+    # 4 KiB and 8 KiB of disks, at the median of 2, 4 and 6 KiB/s.
+    assert (forecast.bytes_to_read, forecast.copy_s) == (12 * KIB, 3.0)
+    assert (forecast.outage_p50_s, forecast.outage_p95_s) == (4.0, 30.0)
+    limited = dry_run(rooms, live_plan(limits={"bandwidth_bps": 64 * KIB})).forecast
+    assert limited is not None
+    assert limited.copy_s == 3.0
+
+
+def test_problems_are_refused_by_the_first_ones_own_error(rooms: Rooms, house: House) -> None:
+    house.hypervisor.add_foreign("web", UUID(int=1))
+    found = foresee(rooms, live_plan(target={"name": "web", "destination": "nosuch"}))
+    with pytest.raises(InvalidPlan, match=r"target\.destination: .*; target: "):
+        refuse(found)
+    assert not any(isinstance(error, SourceUnreachable) for _, error in found.refused)
