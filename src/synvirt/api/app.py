@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from pydantic import BaseModel
 
 from synvirt import __version__
@@ -18,6 +18,7 @@ from synvirt.api.origin import SameOrigin
 from synvirt.api.peer import confined
 from synvirt.api.problems import install
 from synvirt.api.stream import Pace
+from synvirt.api.strict import Heads, known_parameters
 from synvirt.doctor import Finding, needs_met
 from synvirt.migrations.intake import Intake
 from synvirt.model import Time
@@ -68,7 +69,7 @@ def create_app(
     stopping = threading.Event()
     app.state.stopping = stopping
 
-    migrator = APIRouter(prefix=f"{api_prefix}/migrator")
+    migrator = APIRouter(prefix=f"{api_prefix}/migrator", dependencies=[Depends(known_parameters)])
     migrator.include_router(migrations_router(intake, stopping=stopping.is_set, pace=pace or Pace()))
     for router in routers:
         migrator.include_router(router)
@@ -93,6 +94,7 @@ def create_app(
     def document() -> dict[str, Any]:
         return app.openapi()
 
+    app.add_middleware(Heads)
     app.add_middleware(SameOrigin)
     app.add_middleware(Gate, authenticate=authenticate, confined=confined(settings, api_prefix))
     app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", f"{api_prefix}/backup"))

@@ -16,6 +16,7 @@ from synvirt.api.peer import offers_of, peer_router
 from synvirt.api.received import documented, json_body
 from synvirt.api.sources import PAGE_LIMIT
 from synvirt.api.stream import STREAM_HEADERS, Pace, Unseen, event_id_of, followed, sent
+from synvirt.api.strict import known_parameters
 from synvirt.backups.model import (
     BackupJob,
     BackupJobChange,
@@ -108,7 +109,7 @@ def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | No
 
 
 def backups_router(backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
-    router = APIRouter(prefix="/backup", tags=["backup"], responses=_PROBLEMS)
+    router = APIRouter(prefix="/backup", tags=["backup"], responses=_PROBLEMS, dependencies=[Depends(known_parameters)])
     _repositories(router, backups)
     _jobs(router, backups)
     _retention(router, backups)

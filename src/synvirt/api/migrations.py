@@ -18,8 +18,9 @@ from synvirt.api.stream import STREAM_HEADERS, Pace, changes, event_id_of, sent
 from synvirt.jobs.board import Board
 from synvirt.migrations.foreseen import DryRun
 from synvirt.migrations.intake import Intake
-from synvirt.model import DiskBus, Migration, Model, PlanEnvelope
+from synvirt.model import DiskBus, Migration, Model, PlanEnvelope, State
 from synvirt.store.documents import parsed
+from synvirt.store.filters import Only
 
 # The specification's list is "all migrations": a page holds what a large host gathers in years, and bounds our memory.
 PAGE_LIMIT = 5000
@@ -85,9 +86,13 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     def list_migrations(
         limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
         cursor: Cursor = None,
+        state: Annotated[list[State] | None, Query(description="Only jobs in one of these states")] = None,
+        name: Annotated[str | None, Query(max_length=255, description="Only jobs of this name")] = None,
+        source_id: Annotated[UUID | None, Query(description="Only jobs of this source")] = None,
     ) -> Response:
         """List all migrations, newest first."""
-        documents, following = store.documents(limit=limit, cursor=number_of(cursor))
+        only = Only(states=tuple(state or ()), name=name, source_id=source_id)
+        documents, following = store.documents(limit=limit, cursor=number_of(cursor), only=only)
         return StreamingResponse(page(documents, following, board), media_type="application/json")
 
     @router.get("/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)

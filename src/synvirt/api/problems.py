@@ -21,8 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt.errors import (
     BackupBadRequest,
+    BackupConflict,
+    BackupInternal,
     BackupNotFound,
     BadRequest,
+    Conflict,
     Internal,
     InvalidPlan,
     NotFound,
@@ -145,6 +148,8 @@ _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
     BadRequest: BackupBadRequest,
     InvalidPlan: BackupBadRequest,
     NotFound: BackupNotFound,
+    Conflict: BackupConflict,
+    Internal: BackupInternal,
 }
 
 
@@ -181,4 +186,5 @@ def _methods(request: Request) -> list[str]:
     """RFC 9110 section 15.5.6: all that the path takes. The router's own answer names only its first route's."""
     paths = request.app.openapi()["paths"].items()
     matching = (operations for template, operations in paths if compile_path(template)[0].match(request.url.path))
-    return sorted({method.upper() for operations in matching for method in operations})
+    found = {method.upper() for operations in matching for method in operations}
+    return sorted(found | {"HEAD"} if "GET" in found else found)

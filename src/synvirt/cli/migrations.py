@@ -23,18 +23,22 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id; its begi
 @with_options
 def list_(
     options: Options,
+    *,
     limit: Annotated[int, typer.Option(min=1, max=5000, help="At most this many")] = 5000,
     cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state, such as Failed; may be repeated")] = None,
+    name: Annotated[str | None, typer.Option(help="Only jobs of this name")] = None,
+    source_id: Annotated[str | None, typer.Option(help="Only jobs of this source: its id")] = None,
 ) -> None:
     """List the jobs, newest first.
 
-    Example: synvirt migrations list --limit 20
+    Example: synvirt migrations list --state Failed --limit 20
     """
     import json
 
     with options.connect() as client:
-        asked: dict[str, Any] = {"limit": limit} | ({"cursor": cursor} if cursor else {})
-        answer = client.ask("GET", "/migrations", params=asked)
+        asked = {"limit": limit, "cursor": cursor, "state": state, "name": name, "source_id": source_id}
+        answer = client.ask("GET", "/migrations", params={key: value for key, value in asked.items() if value})
     if options.json:
         print(answer)
         return

@@ -32,6 +32,7 @@ from synvirt.errors import Conflict, NotFound, PersistFailed
 from synvirt.model import ENDS, Migration, State
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import parsed, readable, rewritten
+from synvirt.store.filters import ALL, Only
 from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
 from synvirt.store.sources import SourceRows
@@ -142,11 +143,12 @@ class Store:
         with self._reading() as db:
             return str(_row(db, job_id).host)
 
-    def documents(self, *, limit: int, cursor: int | None = None) -> tuple[list[str], int | None]:
+    def documents(self, *, limit: int, cursor: int | None = None, only: Only = ALL) -> tuple[list[str], int | None]:
         """Newest first: the jobs as JSON text, and the cursor of the next page (None: this was the last)."""
         query = select(migrations.c.number, migrations.c.document).order_by(migrations.c.number.desc()).limit(limit + 1)
         if cursor is not None:
             query = query.where(migrations.c.number < cursor)
+        query = query.where(*only.conditions())
         with self._reading() as db:
             rows = db.execute(query).all()
         more = len(rows) > limit

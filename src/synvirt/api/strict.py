@@ -1,0 +1,63 @@
+"""What a request may ask beyond its path: the query parameters that its route takes, and HEAD wherever GET works."""
+
+import difflib
+from collections.abc import Iterator
+
+from fastapi import Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from synvirt.errors import BadRequest
+
+# What the caller sent comes back in the answer: enough to recognise it.
+_NAME_CHARS_TOLD = 100
+
+
+def known_parameters(request: Request) -> None:
+    """BadRequest for a query parameter that the route does not take: a filter that is ignored answers with everything."""
+    route = request.scope.get("route")
+    if not request.query_params or not isinstance(route, APIRoute):
+        return
+    known = sorted(set(_parameters(route.dependant)))
+    for name in request.query_params:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise BadRequest(
+                f"{name[:_NAME_CHARS_TOLD]}: is no parameter of {request.method} {request.url.path[:_NAME_CHARS_TOLD]}",
+                hint=f"did you mean {near[0]}? {takes}" if near else takes,
+            )
+
+
+def _parameters(dependant: Dependant) -> Iterator[str]:
+    for parameter in dependant.query_params:
+        yield parameter.alias
+    for inner in dependant.dependencies:
+        yield from _parameters(inner)
+
+
+class Heads:
+    """HEAD as RFC 9110 section 9.3.2 has it: what GET would answer, without its body. Load balancers ask so."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        answered = False
+
+        async def heard() -> Message:
+            # A stream of events ends when its caller goes, and has no end otherwise.
+            return {"type": "http.disconnect"} if answered else await receive()
+
+        async def head_only(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                answered = True
+
+        await self._app({**scope, "method": "GET"}, heard, head_only)

@@ -1,0 +1,42 @@
+"""Which jobs of a list are meant, as SQL over the documents: the rows have only what the engine asks for."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import ColumnElement
+
+from synvirt.model import State
+from synvirt.store.tables import migrations
+
+# No document of ours has it before a character that it would change.
+_ESCAPE = "!"
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """All that are given have to fit. `name`: the whole name; upper and lower case count on PostgreSQL alone."""
+
+    states: tuple[State, ...] = ()
+    name: str | None = None
+    source_id: UUID | None = None
+
+    def conditions(self) -> Iterator[ColumnElement[bool]]:
+        if self.states:
+            yield migrations.c.state.in_([str(state) for state in self.states])
+        if self.name is not None:
+            # A document begins with the job's id and its name.
+            name = _literal(json.dumps(self.name, ensure_ascii=False))
+            yield migrations.c.document.like('{"id":"' + "_" * 36 + f'","name":{name},%', escape=_ESCAPE)
+        if self.source_id is not None:
+            yield migrations.c.document.like(f'%"source!_id":"{self.source_id}"%', escape=_ESCAPE)
+
+
+ALL = Only()
+
+
+def _literal(text: str) -> str:
+    for special in (_ESCAPE, "%", "_"):
+        text = text.replace(special, _ESCAPE + special)
+    return text

@@ -1,0 +1,77 @@
+"""Query parameters that a route does not take, HEAD, the filters of the list, and whose codes an error has."""
+
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from synvirt.model import Migration, MigrationPlan, Mode, State, now
+from tests.fakes.service import PLAN, Service
+from tests.house import live_plan
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "hint"),
+    [
+        ("/migrations?sate=Failed", "E_MIG_BAD_REQUEST", "did you mean state?"),
+        ("/migrations/stream?nosuch=1", "E_MIG_BAD_REQUEST", "it takes migration_id"),
+        (f"/migrations/{UUID(int=1)}?x=1", "E_MIG_BAD_REQUEST", "it takes none"),
+        ("/host-files?paht=x", "E_MIG_BAD_REQUEST", "did you mean path?"),
+        ("/backup/runs?limt=1", "E_BAK_BAD_REQUEST", "did you mean limit?"),
+    ],
+)
+def test_an_unknown_parameter_is_refused(refusing: httpx.Client, path: str, code: str, hint: str) -> None:
+    answer = refusing.get(path if not path.startswith("/backup") else f"../backup{path.removeprefix('/backup')}")
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (400, code)
+    assert problem["hint"].startswith(hint)
+
+
+def test_no_page_of_the_browser_is_held_to_that(refusing: httpx.Client) -> None:
+    """Others add parameters of their own to links."""
+    assert refusing.get("http://synvirt/?utm_source=mail").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/openapi.json", "/metrics", "/api/v1/migrator/migrations", "/"])
+def test_head_answers_as_get_without_a_body(refusing: httpx.Client, path: str) -> None:
+    got, head = refusing.get(f"http://synvirt{path}"), refusing.head(f"http://synvirt{path}")
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+
+
+def test_head_of_a_stream_ends(refusing: httpx.Client) -> None:
+    head = refusing.head("/migrations/stream")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"].startswith("text/event-stream")
+
+
+def test_head_of_what_is_not_there_and_of_what_get_cannot_do(refusing: httpx.Client) -> None:
+    assert refusing.head(f"/migrations/{uuid4()}").status_code == 404
+    assert refusing.head(f"/migrations/{uuid4()}/cancel").status_code == 405
+
+
+def _job(service: Service, name: str, state: State = State.QUEUED, plan: MigrationPlan = PLAN) -> UUID:
+    job = Migration(id=uuid4(), name=name, plan=plan, state=state, mode_effective=Mode.COLD, created_at=now())
+    service.store.add(job, host="local")
+    return job.id
+
+
+def test_the_list_is_narrowed_by_state_name_and_source(service: Service, client: httpx.Client) -> None:
+    web, odd = _job(service, "web"), _job(service, 'a "%_!" b', State.FAILED)
+    live = _job(service, "web", State.COMPLETED, live_plan())
+    source_id = live_plan().model_dump(mode="json")["source_ref"]["source_id"]
+
+    def found(**asked: object) -> list[str]:
+        answer = client.get("/migrations", params=asked)  # type: ignore[arg-type]
+        assert answer.status_code == 200
+        return [item["id"] for item in answer.json()["items"]]
+
+    assert found(state="Failed") == [str(odd)]
+    assert found(state=["Failed", "Completed"]) == [str(live), str(odd)]
+    assert found(name="web") == [str(live), str(web)]
+    assert found(name="we") == found(name="%") == found(name="w_b") == []
+    assert found(name='a "%_!" b') == [str(odd)]
+    assert found(source_id=source_id) == [str(live)]
+    assert found(source_id=source_id, state="Failed") == found(source_id=str(uuid4())) == []
+    assert found(name="web", limit=1) == [str(live)]
+    assert client.get("/migrations", params={"state": "Fialed"}).status_code == 400
