@@ -215,15 +215,16 @@ _SAMBA = """
  passdb backend = tdbsam:{folder}/private/passdb.tdb
  load printers = no
  disable spoolss = yes
-[disks]
+{more}[disks]
  path = {files}
  read only = no
 """
 
 
 @contextlib.contextmanager
-def samba(folder: Path) -> Iterator[Samba]:
-    """Its user is root, whose password there is PASSWORD: any other would have to be an account of this machine."""
+def samba(folder: Path, *, more: str = "") -> Iterator[Samba]:
+    """Its user is root, whose password there is PASSWORD: any other would have to be an account of this machine. `more`: lines
+    of its configuration."""
     program, passwords = need("smbd", "samba"), need("smbpasswd", "samba-common-bin")
     need_root("Samba's users are the machine's accounts")
     # Samba keeps Unix sockets in its folders: their paths must be short.
@@ -232,7 +233,7 @@ def samba(folder: Path) -> Iterator[Samba]:
     for path in (files, *(home / name for name in ("private", "state", "cache", "lock", "pid", "ncalrpc"))):
         path.mkdir(parents=True)
     configuration = home / "smb.conf"
-    configuration.write_text(_SAMBA.format(folder=home, files=files, port=server.port))
+    configuration.write_text(_SAMBA.format(folder=home, files=files, port=server.port, more=more))
     try:
         subprocess.run(
             [passwords, "-c", str(configuration), "-s", "-a", "root"],

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from synvirt.errors import Internal
-from synvirt.live.hyperv import session as sessions
 from synvirt.live.hyperv.session import Address, Credentials, HyperVRefused, Session
 from tests.remote_servers import certificates
 
@@ -89,7 +88,7 @@ def test_a_windows_host_is_understood(tmp_path: Path, monkeypatch: pytest.Monkey
             session.run("list")
         assert "winrm" in told.value.detail
         texts: list[str] = []
-        monkeypatch.setattr(sessions.json, "loads", texts.append)
+        monkeypatch.setattr("synvirt.live.hyperv.session.json.loads", texts.append)
         session.run("list")
         assert texts[0].startswith("winrm")
         assert "Windows Remote Management" in texts[0]

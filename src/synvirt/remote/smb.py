@@ -4,6 +4,9 @@ r"""Files of SMB shares (MS-SMB2, dialects 2.0.2 to 3.1.1), by the library smbpr
 
 A file is opened so that others may read it and nobody may write it: what is read is one version of it. Should the connection
 break, it is opened again, and must have the same size and date as before.
+
+Large pieces come by Samba's own client where this host has it (smb_native), four times as fast; the open file of the library
+guards them.
 """
 
 import contextlib
@@ -33,6 +36,7 @@ from smbprotocol.tree import TreeConnect
 from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, MalformedArchive, NotFound, SourceUnreachable, SynvirtError
 from synvirt.remote import Interrupted, Remote, urls
 from synvirt.remote.guard import CONNECT_TIMEOUT_S
+from synvirt.remote.smb_native import FAILURES_MAX, WORTH_BYTES, NativeShare
 from synvirt.sizes import MIB
 
 READ_TIMEOUT_S: Final = 30.0
@@ -77,6 +81,8 @@ class SmbPlace:
         self._connection: Connection | None = None
         self._tree: TreeConnect | None = None
         self._closed = False
+        self._native: NativeShare | None = None
+        self._natives_lost = 0
         self.request_bytes = MAX_PAYLOAD_SIZE
 
     def open(self, name: str) -> "SmbFile":
@@ -131,10 +137,16 @@ class SmbPlace:
                 self._connection = self._reached()
                 try:
                     self._tree = self._logged_in(self._connection)
+                    self._native = self._faster(self._connection.server_name)
                 except BaseException:
                     _disconnect(self._connection)
                     raise
             return self._tree
+
+    def native(self) -> NativeShare | None:
+        """Samba's own client for this share, at the address that the connection has; None where there is none."""
+        with self._lock:
+            return self._native
 
     def _reached(self) -> Connection:
         """By its addresses, in turn: they were checked, and no name server is asked again."""
@@ -154,6 +166,21 @@ class SmbPlace:
             f"{self._origin}, port {self._port}, does not answer: {failure.__cause__ if failure else 'no SMB server'}",
             hint="does it run, and do firewalls let this host connect to it?",
         ) from failure
+
+    def _faster(self, address: str) -> NativeShare | None:
+        """For whom logs in by name and password: a guest, or a ticket of Kerberos' for a name, is the library's affair."""
+        remote = self._remote
+        user = remote.credential("username")
+        if not user or not remote.credential("password") or self._natives_lost >= FAILURES_MAX:
+            return None
+        return NativeShare(
+            address,
+            self._port,
+            self._share,
+            user=user,
+            password=remote.credential("password"),
+            domain=remote.credential("domain"),
+        )
 
     def _logged_in(self, connection: Connection) -> TreeConnect:
         remote = self._remote
@@ -180,6 +207,10 @@ class SmbPlace:
         """Whoever asks next connects anew."""
         with self._lock:
             connection, self._connection, self._tree = self._connection, None, None
+            native, self._native = self._native, None
+        if native is not None:
+            self._natives_lost += native.lost
+            native.close()
         if connection is not None:
             _disconnect(connection)
 
@@ -220,7 +251,7 @@ class SmbFile:
 
     def fetch(self, offset: int, into: memoryview) -> None:
         handle = self._opened(offset)
-        got = 0
+        got = self._natively(offset, into)
         try:
             while got < len(into):
                 content = _read(handle, offset + got, min(len(into) - got, self._place.request_bytes))
@@ -237,6 +268,19 @@ class SmbFile:
             if isinstance(found, Interrupted):
                 found.got = got
             raise found from error
+
+    def _natively(self, offset: int, into: memoryview) -> int:
+        """How many bytes of a large piece came by Samba's own client: what is lacking comes by the library."""
+        native, got = self._place.native(), 0
+        while native is not None and len(into) - got >= WORTH_BYTES:
+            part = native.read(self._path, offset + got, into[got:])
+            if native.lost:
+                self._place.broken()
+                raise Interrupted("the process that reads by libsmbclient ended", got=got)
+            if not part:
+                break
+            got += part
+        return got
 
     def _opened(self, offset: int) -> Open:
         """The handle; opened again where the connection broke, and then of the same file."""

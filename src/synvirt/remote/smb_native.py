@@ -1,0 +1,184 @@
+"""The bytes of an SMB share by Samba's own client, where this host has it: processes of their own (smb_helper), a few a share.
+
+What it cannot do (it is not installed, a file is not opened) the caller does by smbprotocol, which opens the file in any case:
+it says which version is read, and keeps others from writing. So a process that dies, as it does when its connection breaks, is
+never begun anew by itself: the caller connects again, and sees first that the file is the same.
+"""
+
+import json
+import mmap
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from synvirt.remote.smb_helper import ANSWER, NO_LIBRARY, PATH_BYTES_MAX, QUESTION
+from synvirt.sizes import KIB, MIB
+
+log = structlog.get_logger(__name__)
+
+# One saturates a core; two hide the network's delay from one another.
+LANES: Final = 2
+MEMORY_BYTES: Final = 4 * MIB
+# Below this it is a header or a table, for which no process is started.
+WORTH_BYTES: Final = 256 * KIB
+# Python's start, and a log-in with Kerberos at the worst.
+BEGIN_TIMEOUT_S: Final = 30.0
+ANSWER_TIMEOUT_S: Final = 60.0
+# So many files it may fail to read, until Python's SMB does all.
+FAILURES_MAX: Final = 3
+_HELPER: Final = Path(__file__).with_name("smb_helper.py")
+
+
+class _Gone(Exception):
+    """The process is of no more use."""
+
+
+class _Lane:
+    """One process: one question at a time."""
+
+    def __init__(self, place: dict[str, object]) -> None:
+        descriptor = os.memfd_create("synvirt-smb", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, MEMORY_BYTES)
+            self._memory = mmap.mmap(descriptor, MEMORY_BYTES)
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_HELPER), str(descriptor), str(MEMORY_BYTES)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(descriptor,),
+                env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8"},
+            )
+        finally:
+            os.close(descriptor)
+        try:
+            self._send(json.dumps(place).encode() + b"\n")
+            self._answer(BEGIN_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def read_into(self, path: str, offset: int, into: memoryview) -> int:
+        """How many bytes, fewer at the file's end. OSError: it could not; _Gone."""
+        count, name = min(len(into), MEMORY_BYTES), path.encode()
+        self._send(QUESTION.pack(offset, count, len(name)) + name)
+        status, got = self._answer(ANSWER_TIMEOUT_S)
+        if status:
+            raise OSError(status, os.strerror(status))
+        if got > count:
+            raise _Gone(f"it answered with {got} bytes of {count}")
+        into[:got] = memoryview(self._memory)[:got]
+        return got
+
+    def _send(self, content: bytes) -> None:
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(content)
+            self._process.stdin.flush()
+        except OSError as error:
+            self._process.wait(5)
+            raise _Gone(f"it ended: {error}") from error
+
+    def _answer(self, within_s: float) -> tuple[int, int]:
+        assert self._process.stdout is not None
+        descriptor, found, deadline = self._process.stdout.fileno(), b"", time.monotonic() + within_s
+        while len(found) < ANSWER.size:
+            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise _Gone(f"no answer within {within_s:.0f} s")
+            part = os.read(descriptor, ANSWER.size - len(found))
+            if not part:
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(5)
+                raise _Gone(f"it ended with {self._process.returncode}")
+            found += part
+        status, got = ANSWER.unpack(found)
+        return int(status), int(got)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+class NativeShare:
+    """`read` for the pieces that are worth it. From any thread."""
+
+    # Seen once, and true for the process: the library is not installed.
+    _no_library = False
+
+    def __init__(self, host: str, port: int, share: str, *, user: str, password: str, domain: str) -> None:
+        self._place: dict[str, object] = {
+            "host": host, "port": port, "share": share, "user": user, "password": password, "domain": domain,
+        }  # fmt: skip
+        self._lock = threading.Lock()
+        self._idle: queue.LifoQueue[_Lane | None] = queue.LifoQueue()
+        for _ in range(LANES):
+            self._idle.put(None)
+        # A name with colons is none that libsmbclient's URLs know.
+        self._failures = FAILURES_MAX if ":" in host else 0
+        self._closed = False
+        self._lanes: set[_Lane] = set()
+        # A process that had read is no more: what it had open may have been replaced since.
+        self.lost = False
+        # How many bytes came this way: what tests look at.
+        self.read_bytes = 0
+
+    def read(self, path: str, offset: int, into: memoryview) -> int | None:
+        """How many bytes, at the beginning of `into`; None, where Python's SMB is to do it, or (`lost`) connect again."""
+        if NativeShare._no_library or self._closed or self._failures >= FAILURES_MAX or len(path.encode()) > PATH_BYTES_MAX:
+            return None
+        lane, got = self._idle.get(), None
+        try:
+            lane = lane or self._begun()
+            got = None if lane is None else lane.read_into(path, offset, into)
+        except (OSError, _Gone) as error:
+            self.lost |= isinstance(error, _Gone) and not self._closed
+            self._failed(str(error))
+        finally:
+            self._idle.put(lane)
+        with self._lock:
+            self.read_bytes += got or 0
+        return got
+
+    def _begun(self) -> _Lane | None:
+        try:
+            lane = _Lane(self._place)
+        except (_Gone, OSError) as error:
+            NativeShare._no_library |= f"with {NO_LIBRARY}" in str(error)
+            with self._lock:
+                self._failures = FAILURES_MAX
+            log.info("libsmbclient is of no use here: Python's SMB reads", share=self._place["share"], cause=str(error))
+            return None
+        with self._lock:
+            self._lanes.add(lane)
+            closed = self._closed
+        if closed:
+            lane.close()
+            return None
+        return lane
+
+    def _failed(self, cause: str) -> None:
+        with self._lock:
+            self._failures += 1
+        if not self._closed:
+            log.info("libsmbclient does not read a file: Python's SMB does", share=self._place["share"], cause=cause)
+
+    def close(self) -> None:
+        """Ends what is under way in other threads, too."""
+        self._closed = True
+        with self._lock:
+            lanes, self._lanes = self._lanes, set()
+        for lane in lanes:
+            lane.close()

@@ -1,0 +1,127 @@
+"""Files of SMB shares read by Samba's own client, in processes of its own, beside smbprotocol."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synvirt.remote import reading, smb_native
+from synvirt.remote.reading import RemoteReader
+from synvirt.remote.smb import SmbPlace
+from tests.remote_servers import PASSWORD, Samba, remote, samba
+
+CONTENT = random.Random(4).randbytes(9 << 20)
+
+
+@pytest.fixture(scope="module", params=["plain", "encrypted"])
+def share(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Samba]:
+    more = " server signing = mandatory\n server smb encrypt = required\n" if request.param == "encrypted" else ""
+    with samba(tmp_path_factory.mktemp("samba"), more=more) as running:
+        folder = running.folder / "a folder, ü"
+        folder.mkdir()
+        (folder / "50% #1.bin").write_bytes(CONTENT)
+        yield running
+
+
+NAME = "a folder, ü/50% #1.bin"
+
+
+def opened(share: Samba) -> RemoteReader:
+    return RemoteReader(remote(share.url, credentials=(("username", "root"), ("password", PASSWORD))), NAME)
+
+
+def place_of(reader: RemoteReader) -> SmbPlace:
+    place = reader._live.place
+    assert isinstance(place, SmbPlace)
+    return place
+
+
+def test_large_pieces_come_by_it_and_are_the_files(share: Samba) -> None:
+    reader = opened(share)
+    buffer = bytearray(len(CONTENT))
+    reader.read_into(0, memoryview(buffer))
+    assert bytes(buffer) == CONTENT
+    native = place_of(reader).native()
+    assert native is not None
+    assert native.read_bytes >= len(CONTENT) // 2
+    odd = bytearray(300_001)
+    for offset in (1, (4 << 20) - 7, len(CONTENT) - len(odd)):
+        reader.read_into(offset, memoryview(odd))
+        assert bytes(odd) == CONTENT[offset : offset + len(odd)]
+    lanes = list(native._lanes)
+    reader.close()
+    assert [lane._process.poll() is None for lane in lanes] == [False] * len(lanes)
+
+
+def test_a_process_that_dies_in_the_middle_costs_nothing_but_time(share: Samba, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PAUSES_S", (0.01,) * 7)
+    reader = opened(share)
+    piece = bytearray(1 << 20)
+    reader.read_into(0, memoryview(piece))
+    native = place_of(reader).native()
+    assert native is not None
+    for lane in native._lanes:
+        lane._process.kill()
+    rest = bytearray(len(CONTENT) - (5 << 20))
+    reader.read_into(5 << 20, memoryview(rest))
+    assert bytes(rest) == CONTENT[5 << 20 :]
+    reader.close()
+
+
+def test_without_the_library_pythons_smb_reads(share: Samba, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smb_native.NativeShare, "_no_library", True)
+    reader = opened(share)
+    buffer = bytearray(2 << 20)
+    reader.read_into(0, memoryview(buffer))
+    assert bytes(buffer) == CONTENT[: 2 << 20]
+    native = place_of(reader).native()
+    assert native is not None
+    assert native.read_bytes == 0
+    reader.close()
+
+
+def test_a_helper_that_cannot_begin_is_left_alone(share: Samba, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "helper.py"
+    broken.write_text("raise SystemExit(7)")
+    monkeypatch.setattr(smb_native, "_HELPER", broken)
+    reader = opened(share)
+    buffer = bytearray(2 << 20)
+    reader.read_into(0, memoryview(buffer))
+    assert bytes(buffer) == CONTENT[: 2 << 20]
+    reader.close()
+
+
+def test_a_file_that_is_not_there_is_an_error_of_that_file_alone(share: Samba) -> None:
+    native = smb_native.NativeShare("127.0.0.1", share.port, "disks", user="root", password=PASSWORD, domain="")
+    buffer = bytearray(1 << 20)
+    assert native.read("not there", 0, memoryview(buffer)) is None
+    assert not native.lost
+    assert native.read(NAME, 0, memoryview(buffer)) == len(buffer)
+    # From many threads at once.
+    failures: list[int] = []
+
+    def read(number: int) -> None:
+        mine = bytearray(500_000)
+        got = native.read(NAME, number * 700_000, memoryview(mine))
+        if got is None or mine[:got] != CONTENT[number * 700_000 :][:got] or not got:
+            failures.append(number)
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    native.close()
+
+
+def test_the_password_is_in_no_argument(share: Samba) -> None:
+    native = smb_native.NativeShare("127.0.0.1", share.port, "disks", user="root", password=PASSWORD, domain="")
+    assert native.read(NAME, 0, memoryview(bytearray(1 << 20)))
+    for lane in native._lanes:
+        process = Path(f"/proc/{lane._process.pid}")
+        seen = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        assert PASSWORD.encode() not in seen
+    native.close()
