@@ -4,18 +4,38 @@ LiveAdapter by each way, then what is in a manifest, then what the platform may 
 What this proves: the order of calls, the shapes, the bytes. What it cannot: a real cluster's timing, and its own tracking.
 """
 
+import asyncio
+import os
 import random
+import socket
+import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
+from synvirt.disks import open_reader
+from synvirt.disks.specs import AllocatedSpec, ChangedSpec, DownloadSpec, NfsSpec
+from synvirt.disks.vsphere.datastore import FileGone
+from synvirt.errors import (
+    AuthFailed,
+    BadRequest,
+    CbtReset,
+    CbtUnsupported,
+    DiskReadFailed,
+    Internal,
+    SnapshotFailed,
+    SourceUnreachable,
+)
 from synvirt.live import SourceAccess
 from synvirt.live.nutanix import prism as prism_module
 from synvirt.live.nutanix.adapter import PrismApi
-from tests.contracts.live import LiveCase, LiveContract, in_session
+from synvirt.model import VmManifest
+from tests.contracts.live import LiveCase, LiveContract, in_session, read
 from tests.fakes.prism.server import Prisms
-from tests.fakes.prism.state import BLOCK
+from tests.fakes.prism.state import BLOCK, VmState
 
 T = TypeVar("T")
 SIZE = 4 << 20
@@ -73,3 +93,346 @@ class TestLawsByIscsi(LiveContract):
     @pytest.fixture
     def case(self, by_iscsi: Prisms) -> LiveCase:
         return case_of(by_iscsi, by_iscsi.access(transport="iscsi"))
+
+
+# ── control plane ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def machine(prisms: Prisms, **fields: Any) -> VmState:
+    return prisms.state.add_vm("web", {"scsi.0": content(), "sata.1": content(1, 1 << 20)}, **fields)
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
+def test_a_manifest_has_what_the_platform_knows(cluster: Prisms, which: str) -> None:
+    vm = machine(cluster, uefi=True, secure_boot=True, tpm=True, tools=True, guest="Microsoft Windows Server 2022", gpus=1)
+    vm.disks.append(replace(vm.disks[0], id="g", device=vm.id, index=7, group=cluster.state.cluster_id))
+    manifest = ask(cluster.access(which), lambda adapter: adapter.inspect(vm.id))
+    assert (manifest.name, manifest.uuid, manifest.firmware, manifest.secure_boot, manifest.tpm) == (
+        "web",
+        vm.id,
+        "uefi",
+        True,
+        True,
+    )
+    assert (manifest.cpu_count, manifest.memory_bytes, manifest.guest_os.family) == (2, 1 << 30, "windows")
+    assert [(disk.key, disk.bus, disk.capacity_bytes) for disk in manifest.disks] == [
+        ("scsi.0", "scsi", SIZE),
+        ("sata.1", "sata", 1 << 20),
+    ]
+    assert manifest.disks[0].source_path.startswith("default/")
+    nic = manifest.nics[0]
+    assert (nic.mac, nic.network, nic.ip_addresses, nic.model) == ("50:6b:8d:aa:bb:cc", "vlan 12", ("10.1.2.3",), "virtio")
+    found = {concern.id: concern.category for concern in manifest.concerns}
+    group = f"nutanix.volume_group:{cluster.state.cluster_id}"
+    assert {group: "Critical", "nutanix.gpu:0": "Warning", "nutanix.vtpm": "Warning"}.items() <= found.items()
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
+def test_2000_vms_are_listed_page_by_page(cluster: Prisms, which: str) -> None:
+    for number in range(1203):
+        vm = VmState(f"00000000-0000-0000-0000-{number:012}", f"vm {number}", [])
+        cluster.state.vms[vm.id] = vm
+    rows = ask(cluster.access(which), lambda adapter: adapter.list_vms())
+    assert [row.name for row in rows] == [f"vm {number}" for number in range(1203)]
+    assert rows[0].power_state == "on"
+
+
+@pytest.mark.parametrize(("negotiates", "minor"), [(True, 0), (False, 0), (True, 9), (False, 2)])
+def test_versions_are_asked_and_not_guessed(cluster: Prisms, negotiates: bool, minor: int) -> None:
+    """An older server, one that does not know the question, one that is newer than we are."""
+    cluster.central.negotiates, cluster.central.version["vmm"] = negotiates, minor
+    machine(cluster)
+    ask(cluster.access("central"), lambda adapter: adapter.list_vms())
+    assert f"central GET /api/vmm/v4.{min(minor, 3)}/ahv/config/vms" in cluster.seen
+
+
+def test_who_answers_and_which_ways_are_open_is_told(by_nfs: Prisms) -> None:
+    machine(by_nfs)
+    open_ways: dict[tuple[str, ...], dict[str, bool]] = {}
+    for which in (("central",), ("element",), ("central", "element")):
+        about = ask(by_nfs.access(*which), lambda adapter: adapter.about())
+        assert about.product == f"Nutanix Prism {which[0].title()}"
+        assert all(check.ok for check in about.checks)
+        open_ways[which] = {check.name: not check.warning for check in about.checks if check.name.startswith("way ")}
+    assert open_ways == {
+        ("central",): {"way nfs": False, "way iscsi": False, "way image": True},
+        ("element",): {"way nfs": True, "way iscsi": False, "way image": True},
+        ("central", "element"): {"way nfs": True, "way iscsi": False, "way image": True},
+    }
+    by_nfs.state.data_services = "10.0.0.9"
+    about = ask(by_nfs.access("central"), lambda adapter: adapter.about())
+    assert "iSCSI" in next(check.detail for check in about.checks if check.name == "ways")
+
+
+def test_a_wrong_password_is_told_at_the_login(cluster: Prisms) -> None:
+    for which in ("central", "element"):
+        with pytest.raises(AuthFailed):
+            ask(cluster.access(which, password="wrong"), lambda adapter: adapter.list_vms())
+
+
+def test_half_a_login_of_elements_is_refused(cluster: Prisms) -> None:
+    access = cluster.access()
+    with pytest.raises(BadRequest):
+        PrismApi(replace(access, credentials={**access.credentials, "element_user": "admin"}))
+
+
+def test_a_server_that_is_no_prism_is_told(cluster: Prisms) -> None:
+    cluster.fault("/", "404", 100)
+    with pytest.raises(Internal, match="neither"):
+        ask(cluster.access("central"), lambda adapter: adapter.list_vms())
+
+
+@pytest.mark.parametrize("status", ["409", "429", "502", "503", "504", "cut"])
+def test_passing_trouble_is_asked_again(cluster: Prisms, status: str) -> None:
+    vm = machine(cluster)
+    cluster.fault("GET .*vms/", status, 2)
+    assert ask(cluster.access("central"), lambda adapter: adapter.inspect(vm.id)).name == "web"
+
+
+def test_trouble_that_stays_is_told_with_its_words(cluster: Prisms) -> None:
+    vm = machine(cluster)
+    cluster.fault("GET .*vms/", "503", 1000)
+    with pytest.raises(SourceUnreachable, match="503, a fault of the test's"):
+        ask(cluster.access("central"), lambda adapter: adapter.inspect(vm.id))
+
+
+def test_a_vm_that_changed_meanwhile_is_looked_at_anew(cluster: Prisms) -> None:
+    """412: somebody else changed it between our look and our wish."""
+    vm = machine(cluster)
+    cluster.fault("POST .*/shutdown", "412", 2)
+    cluster.fault("PUT .*/vms/", "412", 2)
+    ask(cluster.access("central"), lambda adapter: adapter.shutdown(vm.id))
+    ask(cluster.access("central"), lambda adapter: adapter.mark(vm.id, "moved"))
+    assert (vm.power, vm.description) == ("OFF", "moved")
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
+@pytest.mark.parametrize("tools", [False, True])
+def test_a_guest_that_is_deaf_is_powered_off(cluster: Prisms, which: str, tools: bool) -> None:
+    vm = machine(cluster, deaf=True, tools=tools)
+    ask(cluster.access(which, shutdown_timeout_s=0), lambda adapter: adapter.shutdown(vm.id))
+    assert vm.power == "OFF"
+
+
+def test_a_cluster_that_lets_nobody_describe_its_vms_costs_no_job(cluster: Prisms) -> None:
+    vm = machine(cluster)
+    cluster.element.refuses_put = True
+    ask(cluster.access("element"), lambda adapter: adapter.mark(vm.id, "moved"))
+    assert vm.description == ""
+
+
+# ── the ways ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def opened(adapter: PrismApi, vm_id: str, name: str = "synvirt-a-1", since: str | None = None) -> Any:
+    """Of the first disk: its reader's spec."""
+    snapshot = await adapter.snapshot(vm_id, name)
+    return await adapter.open_disk(vm_id, snapshot, (await adapter.inspect(vm_id)).disks[0], since)
+
+
+def test_zeros_are_never_read_and_reads_are_the_snapshots(by_nfs: Prisms) -> None:
+    vm = machine(by_nfs)
+    spec = ask(by_nfs.access("element"), lambda adapter: opened(adapter, vm.id))
+    assert isinstance(spec, AllocatedSpec)
+    copy, data_bytes = read(spec, os.urandom(SIZE))
+    assert copy == content()
+    assert data_bytes == 11 << 18
+
+
+def test_a_delta_says_what_became_zero_and_does_not_read_it(by_nfs: Prisms) -> None:
+    vm = machine(by_nfs)
+
+    async def use(adapter: PrismApi) -> Any:
+        first = await adapter.snapshot(vm.id, "synvirt-a-1")
+        by_nfs.state.guest_writes(vm.id, "scsi.0", 0, bytes(BLOCK))
+        by_nfs.state.guest_writes(vm.id, "scsi.0", 5 * BLOCK, b"new")
+        return await opened(adapter, vm.id, "synvirt-a-2", first.change_ids["scsi.0"])
+
+    spec = ask(by_nfs.access("element"), use)
+    assert isinstance(spec, ChangedSpec)
+    copy, data_bytes = read(spec, content())
+    assert copy == by_nfs.state.path(vm.disks[0]).read_bytes()
+    assert data_bytes == BLOCK
+
+
+def test_a_disk_that_became_another_file_is_no_delta(by_nfs: Prisms) -> None:
+    vm = machine(by_nfs)
+
+    async def use(adapter: PrismApi) -> None:
+        first = await adapter.snapshot(vm.id, "synvirt-a-1")
+        old, vm.disks[0].id = by_nfs.state.path(vm.disks[0]), "0" * 8 + vm.disks[0].id[8:]
+        old.rename(by_nfs.state.path(vm.disks[0]))
+        await opened(adapter, vm.id, "synvirt-a-2", first.change_ids["scsi.0"])
+
+    with pytest.raises(CbtReset, match="another file"):
+        ask(by_nfs.access("element"), use)
+
+
+def test_a_guest_is_quiet_for_its_snapshot_where_it_can_be(by_nfs: Prisms) -> None:
+    """And as after a crash, where that fails."""
+    vm = machine(by_nfs, tools=True)
+    ask(by_nfs.access("element"), lambda adapter: adapter.snapshot(vm.id, "synvirt-a-1"))
+    vm.tools = False
+    ask(by_nfs.access("element"), lambda adapter: adapter.snapshot(vm.id, "synvirt-a-2"))
+    vm.tools = True
+    by_nfs.fault("POST .*/vm_snapshots$", "422")
+    ask(by_nfs.access("element"), lambda adapter: adapter.snapshot(vm.id, "synvirt-a-3"))
+    kinds = {one.name: one.kind for one in by_nfs.state.kept.values()}
+    assert [kinds[f"synvirt-a-{number}"] for number in (1, 2, 3)] == ["APPLICATION_CONSISTENT", *["CRASH_CONSISTENT"] * 2]
+
+
+def test_snapshots_expire_by_themselves_where_nobody_comes_back(by_nfs: Prisms) -> None:
+    vm = machine(by_nfs)
+    ask(by_nfs.access("element", expire_days=2), lambda adapter: adapter.snapshot(vm.id, "synvirt-a-1"))
+    expires = next(iter(by_nfs.state.kept.values())).expires
+    assert 0 < expires / 1000 - time.time() < 2.1 * 86400
+
+
+def test_a_token_that_runs_out_in_the_middle_is_fetched_anew(by_iscsi: Prisms) -> None:
+    """And the answer's pages go on where they were."""
+    by_iscsi.central.token_uses = 1
+    vm = by_iscsi.state.add_vm("web", {"scsi.0": b"".join((os.urandom(BLOCK), bytes(BLOCK))[part % 2] for part in range(40))})
+    spec = ask(by_iscsi.access(transport="iscsi"), lambda adapter: opened(adapter, vm.id))
+    copy, data_bytes = read(spec, os.urandom(40 * BLOCK))
+    assert copy == by_iscsi.state.path(vm.disks[0]).read_bytes()
+    assert data_bytes == 20 * BLOCK
+    discovered = [one for one in by_iscsi.seen if one.endswith("discover-cluster")]
+    assert len(discovered) == 5
+    ask(by_iscsi.access(transport="iscsi"), lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
+    assert by_iscsi.names() == []
+
+
+def test_the_cluster_may_serve_another_revision_than_its_central(by_iscsi: Prisms) -> None:
+    by_iscsi.central.content_version = "v4.0"
+    vm = machine(by_iscsi)
+    spec = ask(by_iscsi.access(transport="iscsi"), lambda adapter: opened(adapter, vm.id))
+    assert isinstance(spec, AllocatedSpec)
+    assert any("/api/dataprotection/v4.0/content" in one for one in by_iscsi.seen)
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
+def test_a_vm_that_is_off_is_read_by_images_where_no_better_way_is_open(cluster: Prisms, which: str) -> None:
+    vm = machine(cluster, power="OFF")
+    access = cluster.access(which)
+
+    async def use(adapter: PrismApi) -> tuple[VmManifest, Any]:
+        manifest = await adapter.inspect(vm.id)
+        spec = await opened(adapter, vm.id)
+        with pytest.raises(CbtUnsupported):
+            await adapter.enable_cbt(vm.id, ["scsi.0"])
+        return manifest, spec
+
+    manifest, spec = ask(access, use)
+    assert isinstance(spec, DownloadSpec)
+    assert "s3cret" not in repr(spec)
+    assert not manifest.cbt_available
+    assert "image download knows no changes" in str(manifest.cbt_reason)
+    assert "by an image" in manifest.concerns[0].assessment
+    assert read(spec)[0] == content()
+    assert cluster.names() == ["image synvirt-a-1 sata.1", "image synvirt-a-1 scsi.0"]
+    ask(access, lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
+    assert cluster.names() == []
+
+
+def test_an_image_of_a_vm_that_runs_is_refused(cluster: Prisms) -> None:
+    vm = machine(cluster)
+    with pytest.raises(SnapshotFailed, match="is on"):
+        ask(cluster.access("element"), lambda adapter: adapter.snapshot(vm.id, "synvirt-a-1"))
+    assert cluster.names() == []
+
+
+def test_a_download_that_is_cut_says_where(cluster: Prisms) -> None:
+    vm = machine(cluster, power="OFF")
+    spec = ask(cluster.access("element"), lambda adapter: opened(adapter, vm.id))
+    image = next(one for one in cluster.state.images.values() if one.name.endswith("scsi.0"))
+    image.path.write_bytes(image.path.read_bytes()[:-5])
+    with pytest.raises(DiskReadFailed, match="sends 4194299 bytes"):
+        open_reader(spec)
+    image.path.unlink()
+    del cluster.state.images[image.id]
+    with pytest.raises(DiskReadFailed, match="404"):
+        open_reader(spec)
+
+
+def test_a_way_that_the_operator_chose_and_that_is_not_open_is_told_before_the_job(cluster: Prisms) -> None:
+    vm = machine(cluster)
+    manifest = ask(cluster.access("central", transport="nfs"), lambda adapter: adapter.inspect(vm.id))
+    assert (manifest.concerns[0].category, manifest.cbt_available) == ("Critical", False)
+    assert "no Prism Element is named" in manifest.concerns[0].assessment
+
+
+# ── who is let in ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_host_that_is_not_on_the_allow_list_is_told_when_the_job_is_planned(by_nfs: Prisms) -> None:
+    vm = machine(by_nfs)
+    by_nfs.state.cluster_list.clear()
+    by_nfs.state.on_list()
+    manifest = ask(by_nfs.access("element"), lambda adapter: adapter.inspect(vm.id))
+    assert "does not let this host mount /default" in str(manifest.cbt_reason)
+
+
+def test_a_host_may_put_itself_on_the_list_and_takes_itself_off_again(by_nfs: Prisms, tmp_path: Path) -> None:
+    """Of a container that inherits: nobody else loses his place meanwhile, and it inherits again in the end."""
+    vm, state = machine(by_nfs), by_nfs.state
+    state.cluster_list[:] = ["127.0.0.7/255.255.255.255"]
+    state.on_list()
+    access = by_nfs.access("element", folder=tmp_path / "own", extend_allow_list=True, client_address="127.0.0.1")
+    spec = ask(access, lambda adapter: opened(adapter, vm.id))
+    assert state.listed("default") == ["127.0.0.7/255.255.255.255", "127.0.0.1/255.255.255.255"]
+    assert read(spec)[0] == content()
+    ask(access, lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
+    kept = state.containers["default"]
+    assert (kept["nfs_whitelist"], kept["nfs_whitelist_inherited"]) == ([], True)
+    assert list((tmp_path / "own").iterdir()) == []
+
+
+def test_what_others_did_to_the_list_meanwhile_stays(by_nfs: Prisms, tmp_path: Path) -> None:
+    vm, state = machine(by_nfs), by_nfs.state
+    state.containers["default"] |= {"nfs_whitelist": ["127.0.0.7/255.255.255.255"], "nfs_whitelist_inherited": False}
+    state.on_list()
+    access = by_nfs.access("element", folder=tmp_path / "own", extend_allow_list=True, client_address="127.0.0.1")
+    ask(access, lambda adapter: opened(adapter, vm.id))
+    state.containers["default"]["nfs_whitelist"].append("127.0.0.8/255.255.255.255")
+    ask(access, lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
+    assert state.listed("default") == ["127.0.0.7/255.255.255.255", "127.0.0.8/255.255.255.255"]
+
+
+def test_a_cluster_that_lets_a_strangers_mount_hang_is_told_in_time(by_nfs: Prisms) -> None:
+    """As Nutanix does: it takes the connection, and says nothing."""
+    vm = machine(by_nfs)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        access = by_nfs.access("element", mount_port=silent.getsockname()[1])
+        began = time.monotonic()
+        manifest = ask(access, lambda adapter: adapter.inspect(vm.id))
+    assert "no answer within" in str(manifest.cbt_reason)
+    assert time.monotonic() - began < 60  # its limit is 10 s; this machine may be busy
+
+
+def test_a_file_that_goes_while_it_is_read_is_told_and_does_not_hang(by_nfs: Prisms) -> None:
+    """Its export goes, and with it the handle that we read by."""
+    vm = machine(by_nfs)
+    spec = ask(by_nfs.access("element"), lambda adapter: opened(adapter, vm.id))
+    assert isinstance(spec, AllocatedSpec)
+    assert isinstance(spec.over, NfsSpec)
+    with pytest.raises(FileGone, match="No such file"):
+        open_reader(replace(spec.over, path=f"{spec.over.path}x"))
+    reader = open_reader(spec)
+    reader.read_into(0, memoryview(bytearray(4096)))
+    kept = by_nfs.state.containers.pop("default")
+    by_nfs.state.on_list()
+    try:
+        with pytest.raises((FileGone, AuthFailed)):
+            reader.read_into(0, memoryview(bytearray(4096)))
+    finally:
+        by_nfs.state.containers["default"] = kept
+        reader.close()
+
+
+def test_many_questions_at_once_share_a_session(cluster: Prisms) -> None:
+    vm = machine(cluster)
+
+    async def use(adapter: PrismApi) -> list[VmManifest]:
+        return await asyncio.gather(*(adapter.inspect(vm.id) for _ in range(8)))
+
+    assert len(ask(cluster.access("central"), use)) == 8

@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.prisms.mistakes.append(f"answer: {error}")
         except Refusal as refusal:
             status, answer, more = refusal.status, self._refused(path, refusal), {}
-        except (AssertionError, LookupError, TypeError, ValueError, OSError) as error:
+        except (AssertionError, LookupError, TypeError, ValueError) as error:
             self.prisms.mistakes.append(f"the stand-in: {self.command} {path}: {error!r}")
             status, answer, more = 500, {"message": "the stand-in has failed"}, {}
         self._send(status, json.dumps(answer).encode(), **more)

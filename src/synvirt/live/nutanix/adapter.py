@@ -231,7 +231,7 @@ class PrismApi:
 
     def _snapshot(self, vm_id: str, name: str, disks: Collection[str] | None) -> SnapshotRef:
         vm = self._control().vm(vm_id)
-        way = self._way(vm)
+        way = self._way_of_job(vm, name)
         if not way.open:
             raise SnapshotFailed(f"the disks of {vm.name} cannot be read: {way.why}")
         match way.name:
@@ -242,6 +242,18 @@ class PrismApi:
                 return ref.model_copy(update={"id": f"{ref.id} {name}"})
             case "image":
                 return self._images().take(vm, name, disks)
+
+    def _way_of_job(self, vm: FoundVm, name: str) -> Way:
+        """As its earlier snapshots were taken, which the next is compared with: a server that is away for a moment closes a way
+        to a job that begins, and to no other."""
+        stem, _, number = name.rpartition("-")
+        if self._element is not None and self._options.transport in ("auto", "nfs") and self._snapshots().began(vm.id, stem):
+            return Way("nfs")
+        earlier = f"{stem}-{int(number) - 1}" if number.isdecimal() else ""
+        by_iscsi = self._central is not None and self._options.transport in ("auto", "iscsi")
+        if by_iscsi and earlier and self._volumes().began(earlier):
+            return Way("iscsi")
+        return self._way(vm)
 
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         return await asyncio.to_thread(self._open_disk, vm_id, snapshot, disk, since)

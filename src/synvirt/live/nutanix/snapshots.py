@@ -13,7 +13,7 @@ import structlog
 
 from synvirt.disks.nfs import knock
 from synvirt.disks.specs import NfsSpec, ReaderSpec
-from synvirt.errors import AuthFailed, CbtReset, Internal, SnapshotFailed
+from synvirt.errors import AuthFailed, CbtReset, Internal, SnapshotFailed, SourceUnreachable
 from synvirt.live import SnapshotRef
 from synvirt.live.nutanix.allow_list import AllowList
 from synvirt.live.nutanix.element import Element
@@ -40,9 +40,13 @@ class Snapshots:
         for container in containers:
             try:
                 knock(self._spec(f"/{container}/", "", None, container))
-            except (AuthFailed, Internal) as error:
+            except (AuthFailed, Internal, SourceUnreachable) as error:
                 return error.detail
         return None
+
+    def began(self, vm_id: str, stem: str) -> bool:
+        """Is there a snapshot of this job's, whatever its number?"""
+        return any(text(one, "status", "name").rpartition("-")[0] == stem for one in self._named(vm_id))
 
     def take(self, vm: FoundVm, name: str, disks: Collection[str] | None) -> SnapshotRef:
         found = [one for one in self._named(vm.id) if text(one, "status", "name") == name]

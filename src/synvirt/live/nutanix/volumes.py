@@ -98,6 +98,10 @@ class Volumes:
                     found[key] = DiskPoint(text(point, "extId"), text(held, "extId"), text(one, "diskRecoveryPointExtId"))
         return found
 
+    def began(self, name: str) -> bool:
+        """Is there a recovery point of this name?"""
+        return self._central.serves("dataprotection") is not None and bool(self._central.points(name))
+
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, vm: FoundVm, name: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
