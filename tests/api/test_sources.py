@@ -300,34 +300,6 @@ def test_a_deep_test_that_fails_leaves_no_snapshot(client: httpx.Client, platfor
     assert not client.post(f"/sources/{source['id']}/test", params={"deep": True, "vm_id": "vm-9"}).json()["ok"]
 
 
-@pytest.mark.parametrize("kind", ["xen_api"])
-def test_a_platform_that_is_to_come_is_kept_and_says_so(client: httpx.Client, kind: str) -> None:
-    source = add(client, VIM, kind=kind, credentials={"user": "root", "password": SECRET})
-    for path in ("vms", "vms/vm-1"):
-        answer = client.get(f"/sources/{source['id']}/{path}")
-        assert (answer.status_code, answer.json()["code"]) == (500, "E_MIG_INTERNAL")
-        assert "to come" in answer.json()["detail"]
-
-
-def test_the_test_of_a_platform_that_is_to_come_says_what_was_tried_and_what_not(tmp_path: Path) -> None:
-    """No check passes that nobody made: this password would be as good as any. What answers there is the service itself."""
-    service = Service(tmp_path)
-    with service.served() as server, service.local() as client:
-        for kind, user in (("xen_api", "root"),):
-            credentials = {"user": user, "password": SECRET}
-            options = {"verify_tls": False}
-            source = add(client, VIM, name=kind, kind=kind, endpoint=server.address, credentials=credentials, options=options)
-            answer = client.post(f"/sources/{source['id']}/test", params={"deep": True}).json()
-            tried = [(one["name"], one["ok"]) for one in answer["checks"]]
-            assert tried == [(name, name != "login") for name in ("address", "port", "certificate", "form", "login")]
-            assert (answer["ok"], answer["product"]) == (False, None)
-            login = check(answer, "login")
-            assert "not tried" in login["detail"]
-            assert "to come" in login["detail"]
-            assert "synvirt import" in login["hint"]
-    service.close()
-
-
 def test_without_the_control_plane_a_vsphere_source_answers_internal(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,4 @@
-"""The laws of LiveAdapter, as one suite. An implementation joins by a subclass whose fixture `case` opens it.
-
-A platform that is not served yet joins PlannedContract: specification part 1, item 8.
-"""
+"""The laws of LiveAdapter, as one suite. An implementation joins by a subclass whose fixture `case` opens it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,9 +10,8 @@ import pytest
 
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
-from synvirt.errors import BadRequest, CbtReset, Internal, SnapshotFailed, VmNotFound
-from synvirt.live import LiveAdapter, SnapshotRef, SourceAccess
-from synvirt.live.registry import Platform
+from synvirt.errors import CbtReset, VmNotFound
+from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.model import Disk, LiveKind
 
 T = TypeVar("T")
@@ -226,49 +222,3 @@ class LiveContract:
     def test_a_mark_may_be_left_twice(self, case: LiveCase) -> None:
         for _ in range(2):
             self.ask(case, lambda adapter: adapter.mark(case.vm_id, "migrated to web (42)"))
-
-
-class PlannedContract:
-    """`access` keeps the platform's form; `malformed` does not."""
-
-    platform: Platform
-    access: SourceAccess
-    malformed: tuple[SourceAccess, ...]
-
-    def test_connect_reaches_nothing_and_checks_the_form(self) -> None:
-        asyncio.run(self.platform.open(self.access).connect())
-
-    def test_a_malformed_source_is_refused(self) -> None:
-        for access in self.malformed:
-            with pytest.raises(BadRequest) as refused:
-                asyncio.run(self.platform.open(access).connect())
-            assert "s3cret" not in str(refused.value)
-
-    def test_there_is_no_warm_mode(self) -> None:
-        assert asyncio.run(self.platform.open(self.access).supports_warm()) is False
-
-    def test_every_other_method_refuses_and_says_what_is_to_come(self) -> None:
-        adapter = self.platform.open(self.access)
-        disk = Disk(key="d", label="d", capacity_bytes=1)
-        refusing: list[tuple[type[Exception], Awaitable[object]]] = [
-            (Internal, adapter.about()),
-            (Internal, adapter.list_vms()),
-            (Internal, adapter.inspect("vm-1")),
-            (Internal, adapter.enable_cbt("vm-1", ["d"])),
-            (SnapshotFailed, adapter.snapshot("vm-1", "s")),
-            (Internal, adapter.open_disk("vm-1", SnapshotRef(id="s"), disk, None)),
-            (Internal, adapter.release("vm-1", "s")),
-            (Internal, adapter.last_start("vm-1")),
-            (Internal, adapter.shutdown("vm-1")),
-            (Internal, adapter.power_on("vm-1")),
-            (Internal, adapter.mark("vm-1", "note")),
-            (Internal, adapter.cleanup("vm-1", "s")),
-        ]
-
-        async def refused(wanted: Awaitable[object]) -> None:
-            await wanted
-
-        for error, wanted in refusing:
-            with pytest.raises(error, match=f"{self.platform.kind} cannot .* in this version: .* to come"):
-                asyncio.run(refused(wanted))
-        asyncio.run(adapter.close())

@@ -2,20 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
 from synvirt.errors import BadRequest
-from synvirt.live import LiveAdapter, SourceAccess
+from synvirt.live import SourceAccess
 from synvirt.live.hyperv.adapter import WmiApi
-from synvirt.live.registry import BY_KIND, PLATFORMS
-from synvirt.model import LiveKind, State
-from tests.contracts.live import LiveCase, LiveContract, PlannedContract
+from synvirt.live.registry import PLATFORMS
+from synvirt.model import LiveKind
+from tests.contracts.live import LiveCase, LiveContract
 from tests.fakes.hyperv.host import FakeHost
 from tests.fakes.hyperv.model import OFF, RUNNING
 from tests.fakes.live import TRACKED_BYTES, FakeAdapter, FakePlatform
-from tests.house import House, live_plan
 
 LOGIN = {"user": "root", "password": "s3cret"}
 
@@ -65,12 +64,6 @@ class TestWmiApiForm:
         assert "s3cret" not in str(refused.value)
 
 
-class TestXenApi(PlannedContract):
-    platform = BY_KIND[LiveKind.XEN_API]
-    access = SourceAccess("https://xen.example", LOGIN)
-    malformed = malformed(access)
-
-
 class TestFake(LiveContract):
     """The stand-in that the warm engine's tests run on keeps the laws of those it stands for."""
 
@@ -96,23 +89,6 @@ class TestFake(LiveContract):
             restart=restart,
             tracked_bytes=TRACKED_BYTES,
         )
-
-
-class PlannedHouse(House):
-    async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
-        return BY_KIND[kind].open(SourceAccess("https://host.example", LOGIN))
-
-
-@pytest.mark.parametrize("mode", ["Warm", "Cold"])
-def test_a_job_on_a_platform_that_is_to_come_fails_with_its_reason(tmp_path: Path, mode: str) -> None:
-    house = PlannedHouse(tmp_path)
-    job = house.run(house.intake.submit(live_plan(mode, source={"Live": "xen_api"})).id)
-    assert job.state is State.FAILED
-    assert job.last_error is not None
-    assert job.last_error.code == "E_MIG_INTERNAL"
-    assert "to come" in job.last_error.message
-    assert house.leftovers() == []
-    house.close()
 
 
 def test_every_kind_is_registered_once() -> None:

@@ -28,6 +28,7 @@ from synvirt.disks.specs import (
     JoinedSpec,
     LeaseSpec,
     NbdSpec,
+    NbdTlsSpec,
     NfsSpec,
     QemuSpec,
     RawSpec,
@@ -35,6 +36,7 @@ from synvirt.disks.specs import (
     ReaderSpec,
     VddkSpec,
     WriterSpec,
+    XapiExportSpec,
     XvaSpec,
 )
 from synvirt.errors import MalformedArchive, UnsupportedFormat
@@ -146,10 +148,12 @@ def _gzipped(over: DiskReader, spec: GzipSpec) -> DiskReader:
     return GzippedReader(over, spec.size_max_bytes, spec.name)
 
 
-_Served = NbdSpec | DatastoreSpec | VddkSpec | LeaseSpec | RbdSpec | NfsSpec | IscsiSpec | DownloadSpec
+_Served = (
+    NbdSpec | NbdTlsSpec | DatastoreSpec | VddkSpec | LeaseSpec | XapiExportSpec | RbdSpec | NfsSpec | IscsiSpec | DownloadSpec
+)
 
 
-def _served(spec: _Served) -> DiskReader:
+def _served(spec: _Served) -> DiskReader:  # noqa: PLR0911 - a table in the form of code
     if isinstance(spec, NfsSpec | IscsiSpec | DownloadSpec):
         return _by_network(spec)
     if isinstance(spec, RbdSpec):
@@ -168,8 +172,14 @@ def _served(spec: _Served) -> DiskReader:
         from synvirt.disks.vsphere.exported import EitherReader, ExportedReader
 
         return ExportedReader(spec) if spec.instead is None else EitherReader(spec, open_reader)
-    from synvirt.disks.nbd.reader import NbdReader
+    if isinstance(spec, XapiExportSpec):
+        from synvirt.disks.xen.exported import VdiReader
 
+        return VdiReader(spec)
+    from synvirt.disks.nbd.reader import NbdReader, by_tls
+
+    if isinstance(spec, NbdTlsSpec):
+        return NbdReader(by_tls(spec), connections=spec.connections, name=spec.name)
     return NbdReader(spec.uri, bitmap=spec.bitmap, connections=spec.connections)
 
 
@@ -233,7 +243,18 @@ def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
     match spec:
         case RawSpec():
             return _raw(spec)
-        case NbdSpec() | DatastoreSpec() | VddkSpec() | LeaseSpec() | RbdSpec() | NfsSpec() | IscsiSpec() | DownloadSpec():
+        case (
+            NbdSpec()
+            | NbdTlsSpec()
+            | DatastoreSpec()
+            | VddkSpec()
+            | LeaseSpec()
+            | XapiExportSpec()
+            | RbdSpec()
+            | NfsSpec()
+            | IscsiSpec()
+            | DownloadSpec()
+        ):
             return _served(spec)
         case QemuSpec():
             return _qemu(spec)

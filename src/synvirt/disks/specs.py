@@ -163,6 +163,43 @@ class LeaseSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NbdTlsSpec(Spec):
+    """An NBD export whose server shows the certificate that `trusted`, a folder, holds as ca-cert.pem, made out to `host`.
+    `export` may open the disk to whoever knows it: it is in no error. `name` is how errors call the export."""
+
+    format: Literal["nbd_tls"] = "nbd_tls"
+    host: str
+    port: int
+    export: str = field(repr=False)
+    trusted: str
+    name: str = ""
+    connections: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XapiExportSpec(Spec):
+    """A VDI as a XenServer host sends it from /export_raw_vdi: once, from front to back. `vdi` and `base` are references; with
+    `base`, what differs from that one alone. `session_id` is told to the worker and to nobody else: it is never stored."""
+
+    format: Literal["xapi_export"] = "xapi_export"
+    host: str
+    port: int = 443
+    session_id: str = field(repr=False)
+    vdi: str
+    base: str | None = None
+    payload: Literal["vhd", "raw"] = "vhd"
+    verify_tls: bool = True
+    fingerprint_sha256: str | None = None
+    size_bytes: int
+    name: str = ""
+
+
+def comes_once(spec: "ReaderSpec") -> bool:
+    """Is the disk a stream, of which nothing is read that its extents leave out?"""
+    return isinstance(spec, XapiExportSpec | LeaseSpec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QemuSpec(Spec):
     """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed.
 
@@ -308,6 +345,8 @@ ReaderSpec = (
     | NfsSpec
     | IscsiSpec
     | DownloadSpec
+    | NbdTlsSpec
+    | XapiExportSpec
     | QemuSpec
     | AllocatedSpec
     | ChangedSpec
@@ -401,7 +440,18 @@ def elsewhere(spec: ReaderSpec) -> bool:
     """Does another machine or process serve the disk when it is asked? Whoever reads it waits more than it works. A file by
     URL is not meant: what its reader will be asked for next it fetches by itself."""
     match spec:
-        case NbdSpec() | DatastoreSpec() | VddkSpec() | LeaseSpec() | RbdSpec() | NfsSpec() | IscsiSpec() | DownloadSpec():
+        case (
+            NbdSpec()
+            | NbdTlsSpec()
+            | DatastoreSpec()
+            | VddkSpec()
+            | LeaseSpec()
+            | XapiExportSpec()
+            | RbdSpec()
+            | NfsSpec()
+            | IscsiSpec()
+            | DownloadSpec()
+        ):
             return True
         case AllocatedSpec() | ChangedSpec() | DeltaSpec():
             return elsewhere(spec.over)

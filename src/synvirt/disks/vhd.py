@@ -16,7 +16,7 @@ the bitmaps of dynamic images; what it and Hyper-V write has every bit set.
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -38,10 +38,10 @@ _OLD_FOOTER_BYTES: Final = 511
 _SECTOR: Final = 512
 _FOOTER = struct.Struct(">8sIIQI4sI4sQQIII16sB")
 _HEADER = struct.Struct(">8sQQIIII16sII512s")
-_HEADER_BYTES: Final = 1024
+HEADER_BYTES: Final = 1024
 _LOCATOR = struct.Struct(">4sIIIQ")
 _LOCATORS, _LOCATORS_AT = 8, _HEADER.size
-_FOOTER_CHECKSUM_AT, _HEADER_CHECKSUM_AT = 64, 36
+FOOTER_CHECKSUM_AT, _HEADER_CHECKSUM_AT = 64, 36
 _VERSION_MAJOR: Final = 1
 _UNUSED: Final = 0xFFFF_FFFF
 # Any power of two of sectors, says the specification; 2 MiB is what is made. More than this would not fit its 32-bit numbers.
@@ -109,7 +109,7 @@ class VhdReader:
     def _map(self, header: Header, runs_before: int) -> BlockMap:
         blocks = BlockMap(self.size, header.block_bytes, _windows(self._over, header), self._name, runs_before=runs_before)
         table = (header.table_at, header.table_at + header.blocks * 4, "the BAT")
-        head = (self.footer.header_at, self.footer.header_at + _HEADER_BYTES, "the header")
+        head = (self.footer.header_at, self.footer.header_at + HEADER_BYTES, "the header")
         taken = [(0, FOOTER_BYTES, "the copy of the footer"), head, table]
         blocks.check_places(self._over.size, taken, ahead=header.bitmap_bytes)
         return blocks
@@ -186,8 +186,8 @@ def read_footer(over: DiskReader, name: str) -> Footer:
             if content.startswith(COOKIE):
                 found.append((at, content))
     for at, content in found:
-        if _checksum_is_right(content, _FOOTER_CHECKSUM_AT):
-            footer = _footer(content, name)
+        if checksum_is_right(content, FOOTER_CHECKSUM_AT):
+            footer = parse_footer(content, name)
             if footer.kind is not Kind.FIXED or footer.size <= at:
                 return footer
             raise MalformedArchive(f"{name}: a fixed disk of {footer.size} bytes, of which the file has {at}", hint=_CUT_OFF)
@@ -196,7 +196,8 @@ def read_footer(over: DiskReader, name: str) -> Footer:
     raise MalformedArchive(f"{name} is no VHD image: no footer at its end begins with {COOKIE.decode()}", hint=_CUT_OFF)
 
 
-def _footer(content: bytes, name: str) -> Footer:
+def parse_footer(content: bytes, name: str) -> Footer:
+    """Of its 512 bytes, whose checksum was compared."""
     _, _, version, header_at, _, creator, _, _, _, size, _, kind, _, identity, _ = _FOOTER.unpack_from(content)
     if version >> 16 != _VERSION_MAJOR:
         raise UnsupportedFormat(f"{name} is a VHD image of version {version >> 16}.{version & 0xFFFF}; version 1 is read")
@@ -209,11 +210,23 @@ def _footer(content: bytes, name: str) -> Footer:
 
 def read_header(over: DiskReader, footer: Footer, name: str) -> Header:
     """The header of a dynamic or differencing image."""
-    if footer.header_at > over.size - _HEADER_BYTES:
+    if footer.header_at > over.size - HEADER_BYTES:
         raise MalformedArchive(f"{name}: its header lies at {footer.header_at}, the file ends at {over.size}", hint=_CUT_OFF)
-    content = _read(over, footer.header_at, _HEADER_BYTES)
+    content = _read(over, footer.header_at, HEADER_BYTES)
+    header, parent_name = parse_header(content, footer, name)
+    if header.table_at > over.size - header.blocks * 4:
+        raise MalformedArchive(
+            f"{name}: a BAT of {header.blocks} blocks at {header.table_at}; the file ends at {over.size}", hint=_CUT_OFF
+        )
+    if footer.kind is not Kind.DIFFERENCING:
+        return header
+    return replace(header, parents=_parents(over, content, parent_name, name))
+
+
+def parse_header(content: bytes, footer: Footer, name: str) -> tuple[Header, bytes]:
+    """Of its 1024 bytes; without where a parent may be, and the parent's name in UTF-16."""
     cookie, _, table_at, version, entries, block_bytes, _, parent, _, _, parent_name = _HEADER.unpack_from(content)
-    if cookie != b"cxsparse" or not _checksum_is_right(content, _HEADER_CHECKSUM_AT):
+    if cookie != b"cxsparse" or not checksum_is_right(content, _HEADER_CHECKSUM_AT):
         raise MalformedArchive(f"{name}: its header at {footer.header_at} is damaged", hint=_CUT_OFF)
     if version >> 16 != _VERSION_MAJOR:
         raise UnsupportedFormat(f"{name} has a header of version {version >> 16}.{version & 0xFFFF}; version 1 is read")
@@ -222,15 +235,14 @@ def read_header(over: DiskReader, footer: Footer, name: str) -> Header:
     blocks = -(-footer.size // block_bytes)
     if blocks > entries:
         raise MalformedArchive(f"{name}: a BAT of {entries} blocks of {block_bytes} bytes cannot map {footer.size} bytes")
-    if table_at > over.size - blocks * 4:
-        raise MalformedArchive(f"{name}: a BAT of {blocks} blocks at {table_at}; the file ends at {over.size}", hint=_CUT_OFF)
-    return Header(
+    header = Header(
         table_at=table_at,
         blocks=blocks,
         block_bytes=block_bytes,
         parent_identity=UUID(bytes=parent),
-        parents=_parents(over, content, parent_name, name) if footer.kind is Kind.DIFFERENCING else (),
+        parents=(),
     )
+    return header, parent_name
 
 
 # Platform codes of parent locators: how they are written, and whether they are absolute. The specification's W2ru is what
@@ -269,7 +281,7 @@ def _reference_of_url(url: str) -> Reference:
     return Reference(unquote(parts.netloc + parts.path))
 
 
-def _checksum_is_right(content: bytes, at: int) -> bool:
+def checksum_is_right(content: bytes, at: int) -> bool:
     """The ones' complement of the sum of all bytes, without those of the checksum itself."""
     summed = sum(content) - sum(content[at : at + 4])
     return int.from_bytes(content[at : at + 4]) == ~summed & 0xFFFF_FFFF

@@ -17,6 +17,7 @@ from synvirt.disks.rewriting import ComparingWriter
 from synvirt.disks.specs import (
     FileWriterSpec,
     NbdSpec,
+    NbdTlsSpec,
     RbdWriterSpec,
     ReaderSpec,
     WriterSpec,
@@ -152,7 +153,7 @@ def _opened(disk: DiskOrder, openers: Openers) -> Iterator[tuple[DiskReader, Dis
         stack.callback(reader.close)
         writer = openers.writer(disk.writer)
         stack.callback(writer.close)
-        if disk.fresh and isinstance(disk.reader, NbdSpec) and isinstance(disk.writer, FileWriterSpec):
+        if disk.fresh and isinstance(disk.reader, NbdSpec | NbdTlsSpec) and isinstance(disk.writer, FileWriterSpec):
             writer = PassingWriter(writer, disk.writer.path)
             stack.callback(writer.close)
         if disk.compare:

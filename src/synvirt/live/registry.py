@@ -17,20 +17,18 @@ from synvirt.live.proxmox.adapter import FORM as PVE_API
 from synvirt.live.proxmox.adapter import pve_api
 from synvirt.live.vsphere.adapter import FORM as VIM_API
 from synvirt.live.vsphere.adapter import VimApi
-from synvirt.live.xen.adapter import COMING as XEN_API_COMING
 from synvirt.live.xen.adapter import FORM as XEN_API
-from synvirt.live.xen.adapter import xen_api
+from synvirt.live.xen.adapter import XenApi
 from synvirt.model import LiveKind
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
     """`form`: what a source of it takes. `open`: its adapter, of which nothing is reached yet; BadRequest where the form is
-    not kept. `coming`: of one that is registered and not served yet, what is missing."""
+    not kept."""
 
     form: Form[Any, Any]
     open: Callable[[SourceAccess], LiveAdapter]
-    coming: str = ""
 
     @property
     def kind(self) -> LiveKind:
@@ -42,7 +40,7 @@ PLATFORMS: tuple[Platform, ...] = (
     Platform(WMI_API, WmiApi),
     Platform(PVE_API, pve_api),
     Platform(LIBVIRT_REMOTE, libvirt_remote),
-    Platform(XEN_API, xen_api, XEN_API_COMING),
+    Platform(XEN_API, XenApi),
     Platform(PRISM_API, PrismApi),
 )
 

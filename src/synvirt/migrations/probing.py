@@ -1,7 +1,6 @@
 """Does a source serve? Looked at in the order in which a connection is made; what fails first ends the looking. asyncio.
 
     address ─▶ port ─▶ certificate ─▶ login ─▶ privileges ─▶ deep: snapshot ─▶ read ─▶ cleanup
-                                   └─ not served yet: the form of what it was given, and that nobody logs in
 
 A check that fails is an answer for the operator: what was found, and what to do about it.
 """
@@ -18,7 +17,6 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import SynvirtError, VmNotFound
 from synvirt.live import About, LiveAdapter, Reach, SnapshotRef
-from synvirt.live.planned import HINT
 from synvirt.model import MIB, Disk, SourceCheck, SourceOptions, SourceTest, VmManifest, now
 from synvirt.store.sources import Trial
 from synvirt.transport import tls
@@ -123,14 +121,6 @@ class _Probe:
         if self.latency_ms is None:
             self.latency_ms = round((time.monotonic() - began) * 1000, 3)
 
-    async def form(self, adapter: LiveAdapter, coming: str) -> _Ended:
-        """Of a platform that is not served yet: nobody logs in, and nobody is told that it serves."""
-        kind = adapter.kind
-        await self.tried(
-            "form", adapter.connect(), LOGIN_TIMEOUT_S, lambda _: f"credentials and options are such as {kind} takes"
-        )
-        return self.failed("login", f"not tried: {kind} is not served in this version: {coming}", HINT)
-
     async def privileges(self, adapter: LiveAdapter) -> None:
         self.about = about = await self.tried(
             "platform", adapter.about(), LOGIN_TIMEOUT_S, lambda found: f"{found.product} {found.version}"
@@ -177,10 +167,8 @@ async def probe(
     *,
     deep: Noted | Literal[False],
     vm_id: str | None,
-    coming: str = "",
 ) -> SourceTest:
-    """`deep`: with a snapshot of `vm_id`, or of any VM that runs, that is noted so. `coming`: what is missing before the
-    platform is served."""
+    """`deep`: with a snapshot of `vm_id`, or of any VM that runs, that is noted so."""
     found = _Probe()
     try:
         if reach is not None:
@@ -188,8 +176,6 @@ async def probe(
             await found.port(reach)
             if reach.tls:
                 await found.certificate(reach, options)
-        if coming:
-            raise await found.form(adapter, coming)
         await found.login(adapter)
         await found.privileges(adapter)
         if deep:

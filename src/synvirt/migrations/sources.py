@@ -23,7 +23,6 @@ from synvirt.jobs.waiting import Waiting
 from synvirt.keyring import Keyring, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
 from synvirt.live.form import Form
-from synvirt.live.planned import HINT
 from synvirt.live.registry import Platform
 from synvirt.migrations.probing import probe
 from synvirt.migrations.secrets import belongs_to
@@ -128,10 +127,6 @@ class Sources:
             raise BadRequest(f"kind: {kind} is not served")
         return platform.form
 
-    def coming(self, kind: LiveKind) -> str:
-        """What is missing before the kind is served; nothing, where it is."""
-        return self._platforms[kind].coming
-
     def certificate(self, source_id: UUID) -> tls.Shown:
         """What the platform shows now, whatever is pinned. BadRequest where it is not spoken to by TLS; SourceUnreachable."""
         source = self.get(source_id)
@@ -157,14 +152,12 @@ class Sources:
         return count
 
     def check_plan(self, kind: LiveKind, source_id: UUID) -> None:
-        """NotFound, or InvalidPlan when the source is of another kind, or of one that is not served."""
+        """NotFound, or InvalidPlan when the source is of another kind."""
         source = self.get(source_id)
         if source.kind != kind:
             raise InvalidPlan(
                 f"source {source.name} is of kind {source.kind}, not {kind}", hint=f"submit it as {{Live: {source.kind}}}"
             )
-        if coming := self.coming(kind):
-            raise InvalidPlan(f"{kind} is not served in this version: {coming}", hint=HINT)
 
     # ── spoken to ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,8 +173,7 @@ class Sources:
         form = self._platforms[source.kind].form
         reach, options = form.place(source.endpoint).reach, form.read_options(source.options)
         noted = partial(self.trials.noted, source_id)
-        coming = self.coming(source.kind)
-        result = await probe(adapter, reach, options, deep=deep and noted, vm_id=vm_id, coming=coming)
+        result = await probe(adapter, reach, options, deep=deep and noted, vm_id=vm_id)
 
         def tested(now_: Source, sealed: bytes) -> tuple[Source, bytes]:
             """Unless it was changed meanwhile: then another source was tested."""

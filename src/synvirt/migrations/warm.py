@@ -15,7 +15,7 @@ from typing import Literal
 import structlog
 
 from synvirt.disks.checking.sampling import ChangesMissed
-from synvirt.disks.specs import read_whole, told_empty
+from synvirt.disks.specs import comes_once, read_whole, told_empty
 from synvirt.errors import (
     Cancelled,
     CbtReset,
@@ -312,7 +312,8 @@ async def _opened_disks(
         reader = await adapter.open_disk(vm_id(job), snapshot, disk, since)
         if whole:
             reader = read_whole(reader)
-        sample = f"{job.id} {number} {disk.key}" if since is not None or told_empty(reader) else None
+        doubted = (since is not None and not comes_once(reader)) or told_empty(reader)
+        sample = f"{job.id} {number} {disk.key}" if doubted else None
         return PassDisk(disk.key, reader, volume, disk.capacity_bytes, compare=since is None and number > 1, sample=sample)
 
     return [await opened(disk, volume) for disk, volume in copied_disks(job)]

@@ -7,6 +7,7 @@ refused, whoever signed it.
 import hashlib
 import socket
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -110,6 +111,26 @@ def look(host: str, port: int) -> Shown:
     except ssl.SSLCertVerificationError as error:
         refused = error.verify_message
     return Shown(fingerprint(der), refused, _words(der), der)
+
+
+def made_out_to(pem: str, name: str) -> bool:
+    """Is the certificate for this name or address: among its alternative names, or its common name where it has none?"""
+    try:
+        read = x509.load_pem_x509_certificate(pem.encode())
+        names = [
+            one.value.lower()
+            for one in read.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+            if isinstance(one.value, str)
+        ]
+        with suppress(x509.ExtensionNotFound):
+            also = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            names = [one.lower() for one in also.get_values_for_type(x509.DNSName)]
+            names += [str(one) for one in also.get_values_for_type(x509.IPAddress)]
+    except (ValueError, TypeError, x509.InvalidVersion):
+        return False
+    wanted = name.lower()
+    # «*.pool.example» stands for one label.
+    return any(one == wanted or (one.startswith("*.") and one[1:] == wanted[wanted.find(".") :]) for one in names)
 
 
 def _words(der: bytes) -> str:

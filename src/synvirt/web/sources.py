@@ -67,9 +67,7 @@ class SourcePages:
         return self._pages.page("sources/list.html", sources=items, following=following, cursor=cursor)
 
     def kinds(self) -> Response:
-        return self._pages.page(
-            "sources/kinds.html", kinds=[(kind, example, self._sources.coming(kind)) for kind, example in EXAMPLES.items()]
-        )
+        return self._pages.page("sources/kinds.html", kinds=EXAMPLES.items())
 
     def empty_form(self, kind: LiveKind) -> Response:
         return self._form(kind, None)
@@ -87,7 +85,6 @@ class SourcePages:
             back=f"/sources/{source.id}" if source else "/sources/new",
             example=EXAMPLES[kind],
             source=source,
-            coming=self._sources.coming(kind),
             first=filled.first,
             credentials=filled.credentials,
             trust=[one for one in filled.options if one.key in _TRUST],

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import nbd
 
 from synvirt.blocks import Extent, ExtentCursor, coalesced
+from synvirt.disks.specs import NbdTlsSpec
 from synvirt.errors import CbtReset, DiskReadFailed, SourceUnreachable
 from synvirt.sizes import GIB, KIB
 
@@ -42,6 +43,29 @@ RECONNECT_DELAYS_S = (0.1, 1.0, 5.0)
 _POLL_MS = 500
 
 Answer = TypeVar("Answer")
+# Begins a connection of the handle's; the rest of it is waited for.
+Dial = Callable[[nbd.NBD], None]
+
+
+def by_uri(uri: str) -> Dial:
+    def dial(handle: nbd.NBD) -> None:
+        handle.set_uri_allow_local_file(True)  # tls-psk-file in the URI: it is the caller's own, not a stranger's
+        handle.aio_connect_uri(uri)
+
+    return dial
+
+
+def by_tls(spec: NbdTlsSpec) -> Dial:
+    """By name: of a connection that libnbd is handed as a socket it checks no certificate at all."""
+
+    def dial(handle: nbd.NBD) -> None:
+        handle.set_tls(nbd.TLS_REQUIRE)
+        handle.set_tls_certificates(spec.trusted)
+        handle.set_tls_verify_peer(True)
+        handle.set_export_name(spec.export)
+        handle.aio_connect_tcp(spec.host, str(spec.port))
+
+    return dial
 
 
 class _Lost(Exception):
@@ -51,11 +75,12 @@ class _Lost(Exception):
 class NbdReader:
     """An export. With `bitmap` (`qemu:dirty-bitmap:…`), its extents are what that bitmap calls dirty and nothing else."""
 
-    def __init__(self, uri: str, *, bitmap: str | None = None, connections: int = 4, name: str = "") -> None:
-        """`name` is how errors call the export; by default its server's address and its own name."""
+    def __init__(self, server: str | Dial, *, bitmap: str | None = None, connections: int = 4, name: str = "") -> None:
+        """`server`: a URI, or how to connect. `name` is how errors call the export; by default the URI's address and name."""
         self._bitmap = bitmap
         contexts = [ALLOCATION] if bitmap is None else [ALLOCATION, bitmap]
-        self._pool = _Pool(uri, contexts, connections, name or _named(uri))
+        dial, called = (by_uri(server), _named(server)) if isinstance(server, str) else (server, "the NBD server")
+        self._pool = _Pool(dial, contexts, connections, f"{called} of {name}" if name and callable(server) else name or called)
         self.size: int = self._pool.export_size
         offered = self._pool.ask(lambda handle: [handle.can_meta_context(context) for context in contexts], "offset 0")
         self._has_allocation = offered[0]
@@ -178,14 +203,13 @@ def _await(handle: nbd.NBD, cookies: list[int]) -> None:
         raise failure
 
 
-def _connected(uri: str, contexts: list[str], timeout_s: float) -> nbd.NBD:
+def _connected(dial: Dial, contexts: list[str], timeout_s: float) -> nbd.NBD:
     handle = nbd.NBD()
     try:
         for context in contexts:
             handle.add_meta_context(context)
         handle.set_pread_initialize(False)  # what could not be read is never looked at
-        handle.set_uri_allow_local_file(True)  # tls-psk-file in the URI: it is the caller's own, not a stranger's
-        handle.aio_connect_uri(uri)
+        dial(handle)
         deadline = time.monotonic() + timeout_s
         while handle.aio_is_connecting() or handle.aio_is_negotiating():
             handle.poll(_POLL_MS)
@@ -213,14 +237,14 @@ def _named(uri: str) -> str:
 class _Pool:
     """The connections to one export, made when they are first needed: as many as asked for, if the server allows several."""
 
-    def __init__(self, uri: str, contexts: list[str], connections: int, server: str) -> None:
-        self._uri, self._contexts = uri, contexts
+    def __init__(self, dial: Dial, contexts: list[str], connections: int, server: str) -> None:
+        self._dial, self._contexts = dial, contexts
         self.server = server
         self._changed = threading.Condition()
         self._open = 1
         self._closed = False
         try:
-            first = _connected(uri, contexts, CONNECT_TIMEOUT_S)
+            first = _connected(dial, contexts, CONNECT_TIMEOUT_S)
             self.export_size: int = first.get_size()
             self.most = connections if first.can_multi_conn() else 1
         except (_Lost, nbd.Error) as lost:
@@ -284,7 +308,7 @@ class _Pool:
         return self._limit if time.monotonic() < self._more_at else self.most
 
     def _another(self, timeout_s: float) -> nbd.NBD:
-        handle = _connected(self._uri, self._contexts, timeout_s)
+        handle = _connected(self._dial, self._contexts, timeout_s)
         if handle.get_size() != self.export_size:
             raise SourceUnreachable(
                 f"{self.server} has another disk now: {handle.get_size()} bytes, not {self.export_size}",

@@ -1,22 +1,174 @@
-"""XenServer and XCP-ng pools, by XAPI on port 443. Registered and not served yet: docs/platforms/xenserver.md."""
+"""XenServer and XCP-ng pools by XenAPI on port 443. asyncio outside, threads inside; __init__.py says what its parts do."""
 
-from pydantic import SecretStr
+import asyncio
+import contextlib
+from collections.abc import Collection, Mapping
+from typing import Annotated, Final
 
-from synvirt.live import SourceAccess
+import structlog
+from pydantic import Field, SecretStr
+
+from synvirt.disks.specs import ChangedSpec, ReaderSpec
+from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.form import Form
-from synvirt.live.planned import Planned
-from synvirt.model import LiveKind, Name, Received, SourceOptions
+from synvirt.live.xen import exports, machines, power, roles, snapshots
+from synvirt.live.xen.machines import Machine
+from synvirt.live.xen.session import KEEP_ALIVE_S, OURSELVES, Login, XenSession
+from synvirt.live.xen.ways import Transport, Way
+from synvirt.machines.texts import clean, is_true
+from synvirt.machines.xenapi import Record, table, text
+from synvirt.model import Disk, LiveKind, Name, Received, SourceCheck, SourceOptions, VmManifest
 
-COMING = "its changed blocks and NBD exports, by XAPI, are to come"
+log = structlog.get_logger(__name__)
+
+_NO_WARM: Final = "move the VM cold"
 
 
-class Login(Received):
+class XenCredentials(Received):
+    """A user of the pool: root, or one of its directory."""
+
     user: Name
     password: SecretStr
 
 
-FORM = Form(LiveKind.XEN_API, {"https": 443}, Login, SourceOptions)
+class XenOptions(SourceOptions):
+    """`transport`: auto is NBD where the pool offers it, else exports; deltas by changed block tracking where there is NBD,
+    else by comparing VHDs. `shutdown_timeout_s`: how long a guest may take to shut itself down, before it is powered off."""
+
+    transport: Transport = "auto"
+    shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 300
 
 
-def xen_api(access: SourceAccess) -> Planned:
-    return Planned(access, FORM, COMING)
+FORM = Form(LiveKind.XEN_API, {"https": 443}, XenCredentials, XenOptions)
+
+
+class XenApi:
+    kind = LiveKind.XEN_API
+
+    def __init__(self, access: SourceAccess) -> None:
+        place, credentials, self._options = FORM.read(access)
+        login = Login(credentials.user, credentials.password.get_secret_value())
+        self._folder = access.folder
+        self._session = XenSession(place, login, self._options, access.folder)
+        self._keeping: asyncio.Task[None] | None = None
+
+    # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def connect(self) -> None:
+        await asyncio.to_thread(self._session.open)
+        self._keeping = asyncio.create_task(self._keep_alive())
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_S)
+            with contextlib.suppress(SynvirtError):  # whoever asks next learns it
+                await asyncio.to_thread(self._session.keep_alive)
+
+    async def close(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            self._keeping = None
+        await asyncio.to_thread(self._session.close)
+
+    # ── who is there ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def about(self) -> About:
+        return await asyncio.to_thread(self._about)
+
+    def _about(self) -> About:
+        session = self._session
+        hosts: Mapping[str, Record] = session.call("say who it is", "host.get_all_records")
+        version = next((table(host, "software_version") for host in hosts.values()), {})
+        product = clean(text(version, "product_brand")) or "XenServer"
+        number = " ".join(filter(None, (text(version, "product_version"), text(version, "build_number"))))
+        own: Record = session.call("say what we may do", "session.get_record", OURSELVES)
+        if is_true(text(own, "is_local_superuser")):
+            allowed = SourceCheck(name="role", ok=True, detail=f"{session.login_.user} may do everything: root of the pool")
+            return About(product, clean(number), (allowed,))
+        return About(product, clean(number), roles.checks(session.login_.user, own.get("rbac_permissions") or ()))
+
+    async def supports_warm(self) -> bool:
+        return True
+
+    async def list_vms(self) -> list[VmRow]:
+        return await asyncio.to_thread(machines.rows, self._session)
+
+    async def inspect(self, vm_id: str) -> VmManifest:
+        return await asyncio.to_thread(self._inspect, vm_id)
+
+    def _inspect(self, vm_id: str) -> VmManifest:
+        vm = machines.machine(self._session, vm_id)
+        return machines.manifest(vm_id, vm, self._ways(vm), machines.chain_lengths(self._session, vm))
+
+    def _ways(self, vm: Machine) -> dict[str, Way]:
+        return machines.ways(self._session, vm, self._options.transport)
+
+    # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
+        def enable() -> None:
+            vm = machines.machine(self._session, vm_id)
+            snapshots.enable(self._session, vm, disks, self._ways(vm))
+
+        await asyncio.to_thread(enable)
+
+    async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
+        def take() -> SnapshotRef:
+            vm = machines.machine(self._session, vm_id)
+            return snapshots.take(self._session, vm, name, disks, self._ways(vm))
+
+        return await asyncio.to_thread(take)
+
+    async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        return await asyncio.to_thread(self._open_disk, vm_id, snapshot.id, disk.key, since)
+
+    def _open_disk(self, vm_id: str, snapshot_id: str, key: str, since: str | None) -> ReaderSpec:
+        session = self._session
+        vm = machines.machine(session, vm_id)
+        reference, vdi = snapshots.disk_in(session, vm, snapshot_id, key)
+        way = self._ways(vm)[key]
+        if since is None:
+            return self._whole(vm, key, reference, vdi, way)
+        by, _, uuid = since.partition(":")
+        if by == "cbt":
+            areas = exports.changed(session, uuid, reference, vdi, key)
+            return ChangedSpec(over=exports.by_nbd(session, reference, vdi, self._folder), areas=areas)
+        if by != "vhd":
+            raise CbtReset(f"disk {key}: {since[:60]!r} is no change id of a pool", hint="the whole disk is compared once")
+        if way.deltas != "vhd" and self._options.transport == "nbd":
+            raise CbtUnsupported(f"disk {key}: options.transport nbd forbids the deltas that it had so far", hint=_NO_WARM)
+        base = exports.base_of(session, uuid, vdi, key)
+        return exports.by_export(session, reference, vdi, raw=False, base=base)
+
+    def _whole(self, vm: Machine, key: str, reference: str, vdi: Record, way: Way) -> ReaderSpec:
+        if way.bytes == "nbd":
+            try:
+                return exports.by_nbd(self._session, reference, vdi, self._folder)
+            except (SourceUnreachable, AuthFailed) as error:
+                if self._options.transport != "auto":
+                    raise
+                log.warning("a disk is not served by NBD: it is exported", vdi=text(vdi, "uuid"), cause=error.detail)
+                way = machines.ways(self._session, vm, "export")[key]
+        return exports.by_export(self._session, reference, vdi, raw=way.bytes == "raw")
+
+    async def release(self, vm_id: str, name: str) -> None:
+        await asyncio.to_thread(snapshots.release, self._session, name)
+
+    async def cleanup(self, vm_id: str, name: str) -> None:
+        await asyncio.to_thread(snapshots.cleanup, self._session, vm_id, name)
+
+    # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def shutdown(self, vm_id: str) -> None:
+        await asyncio.to_thread(power.shut_down, self._session, vm_id, self._options.shutdown_timeout_s)
+
+    async def last_start(self, vm_id: str) -> str:
+        return await asyncio.to_thread(power.last_start, self._session, vm_id)
+
+    async def power_on(self, vm_id: str) -> None:
+        await asyncio.to_thread(power.power_on, self._session, vm_id)
+
+    async def mark(self, vm_id: str, note: str) -> None:
+        with contextlib.suppress(VmNotFound):  # a VM that is gone needs no mark: it starts no more
+            await asyncio.to_thread(power.mark, self._session, vm_id, note)

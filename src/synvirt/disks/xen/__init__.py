@@ -1,0 +1,1 @@
+"""VDIs as a XenServer host sends them."""

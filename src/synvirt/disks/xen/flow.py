@@ -1,0 +1,159 @@
+"""A VHD that comes once and from front to back, as vhd-tool of XenServer sends it: Microsoft's Virtual Hard Disk Image Format.
+
+    footer's copy │ header │ BAT │ bitmap, block │ bitmap, block │ … │ footer
+
+Blocks ascend in the stream as on the disk, so what follows is known once the BAT is there. A dynamic one is a whole disk; of a
+differencing one the blocks that are there are what differs from the disk that it was compared with.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from synvirt.blocks import Extent
+from synvirt.disks.vhd import (
+    COOKIE,
+    FOOTER_BYTES,
+    FOOTER_CHECKSUM_AT,
+    HEADER_BYTES,
+    Kind,
+    checksum_is_right,
+    parse_footer,
+    parse_header,
+)
+from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
+from synvirt.sizes import MIB
+
+# Fills the whole buffer with what comes next, or raises.
+Fill = Callable[[memoryview], None]
+
+_SECTOR: Final = 512
+_UNUSED: Final = 0xFFFF_FFFF
+# Before the blocks: the BAT of 2 TiB takes 4 MiB, and whoever sends it may leave some room.
+_HEAD_BYTES_MAX: Final = 64 * MIB
+_PIECE_BYTES: Final = MIB
+
+
+class VhdFlow:
+    """Reads ascend, and each byte is read at most once. `size`: the disk's own; the image may be a little larger, as vhd-tool
+    makes it whole blocks."""
+
+    def __init__(self, fill: Fill, size: int, name: str) -> None:
+        """MalformedArchive, UnsupportedFormat; what `fill` raises."""
+        self._fill, self._name, self.size = fill, name, size
+        self._at = 0  # of the stream
+        self._done = 0  # of the disk
+        self._scratch = memoryview(bytearray(_PIECE_BYTES))
+        content = self._take(FOOTER_BYTES)
+        if not content.startswith(COOKIE) or not checksum_is_right(content, FOOTER_CHECKSUM_AT):
+            raise MalformedArchive(f"{name}: what was sent does not begin as a VHD does")
+        footer = parse_footer(content, name)
+        if footer.kind is Kind.FIXED:
+            raise UnsupportedFormat(f"{name}: a fixed VHD was sent; dynamic and differencing ones are read")
+        self._skip_to(footer.header_at, "its header")
+        header, _ = parse_header(self._take(HEADER_BYTES), footer, name)
+        if not size <= footer.size < size + header.block_bytes:
+            raise MalformedArchive(f"{name}: a VHD of {footer.size} bytes was sent for a disk of {size}")
+        self.whole = footer.kind is Kind.DYNAMIC
+        self._block_bytes, self._bitmap_bytes = header.block_bytes, header.bitmap_bytes
+        self._skip_to(header.table_at, "its BAT")
+        if header.blocks * 4 > _HEAD_BYTES_MAX:
+            raise MalformedArchive(f"{name}: a BAT of {header.blocks} blocks; 2 TiB have a million")
+        entries = np.frombuffer(self._take(header.blocks * 4), ">u4").astype(np.int64)
+        self._blocks = np.flatnonzero(entries != _UNUSED)
+        self._places = entries[self._blocks] * _SECTOR
+        self._check()
+        self._entered = -1  # the block whose bitmap was read
+        self._absent: tuple[tuple[int, int], ...] = ()
+
+    def _check(self) -> None:
+        ends = self._places + self._bitmap_bytes + self._block_bytes
+        if len(self._places) and (int(self._places[0]) < self._at or bool(np.any(self._places[1:] < ends[:-1]))):
+            raise MalformedArchive(
+                f"{self._name}: its blocks are not sent in the order of the disk",
+                hint="options.transport nbd reads the disk another way",
+            )
+
+    def extents(self) -> Iterator[Extent]:
+        """Of a whole disk all of it, with zeros where no block is; of a difference the blocks that are there."""
+        at = 0
+        # A run ends where the next block does not follow.
+        breaks = np.flatnonzero(np.diff(self._blocks) != 1) + 1
+        for run in np.split(self._blocks, breaks) if len(self._blocks) else ():
+            start, end = int(run[0]) * self._block_bytes, min((int(run[-1]) + 1) * self._block_bytes, self.size)
+            if self.whole and start > at:
+                yield Extent(at, start - at, zero=True)
+            if start < end:
+                yield Extent(start, end - start)
+            at = end
+        if self.whole and at < self.size:
+            yield Extent(at, self.size - at, zero=True)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """DiskReadFailed, MalformedArchive; what `fill` raises."""
+        if offset < self._done:
+            raise DiskReadFailed(f"{self._name}: offset {offset} was passed already, at {self._done} of a stream")
+        end = offset + len(buffer)
+        at = offset
+        while at < end:
+            block, within = divmod(at, self._block_bytes)
+            stop = min(end, (block + 1) * self._block_bytes)
+            self._read(block, within, buffer[at - offset : stop - offset])
+            at = stop
+        self._done = end
+
+    def _read(self, block: int, within: int, into: memoryview) -> None:
+        index = int(np.searchsorted(self._blocks, block))
+        if index == len(self._blocks) or int(self._blocks[index]) != block:
+            if not self.whole:
+                raise DiskReadFailed(f"{self._name}: offset {block * self._block_bytes + within} is not in the difference")
+            into[:] = bytes(len(into))
+            return
+        place = int(self._places[index])
+        if self._entered != block:
+            self._pass_to(place)
+            self._absent = self._absent_in(self._take(self._bitmap_bytes), block)
+            self._entered = block
+        self._pass_to(place + self._bitmap_bytes + within)
+        self._fill(into)
+        self._at += len(into)
+        for start, stop in self._absent:
+            first, last = max(start - within, 0), min(stop - within, len(into))
+            if first < last:
+                into[first:last] = bytes(last - first)
+
+    def _absent_in(self, bitmap: bytes, block: int) -> tuple[tuple[int, int], ...]:
+        """The ranges of the block that its bitmap says are not there: zeros of a whole disk."""
+        sectors = min(self._block_bytes, self.size - block * self._block_bytes + _SECTOR - 1) // _SECTOR
+        bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="big")[:sectors]
+        if bool(bits.all()):
+            return ()
+        if not self.whole:
+            raise MalformedArchive(
+                f"{self._name}: the difference has a part of the block at {block * self._block_bytes} only",
+                hint="vhd-tool sends whole blocks: is something in between?",
+            )
+        missing = np.flatnonzero(bits == 0)
+        runs = np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1)
+        return tuple((int(run[0]) * _SECTOR, (int(run[-1]) + 1) * _SECTOR) for run in runs)
+
+    # ── the stream ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, length: int) -> bytes:
+        content = bytearray(length)
+        self._fill(memoryview(content))
+        self._at += length
+        return bytes(content)
+
+    def _skip_to(self, at: int, what: str) -> None:
+        """Within what precedes the blocks."""
+        if not self._at <= at <= _HEAD_BYTES_MAX:
+            raise MalformedArchive(f"{self._name}: {what} lies at {at}, which is no place in a stream that is at {self._at}")
+        self._pass_to(at)
+
+    def _pass_to(self, at: int) -> None:
+        while self._at < at:
+            part = min(at - self._at, len(self._scratch))
+            self._fill(self._scratch[:part])
+            self._at += part

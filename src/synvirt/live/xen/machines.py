@@ -1,0 +1,234 @@
+"""XenServer's VMs as ours: a line of discovery, and the manifest with what is special to a pool. Blocking code."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from synvirt.errors import VmNotFound
+from synvirt.live import VmRow
+from synvirt.live.xen.session import XapiFailure, XenSession
+from synvirt.live.xen.ways import THICK_STORES, Seen, Transport, Way, seen, way
+from synvirt.machines import xenapi
+from synvirt.machines.texts import clean, is_true, whole_number
+from synvirt.machines.xenapi import NULL, Record, Records, listed, table, text
+from synvirt.model import Concern, Disk, VmManifest
+from synvirt.sizes import GIB
+
+# The storage manager refuses a snapshot of a disk that lies on so many layers; it joins them by and by.
+CHAIN_MAX: Final = 30
+# Our judgement: a warm job's snapshots add two at the most, and others may take some, too.
+CHAIN_RISKY: Final = 24
+# Of a store whose snapshots grow by what is written: with less of it free a snapshot is a risk. Our judgement.
+LOW_SPACE: Final = 0.1
+LEAST_FREE_BYTES: Final = 1 * GIB
+
+
+class Machine(NamedTuple):
+    """A VM and all records that belong to it. `vdis`: its disks' references by our key, their UUID."""
+
+    reference: str
+    record: Record
+    records: Records
+    vdis: Mapping[str, str]
+
+
+def vm_ref(session: XenSession, vm_id: str) -> str:
+    """VmNotFound."""
+    try:
+        return str(session.asked("VM.get_by_uuid", vm_id))
+    except XapiFailure as failure:
+        if failure.code in ("UUID_INVALID", "HANDLE_INVALID"):
+            hint = "list its VMs: it may have been exported and imported again"
+            raise VmNotFound(f"{session.host} has no VM {vm_id[:60]}", hint=hint) from failure
+        raise session.as_ours(f"look for {vm_id[:60]}", failure) from failure
+
+
+def rows(session: XenSession) -> list[VmRow]:
+    """All VMs that are neither templates, nor snapshots, nor a host's own domain."""
+    what = "list its VMs"
+    vms: Mapping[str, Record] = session.call(what, "VM.get_all_records")
+    guests: Mapping[str, Record] = session.call(what, "VM_guest_metrics.get_all_records")
+    vbds: Mapping[str, Record] = session.call(what, "VBD.get_all_records")
+    vdis: Mapping[str, Record] = session.call(what, "VDI.get_all_records")
+    records = Records({"VBD": dict(vbds), "VDI": dict(vdis)})
+
+    def row(vm: Record) -> VmRow:
+        told = text(table(guests.get(text(vm, "guest_metrics"), {}), "os_version"), "name").split("|")[0]
+        sizes = [whole_number(text(vdis[text(vbd, "VDI")], "virtual_size")) for vbd in xenapi.disk_vbds(records, vm)]
+        return VmRow(
+            vm_id=text(vm, "uuid"),
+            name=clean(text(vm, "name_label")),
+            power_state=xenapi.power_state(vm),
+            cpu_count=whole_number(text(vm, "VCPUs_at_startup")),
+            memory_bytes=whole_number(text(vm, "memory_static_max")),
+            capacity_bytes=sum(size or 0 for size in sizes),
+            guest_os=clean(told or text(table(vm, "other_config"), "base_template_name")),
+        )
+
+    return [row(vm) for vm in vms.values() if not any(is_true(text(vm, trait)) for trait in _NO_MACHINES)]
+
+
+_NO_MACHINES: Final = ("is_a_template", "is_a_snapshot", "is_control_domain")
+
+
+def machine(session: XenSession, vm_id: str) -> Machine:
+    """VmNotFound."""
+    reference, what = vm_ref(session, vm_id), f"describe {vm_id}"
+    vm: Record = session.call(what, "VM.get_record", reference)
+    found: dict[str, dict[str, Record]] = {"VM": {reference: vm}}
+
+    def fetch(kind: str, wanted: str) -> Record:
+        kept = found.setdefault(kind, {})
+        if wanted and wanted != NULL and wanted not in kept:
+            try:
+                kept[wanted] = session.asked(f"{kind}.get_record", wanted)
+            except XapiFailure as failure:
+                if failure.code != "HANDLE_INVALID":  # it went meanwhile
+                    raise session.as_ours(what, failure) from failure
+        return kept.get(wanted, {})
+
+    for one in listed(vm, "snapshots"):
+        fetch("VM", one)
+    for one in listed(vm, "VIFs"):
+        fetch("network", text(fetch("VIF", one), "network"))
+    for one in listed(vm, "VBDs"):
+        vbd = fetch("VBD", one)
+        if text(vbd, "type") != "CD" and (vdi := text(vbd, "VDI")):
+            fetch("SR", text(fetch("VDI", vdi), "SR"))
+    fetch("VM_guest_metrics", text(vm, "guest_metrics"))
+    fetch("host", text(vm, "resident_on"))
+    records = Records(found)
+    disks = [text(vbd, "VDI") for vbd in xenapi.disk_vbds(records, vm)]
+    return Machine(reference, vm, records, {text(records.at("VDI", one), "uuid"): one for one in disks})
+
+
+def ways(session: XenSession, vm: Machine, wished: Transport) -> dict[str, Way]:
+    """Of each disk, by its key."""
+    restrictions: Record = {}
+    pools: Mapping[str, Record] = session.call("say what its licence allows", "pool.get_all_records")
+    for pool in pools.values():
+        restrictions = table(pool, "restrictions")
+    return {key: way(wished, _seen(session, vm, reference, wished, restrictions)) for key, reference in vm.vdis.items()}
+
+
+def _seen(session: XenSession, vm: Machine, vdi_ref: str, wished: Transport, restrictions: Record) -> Seen:
+    vdi = vm.records.at("VDI", vdi_ref)
+    offers, no_nbd = False, "no network of the pool has the purpose nbd"
+    if wished != "export":
+        try:
+            offers = bool(session.asked("VDI.get_nbd_info", vdi_ref))
+        except XapiFailure as failure:
+            no_nbd = f"the pool offers no NBD: {failure.told}"
+    return seen(vdi, vm.records.at("SR", text(vdi, "SR")), offers_nbd=offers, no_nbd=no_nbd, restrictions=restrictions)
+
+
+def manifest(vm_id: str, vm: Machine, chosen: Mapping[str, Way], chains: Mapping[str, int]) -> VmManifest:
+    """`chains`: of each disk the layers that it lies on, as far as they are known."""
+    base = xenapi.manifest(vm.records, vm.reference, disk_key=lambda _, vdi: text(vdi, "uuid"))
+    disks = tuple(_disk(disk, vm, chosen[disk.key]) for disk in base.disks)
+    reason = "; ".join(disk.cbt_reason for disk in disks if disk.cbt_reason) or None
+    snapshots = tuple(one.model_copy(update={"id": text(vm.records.at("VM", one.id), "uuid")}) for one in base.snapshots)
+    # The suspended one of files speaks of an export; a pool can still do something about it.
+    kept = tuple(one for one in base.concerns if one.id != "suspended")
+    return base.model_copy(
+        update={
+            "vm_id": vm_id,
+            "host": clean(text(vm.records.at("host", text(vm.record, "resident_on")), "name_label")),
+            "cbt_available": reason is None,
+            "cbt_reason": reason,
+            "disks": disks,
+            "snapshots": snapshots,
+            "concerns": (*kept, *_concerns(vm, disks, chosen, chains)),
+        }
+    )
+
+
+def _disk(disk: Disk, vm: Machine, chosen: Way) -> Disk:
+    vdi = vm.records.at("VDI", vm.vdis[disk.key])
+    return disk.model_copy(
+        update={
+            "format": "vhd" if chosen.bytes != "raw" else "raw",
+            "source_path": text(vm.records.at("SR", text(vdi, "SR")), "name_label"),
+            "cbt_enabled": is_true(text(vdi, "cbt_enabled")),
+            "cbt_reason": None if chosen.deltas else f"{disk.label} has no deltas: {chosen.why}",
+        }
+    )
+
+
+def _concerns(vm: Machine, disks: tuple[Disk, ...], chosen: Mapping[str, Way], chains: Mapping[str, int]) -> list[Concern]:
+    found = [
+        Concern(
+            id="xen.read_by",
+            category="Information",
+            label="How the disks are read",
+            assessment=". ".join(f"{disk.label}: {chosen[disk.key].told}" for disk in disks) or "There are no disks to read",
+            remedy="options.transport of the source chooses another way.",
+        )
+    ]
+    if xenapi.power_state(vm.record) == "suspended":
+        found.append(
+            Concern(
+                id="xen.suspended",
+                category="Critical",
+                label="Suspended VM",
+                assessment=f"The VM is {text(vm.record, 'power_state').lower()}: what it has in memory is not moved.",
+                remedy="Resume it, or shut it down, first.",
+            )
+        )
+    found += [_long_chain(disk, chains[disk.key]) for disk in disks if chains.get(disk.key, 0) >= CHAIN_RISKY]
+    stores = {text(vm.records.at("VDI", one), "SR") for one in vm.vdis.values()}
+    full = {reference: lacking for reference in stores if (lacking := lacking_space(vm, reference)) is not None}
+    return found + [_full_store(vm.records.at("SR", reference), lacking) for reference, lacking in full.items()]
+
+
+def _long_chain(disk: Disk, layers: int) -> Concern:
+    return Concern(
+        id=f"xen.chain:{disk.key}",
+        category="Warning",
+        label="Long chain of snapshots",
+        assessment=f"{disk.label} lies on {layers} layers; XenServer refuses a snapshot at {CHAIN_MAX}.",
+        remedy="Remove snapshots that nobody needs, and let the storage join its layers (rescan the SR) first.",
+    )
+
+
+def _full_store(sr: Record, lacking: str) -> Concern:
+    return Concern(
+        id=f"xen.store_full:{clean(text(sr, 'uuid'))}",
+        category="Warning",
+        label="Storage is nearly full",
+        assessment=f"{clean(text(sr, 'name_label'))} {lacking}.",
+        remedy="Make room there before the move: a snapshot grows, or takes as much as the disk, while it is read.",
+    )
+
+
+def lacking_space(vm: Machine, sr_ref: str, keys: Any = None) -> str | None:
+    """What is said of a store that may not hold the snapshots of these disks (None: all); None where it does."""
+    sr = vm.records.at("SR", sr_ref)
+    size, used = whole_number(text(sr, "physical_size")) or 0, whole_number(text(sr, "physical_utilisation")) or 0
+    if size <= 0:
+        return None  # some drivers do not say
+    wanted = [
+        whole_number(text(vm.records.at("VDI", one), "virtual_size")) or 0
+        for key, one in vm.vdis.items()
+        if (keys is None or key in keys) and text(vm.records.at("VDI", one), "SR") == sr_ref
+    ]
+    free = max(0, size - used)
+    if text(sr, "type") in THICK_STORES and free < sum(wanted):
+        return f"has {free} bytes free, and snapshots of its disks take {sum(wanted)} there"
+    if wanted and free < min(size * LOW_SPACE, LEAST_FREE_BYTES):
+        return f"has {free} of {size} bytes free"
+    return None
+
+
+def chain_lengths(session: XenSession, vm: Machine) -> dict[str, int]:
+    """By our key: how many layers each disk lies on, as the storage manager notes them (`sm_config`, vhd-parent)."""
+    found: dict[str, int] = {}
+    for key, reference in vm.vdis.items():
+        parent, length = text(table(vm.records.at("VDI", reference), "sm_config"), "vhd-parent"), 1
+        while parent and length <= CHAIN_MAX:
+            try:
+                record: Record = session.asked("VDI.get_record", session.asked("VDI.get_by_uuid", parent))
+            except XapiFailure:
+                break
+            parent, length = text(table(record, "sm_config"), "vhd-parent"), length + 1
+        found[key] = length
+    return found

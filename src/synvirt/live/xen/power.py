@@ -1,0 +1,78 @@
+"""A XenServer VM switched off and on, and the note on one that has moved. Blocking code; all of it idempotent."""
+
+import time
+from typing import Final
+
+from synvirt.errors import Internal, SourceUnreachable
+from synvirt.live.xen.machines import vm_ref
+from synvirt.live.xen.session import XapiFailure, XenSession
+from synvirt.machines.xenapi import NULL, Record, table, text
+
+POWER_TIMEOUT_S: Final = 300.0
+NOTE: Final = "synvirt"
+# The guest hears nobody, or does not want to: then it is ended.
+_DEAF: Final = frozenset(
+    {
+        "VM_LACKS_FEATURE", "VM_LACKS_FEATURE_SHUTDOWN", "VM_MISSING_PV_DRIVERS", "VM_FAILED_SHUTDOWN_ACKNOWLEDGMENT",
+        "VM_SHUTDOWN_TIMEOUT", "OPERATION_NOT_ALLOWED", "INTERNAL_ERROR",
+    }
+)  # fmt: skip
+
+
+def shut_down(session: XenSession, vm_id: str, timeout_s: float) -> None:
+    """By the guest itself, where its tools hear us; by force once `timeout_s` are over. Off when it returns."""
+    reference = vm_ref(session, vm_id)
+    if _state(session, reference) == "Halted":
+        return
+    deadline = time.monotonic() + timeout_s
+    what = f"shut {vm_id} down"
+    try:
+        session.awaited(what, "VM.clean_shutdown", reference, timeout_s=timeout_s)
+    except SourceUnreachable:
+        if time.monotonic() < deadline and _state(session, reference) != "Halted":
+            raise  # the pool is away, and not the guest slow
+    except XapiFailure as failure:
+        if failure.code not in _DEAF and failure.code != "VM_BAD_POWER_STATE":
+            raise session.as_ours(what, failure) from failure
+    if _state(session, reference) != "Halted":
+        _power(session, reference, f"power {vm_id} off", "VM.hard_shutdown", wanted="Halted")
+
+
+def power_on(session: XenSession, vm_id: str) -> None:
+    reference = vm_ref(session, vm_id)
+    if _state(session, reference) != "Running":
+        _power(session, reference, f"start {vm_id}", "VM.start", False, False, wanted="Running")
+
+
+def _power(session: XenSession, reference: str, what: str, method: str, *parameters: bool, wanted: str) -> None:
+    try:
+        session.awaited(what, method, reference, *parameters, timeout_s=POWER_TIMEOUT_S)
+    except XapiFailure as failure:
+        if _state(session, reference) != wanted:  # else it came there by itself meanwhile
+            raise session.as_ours(what, failure) from failure
+    if (state := _state(session, reference)) != wanted:
+        raise Internal(f"{session.host} was to {what}, and says that it is {state}")
+
+
+def last_start(session: XenSession, vm_id: str) -> str:
+    """`VM_metrics.start_time`, which stays when the VM is off; with its `generation_id`, which a revert changes."""
+    vm: Record = session.call(f"tell when {vm_id} was started", "VM.get_record", vm_ref(session, vm_id))
+    metrics = text(vm, "metrics")
+    if not metrics or metrics == NULL:
+        return ""
+    found: Record = session.call(f"tell when {vm_id} was started", "VM_metrics.get_record", metrics)
+    return f"{found.get('start_time')} {text(vm, 'generation_id')}"
+
+
+def mark(session: XenSession, vm_id: str, note: str) -> None:
+    """In `other_config`, where Xen Orchestra and XenCenter show it."""
+    reference = vm_ref(session, vm_id)
+    vm: Record = session.call("look for a note", "VM.get_record", reference)
+    if text(table(vm, "other_config"), NOTE) == note:
+        return
+    session.call("take an older note away", "VM.remove_from_other_config", reference, NOTE)
+    session.call("note that it has moved", "VM.add_to_other_config", reference, NOTE, note)
+
+
+def _state(session: XenSession, reference: str) -> str:
+    return str(session.call("look at a VM", "VM.get_power_state", reference))

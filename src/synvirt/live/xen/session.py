@@ -1,0 +1,332 @@
+"""A session with a XenServer or XCP-ng pool: XenAPI by JSON-RPC 2.0 over HTTPS (/jsonrpc, since XenServer 7.3). Blocking.
+
+    log in ─▶ HOST_IS_SLAVE? at the coordinator that it names ─▶ calls; SESSION_INVALID? logged in again, and asked once more
+
+The coordinator may be another host tomorrow. Its pool's members are therefore kept in a file, each with the certificate that a
+coordinator we trusted said it has: they are asked in turn when the one of the endpoint does not answer.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from ssl import PEM_cert_to_DER_cert
+from typing import Any, Final
+from xml.sax.saxutils import unescape
+
+import structlog
+
+from synvirt.errors import AuthFailed, Internal, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.live.form import Place
+from synvirt.live.xen.roles import role_for
+from synvirt.machines.texts import clean
+from synvirt.machines.xenapi import Record, text
+from synvirt.model import SourceOptions
+from synvirt.transport import HttpClient, Recorder, Trust, tls
+
+ORIGINATOR: Final = "synvirt"
+API_VERSION: Final = "1.0"
+# xapi ends a session after a day without a call, and the oldest of one originator beyond some 500.
+KEEP_ALIVE_S: Final = 300.0
+# A pool has 64 hosts at the most.
+MEMBERS_MAX: Final = 64
+LOGINS_A_CALL: Final = 2
+TASK_PAUSES_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
+# Stands for our own session among a call's parameters: it may be another one by the time the call is made.
+OURSELVES: Final = object()
+_MEMBERS: Final = "xen-members.json"
+# The same question may be answered a little later.
+BUSY: Final = frozenset(
+    {
+        "OTHER_OPERATION_IN_PROGRESS", "VDI_IN_USE", "TOO_MANY_PENDING_TASKS", "HOST_STILL_BOOTING", "HOST_OFFLINE",
+        "HOST_NOT_LIVE", "HOST_NOT_ENABLED_TO_MIGRATE", "SR_NOT_ATTACHED", "SR_HAS_NO_PBDS", "CANNOT_CONTACT_HOST",
+        "SR_VDI_LOCKING_FAILED", "TASK_CANCELLED",
+    }
+)  # fmt: skip
+_NO_LOGIN: Final = frozenset({"SESSION_AUTHENTICATION_FAILED", "SESSION_AUTHORIZATION_FAILED"})
+_GONE: Final = frozenset({"HANDLE_INVALID", "UUID_INVALID"})
+# Parameters of a failure are a stranger's words, some of them a whole log.
+_PARAMETER_CHARS: Final = 200
+
+log = structlog.get_logger(__name__)
+
+
+class XapiFailure(Exception):
+    """What XenAPI answered instead of a result: its `code`, and the parameters of that."""
+
+    def __init__(self, code: str, parameters: list[str]) -> None:
+        self.code, self.parameters = code, parameters
+        super().__init__(code)
+
+    @property
+    def told(self) -> str:
+        """For people. References may be a session's, which is a secret."""
+        shown = [clean(one)[:_PARAMETER_CHARS] for one in self.parameters if "OpaqueRef:" not in one]
+        return f"{clean(self.code)[:80]}{': ' + ', '.join(shown) if any(shown) else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    user: str
+    password: str = field(repr=False)
+
+
+class XenSession:
+    """Safe from several threads."""
+
+    def __init__(
+        self, place: Place, login: Login, options: SourceOptions, folder: Path, recorder: Recorder | None = None
+    ) -> None:
+        self.endpoint, self.port = place.host or "", place.port or 443
+        self.host = self.endpoint
+        self.login_, self.options, self.folder = login, options, folder
+        self._recorder = recorder
+        self._client: HttpClient | None = None
+        self._id = ""
+        self._logins = 0
+        self._changing = threading.RLock()
+
+    @property
+    def id(self) -> str:
+        """A secret: whoever has it is us."""
+        return self._id
+
+    # ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self) -> None:
+        """AuthFailed, SourceUnreachable."""
+        with self._changing:
+            self._log_in()
+        with suppress(SynvirtError):
+            self._keep_members()
+
+    def _log_in(self) -> None:
+        """At the endpoint, or where that is away at another member of its pool; each may send us to the coordinator."""
+        troubles: list[SourceUnreachable] = []
+        for address in dict.fromkeys((self.endpoint, *self.members())):
+            try:
+                return self._log_in_at(address)
+            except SourceUnreachable as error:
+                troubles.append(error)
+        raise troubles[0]
+
+    def _log_in_at(self, address: str, *, redirected: bool = False) -> None:
+        client = HttpClient(origin(address, self.port), self.trust(address), recorder=self._recorder)
+        login = self.login_
+        try:
+            with self.translated("log in"):
+                self._id = str(
+                    self._ask(client, "session.login_with_password", login.user, login.password, API_VERSION, ORIGINATOR)
+                )
+        except _Elsewhere as error:
+            client.close()
+            if redirected:
+                raise SourceUnreachable(
+                    f"{address} is no coordinator of its pool either, and names {error.address}",
+                    hint="the pool has no coordinator at the moment: look at it in XenCenter or Xen Orchestra",
+                ) from error
+            log.info("the coordinator is another host", asked=address, coordinator=error.address)
+            self._log_in_at(error.address, redirected=True)
+            return
+        except BaseException:
+            client.close()
+            raise
+        if self._client is not None:
+            self._client.close()
+        self._client, self.host = client, address
+        self._logins += 1
+
+    def trust(self, address: str) -> Trust:
+        """Of a member: as the operator said it of the endpoint; where that is by a pin, by the certificate that a coordinator
+        said the member has."""
+        options = self.options
+        if options.fingerprint_sha256 is None or address == self.endpoint:
+            return Trust(options.verify_tls, options.fingerprint_sha256)
+        known = self.members().get(address)
+        if known is None:
+            raise SourceUnreachable(
+                f"{self.endpoint} sends us to {address}, the coordinator of its pool, whose certificate is not known",
+                hint=f"register the source by the coordinator: endpoint https://{address}, and its certificate's fingerprint",
+            )
+        return Trust(fingerprint_sha256=known)
+
+    def members(self) -> dict[str, str]:
+        """Address → SHA-256 of the certificate, as a coordinator last said it."""
+        try:
+            kept = json.loads((self.folder / _MEMBERS).read_text())
+            return {str(address): str(pin) for address, pin in kept.items()}
+        except (OSError, ValueError, AttributeError):
+            return {}
+
+    def _keep_members(self) -> None:
+        known = self.members()
+        hosts: Mapping[str, Record] = self.call("list its hosts", "host.get_all_records")
+        found: dict[str, str] = {}
+        for reference, host in list(hosts.items())[:MEMBERS_MAX]:
+            address = text(host, "address")
+            if address:
+                found[address] = known.get(address) or self.certificate_of(reference)
+        if found != known:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            new = self.folder / f"{_MEMBERS}.new"
+            new.write_text(json.dumps(found))
+            new.replace(self.folder / _MEMBERS)
+
+    def certificate_of(self, host_ref: str) -> str:
+        """The SHA-256 fingerprint of a member's certificate, as the coordinator says it."""
+        pem = str(self.call("say which certificate a host has", "host.get_server_certificate", host_ref))
+        try:
+            return tls.fingerprint(PEM_cert_to_DER_cert(pem.strip()))
+        except ValueError as error:
+            raise SourceUnreachable(f"{self.host} names no certificate of its host") from error
+
+    def close(self) -> None:
+        """Idempotent: a pool allows a limited number of sessions, so none is left behind."""
+        with self._changing:
+            client, self._client = self._client, None
+            if client is not None:
+                with suppress(SynvirtError, XapiFailure, _Elsewhere):
+                    self._ask(client, "session.logout", self._id)
+                client.close()
+            self._id = ""
+
+    def keep_alive(self) -> None:
+        self.call("keep the session", "session.get_uuid", OURSELVES)
+
+    # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def call(self, what: str, method: str, *parameters: Any) -> Any:
+        """The result; a failure as one of our errors: «cannot `what`: …»."""
+        with self.translated(what):
+            return self.asked(method, *parameters)
+
+    def asked(self, method: str, *parameters: Any) -> Any:
+        """The result. XapiFailure as it is; SourceUnreachable."""
+        for left in reversed(range(LOGINS_A_CALL + 1)):
+            with self._changing:
+                if self._client is None:
+                    raise SourceUnreachable(f"the session with {self.endpoint} is closed")
+                client, session, logins = self._client, self._id, self._logins
+            try:
+                return self._ask(client, method, session, *[session if one is OURSELVES else one for one in parameters])
+            except (XapiFailure, _Elsewhere) as error:
+                lost = isinstance(error, _Elsewhere) or error.code == "SESSION_INVALID"
+                with self._changing:
+                    if not lost or not left or self._client is None:
+                        raise
+                    if self._logins == logins:  # else another thread has done so since
+                        log.info("session was lost; logging in again", host=self.host)
+                        self._log_in()
+        raise AssertionError("the last try returns or raises")
+
+    def task(self, what: str, method: str, *parameters: Any, timeout_s: float) -> Any:
+        """The same for what takes long: started, and looked at until it is done. SourceUnreachable when that takes longer."""
+        with self.translated(what):
+            return self.awaited(what, method, *parameters, timeout_s=timeout_s)
+
+    def awaited(self, what: str, method: str, *parameters: Any, timeout_s: float) -> Any:
+        """XapiFailure as it is."""
+        task = str(self.asked(f"Async.{method}", *parameters))
+        deadline = time.monotonic() + timeout_s
+        for pause_s in _pauses():
+            try:
+                record: Record = self.asked("task.get_record", task)
+            except XapiFailure as error:
+                if error.code not in _GONE:
+                    raise
+                raise SourceUnreachable(
+                    f"{self.host} has forgotten the task by which it was to {what}", hint="what came of it is looked at anew"
+                ) from error
+            if (status := text(record, "status")) != "pending":
+                with suppress(XapiFailure, SynvirtError):
+                    self.asked("task.destroy", task)
+                if status == "success":
+                    # «<value>OpaqueRef:…</value>», an XML-RPC value; empty of a call without a result.
+                    return unescape(text(record, "result").removeprefix("<value>").removesuffix("</value>"))
+                told = [str(one) for one in record.get("error_info") or ()] or ["TASK_CANCELLED"]
+                raise XapiFailure(told[0], told[1:])
+            if time.monotonic() > deadline:
+                raise SourceUnreachable(f"{self.host} did not {what} within {timeout_s:.0f} s", hint="look at its tasks")
+            time.sleep(pause_s)
+        raise AssertionError("pauses have no end")
+
+    def _ask(self, client: HttpClient, method: str, *parameters: Any) -> Any:
+        order = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(parameters)}
+        # Reading may be repeated: a connection that had lain idle may turn out to be closed.
+        again = ".get_" in method
+        while True:
+            try:
+                answer = client.request("POST", "/jsonrpc", json=order)
+                break
+            except SourceUnreachable:
+                if not again:
+                    raise
+            again = False
+        if not answer.ok:
+            raise SourceUnreachable(
+                f"{client.where} answers {answer.status} to XenAPI's calls", hint="is it XenServer 7.3 or XCP-ng, or later?"
+            )
+        said = answer.json()
+        if isinstance(said, dict) and isinstance(error := said.get("error"), dict):
+            told = error.get("data")
+            failure = XapiFailure(str(error.get("message")), [str(one) for one in told] if isinstance(told, list) else [])
+            if failure.code == "HOST_IS_SLAVE" and failure.parameters:
+                raise _Elsewhere(failure.parameters[0])
+            raise failure
+        if not isinstance(said, dict) or "result" not in said:
+            raise SourceUnreachable(f"{client.where} answers {method} with neither a result nor an error")
+        return said["result"]
+
+    # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def translated(self, what: str) -> Iterator[None]:
+        """Whatever XenAPI answers, as one of our errors; a coordinator elsewhere passes to who logs in."""
+        try:
+            yield
+        except XapiFailure as failure:
+            raise self.as_ours(what, failure) from failure
+
+    def as_ours(self, what: str, failure: XapiFailure) -> SynvirtError:
+        """A table in the form of code: the first that fits."""
+        cannot = f"{self.host} cannot {what}: {failure.told}"
+        if failure.code in _NO_LOGIN:
+            return AuthFailed(
+                f"{self.host} refused the login of {self.login_.user}",
+                hint="check user and password; a directory's user has its domain",
+            )
+        if failure.code == "RBAC_PERMISSION_DENIED":
+            permission = clean(failure.parameters[0])[:80] if failure.parameters else "it"
+            return AuthFailed(
+                f"{self.host} does not let {self.login_.user} {what}: its role lacks {permission}",
+                hint=f"give the user the role {role_for(permission)}; docs/platforms/xenserver.md lists what needs which",
+            )
+        if failure.code in _GONE:
+            kind = clean(failure.parameters[0])[:40] if failure.parameters else "object"
+            return VmNotFound(f"{self.host} has no such {kind} any more, and cannot {what}", hint="list its VMs")
+        if failure.code == "SESSION_INVALID":
+            return AuthFailed(f"{self.host} ended our session while we asked it to {what}")
+        if failure.code in BUSY:
+            return SourceUnreachable(cannot, hint="it is busy, or a part of it is away for a while: asked again")
+        return Internal(cannot, hint="XenAPI's own words; the pool's log (xensource.log) may say more")
+
+
+class _Elsewhere(Exception):
+    """HOST_IS_SLAVE: the coordinator of the pool is at `address`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = clean(address)[:255]
+        super().__init__(address)
+
+
+def origin(address: str, port: int) -> str:
+    return f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
+
+
+def _pauses() -> Iterator[float]:
+    yield from TASK_PAUSES_S
+    while True:
+        yield TASK_PAUSES_S[-1]

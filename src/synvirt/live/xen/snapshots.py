@@ -1,0 +1,299 @@
+"""Snapshots of a XenServer VM, what keeps its deltas, and what goes again. Blocking code.
+
+    VM.snapshot ─▶ its VDIs get the snapshot's name ─▶ read ─▶ release: by tracking, the data goes and its metadata stays;
+                                                                    by VHD, the data stays, since the next is compared with it
+                                                            ─▶ cleanup: all of that name goes
+
+VDIs are found by name, so that a crash between any two calls leaves nothing that nobody finds. A change id is `cbt:UUID` or
+`vhd:UUID`, of the snapshot's VDI. Citrix' «Changed Block Tracking Developer Guide».
+"""
+
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+
+from synvirt.errors import CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.live import SnapshotRef
+from synvirt.live.xen.machines import CHAIN_MAX, Machine, chain_lengths, lacking_space
+from synvirt.live.xen.session import XapiFailure, XenSession
+from synvirt.live.xen.ways import Way
+from synvirt.machines.texts import is_true
+from synvirt.machines.xenapi import NULL, Record, listed, table, text
+
+SNAPSHOT_TIMEOUT_S: Final = 1800.0
+# A disk of many layers is destroyed and joined meanwhile.
+DESTROY_TIMEOUT_S: Final = 1800.0
+# The storage manager lets go of a disk that was read a little after its reader closed it.
+IN_USE_PAUSES_S: Final = (0.5, 2.0, 5.0, 15.0, 30.0)
+# In a snapshot's VDI: its data is what the next one is compared with.
+KEPT: Final = "synvirt-kept"
+# In a disk: it was not tracked before we asked for it.
+TRACKED_BY_US: Final = "synvirt-tracked"
+OURS: Final = "synvirt-"
+# The id of a «snapshot» that is the VM's own disks, while it is off.
+OFF: Final = "off:"
+METADATA: Final = "cbt_metadata"
+_CANNOT_TRACK: Final = frozenset(
+    {"SR_OPERATION_NOT_SUPPORTED", "LICENCE_RESTRICTION", "FEATURE_RESTRICTED", "VDI_INCOMPATIBLE_TYPE", "SR_FULL"}
+)
+_OLD_XAPI: Final = frozenset({"MESSAGE_PARAMETER_COUNT_MISMATCH", "FIELD_TYPE_ERROR"})
+
+log = structlog.get_logger(__name__)
+
+
+# ── tracking ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def enable(session: XenSession, vm: Machine, keys: Collection[str], ways: Mapping[str, Way]) -> None:
+    """Track the changes of these disks from now on; those whose deltas come by VHD need nothing. CbtUnsupported."""
+    for key in keys:
+        reference, way = vm.vdis.get(key), ways.get(key)
+        if reference is None or way is None:
+            raise VmNotFound(f"{text(vm.record, 'name_label')} has no disk {key}")
+        if way.deltas is None:
+            raise CbtUnsupported(f"disk {key} has no deltas: {way.why}", hint="move the VM cold")
+        if way.deltas == "cbt" and not is_true(text(vm.records.at("VDI", reference), "cbt_enabled")):
+            _enable(session, reference, key)
+
+
+def _enable(session: XenSession, reference: str, key: str) -> None:
+    # Noted first: tracking that was begun, and not noted, would be left behind.
+    _note(session, reference, TRACKED_BY_US)
+    try:
+        session.asked("VDI.enable_cbt", reference)
+    except XapiFailure as failure:
+        with suppress(XapiFailure, SynvirtError):
+            session.asked("VDI.remove_from_other_config", reference, TRACKED_BY_US)
+        if failure.code in _CANNOT_TRACK:
+            raise CbtUnsupported(
+                f"{session.host} does not track changed blocks of disk {key}: {failure.told}",
+                hint="set options.transport to export, which needs no tracking; or move the VM cold",
+            ) from failure
+        raise session.as_ours(f"track changed blocks of disk {key}", failure) from failure
+
+
+def _note(session: XenSession, vdi_ref: str, key: str) -> None:
+    try:
+        session.asked("VDI.add_to_other_config", vdi_ref, key, "true")
+    except XapiFailure as failure:
+        if failure.code != "MAP_DUPLICATE_KEY":
+            raise session.as_ours("leave a note on a disk", failure) from failure
+
+
+# ── taken ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def take(session: XenSession, vm: Machine, name: str, keys: Collection[str] | None, ways: Mapping[str, Way]) -> SnapshotRef:
+    """The snapshot of this name, made if there is none. Of a VM that is off and cannot be snapshot: its disks as they are."""
+    made = _snapshot_of(session, vm, name)
+    if made is None:
+        try:
+            made = _made(session, vm, name, keys)
+        except SnapshotFailed:
+            if text(vm.record, "power_state") != "Halted":
+                raise
+            log.info("no snapshot: the disks of a VM that is off are read as they are", vm=vm.reference)
+            return SnapshotRef(id=OFF + name)
+    change_ids: dict[str, str] = {}
+    for reference, vdi in _disks_of(session, made).items():
+        key = text(_record(session, "VDI", text(vdi, "snapshot_of")), "uuid")
+        if keys is not None and key not in keys:
+            # Of a pool that knows no `ignore_vdis`. It is named, too, so that it goes with the others.
+            session.call("name a snapshot's disk", "VDI.set_name_label", reference, name)
+            continue
+        way = ways.get(key)
+        deltas = way.deltas if way is not None else None
+        if deltas == "vhd":
+            _note(session, reference, KEPT)
+        session.call("name a snapshot's disk", "VDI.set_name_label", reference, name)
+        if deltas == "vhd" or (deltas == "cbt" and is_true(text(vdi, "cbt_enabled"))):
+            change_ids[key] = f"{deltas}:{text(vdi, 'uuid')}"
+    return SnapshotRef(id=name, change_ids=change_ids)
+
+
+def _snapshot_of(session: XenSession, vm: Machine, name: str) -> str | None:
+    for reference in session.call("look for its snapshots", "VM.get_by_name_label", name):
+        found = _record(session, "VM", reference)
+        if is_true(text(found, "is_a_snapshot")) and text(found, "snapshot_of") == vm.reference:
+            return str(reference)
+    return None
+
+
+def _made(session: XenSession, vm: Machine, name: str, keys: Collection[str] | None) -> str:
+    """SnapshotFailed, before anything is made, where the storage has no room for it or would refuse it."""
+    wanted = {key: reference for key, reference in vm.vdis.items() if keys is None or key in keys}
+    for sr_ref in {text(vm.records.at("VDI", one), "SR") for one in wanted.values()}:
+        if (lacking := lacking_space(vm, sr_ref, wanted)) is not None:
+            raise SnapshotFailed(
+                f"the storage {text(vm.records.at('SR', sr_ref), 'name_label')} {lacking}", hint="make room there first"
+            )
+    longest = max(chain_lengths(session, vm).values(), default=0)
+    if longest >= CHAIN_MAX - 1:
+        raise SnapshotFailed(
+            f"a disk of {text(vm.record, 'name_label')} lies on {longest} layers; XenServer takes {CHAIN_MAX} at the most",
+            hint="remove snapshots that nobody needs, and rescan the storage: it joins its layers; then try again",
+        )
+    what = f"snapshot {text(vm.record, 'name_label')}"
+    ignored = [reference for key, reference in vm.vdis.items() if key not in wanted]
+    try:
+        try:
+            return str(
+                session.awaited(
+                    what, "VM.snapshot", vm.reference, name, *([ignored] if ignored else []), timeout_s=SNAPSHOT_TIMEOUT_S
+                )
+            )
+        except XapiFailure as failure:
+            if not ignored or failure.code not in _OLD_XAPI:
+                raise
+            return str(session.awaited(what, "VM.snapshot", vm.reference, name, timeout_s=SNAPSHOT_TIMEOUT_S))
+    except XapiFailure as failure:
+        error = session.as_ours(what, failure)
+        if isinstance(error, Internal):
+            raise SnapshotFailed(error.detail, hint=error.hint) from failure
+        raise error from failure
+
+
+def _disks_of(session: XenSession, snapshot_ref: str) -> dict[str, Record]:
+    """The VDIs of a VM's snapshot, by reference."""
+    found: dict[str, Record] = {}
+    for one in listed(_record(session, "VM", snapshot_ref), "VBDs"):
+        vbd = _record(session, "VBD", one)
+        reference = text(vbd, "VDI")
+        if text(vbd, "type") != "CD" and reference:
+            found[reference] = _record(session, "VDI", reference)
+    return found
+
+
+def _record(session: XenSession, kind: str, reference: str) -> Record:
+    """Empty where it is gone."""
+    if not reference or reference == NULL:
+        return {}
+    try:
+        found: Record = session.asked(f"{kind}.get_record", reference)
+    except XapiFailure as failure:
+        if failure.code == "HANDLE_INVALID":
+            return {}
+        raise session.as_ours("look at a snapshot", failure) from failure
+    return found
+
+
+# ── found, released, gone ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def disk_in(session: XenSession, vm: Machine, snapshot_id: str, key: str) -> tuple[str, Record]:
+    """The VDI that holds disk `key` as it was in the snapshot: reference and record. SnapshotFailed when there is none."""
+    live = vm.vdis.get(key)
+    if live is None:
+        raise SnapshotFailed(f"{text(vm.record, 'name_label')} has no disk {key} any more")
+    if snapshot_id.startswith(OFF):
+        if text(vm.record, "power_state") != "Halted":
+            raise SnapshotFailed(f"{text(vm.record, 'name_label')} was started, and its disks cannot be held still")
+        return live, vm.records.at("VDI", live)
+    for reference, vdi in _named(session, snapshot_id).items():
+        if text(vdi, "snapshot_of") == live and text(vdi, "type") != METADATA:
+            return reference, vdi
+    raise SnapshotFailed(f"snapshot {snapshot_id} has no disk {key}", hint="somebody removed it: it is taken anew")
+
+
+def _named(session: XenSession, name: str) -> dict[str, Record]:
+    """The VDIs of that name. Names are ours alone: they hold the job's id."""
+    references = session.call("look for a snapshot's disks", "VDI.get_by_name_label", name)
+    return {reference: vdi for reference in references if (vdi := _record(session, "VDI", reference))}
+
+
+def release(session: XenSession, name: str) -> None:
+    """What is held of the data goes, where tracking needs no more than its metadata."""
+    _forget_vm(session, name)
+    for reference, vdi in _named(session, name).items():
+        if KEPT in table(vdi, "other_config") or text(vdi, "type") == METADATA:
+            continue
+        if is_true(text(vdi, "cbt_enabled")):
+            _until_free(session, reference, "free a snapshot's data", "VDI.data_destroy")
+        else:
+            _destroy(session, reference)
+
+
+def cleanup(session: XenSession, vm_id: str, name: str) -> None:
+    """All of that name; then tracking that we began ends, where nothing of ours is left on the disk."""
+    _forget_vm(session, name)
+    for reference in _named(session, name):
+        _destroy(session, reference)
+    with suppress(VmNotFound):
+        _untrack(session, vm_id)
+
+
+def _forget_vm(session: XenSession, name: str) -> None:
+    """The snapshot's VM goes, and its VDIs stay: while it is there, they are in use."""
+    for reference in session.call("look for a snapshot", "VM.get_by_name_label", name):
+        disks = _disks_of(session, reference)
+        if not is_true(text(_record(session, "VM", reference), "is_a_snapshot")):
+            continue
+        # A crash may have come before they were named: then they are found by their VM alone, which is about to go.
+        for vdi in disks:
+            _quietly(session, "name a snapshot's disk", "VDI.set_name_label", vdi, name)
+        _quietly(session, "remove a snapshot", "VM.destroy", reference)
+
+
+def _untrack(session: XenSession, vm_id: str) -> None:
+    try:
+        vm = session.asked("VM.get_record", session.asked("VM.get_by_uuid", vm_id))
+    except XapiFailure:
+        return  # a VM that is no more is tracked no more
+    for one in listed(vm, "VBDs"):
+        reference = text(_record(session, "VBD", one), "VDI")
+        vdi = _record(session, "VDI", reference)
+        if TRACKED_BY_US not in table(vdi, "other_config"):
+            continue
+        if any(text(_record(session, "VDI", each), "name_label").startswith(OURS) for each in listed(vdi, "snapshots")):
+            continue
+        _quietly(session, "end tracking", "VDI.disable_cbt", reference)
+        _quietly(session, "take a note away", "VDI.remove_from_other_config", reference, TRACKED_BY_US)
+
+
+def _quietly(session: XenSession, what: str, method: str, *parameters: Any) -> None:
+    """Done, or not needed any more because what it is about is gone."""
+    try:
+        session.asked(method, *parameters)
+    except XapiFailure as failure:
+        if failure.code != "HANDLE_INVALID":
+            raise session.as_ours(what, failure) from failure
+
+
+def _destroy(session: XenSession, vdi_ref: str) -> None:
+    _until_free(session, vdi_ref, "remove a snapshot's disk", "VDI.destroy")
+
+
+def _until_free(session: XenSession, vdi_ref: str, what: str, method: str) -> None:
+    """A disk that was just read is let go of a little later; one that a failed export left attached to a host's own domain is
+    let go of by us."""
+    for pause_s in (*IN_USE_PAUSES_S, None):
+        try:
+            session.awaited(what, method, vdi_ref, timeout_s=DESTROY_TIMEOUT_S)
+        except XapiFailure as failure:
+            if failure.code == "HANDLE_INVALID":
+                return
+            if failure.code not in ("VDI_IN_USE", "OTHER_OPERATION_IN_PROGRESS") or pause_s is None:
+                raise session.as_ours(what, failure) from failure
+            if not _detached(session, vdi_ref):
+                time.sleep(pause_s)
+        else:
+            return
+    raise SourceUnreachable(f"{session.host} cannot {what}: it is in use")
+
+
+def _detached(session: XenSession, vdi_ref: str) -> bool:
+    """Was it held by a host's own domain, as an export that failed leaves it, and is it free now?"""
+    freed = False
+    for one in listed(_record(session, "VDI", vdi_ref), "VBDs"):
+        vbd = _record(session, "VBD", one)
+        if not is_true(text(_record(session, "VM", text(vbd, "VM")), "is_control_domain")):
+            continue
+        with suppress(XapiFailure):  # detached already, or busy still: destroying it tells
+            session.asked("VBD.unplug", one)
+        with suppress(XapiFailure):
+            session.asked("VBD.destroy", one)
+            freed = True
+    return freed

@@ -1,0 +1,162 @@
+"""Whole jobs from a pool to a volume: the warm engine, xen_api and the copy worker as they are; disks come over real TLS."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from synvirt.live import LiveAdapter
+from synvirt.live.xen.adapter import XenApi
+from synvirt.model import LiveKind, Migration, Mode, State
+from tests.fakes.xenserver import XenServer, xenserver
+from tests.house import SOURCE_ID, House, live_plan
+
+DISK_BYTES = (9 << 20) + (12 << 10)
+
+
+class XenHouse(House):
+    def __init__(self, folder: Path, server: XenServer, transport: str) -> None:
+        super().__init__(folder)
+        self.server, self.transport = server, transport
+        # A disk that grows here, one that stays.
+        store = server.pool.add_store()
+        generator = random.Random(3)
+        parts = (bytes(1 << 20) if number % 3 == 2 else generator.randbytes(1 << 20) for number in range(9))
+        self.vm_id = server.pool.add_vm("web", [b"".join(parts) + bytes(12 << 10), generator.randbytes(1 << 20)], store)
+
+    async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        return XenApi(self.server.access(transport=self.transport))
+
+    def plan(self, mode: str = "Warm", **fields: Any) -> Any:
+        reference = {"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": self.vm_id}
+        return live_plan(mode, source={"Live": "xen_api"}, source_ref=reference, **fields)
+
+    def moved(self, mode: str = "Warm", **fields: Any) -> Migration:
+        return self.run(self.intake.submit(self.plan(mode, **fields)).id)
+
+    def same(self, job: Migration) -> bool:
+        found = [self.volume(job, disk.key).read_bytes() for disk in job.disks]
+        return found == [self.server.pool.disk(self.vm_id, number).read_bytes() for number in range(2)]
+
+    def left(self) -> list[str]:
+        """What a job may not leave at its source."""
+        pool = self.server.pool
+        tracked = [vdi["uuid"] for vdi in pool.tables["VDI"].values() if vdi["cbt_enabled"] or vdi["other_config"]]
+        return [*pool.snapshots(), *tracked, *pool.sessions]
+
+    @contextmanager
+    def busy_guest(self) -> Iterator[list[int]]:
+        """Writes small pieces all over its first disk for as long as it runs; how often, in the end."""
+        written, over = [0], threading.Event()
+
+        def write() -> None:
+            generator = random.Random(5)
+            while not over.is_set():
+                data = generator.randbytes(generator.randrange(1, 4096))
+                written[0] += self.server.pool.guest_writes(self.vm_id, generator.randrange(DISK_BYTES - 4096), data)
+                over.wait(0.01)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            yield written
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.fixture(params=["nbd", "export"])
+def house(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[XenHouse]:
+    """By both ways of deltas: tracking with NBD, differencing VHDs by exports."""
+    (tmp_path / "house").mkdir()
+    with xenserver(tmp_path / "pool") as server:
+        made = XenHouse(tmp_path / "house", server, request.param)
+        yield made
+        made.close()
+
+
+def test_a_guest_that_keeps_writing_is_moved_warm_and_loses_nothing(house: XenHouse) -> None:
+    with house.busy_guest() as written:
+        job = house.moved(warm={"delta_threshold_bytes": 64 << 20})
+    assert job.state is State.COMPLETED, job.last_error
+    assert (job.mode_effective, job.last_error) == (Mode.WARM, None)
+    assert written[0] > 0
+    assert house.same(job)
+    assert (job.passes[0].kind, job.passes[-1].kind) == ("full", "final")
+    assert house.left() == []
+    # It was shut down for the cut-over, and says where it went.
+    vm = house.server.pool.tables["VM"][house.server.pool.vm(house.vm_id)]
+    assert (vm["power_state"], str(job.id) in vm["other_config"]["synvirt"]) == ("Halted", True)
+
+
+def test_a_cold_move(house: XenHouse) -> None:
+    job = house.moved("Cold")
+    assert job.state is State.COMPLETED, job.last_error
+    assert house.same(job)
+    assert house.left() == []
+
+
+def test_a_move_that_fails_leaves_its_source_as_it_was(house: XenHouse) -> None:
+    house.server.pool.fault("VM.snapshot", "SR_FULL", "1", "0", times=100)
+    job = house.moved()
+    assert job.state is State.FAILED
+    assert job.last_error is not None
+    assert "SR_FULL" in job.last_error.message
+    assert house.left() == []
+    assert house.leftovers() == []
+    assert house.server.pool.tables["VM"][house.server.pool.vm(house.vm_id)]["power_state"] == "Running"
+
+
+def test_tracking_that_is_lost_between_two_passes_costs_one_whole_pass(
+    house: XenHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody switched it off and on, or removed the older snapshot: the whole disk is compared, and the move goes on."""
+    pool = house.server.pool
+    answered, done = pool.vm_snapshot, list[int]()
+
+    def snapshot(*given: Any) -> str:
+        # Before the second one is taken.
+        if len(done) == 1:
+            pool.lose_tracking(house.vm_id)
+            for vdi in [one for one, vdi in pool.tables["VDI"].items() if vdi["is_a_snapshot"] and not vdi["VBDs"]]:
+                pool.vdi_destroy(vdi)
+        done.append(1)
+        return answered(*given)
+
+    monkeypatch.setattr(pool, "vm_snapshot", snapshot)
+    with house.busy_guest():
+        job = house.moved(warm={"delta_threshold_bytes": 64 << 20})
+    assert job.state is State.COMPLETED, job.last_error
+    assert job.last_error is not None
+    assert (job.last_error.code, job.last_error.fatal) == ("E_MIG_CBT_RESET", False)
+    assert any(one.whole for one in job.passes)
+    assert house.same(job)
+    assert house.left() == []
+
+
+@pytest.mark.parametrize("house", ["export"], indirect=True)
+def test_disks_without_deltas_move_cold_and_say_why(house: XenHouse) -> None:
+    for vdi in house.server.pool.vdis(house.vm_id):
+        house.server.pool.tables["VDI"][vdi]["sm_config"]["image-format"] = "qcow2"
+    job = house.moved()
+    assert job.state is State.COMPLETED, job.last_error
+    assert job.mode_effective is Mode.COLD
+    assert job.last_error is not None
+    assert job.last_error.code == "E_MIG_CBT_UNSUPPORTED"
+    assert "kept as qcow2" in job.last_error.message
+    assert house.same(job)
+    assert house.left() == []
+
+
+@pytest.mark.parametrize("house", ["export"], indirect=True)
+def test_an_export_that_breaks_off_goes_on_from_its_watermark(house: XenHouse) -> None:
+    house.server.pool.export_faults = ["cut", "body500"]
+    job = house.moved("Cold")
+    assert job.state is State.COMPLETED, job.last_error
+    assert house.same(job)
+    assert house.left() == []
