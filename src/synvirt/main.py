@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 from uuid import UUID
 
@@ -341,7 +340,6 @@ def serve(
     listen: Annotated[
         str | None, typer.Option(help="HOST:PORT to listen on; 127.0.0.1:8441 where no setting says else")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings file (TOML); also SYNVIRT_CONFIG")] = None,
 ) -> None:
     """Run the service until Ctrl-C or SIGTERM; its jobs go on at the next start.
 
@@ -351,7 +349,7 @@ def serve(
     from synvirt.logs import log_to
     from synvirt.settings import load
 
-    settings = load(config=config, flags={"data_dir": options.data_dir, "listen": listen})
+    settings = load(config=options.config, flags={"data_dir": options.data_dir, "listen": listen})
     log_to(settings.log_level, sys.stderr)
     with service(settings, announce=partial(typer.echo, err=True)) as running:
         running.run(on_ready=lambda: typer.echo(f"SynVirt serves at {running.address}", err=True))
@@ -373,7 +371,7 @@ def demo(
     from synvirt.settings import load, prepare_data_dir
 
     # What the guest has on its disk is asked of its agent.
-    settings = load(flags={"data_dir": options.data_dir, "boot_check": "agent"})
+    settings = load(config=options.config, flags={"data_dir": options.data_dir, "boot_check": "agent"})
     prepare_data_dir(settings)
     # The story is told on the terminal: the service's own lines go beside it.
     log_to(settings.log_level, (settings.data_dir / "demo.log").open("a"))

@@ -5,7 +5,7 @@ A key of the file's table [zfs] is `zfs_…` here and SYNVIRT_ZFS_… in the env
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -16,6 +16,8 @@ from synvirt.errors import BadRequest
 from synvirt.model import GIB, DestinationName, Received
 
 ENV_PREFIX = "SYNVIRT_"
+# Where the package and the sample unit keep the service's settings.
+SERVICE_CONFIGS = (Path("/etc/synvirt/synvirt.toml"), Path("/etc/synvirt.toml"))
 # Variables of that prefix that are not settings: the specification's own (part 1), this file's path, the command line's.
 ENV_NOT_SETTINGS = frozenset(
     {
@@ -194,23 +196,56 @@ class Settings(Received):
 def load(
     *, config: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Flags over environment over file over defaults. BadRequest names the setting that is wrong."""
-    environ = os.environ if environ is None else environ
-    chosen = config or (Path(environ["SYNVIRT_CONFIG"]) if "SYNVIRT_CONFIG" in environ else None)
-    values: dict[str, Any] = {}
-    if chosen is not None:
-        values.update(_flat(_read_toml(chosen)))
-    for variable, value in environ.items():
-        if variable.startswith(ENV_PREFIX) and variable not in ENV_NOT_SETTINGS:
-            values[variable.removeprefix(ENV_PREFIX).lower()] = value
-    values.update({key: value for key, value in (flags or {}).items() if value is not None})
+    """Flags over environment over file over defaults. BadRequest names the setting that is wrong, and where it stands."""
+    layers = list(_layers(config, os.environ if environ is None else environ, flags or {}))
+    values = {name: value for layer in layers for name, (value, _) in layer.items()}
     try:
         # Frozen strictness is for callers' JSON; the environment has only strings, so this mode is lax about types.
         return Settings.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "_".join(str(part) for part in first["loc"])
-        raise BadRequest(f"setting {where}: {first['msg']}", hint="docs/settings.md lists every setting") from None
+        origin = _origins(layers).get(str(first["loc"][0]), "")
+        stands = f" ({origin})" if origin else ""
+        raise BadRequest(f"setting {where}{stands}: {first['msg']}", hint="docs/settings.md lists every setting") from None
+
+
+def origins(
+    *, config: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Where each setting that is not at its default came from: `FILE`, `environment SYNVIRT_…`, `--option`. As `load`."""
+    return _origins(list(_layers(config, os.environ if environ is None else environ, flags or {})))
+
+
+def service_config(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The settings file for whoever names neither a file nor a folder: SYNVIRT_CONFIG, else the one of this host's service."""
+    environ = os.environ if environ is None else environ
+    if "SYNVIRT_CONFIG" in environ:
+        return Path(environ["SYNVIRT_CONFIG"])
+    if "SYNVIRT_DATA_DIR" in environ:
+        return None
+    return next((path for path in SERVICE_CONFIGS if os.access(path, os.R_OK)), None)
+
+
+# A setting's value, and where it came from.
+_Layer = dict[str, tuple[Any, str]]
+
+
+def _layers(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Iterator[_Layer]:
+    """The later ones count more."""
+    chosen = config or (Path(environ["SYNVIRT_CONFIG"]) if "SYNVIRT_CONFIG" in environ else None)
+    if chosen is not None:
+        yield {name: (value, str(chosen)) for name, value in _flat(_read_toml(chosen)).items()}
+    yield {
+        variable.removeprefix(ENV_PREFIX).lower(): (value, f"environment {variable}")
+        for variable, value in environ.items()
+        if variable.startswith(ENV_PREFIX) and variable not in ENV_NOT_SETTINGS
+    }
+    yield {name: (value, f"--{name.replace('_', '-')}") for name, value in flags.items() if value is not None}
+
+
+def _origins(layers: list[_Layer]) -> dict[str, str]:
+    return {name: origin for layer in layers for name, (_, origin) in layer.items()}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 from synvirt.cli import (
     backups,
     completion,
+    config,
     destinations,
     disk,
     doctor,
@@ -74,6 +75,7 @@ app.add_typer(migrations.app, name="migrations")
 app.add_typer(sources.app, name="sources")
 app.add_typer(sources.keyring, name="keyring")
 app.add_typer(uploads.app, name="uploads")
+app.add_typer(config.app, name="config")
 app.add_typer(destinations.app, name="destinations")
 app.add_typer(hosts.app, name="hosts")
 app.add_typer(backups.app, name="backup")

@@ -19,6 +19,7 @@ class Options:
     """None, or False: not given."""
 
     data_dir: Path | None = None
+    config: Path | None = None
     json: bool = False
     server: str | None = None
     user: str | None = None
@@ -31,9 +32,16 @@ class Options:
 
     @property
     def settings(self) -> "Settings":
+        """The service's own: of --config, else of its settings file where it has one and no folder is named."""
         from synvirt.settings import load
 
-        return load(flags={"data_dir": self.data_dir})
+        return load(config=self.settings_file, flags={"data_dir": self.data_dir})
+
+    @property
+    def settings_file(self) -> Path | None:
+        from synvirt.settings import service_config
+
+        return self.config or (None if self.data_dir else service_config())
 
     @property
     def address(self) -> str | None:
@@ -63,6 +71,7 @@ SHARED: dict[str, Any] = {
     "data_dir": Annotated[
         Path | None, _option("--data-dir", help="The service's folder [env: SYNVIRT_DATA_DIR]; its Unix socket is in it")
     ],
+    "config": Annotated[Path | None, _option("--config", help="The service's settings file [env: SYNVIRT_CONFIG]")],
     "json": Annotated[bool, _option("--json", help="Print exactly what the service answers")],
     "server": Annotated[str | None, _option("--server", help="A service elsewhere: https://HOST:8441 [env: SYNVIRT_SERVER]")],
     "user": Annotated[

@@ -36,7 +36,6 @@ def support_bundle(
         Path | None, typer.Argument(metavar="[FILE.tar.gz]", help="Where to; default: here, by host and time")
     ] = None,
     log: Annotated[list[Path] | None, typer.Option(help="A log of the service that is elsewhere; may be given again")] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings file (TOML); also SYNVIRT_CONFIG")] = None,
 ) -> None:
     """Pack logs, doctor, settings, jobs and backups for whoever helps. Passwords, keys and tokens are not in it; names are.
 
@@ -47,9 +46,8 @@ def support_bundle(
     import socket
 
     from synvirt.errors import Conflict
-    from synvirt.settings import load
 
-    settings = load(config=config, flags={"data_dir": options.data_dir})
+    settings = options.settings
     name = f"synvirt-{socket.gethostname()}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     target = file or Path(f"{name}.tar.gz")
     if target.exists():

@@ -1,0 +1,94 @@
+"""What the service is set to, told with where each value came from; and every command reads the service's own settings."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from synvirt import settings
+from synvirt.cli import app
+from synvirt.errors import BadRequest
+from synvirt.settings import load, origins, service_config
+
+FILE = """
+data_dir = "{folder}"
+base_url = "/virt"
+database_url = "postgresql://synvirt:hunter2@db/synvirt"
+[destinations.archive]
+kind = "directory"
+path = "/srv/archive"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in ("SYNVIRT_DATA_DIR", "SYNVIRT_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    path = tmp_path / "synvirt.toml"
+    path.write_text(FILE.format(folder=tmp_path))
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_each_value_says_where_it_came_from(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYNVIRT_LOG_LEVEL", "warning")
+    code, stdout, _ = run("config", "show", "--config", file, "--json")
+    assert code == 0
+    told = json.loads(stdout)
+    assert told["file"] == str(file)
+    assert told["settings"]["base_url"] == {"value": "/virt", "origin": str(file)}
+    assert told["settings"]["log_level"] == {"value": "warning", "origin": "environment SYNVIRT_LOG_LEVEL"}
+    assert told["settings"]["jobs_at_once"]["origin"] == "default"
+    assert "hunter2" not in stdout
+    _, stdout, _ = run("config", "show", "--config", file, "--data-dir", tmp_path / "other")
+    assert any(line.split() == ["data_dir", str(tmp_path / "other"), "--data-dir"] for line in stdout.splitlines())
+    assert "hunter2" not in stdout
+
+
+def test_every_setting_is_told(file: Path) -> None:
+    assert set(json.loads(run("config", "show", "--config", file, "--json")[1])["settings"]) == set(
+        settings.Settings.model_fields
+    )
+
+
+def test_the_nearer_layer_is_the_origin() -> None:
+    assert origins(environ={"SYNVIRT_LISTEN": "127.0.0.1:1"}, flags={"listen": "127.0.0.1:2"}) == {"listen": "--listen"}
+
+
+def test_settings_that_would_not_start_a_service(file: Path) -> None:
+    code, _, stderr = run("config", "check", "--config", file)
+    assert (code, "host_id" in stderr) == (2, True)
+    file.write_text(file.read_text().replace("\nbase_url", '\nhost_id = "kvm1"\nbase_url'))
+    code, stdout, _ = run("config", "check", "--config", file)
+    assert (code, "The settings are right" in stdout) == (0, True)
+    file.write_text(file.read_text().replace('"/virt"', '"/virt"\ndestination = "nosuch"'))
+    code, _, stderr = run("config", "check", "--config", file)
+    assert (code, "nosuch" in stderr, "archive" in stderr) == (2, True, True)
+
+
+def test_a_wrong_value_names_the_file_or_the_variable(file: Path) -> None:
+    file.write_text('log_level = "loud"')
+    with pytest.raises(BadRequest, match=f"log_level \\({file}\\)"):
+        load(config=file, environ={})
+    with pytest.raises(BadRequest, match=r"jobs_at_once \(environment SYNVIRT_JOBS_AT_ONCE\)"):
+        load(environ={"SYNVIRT_JOBS_AT_ONCE": "none"})
+
+
+def test_whoever_names_nothing_has_the_services_own_settings(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "SERVICE_CONFIGS", (file.with_name("none.toml"), file))
+    assert service_config({}) == file
+    assert service_config({"SYNVIRT_DATA_DIR": "/elsewhere"}) is None
+    assert service_config({"SYNVIRT_CONFIG": "/chosen.toml"}) == Path("/chosen.toml")
+    assert json.loads(run("config", "show", "--json")[1])["settings"]["base_url"]["value"] == "/virt"
+    assert json.loads(run("--data-dir", "/x", "config", "show", "--json")[1])["settings"]["base_url"]["value"] != "/virt"
+
+
+def test_the_doctor_looks_at_what_the_service_is_set_to(file: Path, tmp_path: Path) -> None:
+    code, stdout, _ = run("doctor", "--config", file, "--json")
+    (data_dir,) = (check for check in json.loads(stdout)["checks"] if check["name"] == "data_dir")
+    assert (code in (0, 1), data_dir["detail"].startswith(f"{tmp_path}: ")) == (True, True)
