@@ -1,8 +1,10 @@
 """wmi_api against a Hyper-V host of our own: who it is, what it lists, what its VMs are, and all that goes wrong."""
 
 import asyncio
+import importlib
+import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -22,11 +24,15 @@ from synvirt.live.hyperv import journal, tracking
 from synvirt.live.hyperv.adapter import WmiApi
 from synvirt.live.hyperv.form import pairs
 from synvirt.live.hyperv.places import Shares
+from synvirt.live.hyperv.session import Address, Credentials, Session
 from synvirt.model import Disk, VmManifest
+from synvirt.remote import reading
+from synvirt.transport import Answer
 from tests.contracts.live import in_session, read
 from tests.fakes.hyperv.host import FakeHost
 from tests.fakes.hyperv.model import FAILED, OFF, FakeVm
 from tests.fakes.hyperv.wsman import Refusal, Wsman, served
+from tests.remote_servers import wire
 
 
 def ask(host: FakeHost, use: Callable[[WmiApi], Awaitable[Any]], **options: Any) -> Any:
@@ -344,6 +350,68 @@ def test_a_share_that_refuses_us_is_named(hyperv: FakeHost, vm: FakeVm) -> None:
     hyperv.hyperv.power(vm, OFF)
     with pytest.raises(SynvirtError, match="not-there"):
         ask(hyperv, use, shares="D:\\=not-there")
+
+
+def test_an_array_that_powershell_wrapped_is_an_array() -> None:
+    control = Wsman(lambda name, _: {"vms": {"value": [{"value": 1}, {"Count": 2}], "Count": 2}}, "u", "p")
+    with served(control, None) as port:
+        session = Session(Address("127.0.0.1", port, tls=False), Credentials("ntlm", "u", "p"))
+        plain = importlib.import_module("pypsrp.wsman").WSMan(
+            "127.0.0.1", port=port, ssl=False, auth="basic", encryption="never", username="u", password="p"
+        )
+        session._connection = lambda: plain  # type: ignore[method-assign]
+        assert session.run("list") == {"vms": [{"value": 1}, {"Count": 2}]}
+        session.close()
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, Any, Any]] = []
+
+    def answered(self, method: str, path: str, query: Mapping[str, str], sent: bytes | None, answer: Answer) -> None:
+        self.told.append((method, path, json.loads(sent or b"null"), answer.json()))
+
+
+def test_a_recorder_is_given_each_script_its_parameters_and_its_answer(hyperv: FakeHost, vm: FakeVm) -> None:
+    kept = Kept()
+    in_session(lambda: WmiApi(hyperv.access(), kept), lambda adapter: adapter.inspect(vm.id))
+    assert [(method, path) for method, path, *_ in kept.told] == [("POST", "/wsman/about.ps1"), ("POST", "/wsman/inspect.ps1")]
+    assert kept.told[1][2] == {"VmId": vm.id}
+    assert kept.told[1][3]["name"] == vm.name
+    assert "p@ss" not in str(kept.told)
+
+
+def test_a_share_that_is_cut_in_the_middle_is_read_on(hyperv: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PAUSES_S", (0.05,) * 7)
+    content = random.Random(8).randbytes(12 << 20)
+    vm = hyperv.hyperv.add_vm(f"vm-{uuid4().hex[:8]}", content)
+    hyperv.hyperv.power(vm, OFF)
+    with wire(hyperv.files.port) as between:
+        # Whose connections these are: the library's, and those of Samba's own client.
+        between.cuts = {1: 2 << 20, 2: 3 << 20, 3: 1 << 20, 4: 4 << 20}
+
+        async def use(adapter: WmiApi) -> bytes:
+            snapshot = await adapter.snapshot(vm.id, "synvirt-x-1")
+            disk = (await adapter.inspect(vm.id)).disks[0]
+            spec = await adapter.open_disk(vm.id, snapshot, disk, None)
+            return (await asyncio.to_thread(read, spec))[0]
+
+        assert ask(hyperv, use, smb_port=between.port) == content
+        assert between.connections > 2
+
+
+def test_a_share_that_knows_another_password_is_named(hyperv: FakeHost, vm: FakeVm) -> None:
+    hyperv.hyperv.power(vm, OFF)
+    access = hyperv.access()
+    wrong = replace(access, credentials={**access.credentials, "smb_user": "root", "smb_password": "another"})
+
+    async def use(adapter: WmiApi) -> None:
+        disk = (await adapter.inspect(vm.id)).disks[0]
+        spec = await adapter.open_disk(vm.id, await adapter.snapshot(vm.id, "synvirt-x-1"), disk, None)
+        await asyncio.to_thread(read, spec)
+
+    with pytest.raises(AuthFailed, match="disks"):
+        in_session(lambda: WmiApi(wrong), use)
 
 
 # ── clusters ─────────────────────────────────────────────────────────────────────────────────────────────────────────

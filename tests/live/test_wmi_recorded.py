@@ -88,7 +88,7 @@ def test_a_windows_host_is_understood(tmp_path: Path, monkeypatch: pytest.Monkey
             session.run("list")
         assert "winrm" in told.value.detail
         texts: list[str] = []
-        monkeypatch.setattr("synvirt.live.hyperv.session.json.loads", texts.append)
+        monkeypatch.setattr("synvirt.live.hyperv.session.json.loads", lambda text, **_: texts.append(text))
         session.run("list")
         assert texts[0].startswith("winrm")
         assert "Windows Remote Management" in texts[0]

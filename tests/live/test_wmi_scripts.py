@@ -40,9 +40,20 @@ PIPED = {
 }
 # PowerShell's own, and of the failover cluster's module.
 OTHERS = {
-    "ConvertTo-Json", "Get-CimInstance", "Get-CimAssociatedInstance", "New-CimInstance", "Invoke-CimMethod", "Select-Object",
-    "Where-Object", "ForEach-Object", "Start-Sleep", "New-Object", "Get-Command", "Get-ClusterNode", "Get-VMNetworkAdapter",
-}  # fmt: skip
+    "ConvertTo-Json",
+    "ForEach-Object",
+    "Get-CimAssociatedInstance",
+    "Get-CimClass",
+    "Get-CimInstance",
+    "Get-ClusterNode",
+    "Get-Command",
+    "Invoke-CimMethod",
+    "New-CimInstance",
+    "New-Object",
+    "Select-Object",
+    "Start-Sleep",
+    "Where-Object",
+}
 
 
 def parsed(text: str) -> Any:

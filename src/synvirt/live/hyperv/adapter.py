@@ -23,6 +23,7 @@ from synvirt.live.hyperv import machines, power, tracking
 from synvirt.live.hyperv.form import FORM
 from synvirt.live.hyperv.hosts import Host, Hosts
 from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
+from synvirt.transport import Recorder
 
 __all__ = ["FORM", "WmiApi"]
 
@@ -34,9 +35,10 @@ class WmiApi:
 
     kind = LiveKind.WMI_API
 
-    def __init__(self, access: SourceAccess) -> None:
+    def __init__(self, access: SourceAccess, recorder: Recorder | None = None) -> None:
+        """`recorder` is given each script that was run: its name as a path, its parameters, what it answered."""
         place, login, self._options = FORM.read(access)
-        self._hosts = Hosts(place, login, self._options)
+        self._hosts = Hosts(place, login, self._options, recorder)
 
     async def connect(self) -> None:
         await asyncio.to_thread(self._hosts.open)

@@ -20,6 +20,7 @@ from synvirt.live.hyperv import machines
 from synvirt.live.hyperv.form import Login, Options, pairs
 from synvirt.live.hyperv.places import Shares
 from synvirt.live.hyperv.session import Address, Credentials, Session
+from synvirt.transport import Recorder
 
 log = structlog.get_logger(__name__)
 
@@ -38,10 +39,11 @@ class Host:
 
 
 class Hosts:
-    def __init__(self, place: Place, login: Login, options: Options) -> None:
+    def __init__(self, place: Place, login: Login, options: Options, recorder: Recorder | None = None) -> None:
         if place.host is None or place.port is None:
             raise BadRequest("endpoint: names no host")
         self._login, self._options = login, options
+        self._recorder = recorder
         self._files = contextlib.ExitStack()
         self._port, self._tls = place.port, place.scheme == "https"
         self._addresses = pairs(options.nodes)
@@ -80,7 +82,7 @@ class Hosts:
         where = Address(address, port, self._tls, options.verify_tls, options.fingerprint_sha256)
         smb_password = login.smb_password.get_secret_value() if login.smb_password else password
         shares = Shares(address, options.smb_port, login.smb_user or user, smb_password, pairs(options.shares))
-        return Host(Session(where, credentials), shares, node)
+        return Host(Session(where, credentials, self._recorder), shares, node)
 
     def _keep_certificate(self) -> tuple[Path, Path]:
         """As files, since the library reads nothing else: in memory, ours alone, and gone with the session."""

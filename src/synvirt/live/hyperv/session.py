@@ -19,7 +19,7 @@ from typing import Any, Final
 import structlog
 
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
-from synvirt.transport import tls
+from synvirt.transport import Answer, Recorder, tls
 
 log = structlog.get_logger(__name__)
 
@@ -98,12 +98,12 @@ def script(name: str) -> str:
 class Session:
     """One runspace. From several threads, one script at a time."""
 
-    def __init__(self, address: Address, credentials: Credentials) -> None:
+    def __init__(self, address: Address, credentials: Credentials, recorder: Recorder | None = None) -> None:
         if not address.tls and credentials.auth in ("basic", "certificate"):
             raise BadRequest(
                 f"options.auth: {credentials.auth} over http would send secrets in the clear", hint="use https, port 5986"
             )
-        self.address, self._credentials = address, credentials
+        self.address, self._credentials, self._recorder = address, credentials, recorder
         self._lock = threading.Lock()
         self._pool: Any = None
         self._wsman: Any = None
@@ -135,8 +135,11 @@ class Session:
             except Exception as error:  # a library's own, of which there are many
                 self._lost()
                 raise _translated(error, self.address, f"run {name}.ps1") from error
+        if self._recorder is not None:
+            sent = json.dumps(parameters, default=str).encode()
+            self._recorder.answered("POST", f"/wsman/{name}.ps1", {}, sent, Answer(200, {}, text.encode()))
         try:
-            return json.loads(text)
+            return json.loads(text, object_hook=_unwrapped)
         except (ValueError, RecursionError) as error:
             raise Internal(
                 f"{self.address.name}: {name}.ps1 answered {len(text)} characters that are no JSON: {text[:80]!r}",
@@ -233,6 +236,11 @@ class Session:
 
 # PSInvocationState (MS-PSRP, section 2.2.3.5).
 _RUNNING: Final = 1
+
+
+def _unwrapped(found: dict[str, Any]) -> Any:
+    """Windows PowerShell 5.1 writes some arrays as {"value": […], "Count": n}."""
+    return found["value"] if found.keys() == {"value", "Count"} and isinstance(found["value"], list) else found
 
 
 def _library(name: str) -> Any:

@@ -3,7 +3,8 @@ param([guid]$VmId, [ValidateSet(1, 2)][int]$Level)
 
 $system = Get-SynVirtSystem -VmId $VmId
 $service = Get-SynVirtService -Class Msvm_VirtualSystemSnapshotService
-$settings = New-CimInstance -Namespace $SynVirtNamespace -ClassName Msvm_VirtualSystemSnapshotSettingData -ClientOnly -Property @{
+$class = Get-CimClass -Namespace $SynVirtNamespace -ClassName Msvm_VirtualSystemSnapshotSettingData
+$settings = New-CimInstance -CimClass $class -ClientOnly -Property @{
     ConsistencyLevel = [byte]$Level; IgnoreNonSnapshottableDisks = $true
 }
 $answer = Invoke-CimMethod -InputObject $service -MethodName CreateSnapshot -Arguments @{
