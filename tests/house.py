@@ -106,8 +106,10 @@ class House:
         return FakeAdapter(self.platform)
 
     def wake(self, job_id: UUID) -> None:
+        stop = self.stops.setdefault(job_id, Stop())
         if self.store.cancel_requested(job_id):
-            self.stops.setdefault(job_id, Stop()).set()
+            stop.set()
+        stop.wake()
 
     def run(self, job_id: UUID) -> Migration:
         """Move the job until it ends, as the engine does."""

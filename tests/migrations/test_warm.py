@@ -11,21 +11,26 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import select
 
 from synvirt.disks.checking.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing
 from synvirt.errors import SourceUnreachable, SynvirtError
 from synvirt.jobs.slots import Slots, SourceHost
+from synvirt.jobs.stop import Stop
 from synvirt.live import SnapshotRef
 from synvirt.migrations import warm
 from synvirt.migrations.forecast import forecast
+from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience
-from synvirt.model import KIB, MIB, Migration, Mode, Pass, State
+from synvirt.model import KIB, MIB, Forecast, Migration, Mode, Pass, State
+from synvirt.store.tables import notes
 from tests.cases import cases
 from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
 from tests.fakes.disks import MemoryReader, MemoryWriter
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.house import VM, House, live_plan, states
+from tests.jobs.migrations import migration
 from tests.patience import no_patience, quick_tries
 
 DISK = "disk-0"
@@ -569,7 +574,8 @@ def test_an_old_snapshot_is_followed_by_one_more_before_the_guest_goes_down(
 
 def test_a_job_that_is_held_for_weeks_keeps_the_passes_that_matter(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "PASSES_KEPT", 2)
-    monkeypatch.setattr(warm, "HOLD_INTERVAL_S", 0.01)
+    for name in ("HOLD_LEAST_S", "HOLD_MOST_S", "HOLD_UNKNOWN_S"):
+        monkeypatch.setattr(warm, name, 0.01)
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan(warm={"cutover": "manual", "interval_s": 0}))
 
@@ -583,10 +589,29 @@ def test_a_job_that_is_held_for_weeks_keeps_the_passes_that_matter(house: House,
     assert ended.state is State.COMPLETED
     assert [one.kind for one in ended.passes] == ["full", "delta", "final"]
     assert ended.passes[-1].number >= 7
-    marks = [house.store.watermarks(job.id, number).values() for number in range(1, ended.passes[-1].number + 1)]
+    marks = [house.store.watermarks(job.id, number).values() for number in range(ended.passes[-1].number + 1)]
+    # The first, the last two, and one for all between.
+    assert len([one for one in marks if one]) <= 4
+    with house.store._reading() as db:
+        noted = set(db.execute(select(notes.c.key).where(notes.c.migration_id == str(job.id))).scalars())
+    assert len({key for key in noted if key.startswith("snapshot:")}) <= 3
     assert ended.progress.bytes_done == sum(mark.bytes_done for one in marks for mark in one)
     assert ended.progress.bytes_done == sum(disk.bytes_done for disk in ended.disks)
     assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
+def test_the_more_a_held_guest_changes_the_sooner_its_next_delta(house: House) -> None:
+    plan = live_plan(warm={"cutover": "manual", "delta_threshold_bytes": 60 * MIB})
+
+    def pause_s(change_rate_bps: float | None) -> float:
+        fields = {"expected_delta_bytes": 0, "expected_downtime_s": 0.0, "converges": True, "at": datetime.now(UTC)}
+        rate = {"change_rate_bps": change_rate_bps, "throughput_bps": 1.0}
+        found = None if change_rate_bps is None else Forecast.model_validate(fields | rate)
+        job = migration(plan=plan, forecast=found)
+        return warm._hold_interval_s(Job(job, house.rooms, Stop()))
+
+    rates = [None, 0.0, 1.0, MIB / 20, 100 * MIB]
+    assert [pause_s(rate) for rate in rates] == [600, 3600, 3600, 1200, 300]
 
 
 # ── many jobs, one source ────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Orders that a copy worker does not understand."""
+"""Orders that a copy worker does not understand, and a service that does not speak any more."""
 
 import json
 import subprocess
@@ -18,3 +18,21 @@ def test_an_order_that_is_not_understood_is_not_repeated_in_the_log() -> None:
     assert done.returncode == 2
     assert "not an order" in done.stderr
     assert PASSWORD not in done.stdout + done.stderr
+
+
+def test_a_worker_ends_when_its_service_says_nothing_any_more() -> None:
+    """A service that is frozen holds the pipe open; another host may take its jobs over."""
+    code = (
+        "import sys, time; import synvirt.jobs.worker as worker; worker.SILENCE_S = 1.0; from synvirt.worker import TASKS; "
+        "worker.carry_out = lambda *_: time.sleep(300); sys.exit(worker.main(TASKS))"
+    )
+    order = {"kind": "copy", "disks": [], "threads": 1, "bandwidth_bps": None, "flush_every_s": 1.0}
+    worker = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert worker.stdin is not None
+    assert worker.stderr is not None
+    worker.stdin.write(json.dumps(order).encode() + b"\n\n")
+    worker.stdin.flush()
+    assert worker.wait(60) == 1, worker.stderr.read().decode()
+    assert worker.stderr.read() == b""
+    worker.stdin.close()
+    worker.stderr.close()

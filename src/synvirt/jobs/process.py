@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from synvirt.errors import Cancelled, Internal, SynvirtError, from_code
-from synvirt.jobs.wire import MESSAGE, Broken, Flushed, Moved, Result, WireModel
+from synvirt.jobs.wire import KEEPALIVE_S, MESSAGE, Broken, Flushed, Moved, Result, WireModel
 
 log = structlog.get_logger(__name__)
 
@@ -107,14 +107,24 @@ class _Process:
     async def carry_out(self, order: WireModel, hear: Hear, stopped: Callable[[], bool]) -> Ended:
         stderr = asyncio.create_task(_tail(self._child))
         stopper = asyncio.create_task(_end_when(stopped, self._child))
+        heartbeat = asyncio.create_task(self._keep_alive())
         try:
             broken = await self._converse(order, hear)
             returncode = await self._child.wait()
         finally:
             stopper.cancel()
+            heartbeat.cancel()
             await _end(self._child)
             said = await stderr
         return Ended(broken, returncode, said)
+
+    async def _keep_alive(self) -> None:
+        """Empty lines: a worker whose service says nothing ends itself."""
+        while True:
+            await asyncio.sleep(KEEPALIVE_S)
+            if self._child.stdin is not None:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self._child.stdin.write(b"\n")
 
     async def _converse(self, order: WireModel, hear: Hear) -> Broken | None:
         await self.send(order)

@@ -3,17 +3,18 @@
 A host has guests to serve, and its disks one head each. A cut-over never waits: its guest is off.
 """
 
+import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
-# Jobs run in event loops of several threads, so a free slot, and one's turn, is looked for, not awaited. Hundreds may wait for
-# their turn, and hours.
-LOOK_EVERY_S, TURN_EVERY_S = 0.2, 1.0
+# Jobs run in event loops of several threads, so a free slot is looked for, not awaited. Who waits for its turn is called: there
+# may be thousands. The look beside that is for a loop that ended.
+LOOK_EVERY_S, TURN_EVERY_S = 0.2, 30.0
 
 
 class SourceHost(NamedTuple):
@@ -60,27 +61,52 @@ class Turns:
         self._most = most
         self._lock = threading.Lock()
         self._working: set[UUID] = set()
-        self._waiting: dict[UUID, None] = {}
+        # In their order; each is called in its own event loop.
+        self._waiting: dict[UUID, asyncio.Future[None]] = {}
 
-    async def taken(self, job_id: UUID, sleep: Callable[[float], Awaitable[None]], *, urgent: bool = False) -> None:
-        """At once, where the job has it already. `sleep` may raise: then it waits no longer."""
+    async def taken(
+        self, job_id: UUID, or_stop: Callable[[Coroutine[Any, Any, None]], Awaitable[None]], *, urgent: bool = False
+    ) -> None:
+        """At once, where the job has it already. `or_stop` awaits, and may raise: then the job waits no longer."""
         try:
-            while not self._take(job_id, urgent=urgent):
-                await sleep(TURN_EVERY_S)
+            while (called := self._take(job_id, urgent=urgent)) is not None:
+                await or_stop(_until(called, TURN_EVERY_S))
         finally:
             with self._lock:
                 self._waiting.pop(job_id, None)
+                self._call()
 
     def left(self, job_id: UUID) -> None:
         with self._lock:
             self._working.discard(job_id)
+            self._call()
 
-    def _take(self, job_id: UUID, *, urgent: bool) -> bool:
+    def _take(self, job_id: UUID, *, urgent: bool) -> "asyncio.Future[None] | None":
+        """None: it is the job's turn. Else it is in the line, and the future is done when it is to look again."""
         with self._lock:
-            if job_id not in self._working:
-                self._waiting[job_id] = None
-                free = max(self._most - len(self._working), 0)
-                if not urgent and job_id not in islice(self._waiting, free):
-                    return False
-                self._working.add(job_id)
-            return True
+            if job_id in self._working:
+                return None
+            called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting[job_id] = called  # where it stands already it keeps its place
+            if not urgent and job_id not in self._next():
+                return called
+            self._working.add(job_id)
+            return None
+
+    def _next(self) -> list[UUID]:
+        return list(islice(self._waiting, max(self._most - len(self._working), 0)))
+
+    def _call(self) -> None:
+        for job_id in self._next():
+            called = self._waiting[job_id]
+            with suppress(RuntimeError):  # its loop has ended
+                called.get_loop().call_soon_threadsafe(_done, called)
+
+
+async def _until(called: "asyncio.Future[None]", seconds: float) -> None:
+    await asyncio.wait({called}, timeout=seconds)
+
+
+def _done(called: "asyncio.Future[None]") -> None:
+    if not called.done():
+        called.set_result(None)

@@ -3,12 +3,16 @@
     service ─▶ worker   the order, with its `kind`; later, where that kind asks for them, more lines (`wire.next_line`)
     worker ─▶ service   Moved, Flushed, Result …, and Broken as the last one where the order failed
 
-The service keeps the worker's standard input open: its end means that the service is gone.
+The service keeps the worker's standard input open, and sends an empty line each KEEPALIVE_S. Its end means that the service
+is gone; silence for SILENCE_S, that it is frozen, and its host may be fenced soon (lease.py): either way the worker ends.
 """
 
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+# Before the lease of the service's host is over: whoever takes the job over must be its only writer.
+KEEPALIVE_S, SILENCE_S = 10.0, 40.0
 
 
 class WireModel(BaseModel):

@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import resource
+import select
 import signal
 import sys
 import threading
@@ -22,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import ValidationError
 
 from synvirt.errors import Internal, SynvirtError
-from synvirt.jobs.wire import Broken, Message, Wire, WireModel
+from synvirt.jobs.wire import SILENCE_S, Broken, Message, Wire, WireModel
 from synvirt.sizes import GIB
 
 # An image that makes a reader take more than this is hostile; a 1 TiB disk takes less than 256 MiB. Address space, not
@@ -104,12 +105,16 @@ class _Pipes:
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError):
-            while (line := self._read_line()) is not None:
-                self._lines.put(line)
+            while (line := self._read_line(SILENCE_S)) is not None:
+                if line:
+                    self._lines.put(line)
         os._exit(1)
 
-    def _read_line(self) -> bytes | None:
+    def _read_line(self, within_s: float | None = None) -> bytes | None:
+        """None at the end of the input, or where nothing has come within that time."""
         while b"\n" not in self._rest:
+            if within_s is not None and not select.select([0], [], [], within_s)[0]:
+                return None
             part = os.read(0, 1 << 16)
             if not part:
                 return None

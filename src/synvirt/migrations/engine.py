@@ -6,6 +6,7 @@ The state, the watermarks and the ledger of a job are in the store, so a step th
 import asyncio
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack
 from uuid import UUID
 
@@ -18,12 +19,14 @@ from synvirt.jobs.stop import Stop
 from synvirt.migrations.advance import advance
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.tidying import tidied
+from synvirt.store import Wish
 from synvirt.store.documents import Unreadable
 
 log = structlog.get_logger(__name__)
 
 # Between two looks for what operators asked of jobs, here or by way of another host's API: one query for all jobs.
 WISHES_POLL_S = 1.0
+WAKES = 3
 
 
 class Engine:
@@ -36,6 +39,7 @@ class Engine:
         self._closing = threading.Event()
         self._tidying = ExitStack()
         self._kept: dict[UUID, Course] = {}
+        self._woken: Counter[UUID] = Counter()
         self._runner = Runner(self.run, lambda: rooms.store.unended_ids(host=host), name="migrations")
 
     def start(self) -> None:
@@ -49,8 +53,10 @@ class Engine:
 
     def wake(self, job_id: UUID) -> None:
         """The operator asked something of the job: it looks at once."""
+        stop = self._stop_of(job_id)
         if self.rooms.store.cancel_requested(job_id):
-            self._stop_of(job_id).set()
+            stop.set()
+        stop.wake()
 
     def pause(self) -> None:
         """This host has lost its lease: nothing of its jobs runs when this returns."""
@@ -102,11 +108,22 @@ class Engine:
                 for job_id in list(self._stops):
                     self._keep_course(job_id)
             try:
-                for job_id in self.rooms.store.cancelled_by_operators(host=self._host):
-                    if job_id in self._stops:
-                        self._stops[job_id].set()
+                self._hear(self.rooms.store.wishes(host=self._host))
             except PersistFailed as error:
                 log.warning("cannot see what operators ask", cause=error.detail)
+
+    def _hear(self, wishes: list[Wish]) -> None:
+        """A wish stays for the rest of the job. A job is woken a few times: it may not have been asleep yet."""
+        for wish in wishes:
+            stop = self._stops.get(wish.job_id)
+            if stop is None:
+                continue
+            if wish.cancel:
+                stop.set()
+            if self._woken[wish.job_id] < WAKES:
+                self._woken[wish.job_id] += 1
+                stop.wake()
+        self._woken = Counter({wish.job_id: self._woken[wish.job_id] for wish in wishes})
 
     def _take_up_course(self, job_id: UUID) -> None:
         if job_id not in self.rooms.board.courses():

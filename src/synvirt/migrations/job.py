@@ -67,7 +67,7 @@ class Job:
         return job.plan.source.Live is not None and not runs_on
 
     async def take_turn(self) -> None:
-        await self.rooms.turns.taken(self.id, self.stop.sleep, urgent=self.guest_is_off)
+        await self.rooms.turns.taken(self.id, self.stop.or_stop, urgent=self.guest_is_off)
 
     def leave_turn(self) -> None:
         """Others work, while this one waits."""

@@ -7,6 +7,7 @@
 Change tracking is not trusted: each pass also looks at some of what it leaves out (`disks.sampling`).
 """
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
@@ -46,15 +47,18 @@ log = structlog.get_logger(__name__)
 CBT_RESETS_MAX = 1
 # A snapshot is gone when its host was restarted in the middle of a pass. One that never lasts for a pass is no use.
 RETAKES_MAX = 3
-# A job that holds for its cut-over, with no interval of its own: deltas stay small, and the source is not snapshot for ever.
-HOLD_INTERVAL_S = 60.0
+# A job that holds for its cut-over, with no interval of its own: the next delta is due when it has grown to what a cut-over may
+# copy. Each is a snapshot of a guest that works, and Forklift takes one an hour, others one in ten minutes.
+HOLD_LEAST_S, HOLD_MOST_S, HOLD_UNKNOWN_S = 300.0, 3600.0, 600.0
+# A job that holds is woken when it is asked to cut over. This is for what is missed.
+HOLD_LOOK_S = 600.0
 # The operator asks for the cut-over: what has changed since an older snapshot is copied once more while the guest still runs.
 FRESH_S = 30.0
 # A delta that took so much longer than its copying was held up, by a source that was away or a service that was down. What
 # changed meanwhile is for the next: it says nothing of how the guest converges.
 HELD_UP_S, HELD_UPS_MAX = 600.0, 20
 # A job that is held has thousands of them, and its document is written at each watermark. The first is kept, too.
-PASSES_KEPT = 100
+PASSES_KEPT = 20
 # A guest that is shut down and starts again by itself will do so always.
 SHUT_DOWNS_MAX = 3
 
@@ -192,17 +196,22 @@ async def _asked_while_waiting(job: Job) -> bool:
     delta reads whole disks, none is due until then."""
     warm = job.migration.plan.warm
     held = warm.cutover == "manual"
-    left = warm.interval_s or (HOLD_INTERVAL_S if held else 0)
-    if held and await _is_distrusted(job):
-        left = float("inf")
+    pause_s = warm.interval_s or (_hold_interval_s(job) if held else 0)
+    due = time.monotonic() + (float("inf") if held and await _is_distrusted(job) else pause_s)
     asked = await _is_asked(job)
-    while left > 0 and not asked:
+    while not asked and (left := due - time.monotonic()) > 0:
         job.leave_turn()
-        await job.stop.sleep(min(left, 1))
-        left -= 1
+        await job.stop.sleep_or_wake(min(left, HOLD_LOOK_S))
         asked = await _is_asked(job)
     await job.take_turn()
     return asked
+
+
+def _hold_interval_s(job: Job) -> float:
+    found, warm = job.migration.forecast, job.migration.plan.warm
+    if found is None or not found.change_rate_bps:
+        return HOLD_UNKNOWN_S if found is None else HOLD_MOST_S
+    return min(max(warm.delta_threshold_bytes / found.change_rate_bps, HOLD_LEAST_S), HOLD_MOST_S)
 
 
 async def _is_asked(job: Job) -> bool:
@@ -272,6 +281,8 @@ async def _released(job: Job, number: int) -> None:
         log.warning("a snapshot is not let go of now", job=str(job.id), number=number, cause=error.detail)
     else:
         await job.in_thread(job.rooms.store.note, job.id, f"released:{number}", now().isoformat())
+        # A job that is held for weeks has thousands of passes, and the next one builds on this one alone.
+        await job.in_thread(job.rooms.store.fold_passes, job.id, number)
 
 
 async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass | None:

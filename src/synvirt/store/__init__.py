@@ -1,5 +1,5 @@
 """The persistent store: jobs, events, watermarks, ledgers, uploads, sources. SQL, on SQLite or PostgreSQL; blocking code."""
 
-from synvirt.store.store import Event, LedgerEntry, Store, Watermark
+from synvirt.store.store import Event, LedgerEntry, Store, Watermark, Wish
 
-__all__ = ["Event", "LedgerEntry", "Store", "Watermark"]
+__all__ = ["Event", "LedgerEntry", "Store", "Watermark", "Wish"]

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    ColumnElement,
+    Column,
     Connection,
     Engine,
     Row,
@@ -22,6 +22,7 @@ from sqlalchemy import (
     func,
     insert,
     make_url,
+    or_,
     select,
     text,
     update,
@@ -55,6 +56,10 @@ POSTGRESQL_LIMITS = {
 # PostgreSQL gives out event ids at insert and shows rows at commit: without one writer at a time a reader that has seen 8
 # could miss a 7 that commits later. Moves are rare, so one lock for all costs nothing. The number is "evnt" in ASCII.
 EVENTS_LOCK = 0x65766E74
+# Passes are counted from 1.
+FOLDED_PASS = 0
+# Of each pass, as NAME:NUMBER.
+NOTED_OF_PASSES = ("begun", "snapshot", "snapshot_at", "downs", "last_start", "released", "retaken", "whole")
 # A job that waits for a source for months tells of it again and again. Who was away longer than this sees the job as it is.
 EVENTS_KEPT, FOLDED_EVERY = 200, 16
 # Two jobs that claim one name at the same moment must not both find it free: "clms".
@@ -87,6 +92,14 @@ class Watermark:
 class LedgerEntry:
     kind: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What an operator asked of a job: to cancel, or else to cut over."""
+
+    job_id: UUID
+    cancel: bool
 
 
 class Store:
@@ -178,17 +191,18 @@ class Store:
 
     def unended_ids(self, *, host: str) -> list[UUID]:
         """Oldest first. No document is read."""
-        return self._ids_of_unended(migrations.c.host == host)
-
-    def cancelled_by_operators(self, *, host: str) -> list[UUID]:
-        """The jobs that have not ended though an operator asked them to."""
-        return self._ids_of_unended((migrations.c.host == host) & migrations.c.cancel_requested)
-
-    def _ids_of_unended(self, chosen: ColumnElement[bool]) -> list[UUID]:
-        unended = migrations.c.state.not_in([str(end) for end in ENDS])
+        chosen = (migrations.c.host == host, migrations.c.state.not_in([str(end) for end in ENDS]))
         with self._reading() as db:
-            found = db.execute(select(migrations.c.id).where(chosen, unended).order_by(migrations.c.number))
+            found = db.execute(select(migrations.c.id).where(*chosen).order_by(migrations.c.number))
             return [UUID(row.id) for row in found]
+
+    def wishes(self, *, host: str) -> list[Wish]:
+        """What operators asked of the jobs that have not ended."""
+        chosen = (migrations.c.host == host, migrations.c.state.not_in([str(end) for end in ENDS]))
+        asked = migrations.c.cancel_requested | migrations.c.cutover_requested
+        query = select(migrations.c.id, migrations.c.cancel_requested).where(*chosen, asked)
+        with self._reading() as db:
+            return [Wish(UUID(row.id), bool(row.cancel_requested)) for row in db.execute(query)]
 
     def move_unended(self, job_id: UUID, *, to: str) -> bool:
         """The job is another host's from now on. Call it once the host that had it is fenced. False, when it has ended."""
@@ -250,12 +264,18 @@ class Store:
             return job
 
     def cancel_requested(self, job_id: UUID) -> bool:
-        with self._reading() as db:
-            return bool(_row(db, job_id).cancel_requested)
+        return self._is_requested(job_id, migrations.c.cancel_requested)
 
     def cutover_requested(self, job_id: UUID) -> bool:
+        return self._is_requested(job_id, migrations.c.cutover_requested)
+
+    def _is_requested(self, job_id: UUID, flag: Column[bool]) -> bool:
+        """Asked often: no document is read."""
         with self._reading() as db:
-            return bool(_row(db, job_id).cutover_requested)
+            found = db.execute(select(flag).where(migrations.c.id == str(job_id))).scalar()
+        if found is None:
+            raise NotFound(f"there is no migration {job_id}")
+        return bool(found)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -319,6 +339,24 @@ class Store:
         )
         with self._reading() as db:
             return {key: (int(done), int(zero)) for key, done, zero in db.execute(query)}
+
+    def fold_passes(self, job_id: UUID, number: int) -> None:
+        """What is known of the passes before `number` becomes one watermark a disk, of FOLDED_PASS; the first pass stays. Call
+        it when the next pass builds on `number` alone."""
+        key = watermarks.c.migration_id == str(job_id)
+        old = (key, watermarks.c.pass_number != 1, watermarks.c.pass_number < number)
+        counted = ("bytes_total", "bytes_done", "bytes_zero")
+        sums = select(watermarks.c.disk_key, *(func.sum(watermarks.c[name]) for name in counted)).where(*old)
+        with self._writing() as db:
+            found = db.execute(sums.group_by(watermarks.c.disk_key)).all()
+            db.execute(delete(watermarks).where(*old))
+            for disk_key, *sizes in found:
+                folded = dict(zip(counted, map(int, sizes), strict=True))
+                values = {"pass_number": FOLDED_PASS, "disk_key": disk_key, "offset_bytes": 0, "finished": True}
+                db.execute(insert(watermarks).values(migration_id=str(job_id), **values, **folded))
+            kept = [f"{name}:{of}" for name in NOTED_OF_PASSES for of in (1, number)]
+            of_passes = or_(*(notes.c.key.like(f"{name}:%") for name in NOTED_OF_PASSES))
+            db.execute(delete(notes).where(notes.c.migration_id == str(job_id), of_passes, notes.c.key.not_in(kept)))
 
     def record(self, job_id: UUID, kind: str, name: str) -> None:
         """Into the ledger, before the thing is made. Idempotent."""
