@@ -238,10 +238,12 @@ class PveLab:
 
     # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def vm(self, *sizes: str, node: str = "pve1", key: str = "scsi", fmt: str = "raw", **config: Any) -> Vm:
+    def vm(
+        self, *sizes: str, node: str = "pve1", key: str = "scsi", fmt: str = "raw", memory_mib: int = 64, **config: Any
+    ) -> Vm:
         """Off, with empty disks."""
         vmid = next(self._vmids)
-        vm = self.cluster.add(vmid, node, memory="64", scsihw="virtio-scsi-pci", ostype="l26", **config)
+        vm = self.cluster.add(vmid, node, memory=str(memory_mib), scsihw="virtio-scsi-pci", ostype="l26", **config)
         vm.qemu = "7.2.22"
         for number, size in enumerate(sizes):
             self.attach(vm, f"{key}{number}", size, fmt)
@@ -317,7 +319,17 @@ class PveLab:
             self.machines[vmid] = Machine(self, self.cluster.vms[vmid])
 
     def power_button(self, vmid: int) -> None:
-        self.machines[vmid].ask("system_powerdown")
+        """As `qm shutdown` does: by the agent, where the VM has one, else by ACPI."""
+        machine = self.machines[vmid]
+        if "agent" not in machine.vm.config:
+            machine.ask("system_powerdown")
+            return
+        with socket.socket(socket.AF_UNIX) as made:
+            made.connect(str(machine.qga))
+            made.sendall(b'{"execute": "guest-shutdown"}\n')
+            made.settimeout(1)
+            with contextlib.suppress(TimeoutError):
+                made.recv(4096)
 
     def kill(self, vmid: int) -> None:
         self.machines[vmid].kill()

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import StringConstraints
 
 from synvirt.api.document import problem_described
 from synvirt.api.paging import Cursor, cursor_of, number_of
@@ -19,6 +21,7 @@ PAGE_LIMIT = 1000
 # A row is some 200 bytes: what a large vCenter has fits into one answer.
 VMS_LIMIT = 5000
 
+VmText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 VmId = Annotated[str, Path(min_length=1, max_length=1024)]
 
 
@@ -104,6 +107,14 @@ def sources_router(sources: Sources) -> APIRouter:
     async def inspect_vm(source_id: UUID, vm_id: VmId) -> VmManifest:
         """Inspect one VM of the source."""
         return await sources.inspect(source_id, vm_id)
+
+    @router.post("/sources/{source_id}/record", response_class=PlainTextResponse, responses=_SPOKEN_TO)
+    async def record_source(
+        source_id: UUID,
+        vm_id: Annotated[list[VmText] | None, Query(description="A VM to inspect; else the first 50", max_length=1000)] = None,
+    ) -> PlainTextResponse:
+        """What the control plane answers, as JSON lines without secrets, names and addresses, to be replayed in tests."""
+        return PlainTextResponse(await sources.record(source_id, vm_id or ()), media_type="application/jsonl")
 
     @router.post("/keyring/rotate", response_model=KeyRotation)
     def rotate_key() -> KeyRotation:

@@ -1,4 +1,4 @@
-"""synvirt sources add|list|show|change|test|vms|inspect|remove, and synvirt keyring rotate"""
+"""synvirt sources add|list|show|change|test|record|vms|inspect|remove, and synvirt keyring rotate"""
 
 import sys
 from contextlib import suppress
@@ -187,6 +187,30 @@ def test(
         print("The source serves." if found["ok"] else "The source does not serve yet.")
     if not found["ok"]:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+@with_options
+def record(
+    options: Options,
+    source: SourceId,
+    *,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it; else the standard output")] = None,
+    vm: Annotated[list[str] | None, typer.Option(help="A VM to be inspected, by id or name; without, the first 50")] = None,
+) -> None:
+    """Write down what a source's control plane answers, without secrets, names and addresses, to be replayed in tests.
+
+    Example: synvirt sources record lab --output lab.jsonl
+    """
+    with options.connect() as client:
+        id_ = source_id(client, source)
+        chosen = [_vm_id(client, id_, source, one) for one in vm or ()]
+        answer = client.ask("POST", f"/sources/{id_}/record", params={"vm_id": chosen} if chosen else {})
+    if output is None:
+        print(answer, end="")
+        return
+    output.write_text(answer)
+    print(shown(f"{output}: {answer.count(chr(10)) - 1} answers. Look through it before you send it to anybody."))
 
 
 @app.command()

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from synvirt.disks.specs import ReaderSpec
 from synvirt.model import Disk, LiveKind, Model, SourceCheck, VmManifest
+from synvirt.transport import Recorder
 
 
 class SnapshotRef(Model):
@@ -41,12 +42,14 @@ class VmRow:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """All that an adapter is made of. `folder` is the service's own, for sockets and scratch files: it may not be there yet."""
+    """All that an adapter is made of. `folder` is the service's own, for sockets and scratch files: it may not be there yet.
+    `recorder` is handed to the adapter's HttpClient: it writes down what the platform answers (`live/recording.py`)."""
 
     endpoint: str
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
     folder: Path = Path("/nonexistent")
+    recorder: Recorder | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,9 @@ from synvirt.jobs.waiting import Waiting
 from synvirt.keyring import Keyring, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
 from synvirt.live.form import Form
+from synvirt.live.planned import HINT
+from synvirt.live.recording import Recording, named
+from synvirt.live.recording import lines as recorded
 from synvirt.live.registry import Platform
 from synvirt.migrations.probing import probe
 from synvirt.migrations.secrets import belongs_to
@@ -38,7 +41,7 @@ from synvirt.model import (
     now,
 )
 from synvirt.store.sources import SourceRows
-from synvirt.transport import tls
+from synvirt.transport import Recorder, tls
 
 # A discovery that is paged is asked of the platform once: the pages after the first come from what it said then.
 LISTING_KEPT_S = 60.0
@@ -47,6 +50,9 @@ LISTINGS_KEPT_MAX = 32
 LISTING_FRESH_S = 10.0
 # Thousands of VMs come in two seconds; a platform that takes longer than this has stopped answering.
 ANSWER_TIMEOUT_S = 120.0
+# Enough VMs to see what a site's look like; each takes some questions.
+RECORDED_VMS = 50
+RECORD_TIMEOUT_S = 600.0
 
 T = TypeVar("T")
 
@@ -205,6 +211,31 @@ class Sources:
     async def inspect(self, source_id: UUID, vm_id: str) -> VmManifest:
         return await self._asked(source_id, lambda adapter: adapter.inspect(vm_id))
 
+    async def record(self, source_id: UUID, vm_ids: Sequence[str] = ()) -> str:
+        """What the control plane answers to all that reads and changes nothing, without secrets and names, as JSON lines.
+        `vm_ids`: the VMs to be inspected; without any, the first RECORDED_VMS. BadRequest where the platform is not spoken
+        to by HTTP."""
+        source, sealed = await asyncio.to_thread(self._rows.opened, source_id, host=self._host)
+        secrets = self._opened(source_id, sealed)
+        recording = Recording()
+        adapter = self._made(source, secrets, recording)
+        manifests = []
+        try:
+            async with asyncio.timeout(RECORD_TIMEOUT_S):
+                await adapter.connect()
+                about, rows = await adapter.about(), await adapter.list_vms()
+                for vm_id in list(vm_ids) or [row.vm_id for row in rows[:RECORDED_VMS]]:
+                    manifests.append(await adapter.inspect(vm_id))
+                    await adapter.last_start(vm_id)
+        except TimeoutError as error:
+            raise SourceUnreachable(f"the source was not recorded within {RECORD_TIMEOUT_S:.0f} s") from error
+        finally:
+            await adapter.close()
+        if not recording.exchanges:
+            raise BadRequest(f"{source.kind} is not recorded: its control plane is not spoken to by our HTTP client")
+        names = [self.form(source.kind).place(source.endpoint).host or "", *named(rows, manifests)]
+        return "".join(recorded(recording, source.kind, about, names, secrets.values()))
+
     async def _asked(self, source_id: UUID, ask: Callable[[LiveAdapter], Awaitable[T]]) -> T:
         adapter = await asyncio.to_thread(self._adapter, source_id)
         try:
@@ -222,8 +253,8 @@ class Sources:
         source, sealed = self._rows.opened(source_id, host=self._host)
         return self._made(source, self._opened(source_id, sealed))
 
-    def _made(self, source: Source, secrets: Mapping[str, str]) -> LiveAdapter:
-        access = SourceAccess(source.endpoint, secrets, source.options, self._folder / str(source.id))
+    def _made(self, source: Source, secrets: Mapping[str, str], recorder: Recorder | None = None) -> LiveAdapter:
+        access = SourceAccess(source.endpoint, secrets, source.options, self._folder / str(source.id), recorder)
         return self._platforms[source.kind].open(access)
 
     def _checked(self, source: Source, secrets: Mapping[str, str]) -> Source:

@@ -1,10 +1,7 @@
 """The stand-in's HTTP side: TLS, tickets with their CSRF token, API tokens; each call held against the vendor's schema."""
 
-import hashlib
 import json
 import secrets
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Mapping
@@ -13,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.certificates import self_signed, tls_server
 from tests.fakes.pve import schema
 from tests.fakes.pve.cluster import Cluster, Refused
 
@@ -26,17 +24,10 @@ class PveServer:
         self.wrong: list[str] = []
         self.tickets: dict[str, tuple[str, str, float]] = {}
         self.logins = 0
-        key, certificate = folder / "api-key.pem", folder / "api.pem"
-        argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-        argv += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=pve1", "-addext", "subjectAltName=IP:127.0.0.1"]
-        subprocess.run(argv, check=True, capture_output=True)
-        der = ssl.PEM_cert_to_DER_cert(certificate.read_text())
-        self.fingerprint = hashlib.sha256(der).digest().hex(":").upper()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"pve": self}))
-        self._server.daemon_threads = True
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        certificate = self_signed(folder)
+        self.fingerprint = certificate.fingerprint
+        plain = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"pve": self}))
+        self._server = tls_server(plain, certificate)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
     @property

@@ -28,7 +28,6 @@ from synvirt.live.proxmox.node import Node
 from synvirt.live.proxmox.reading import Reading
 from synvirt.live.ssh import Door
 from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
-from synvirt.transport import Recorder
 
 __all__ = ["FORM", "Login", "Options", "PveApi", "pve_api"]
 
@@ -43,9 +42,9 @@ T = TypeVar("T")
 class PveApi:
     """The LiveAdapter of Proxmox VE."""
 
-    def __init__(self, access: SourceAccess, recorder: Recorder | None = None) -> None:
+    def __init__(self, access: SourceAccess) -> None:
         place, self._login, self._options = FORM.read(access)
-        self._api = Api(place, self._login, self._options, recorder)
+        self._api = Api(place, self._login, self._options, access.recorder)
         self._cluster = Cluster(self._api)
         self._notes = Notes(access.folder / "proxmox")
         self._lock = threading.Lock()

@@ -260,18 +260,23 @@ def has_changes(qmp: Qmp, name: str, key: str, since: str) -> bool:
 def end(qmp: Qmp, name: str, *, forget: bool) -> None:
     """Nothing is held still any more by this snapshot, and the guest writes straight to its disks. `forget`: what records the
     changes since it goes, too. Idempotent."""
-    gone = [one for one in exports(qmp) if one.startswith(f"{name}.")]
-    for one in gone:
-        qmp.ask("block-export-del", {"id": one, "mode": "hard"})
-    _until(lambda: not set(gone) & set(exports(qmp)), f"{qmp.what}: the exports of {name} do not end")
-    if gone and not exports(qmp):
-        qmp.ask("nbd-server-stop")
+    end_exports(qmp, lambda export: export.startswith(f"{name}."))
     _let_go(qmp, name)
     nodes = Nodes(qmp)
     for node, names in nodes.bitmaps.items():
         for one in names:
             if one.startswith(f"{name}.") and (forget or ".since." in one):
                 qmp.ask("block-dirty-bitmap-remove", {"node": node, "name": one})
+
+
+def end_exports(qmp: Qmp, ours: Callable[[str], bool]) -> None:
+    """And the server with the last of them."""
+    gone = [one for one in exports(qmp) if ours(one)]
+    for one in gone:
+        qmp.ask("block-export-del", {"id": one, "mode": "hard"})
+    _until(lambda: not set(gone) & set(exports(qmp)), f"{qmp.what}: its exports do not end")
+    if gone and not exports(qmp):
+        qmp.ask("nbd-server-stop")
 
 
 def _let_go(qmp: Qmp, name: str) -> None:

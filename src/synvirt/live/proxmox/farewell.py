@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,31 +48,37 @@ def kept_alive(node: Node, vm_id: str) -> Iterator[None]:
         yield
 
 
-def changes(qmp: Qmp, node: Node, socket_path: str) -> Areas:
+def changes(qmp: Qmp, node: Node) -> Areas:
     """Of each snapshot that has a bitmap. The guest stands still: it is off, or was stopped."""
     there = bitmaps.Nodes(qmp)
-    found: Areas = {}
-    wanted = [(source, name) for source, names in there.bitmaps.items() for name in names if _is_mark(name)]
+    wanted = {name: source for source, names in there.bitmaps.items() for name in names if _is_mark(name)}
     if not wanted:
-        return found
+        return {}
+    # Called by a snapshot's name: should we be killed, that one's clearing away finds it.
+    remote = node.file(f"{min(wanted).partition('.')[0]}.end.sock")
     with contextlib.suppress(QmpError):
-        qmp.ask("nbd-server-start", {"addr": {"type": "unix", "data": {"path": socket_path}}})
-    for source, name in wanted:
-        export = f"{name}.farewell"
-        # Of a read-only export a bitmap must not record any more: nobody writes.
-        qmp.ask("block-dirty-bitmap-disable", {"node": source, "name": name})
-        if export not in bitmaps.exports(qmp):
-            bitmaps.serve(qmp, export, source, source, [name])
-    for _, name in wanted:
-        local = node.tunnel(socket_path)
-        uri = f"nbd+unix:///{name}.farewell?socket={local}"
+        qmp.ask("nbd-server-start", {"addr": {"type": "unix", "data": {"path": remote}}})
+    try:
+        for name, source in wanted.items():
+            # Of a read-only export a bitmap must not record any more: nobody writes.
+            qmp.ask("block-dirty-bitmap-disable", {"node": source, "name": name})
+            bitmaps.serve(qmp, f"{name}.end", source, source, [name])
+        return _read(node, remote, wanted)
+    finally:
+        bitmaps.end_exports(qmp, lambda export: export.endswith(".end"))
+
+
+def _read(node: Node, remote: str, wanted: Iterable[str]) -> Areas:
+    found: Areas = {}
+    for name in wanted:
+        uri = f"nbd+unix:///{name}.end?socket={node.tunnel(remote)}"
         reader = open_reader(NbdSpec(uri=uri, bitmap=f"qemu:dirty-bitmap:{name}", connections=1))
         try:
             found[name] = [(extent.start, extent.length) for extent in reader.extents()]
         finally:
             reader.close()
         if sum(len(areas) for areas in found.values()) > AREAS_MAX:
-            log.warning("too many changed places to note", vm=qmp.what)
+            log.warning("too many changed places to note", node=node.name)
             return {}
     return found
 

@@ -290,7 +290,7 @@ class Reading:
             with self.qmp() as qmp:
                 if not polite:
                     qmp.ask("stop")
-                return farewell.changes(qmp, self._node, self._node.file(f"vm-{self.vm_id}.sock"))
+                return farewell.changes(qmp, self._node)
         except (SourceUnreachable, DiskReadFailed, CbtReset, Internal) as error:
             log.warning("what changed until the end is not known", vm=self.vm_id, cause=error.detail)
             return {}
