@@ -12,6 +12,8 @@ from synvirt.model import MIB, LiveKind
 from tests.cli.conftest import Run
 from tests.fakes.live import FakeAdapter, FakePlatform
 from tests.fakes.platforms import with_fake
+from tests.fakes.pve.cluster import Cluster, Paper
+from tests.fakes.pve.server import PveServer
 from tests.fakes.service import Service
 
 SECRET = "correct-horse-battery-staple"
@@ -163,3 +165,24 @@ def test_import_from_a_source_finds_the_vm_by_its_name_or_id(service: Service, r
 def test_the_key_is_rotated(service: Service, run: Run) -> None:
     run("sources", "add", "lab", "qemu:///system")
     assert run("keyring", "rotate").stdout == "The key is new; the credentials of 1 sources are sealed with it\n"
+
+
+def test_a_site_is_recorded_into_a_file(service: Service, run: Run, tmp_path: Path) -> None:
+    (folder := tmp_path / "site").mkdir()
+    cluster = Cluster(Paper())
+    cluster.add(100, name="payroll", scsi0="local-lvm:vm-100-disk-0,size=8G")
+    cluster.add(101)
+    with PveServer(cluster, folder) as site:
+        arguments = ("--kind", "pve_api", "--credential", "token_id=mover@pve!synvirt", "--secret", "token_secret")
+        done = run("sources", "add", "site", site.endpoint, *arguments, "--fingerprint", site.fingerprint, typed="t0ken\n")
+        assert done.exit_code == 0, done.stderr
+        written = tmp_path / "site.jsonl"
+        told = run("sources", "record", "site", "--vm", "payroll", "--output", written)
+        assert (told.exit_code, "Look through it" in told.stdout) == (0, True)
+        assert json.loads(written.read_text().splitlines()[0])["kind"] == "pve_api"
+        assert "/qemu/100/config" in written.read_text()
+        assert "/qemu/101/config" not in written.read_text()
+        assert "payroll" not in written.read_text()
+        assert run("sources", "record", "site").stdout.startswith('{"recording": 1')
+    failed = run("sources", "record", "site")
+    assert (failed.exit_code, "E_MIG_SOURCE_UNREACHABLE" in failed.stderr) == (1, True)

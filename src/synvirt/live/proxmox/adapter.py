@@ -147,7 +147,7 @@ class PveApi:
         row = self._cluster.row(vm_id)
         if not self._login.has_ssh:
             raise CbtUnsupported(f"VM {vm_id} cannot be read: {NO_SSH}", hint=SSH_HINT)
-        return Reading(self._cluster, self._node(str(row.get("node", ""))), row, self._notes)
+        return Reading(self._cluster, self._node(str(row.get("node", ""))), row, self._notes, self._node)
 
     def _node(self, name: str) -> Node:
         if name not in self._nodes:

@@ -127,5 +127,20 @@ class Notes:
         else:
             self._path(vm_id).unlink(missing_ok=True)
 
+    def held_on(self, snapshot: str, node: str | None) -> str | None:
+        """The node where this snapshot's files are. With a node: noted, before anything is made there; a VM may move."""
+        path = self._folder / f"{snapshot}.node"
+        if node is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(node)
+            return node
+        try:
+            return path.read_text()
+        except OSError:
+            return None
+
+    def let_go(self, snapshot: str) -> None:
+        (self._folder / f"{snapshot}.node").unlink(missing_ok=True)
+
     def _path(self, vm_id: str) -> Path:
         return self._folder / f"changes-{vm_id}.json"

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -45,8 +45,9 @@ _POLL_S: Final = 0.5
 class Reading:
     """One VM of one session, on the node where it is now."""
 
-    def __init__(self, cluster: Cluster, node: Node, row: dict[str, Any], notes: Notes) -> None:
-        self._cluster, self._node, self._row, self._notes = cluster, node, row, notes
+    def __init__(self, cluster: Cluster, node: Node, row: dict[str, Any], notes: Notes, other: Callable[[str], Node]) -> None:
+        """`other`: another node of the cluster, by name."""
+        self._cluster, self._node, self._row, self._notes, self._other = cluster, node, row, notes, other
         self.vm_id = str(row.get("vmid", ""))
         self.what = f"VM {self.vm_id} ({row.get('name', '')})"
 
@@ -56,6 +57,7 @@ class Reading:
         _check_name(name)
         seen = self._seen()
         self._cluster.refuse_locked(self._row, dict(seen.config))
+        self._notes.held_on(name, self._node.name)
         there = [drive for drive in drives(seen.config) if disks is None or drive.key in disks]
         if seen.power_state == "off":
             return SnapshotRef(id=name)
@@ -111,7 +113,13 @@ class Reading:
 
     def cleanup(self, name: str) -> None:
         self._let_go(name, forget=True)
+        made_on = self._notes.held_on(name, None)
+        if made_on is not None and made_on != self._node.name:
+            # The VM has moved on; a node that is off has to be cleared away by hand, or by its next start.
+            with contextlib.suppress(AuthFailed, SourceUnreachable):
+                self._other(made_on).clear(f"{name}.")
         self._notes.forget(self.vm_id, name)
+        self._notes.let_go(name)
 
     def _let_go(self, name: str, *, forget: bool) -> None:
         _check_name(name)
@@ -240,6 +248,8 @@ class Reading:
         """Off when it returns, and what changed until then is noted."""
         if self._cluster.status(self._row).get("status") == "stopped":
             return
+        # Of before: a start that comes while we are at it makes void what is noted.
+        last_start = self._cluster.last_start(self._row)
         with self._kept_alive() as watched:
             upid = self._cluster.ask_off(self._row, timeout_s + SETTLE_S)
             polite = self._gone_off(upid, timeout_s, watched=watched)
@@ -251,7 +261,7 @@ class Reading:
             failed = self._cluster.failed(upid)
             raise Internal(f"{self.what} does not go off{f': {failed.detail}' if failed else ''}")
         if areas:
-            self._notes.put(self.vm_id, self._cluster.last_start(self._row), areas)
+            self._notes.put(self.vm_id, last_start, areas)
 
     @contextlib.contextmanager
     def _kept_alive(self) -> Iterator[bool]:
