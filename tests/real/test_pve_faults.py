@@ -176,7 +176,7 @@ def test_a_vm_under_ha_stays_off_and_its_last_changes_are_known(lab: PveLab, vm:
 
     found, data_bytes = ask(lab, final)
     assert found == lab.content(vm, "scsi0")
-    assert data_bytes == 65536
+    assert 0 < data_bytes <= 65536
     for one in (first, second):
         ask(lab, lambda adapter: adapter.cleanup(str(vm.vmid), one))  # noqa: B023
     assert lab.leftovers(vm) == []

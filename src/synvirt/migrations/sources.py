@@ -23,7 +23,6 @@ from synvirt.jobs.waiting import Waiting
 from synvirt.keyring import Keyring, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
 from synvirt.live.form import Form
-from synvirt.live.planned import HINT
 from synvirt.live.recording import Recording, named
 from synvirt.live.recording import lines as recorded
 from synvirt.live.registry import Platform
