@@ -34,9 +34,11 @@ run: setup
 
 # One worker more than there are cores: each waits a good part of its time, for a process, a guest or a disk.
 test: setup-test
-	$(BIN)/python -m tests.reaping -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m tests.reaping -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 4 --dist worksteal --durations 100
 
+# More than two are no accident of one noisy moment.
 test-again: setup-test
+	$(BIN)/python -m tests.last_failed --at-most 2
 	$(BIN)/python -m tests.reaping -m pytest -v --last-failed --last-failed-no-failures none --maxfail 1
 
 lab:

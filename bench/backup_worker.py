@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from synvirt.backups.source import SourceDisk
-from synvirt.backups.taking import take
+from synvirt.backups.taking import ToTake, take
 from synvirt.blocks import Extent
 from synvirt.copying import copy
+from synvirt.disks import open_reader
 from synvirt.disks.raw.new_file import new_file
 from synvirt.disks.specs import RawSpec
 from synvirt.model import now
@@ -54,7 +54,7 @@ def _back_up(repository: Repository, image: str, base: Manifest | None, areas: l
     def changed() -> Iterator[Extent]:
         return (Extent(start, length) for start, length in areas or [])
 
-    disk = SourceDisk(TARGET, image, RawSpec(path=image), changed=None if areas is None else changed)
+    disk = ToTake(TARGET, lambda: open_reader(RawSpec(path=image)), changed=None if areas is None else changed)
     session = repository.session()
     taken = take(disk, base, repository, session, stop=lambda: False, on_progress=lambda copied: None, doubt=sys.exit)
     named = Named(target=TARGET, path=image, size_bytes=taken.disk.size_bytes, checked_to=taken.checked_to)

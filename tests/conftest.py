@@ -2,16 +2,20 @@
 
 import itertools
 import os
+import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from synvirt.store import Store
 from tests import postgres
 
 # A service in the test's own process must not log into what a command prints: structlog's default is standard output.
@@ -62,6 +66,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _place_among_long(item: pytest.Item) -> int:
     return next(place for place, name in enumerate(LONG) if item.nodeid.startswith(name))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _store_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A new SQLite store is a copy of one that Alembic has made: thousands of tests open one. That an empty file becomes a
+    store is seen by tests of the service's own process, and by those of each revision."""
+    template, init = tmp_path_factory.mktemp("template") / "store.db", Store.__init__
+    Store(f"sqlite:///{template}").close()
+
+    def from_template(self: Store, url: str, **named: Any) -> None:
+        path = Path(url.removeprefix("sqlite:///"))
+        if path.suffix == ".db" and path.is_absolute() and not path.exists() and path.parent.is_dir():
+            shutil.copyfile(template, path)
+        init(self, url, **named)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Store, "__init__", from_template)
+        yield
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["peak_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """How much memory each worker of pytest had, to be kept under 600 MiB."""
+    peak = getattr(node, "workeroutput", {}).get("peak_kib")
+    if peak is not None:
+        _peaks[node.gateway.id] = peak // 1024
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _peaks:
+        terminalreporter.write_line(f"peak memory in MiB: {_peaks}")
+
+
+_peaks: dict[str, int] = {}
 
 
 @pytest.fixture(scope="session")

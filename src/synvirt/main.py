@@ -228,6 +228,7 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
     from synvirt.backups.repositories import Repositories
     from synvirt.backups.service import Backups, running
     from synvirt.backups.ways import scratch_folder, sources_of, tpm_folder
+    from synvirt.backups.working import Working
     from synvirt.kvm.connection import Connection
 
     # A connection of its own, opened by the first run: the embedded driver is opened once a process, and shared.
@@ -240,6 +241,8 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
         host=settings.host_id,
         open_guest=guests.open,
         forget_job=guests.forget,
+        working=Working(threads=settings.copy_threads),
+        journals=settings.data_dir / "backups",
         exports=settings.data_dir / "exports",
         export_roots=settings.backup_export_roots,
         ground=Ground(

@@ -5,16 +5,52 @@ Beside `main` the only module that names concrete things. It imports little: a w
 
 import os
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from synvirt.disks import open_reader, open_writer
 from synvirt.jobs.copying_disks import Openers, copy_disks
 from synvirt.jobs.orders import CopyOrder
+from synvirt.jobs.wire import Wire
 from synvirt.jobs.worker import Task, Tasks, main
+from synvirt.repository.specs import PointSpec
 
-OPENERS = Openers(reader=open_reader, writer=open_writer)
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from synvirt.blocks import DiskReader
+    from synvirt.disks.specs import ReaderSpec
+    from synvirt.repository.opening import OpenRepositories
+
+
+def _copy(order: CopyOrder, wire: Wire) -> None:
+    if any(isinstance(disk.reader, PointSpec) for disk in order.disks):
+        from synvirt.repository.opening import OpenRepositories
+
+        with OpenRepositories() as repositories:
+            copy_disks(order, wire, Openers(reader=partial(_open, repositories), writer=open_writer))
+    else:
+        copy_disks(order, wire, Openers(reader=partial(_open, None), writer=open_writer))
+
+
+def _open(repositories: "OpenRepositories | None", spec: "ReaderSpec | PointSpec") -> "DiskReader":
+    if not isinstance(spec, PointSpec):
+        return open_reader(spec)
+    assert repositories is not None
+    return repositories.point(spec)
+
+
+def _of_backups(name: str) -> "Callable[[], Task[Any]]":
+    def load() -> Task[Any]:
+        from synvirt.backups.tasks import TASKS
+
+        return TASKS[name]
+
+    return load
+
 
 TASKS: Tasks = {
-    "copy": lambda: Task(CopyOrder, partial(copy_disks, openers=OPENERS)),
+    "copy": lambda: Task(CopyOrder, _copy),
+    **{name: _of_backups(name) for name in ("take", "verify_point", "verify_repository", "serve")},
 }
 
 if __name__ == "__main__":

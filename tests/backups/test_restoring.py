@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from synvirt.backups.model import RestoreRequest
 from synvirt.errors import BackupBadRequest, BackupConflict
 from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import Repository
 from tests.backups.test_service import CONTENT, House
 from tests.needs import need
 
@@ -72,19 +73,18 @@ def test_an_export_goes_to_a_folder_that_a_setting_allows_and_to_no_other(house:
 @pytest.mark.parametrize("format_", ["raw", "qcow2"])
 def test_an_export_that_is_cancelled_leaves_nothing(house: House, monkeypatch: pytest.MonkeyPatch, format_: str) -> None:
     (point,) = house.run(house.job("web")).restore_point_ids
-    repository = house.backups.repositories.opened(house.backups.points.get(point).repository_id)
-    read = repository.read_chunk
+    read = Repository.read_chunk
     cancelled: list[UUID] = []
     once = threading.Lock()
 
-    def cancels(name: bytes, length: int) -> bytes:
+    def cancels(self: Repository, name: bytes, length: int) -> bytes:
         if once.acquire(blocking=False):
             (newest,), _ = house.backups.runs.page(limit=1, cursor=None)
             cancelled.append(newest.id)
             house.backups.runs.cancel(newest.id)
-        return read(name, length)
+        return read(self, name, length)
 
-    monkeypatch.setattr(repository, "read_chunk", cancels)
+    monkeypatch.setattr(Repository, "read_chunk", cancels)
     run = house.ended(house.backups.restore(point, RestoreRequest.model_validate({"target": "export", "format": format_})))
     assert (run.status, cancelled) == ("cancelled", [run.id])
     assert list((house.folder / "exports").iterdir()) == []

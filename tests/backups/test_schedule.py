@@ -1,7 +1,7 @@
 """Jobs that run by themselves: when, once each time, made up for after a time without the service."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from synvirt.backups import runs
 from synvirt.backups.jobs import Jobs, due
 from synvirt.backups.model import BackupJob, BackupJobChange, BackupRun
 from synvirt.backups.schedule import Schedule, next_time
@@ -100,25 +101,52 @@ def test_a_time_without_the_service_is_made_up_for_by_one_run(house: House) -> N
     again.close()
 
 
-def test_a_run_that_the_services_end_cut_off_is_made_again_once(house: House) -> None:
-    job = _scheduled(house)
-    assert job.next_run_at is not None
-    opened = threading.Event()
+def _held(house: House, opened: threading.Event) -> Callable[[], None]:
+    """A gate that stays shut until the service ends."""
 
     def held() -> None:
         opened.set()
-        until(lambda: all(stop.is_set() for stop in house.backups.runs._stops.values()))  # the service ends
+        until(lambda: all(stop.is_set() for stop in house.backups.runs._stops.values()))
 
+    return held
+
+
+def test_a_scheduled_run_that_the_services_end_cut_off_goes_on(house: House) -> None:
+    job, opened = _scheduled(house), threading.Event()
+    assert job.next_run_at is not None
+    house.guests.gate = _held(house, opened)
+    (run,) = house.backups.run_due(job.next_run_at)
+    assert opened.wait(LONG_S)
+    house.close()
+    again = House(house.folder)
+    found = again.ended(run)
+    assert (found.status, found.resumed_count) == ("completed", 1)
+    assert again.backups.run_due(job.next_run_at + timedelta(seconds=10)) == []
+    again.close()
+
+
+def test_a_run_that_ends_the_service_each_time_fails_and_is_made_again_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "RESUMED_MAX", 1)
+    job = _scheduled(house)
+    assert job.next_run_at is not None
     moment, triggers = job.next_run_at, []
-    for _ in range(2):  # the second is cut off too
-        opened.clear()
-        house.guests.gate = held
+    for _ in range(2):
+        opened = threading.Event()
+        house.guests.gate = _held(house, opened)
         (run,) = house.backups.run_due(moment)
         triggers.append(run.trigger)
-        assert opened.wait(LONG_S)
-        house.close()
-        house = House(house.folder)
-        assert house.backups.runs.get(run.id).status == "failed"
+        for _ in range(2):
+            assert opened.wait(LONG_S)
+            house.close()
+            opened = threading.Event()
+            house = House(house.folder, started=False)
+            house.guests.gate = _held(house, opened)
+            house.backups.start()
+        found = house.backups.runs.get(run.id)
+        assert found.error is not None
+        assert (found.status, found.error.code) == ("failed", "E_BAK_INTERRUPTED")
         moment += timedelta(seconds=10)
     assert triggers == ["schedule", "again"]
     assert house.backups.run_due(moment) == []

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.backups import source, taking
-from synvirt.backups.source import SourceDisk
-from synvirt.backups.taking import Taken, take
+from synvirt.backups import taking
+from synvirt.backups.taking import Taken, ToTake, take
 from synvirt.blocks import DiskReader, Extent
-from synvirt.disks.specs import RawSpec
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, SourceReadFailed, SynvirtError
 from synvirt.model import now
 from synvirt.repository import manifest as manifests
@@ -66,7 +64,6 @@ class Host:
         self.repository = opened(self.folder, new=True)
         self.doubts: list[str] = []
         self.disk: DiskReader = Disk(0)
-        monkeypatch.setattr(source, "open_disk", lambda _: self.disk)
 
     def take(
         self,
@@ -79,9 +76,9 @@ class Host:
     ) -> tuple[Taken, Manifest]:
         self.disk, self.doubts = disk, []
         session = self.repository.session()
-        asked = SourceDisk(TARGET, "/x", RawSpec(path="/x"), changed, whole_because, Mark(kind="checkpoint", name="one"))
+        mark = Mark(kind="checkpoint", name="one")
         taken = take(
-            asked,
+            ToTake(TARGET, lambda: self.disk, changed, whole_because),
             base,
             self.repository,
             session,
@@ -89,7 +86,7 @@ class Host:
             on_progress=lambda _: None,
             doubt=self.doubts.append,
         )
-        named = manifests.Named(target=TARGET, path="/x", size_bytes=disk.size, checked_to=taken.checked_to, mark=asked.mark)
+        named = manifests.Named(target=TARGET, path="/x", size_bytes=disk.size, checked_to=taken.checked_to, mark=mark)
         sealed = manifests.Sealed(
             vm_id="v", vm_name="v", consistency="crash", job_id=uuid4(), run_id=uuid4(), domain_xml="<domain/>", disks=(named,)
         )

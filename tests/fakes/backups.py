@@ -10,9 +10,12 @@ from synvirt.backups.model import ENDS, BackupRun
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.backups.source import Ask, Guest, SourceDisk
+from synvirt.backups.working import Working
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import BackupNotFound, SourceRunning
+from synvirt.jobs.process import Workers
 from synvirt.store import Store
+from tests.fakes.workers import in_process
 
 # Of a run of some megabytes, on a machine with much else to do.
 ENDS_WITHIN_S = 60
@@ -46,14 +49,24 @@ class FakeGuests:
                 raise SourceRunning(f"{vm_id} was started")
 
         disk = SourceDisk("vda", str(path), RawSpec(path=str(path)))
-        yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", None, (disk,), check)
+        moment = f"{path.stat().st_ino} {path.stat().st_mtime_ns}"
+        yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", None, (disk,), check, moment=moment)
 
 
-def backups_of(store: Store, guests: FakeGuests, folder: Path) -> Backups:
-    """Not started yet. `folder` gets `keyring` and `exports`."""
+def backups_of(store: Store, guests: FakeGuests, folder: Path, workers: Workers = in_process) -> Backups:
+    """Not started yet. `folder` gets `keyring`, `journals` and `exports`. Its disks are copied by workers in this process,
+    where no others are given."""
     (folder / "keyring").mkdir(exist_ok=True)
     repositories = Repositories(store.backups, host="local", keyring=folder / "keyring")
-    return Backups(store.backups, repositories, host="local", open_guest=guests.open, exports=folder / "exports")
+    return Backups(
+        store.backups,
+        repositories,
+        host="local",
+        open_guest=guests.open,
+        exports=folder / "exports",
+        working=Working(workers),
+        journals=folder / "journals",
+    )
 
 
 def ended(backups: Backups, run_id: UUID | str) -> BackupRun:

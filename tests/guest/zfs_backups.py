@@ -20,8 +20,9 @@ from synvirt.backups.service import Backups
 from synvirt.backups.source import Sources
 from synvirt.backups.source_ledger import Ledger, Made
 from synvirt.backups.source_zfs import OfZfs
+from synvirt.backups.working import Working
 from synvirt.backups.zfs_moment import Moment
-from synvirt.blocks import DiskReader
+from synvirt.backups.zfs_stream import changed_since
 from synvirt.destinations.zfs_links import Links
 from synvirt.disks import open_writer
 from synvirt.disks.specs import BlockWriterSpec
@@ -85,7 +86,7 @@ def test_every_block_that_changed_is_in_the_list(block_bytes: int) -> None:
         new = moment(name)
         after = content(Links().device(name))
         said, zeros = bytearray(SIZE), bytearray(SIZE)
-        for one in new.changed(name, old.name, guid, SIZE)():
+        for one in changed_since(new.changed(name, old.name, guid, SIZE)):
             said[one.start : one.end] = b"\1" * one.length
             # What is said to be zeros is, unless more is said of it.
             zeros[one.start : one.end] = bytes([one.zero]) * one.length
@@ -105,7 +106,7 @@ def test_nothing_has_changed_is_an_empty_list_and_one_snapshot_is_of_one_moment(
     guids = [old.mark(name) for name in names]
     new = moment(*names)
     for name, guid in zip(names, guids, strict=True):
-        assert list(new.changed(name, old.name, guid, SIZE)()) == []
+        assert list(changed_since(new.changed(name, old.name, guid, SIZE))) == []
     txgs = {zfs("get", "-Hp", "-o", "value", "createtxg", f"{name}@{new.name}") for name in names}
     assert len(txgs) == 1
     for one in (old, new):
@@ -256,18 +257,18 @@ def test_runs_read_what_changed_and_leave_bookmarks_alone(house: House, tmp_path
 
 @contextlib.contextmanager
 def meanwhile(happens: Callable[[], object]) -> Iterator[None]:
-    """Before each disk is read."""
-    open_disk = source.open_disk
+    """Before a guest's disks are read."""
+    carry_out = Working.carry_out
 
-    def opened(disk: source.SourceDisk) -> DiskReader:
+    def opened(self: Working, *arguments: Any, **named: Any) -> None:
         happens()
-        return open_disk(disk)
+        carry_out(self, *arguments, **named)
 
-    source.open_disk = opened
+    Working.carry_out = opened  # type: ignore[method-assign]
     try:
         yield
     finally:
-        source.open_disk = open_disk
+        Working.carry_out = carry_out  # type: ignore[method-assign]
 
 
 def killed(folder: Path, domain: Domain) -> None:

@@ -12,12 +12,15 @@ import pytest
 
 from synvirt.backups import in_place
 from synvirt.backups.restoring_domain import Place
-from synvirt.backups.under_way import Sum
 from synvirt.backups.undoing import Undoing
 from synvirt.blocks import Extent
 from synvirt.destinations.zfs_links import Links
+from synvirt.disks import open_writer
 from synvirt.errors import DiskReadFailed
+from synvirt.jobs.copying_disks import Openers, copy_disks
+from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.model import Progress
+from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
 from synvirt.store import Store
 from tests.guest.zvols import POOL, zfs
 
@@ -59,19 +62,28 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     undo = in_place.undo(cast("Any", None)) | {"checkpoints": lambda run_id, name: None}
     undoing = Undoing(store.backups, host="local", undo=undo)
     run = SimpleNamespace(id=uuid4(), progress=Progress())
-    under_way: Any = SimpleNamespace(run=run, stop=lambda: False, figure=lambda *_: None)
+    wire: Any = SimpleNamespace(say=lambda message: None, stop=lambda: False)
+
+    def copied(order: DiskOrder, stop: object) -> None:
+        openers = Openers(reader=lambda spec: Disk(breaks=breaks), writer=open_writer)
+        copy_disks(CopyOrder(disks=(order,)), wire, openers)
+
+    under_way: Any = SimpleNamespace(run=run, stop=lambda: False)
+    copying: Any = SimpleNamespace(under_way=under_way, copy=copied)
+    repository = RepositorySpec(place=FolderSpec(path="/x"), key="")
+    spec = PointSpec(repository=repository, point_id="", number=0)
     domain = SimpleNamespace(UUIDString=lambda: str(uuid4()))
-    restored = in_place._Restored(cast("Any", None), undoing, under_way, domain, Sum(under_way))
+    restored = in_place._Restored(cast("Any", None), undoing, copying, cast("Any", domain), resumed=False)
     place = Place(str(device), "block")
     if breaks:
         with pytest.raises(DiskReadFailed):
-            restored.disks({"vda": (place, Disk(breaks=True))})
+            restored.disks({"vda": (place, Disk(breaks=True), spec)})
         assert zfs("list", "-Ho", "name", "-t", "snapshot", "-r", volume).split() == [f"{volume}@synvirt-restore-{run.id}"]
         assert undoing.sweep(run.id)
         assert [device.read_bytes() == NOW] == [True]
     else:
         monkeypatch.setattr(in_place, "translated", lambda *_: contextlib.nullcontext())
-        restored.disks({"vda": (place, Disk(breaks=False))})
+        restored.disks({"vda": (place, Disk(breaks=False), spec)})
         restored.commit(None)
         assert [device.read_bytes() == THEN[:MIB] + bytes(MIB) + THEN[2 * MIB :] + bytes(MIB)] == [True]
     assert zfs("list", "-Ho", "name", "-t", "all", "-r", volume).split() == [volume]

@@ -22,7 +22,7 @@ from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.backups.source_ledger import Ledger
 from synvirt.backups.ways import sources_of
-from synvirt.blocks import DiskReader
+from synvirt.backups.working import Working
 from synvirt.kvm import agent
 from synvirt.kvm.connection import Connection, load
 from synvirt.live.libvirt import backup as jobs
@@ -97,7 +97,7 @@ class Child:
         """One run. `at`: it says so and stays there, «frozen» while the guest is, «reading» when its disks are about to be
         read. `reference`: copies of the disks as they are at the moment, into that folder. `meanwhile`: a script that the guest
         has done when its disks are about to be read."""
-        begin, open_disk = jobs.begin, source.open_disk
+        begin, carry_out = jobs.begin, Working.carry_out
 
         def begun(*args: Any, **kwargs: Any) -> None:
             if at == "frozen":
@@ -108,19 +108,21 @@ class Child:
             if reference:
                 self._copy(Path(reference))
 
-        def opened(disk: source.SourceDisk) -> DiskReader:
+        def reading(*args: Any) -> None:
             if at == "reading":
                 stay(at)
             if meanwhile:
                 self._executed(meanwhile)
-            return open_disk(disk)
+            carry_out(*args)
 
-        jobs.begin, source.open_disk = begun, opened
+        jobs.begin = begun
+        Working.carry_out = reading  # type: ignore[method-assign, assignment]
         with self._backups() as backups:
             run = ended(backups, backups.run_job(self._job(backups, quiesce)).id)
             same = [self._is_same(backups, point, Path(reference)) for point in run.restore_point_ids if reference]
             points = [backups.points.get(point).model_dump(mode="json") for point in run.restore_point_ids]
-        jobs.begin, source.open_disk = begin, open_disk
+        jobs.begin = begin
+        Working.carry_out = carry_out  # type: ignore[method-assign]
         say({"run": run.model_dump(mode="json"), "same": same, "points": points})
 
     def _is_same(self, backups: Backups, point_id: UUID, reference: Path) -> bool:

@@ -10,10 +10,12 @@ from synvirt.backups.model import ENDS, BackupRepositoryRequest, BackupRun, Rest
 from synvirt.backups.points import point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
+from synvirt.backups.working import Working
 from synvirt.copying import copy
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.raw.files import RawReader
 from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.jobs.process import Workers, started
 from synvirt.kvm.connection import Connection, short_root
 from synvirt.model import now
 from synvirt.repository.disk import ChunkWriter
@@ -28,10 +30,12 @@ PATIENCE_S = 120.0
 class Room:
     """`folder` holds all of it but the hypervisor, which is that of `data_dir`, or at `uri`."""
 
-    def __init__(self, host: LibvirtHost, data_dir: Path, folder: Path, *, uri: str | None = None) -> None:
+    def __init__(
+        self, host: LibvirtHost, data_dir: Path, folder: Path, *, uri: str | None = None, workers: Workers = started
+    ) -> None:
         for name in ("keyring", "repository", "volumes", "images"):
             (folder / name).mkdir(exist_ok=True)
-        self.folder, self.host = folder, host
+        self.folder, self.host, self.workers = folder, host, workers
         self.connection = Connection(uri or Settings(data_dir=data_dir).hypervisor_uri, lambda: None)
         self.store = Store(f"sqlite:///{folder / 'test.db'}")
         self.volumes = folder / "volumes"
@@ -65,6 +69,7 @@ class Room:
             open_guest=nobody,  # type: ignore[arg-type]
             exports=self.folder / "exports",
             ground=self.ground,
+            working=Working(self.workers),
         )
 
     def _caches(self) -> dict[str, Path]:

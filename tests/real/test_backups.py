@@ -12,13 +12,13 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.backups import source
 from synvirt.backups.model import ENDS, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.backups.source import Ask, Sources
 from synvirt.backups.source_ledger import Ledger
 from synvirt.backups.ways import sources_of
+from synvirt.disks import open_reader
 from synvirt.errors import (
     BackupNotFound,
     Cancelled,
@@ -196,7 +196,7 @@ def test_a_guest_that_runs_without_an_agent_is_backed_up_as_after_a_crash(
         assert [disk.mark is not None for disk in guest.disks] == [False, True]
         for disk in guest.disks:
             content = bytearray(len(CONTENT))
-            with closing(source.open_disk(disk)) as reader:
+            with closing(open_reader(disk.spec)) as reader:
                 reader.read_into(0, memoryview(content))
             assert [bytes(content) == CONTENT] == [True]
         guest.check_unchanged()

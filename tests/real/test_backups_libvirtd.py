@@ -9,10 +9,10 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.backups import source
 from synvirt.backups.source import Ask, Sources
 from synvirt.backups.source_bitmap import ByJob
 from synvirt.backups.source_ledger import Ledger
+from synvirt.disks import open_reader
 from synvirt.kvm.connection import Connection
 from synvirt.sample import Sample, build
 from synvirt.store import Store
@@ -64,7 +64,7 @@ def test_a_guest_of_a_libvirtd_is_quiesced_and_never_left_frozen(host: LibvirtLa
         assert (held.quiesced, held.consistency, held.way) == (True, "filesystem", "bitmap")
         assert told == ["quiescing", "snapshotting"]
         assert guest.ask("guest-fsfreeze-status") == "thawed"
-        with closing(source.open_disk(held.disks[0])) as reader:
+        with closing(open_reader(held.disks[0].spec)) as reader:
             sector = bytearray(512)
             reader.read_into(0, memoryview(sector))
         assert sector[510:] == b"\x55\xaa"

@@ -14,12 +14,14 @@ from defusedxml import ElementTree
 from synvirt.backups import in_place, new_domain
 from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest
 from synvirt.backups.under_way import UnderWay
+from synvirt.backups.working import Copying
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.model import now
 from synvirt.repository.keys import CHUNK_BYTES
 from tests.contracts.readers import read_all
+from tests.fakes.workers import in_process
 from tests.needs import need
 from tests.real.restores import Room
 
@@ -63,7 +65,7 @@ class Steps:
 
 @pytest.fixture
 def room(host: LibvirtHost, data_dir: Path, tmp_path: Path) -> Iterator[Room]:
-    made = Room(host, data_dir, tmp_path)
+    made = Room(host, data_dir, tmp_path, workers=in_process)
     yield made
     made.close()
 
@@ -83,11 +85,9 @@ def restored(
         (undoing, "replace"),
         (undoing, "settle"),
         (undoing, "sweep"),
-        (in_place, "copy"),
-        (in_place, "write_qcow2"),
+        (Copying, "copy"),
         (in_place, "_swap"),
         (in_place, "_define"),
-        (new_domain, "copy"),
         (new_domain, "define"),
     ):
         steps.watch(holder, name)

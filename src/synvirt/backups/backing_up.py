@@ -3,45 +3,72 @@
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from uuid import UUID, uuid4
+from pathlib import Path
+from uuid import UUID, uuid4, uuid5
 
-from synvirt.backups.model import BackupJob, BackupRepository, DiskTaken, GuestTaken, RestorePoint, Status
+from synvirt.backups.model import BackupJob, BackupRepository, BackupRun, DiskTaken, GuestTaken, RestorePoint, Status
+from synvirt.backups.orders import Commit, DiskIsTaken, DiskToTake, Doubt, Ready, Stored, TakeOrder
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retiring import Retiring
 from synvirt.backups.source import Ask, Guest
-from synvirt.backups.taking import Taken, take
 from synvirt.backups.under_way import Sum, UnderWay
+from synvirt.backups.working import Message, Working
+from synvirt.copying import Copied
 from synvirt.errors import (
     BackupConflict,
     Cancelled,
     DeltaFallback,
+    Interrupted,
     RepositoryFull,
     RepositoryUnreachable,
     SynvirtError,
 )
+from synvirt.jobs.wire import Moved, Result
 from synvirt.model import now
 from synvirt.repository import garbage
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
-from synvirt.repository.repository import Repository, Session
+from synvirt.repository.repository import Repository
 
 # Of so many of the newest points the manifests are read, to find one that changes can be counted from.
 BASES_LOOKED_AT = 10
+
+_HELD_ANEW = (
+    "the service ended while its disks were read, and with it the moment at which they were held: they are held and read anew; "
+    "what is stored is not stored twice"
+)
 
 # Gives the guest that is asked for, its disks held at one moment, for as long as it is held.
 OpenGuest = Callable[[Ask], contextlib.AbstractContextManager[Guest]]
 
 
 class BackingUp:
-    def __init__(self, repositories: Repositories, points: Points, retiring: Retiring, open_guest: OpenGuest) -> None:
+    """`journals`: a folder for what runs that are cut off have stored; None: each begins anew. `adopt` registers the points
+    that a run has made and that are not known."""
+
+    def __init__(
+        self,
+        repositories: Repositories,
+        points: Points,
+        retiring: Retiring,
+        open_guest: OpenGuest,
+        *,
+        working: Working,
+        journals: Path | None = None,
+        adopt: Callable[[BackupRepository, BackupRun], None] = lambda known, run: None,
+    ) -> None:
         self._repositories, self._points, self._retiring, self._open_guest = repositories, points, retiring, open_guest
+        self._working, self._journals, self._adopt = working, journals, adopt
 
     def back_up(self, under_way: UnderWay, job: BackupJob) -> None:
         """What is wrong with one guest keeps none of the others from being backed up; the run fails at its end."""
         known = self._repositories.get(job.repository_id)
         repository = self._repositories.opened(job.repository_id)
         failed: list[tuple[str, SynvirtError]] = []
+        has = self._taken_before(under_way, known)
         for vm_id in job.vm_ids:
+            if vm_id in has:
+                continue
             try:
                 self._back_up_one(under_way, job, known, repository, vm_id)
             except (Cancelled, RepositoryUnreachable, RepositoryFull):
@@ -55,24 +82,65 @@ class BackingUp:
         if failed:
             raise _told_of_all(failed, len(job.vm_ids))
 
+    def _taken_before(self, under_way: UnderWay, known: BackupRepository) -> set[str]:
+        """The guests, by name and UUID, whose points the run has made already, under a service that has ended since. A point
+        whose registration that cut off is registered."""
+        run = under_way.run
+        if not run.resumed_count:
+            return set()
+        self._adopt(known, run)
+        points = [point for point in self._points.all() if point.run_id == run.id]
+        has = {one for point in points for one in (point.vm_id, point.vm_name)}
+        under_way.note(
+            restore_point_ids=tuple(point.id for point in points),
+            guests=tuple(guest for guest in run.guests if guest.vm_id in has),
+        )
+        return has
+
     def _back_up_one(
         self, under_way: UnderWay, job: BackupJob, known: BackupRepository, repository: Repository, vm_id: str
     ) -> None:
-        session = repository.session()
-        under_way.storing(session)
+        journal = self._journal(job, vm_id)
         with self._open_guest(self._ask(under_way, job, repository, vm_id)) as guest:
             under_way.move(Status.TRANSFERRING)
-            taken = _taken(guest, repository, session, under_way)
-            guest.check_unchanged()
-            under_way.move(Status.COMMITTING, guests=(*under_way.run.guests, _told(guest, taken)))
-            manifest = _manifest(guest, taken, job, under_way.run.id)
-            guest.keep_marks()
-            _refuse_lost_base(guest, taken, repository)
-            session.commit(manifest)
+            if under_way.run.resumed_count and guest.way != "offline":
+                under_way.warn(Interrupted.code, _HELD_ANEW, guest.vm_id)
+            taking = _Taking(guest, job, under_way, repository)
+            order = TakeOrder(
+                repository=self._repositories.spec(job.repository_id),
+                disks=tuple(
+                    DiskToTake(key=disk.target, reader=disk.spec, changes=disk.changes, whole_because=disk.whole_because)
+                    for disk in guest.disks
+                ),
+                base=None if guest.base is None else str(guest.base.shown.id),
+                journal=None if journal is None else str(journal),
+                moment=guest.moment,
+                threads=self._working.threads,
+                bandwidth_bps=job.bandwidth_bps,
+            )
+            self._working.carry_out(lambda: order, taking.hear, taking.stop)
             guest.marks_kept()
-        self._points.put(point_of(manifest, known, stored_bytes=session.stored_bytes))
+        manifest = taking.manifest
+        assert manifest is not None
+        if journal is not None:
+            journal.unlink(missing_ok=True)
+        self._points.put(point_of(manifest, known, stored_bytes=taking.stored.stored_bytes))
         under_way.note(restore_point_ids=(*under_way.run.restore_point_ids, manifest.shown.id))
         self._retire(under_way, job, manifest.sealed.vm_id)
+
+    def forget(self, job: BackupJob) -> None:
+        """What is kept for the next run of a job that is no more."""
+        for vm_id in job.vm_ids:
+            journal = self._journal(job, vm_id)
+            if journal is not None:
+                journal.unlink(missing_ok=True)
+
+    def _journal(self, job: BackupJob, vm_id: str) -> Path | None:
+        """Of the job's guest: the next run of the job may go on where one that was cut off has stopped."""
+        if self._journals is None:
+            return None
+        self._journals.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self._journals / f"{uuid5(job.id, vm_id)}.stored"
 
     def _ask(self, under_way: UnderWay, job: BackupJob, repository: Repository, vm_id: str) -> Ask:
         return Ask(
@@ -131,23 +199,76 @@ def _told_of_all(failed: list[tuple[str, SynvirtError]], count: int) -> SynvirtE
     return first
 
 
-def _taken(guest: Guest, repository: Repository, session: Session, under_way: UnderWay) -> list[Taken]:
-    done = Sum(under_way)
-    return [
-        take(
-            disk,
-            guest.base,
-            repository,
-            session,
-            stop=under_way.stop,
-            on_progress=done.next_disk(),
-            doubt=lambda why: under_way.warn(DeltaFallback.code, f"{why}: the whole disk was read", guest.vm_id),
-        )
-        for disk in guest.disks
-    ]
+class _Taking:
+    """A guest's disks on their way, as the worker tells of them. `manifest`: once the worker was sent its Commit."""
+
+    def __init__(self, guest: Guest, job: BackupJob, under_way: UnderWay, repository: Repository) -> None:
+        self._guest, self._job, self._under_way, self._repository = guest, job, under_way, repository
+        self._id, self._disks_before = uuid4(), under_way.run.guests
+        self._doubts: set[str] = set()
+        self.manifest: Manifest | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        done = Sum(self._under_way)
+        self._figures = {disk.target: done.next_disk() for disk in self._guest.disks}
+        self.stored = _Stored()
+        self._under_way.storing(self.stored)
+
+    def stop(self) -> bool:
+        """Not once the worker may commit: whether the point is there must be known."""
+        return self.manifest is None and self._under_way.stop()
+
+    def hear(self, message: Message) -> Commit | None:
+        if isinstance(message, Moved):
+            self._figures[message.key](Copied(message.bytes_total, message.bytes_done, message.bytes_zero, 0))
+        elif isinstance(message, Result):
+            content = message.content
+            match message.name:
+                case "stored":
+                    self.stored.now(Stored.model_validate(content).stored_bytes)
+                case "doubt":
+                    self._doubt(Doubt.model_validate(content))
+                case "ready":
+                    return self._judged(Ready.model_validate(content).disks)
+        return None
+
+    def _doubt(self, doubt: Doubt) -> None:
+        """Once, however often the order is given."""
+        if doubt.key not in self._doubts:
+            self._doubts.add(doubt.key)
+            self._under_way.warn(DeltaFallback.code, f"{doubt.why}: the whole disk was read", self._guest.vm_id)
+
+    def _judged(self, taken: tuple[DiskIsTaken, ...]) -> Commit:
+        """The restore point exists once the worker has carried this out."""
+        guest = self._guest
+        guest.check_unchanged()
+        self._under_way.move(Status.COMMITTING, guests=(*self._disks_before, _told(guest, taken)))
+        manifest = _manifest(guest, taken, self._job, self._under_way.run.id, self._id)
+        guest.keep_marks()
+        _refuse_lost_base(guest, taken, self._repository)
+        self.manifest = manifest
+        shown = manifest.shown.model_dump_json(exclude={"disks"})
+        return Commit(shown=shown, sealed=manifest.sealed.model_dump_json())
 
 
-def _refuse_lost_base(guest: Guest, taken: list[Taken], repository: Repository) -> None:
+class _Stored:
+    """What the repository grew by: of a worker that was killed too, whose session is not that of the next."""
+
+    def __init__(self) -> None:
+        self._before = self._now = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._before + self._now
+
+    def now(self, stored_bytes: int) -> None:
+        if stored_bytes < self._now:
+            self._before += self._now
+        self._now = stored_bytes
+
+
+def _refuse_lost_base(guest: Guest, taken: tuple[DiskIsTaken, ...], repository: Repository) -> None:
     """What it has of the base is there for as long as the base is; what is collected later is looked at again (garbage.py)."""
     if guest.base is None or all(one.whole for one in taken):
         return
@@ -158,20 +279,25 @@ def _refuse_lost_base(guest: Guest, taken: list[Taken], repository: Repository) 
         )
 
 
-def _told(guest: Guest, taken: list[Taken]) -> GuestTaken:
+def _told(guest: Guest, taken: tuple[DiskIsTaken, ...]) -> GuestTaken:
     disks = (
-        DiskTaken(target=disk.target, size_bytes=one.disk.size_bytes, read_bytes=one.read_bytes, changes_only=not one.whole)
+        DiskTaken(
+            target=disk.target,
+            size_bytes=one.size_bytes,
+            read_bytes=one.read_bytes + one.resumed_bytes,
+            changes_only=not one.whole,
+        )
         for disk, one in zip(guest.disks, taken, strict=True)
     )
     return GuestTaken(vm_id=guest.vm_id, vm_name=guest.name, way=guest.way, freeze_ms=guest.freeze_ms, disks=tuple(disks))
 
 
-def _manifest(guest: Guest, taken: list[Taken], job: BackupJob, run_id: UUID) -> Manifest:
+def _manifest(guest: Guest, taken: tuple[DiskIsTaken, ...], job: BackupJob, run_id: UUID, point_id: UUID) -> Manifest:
     named = tuple(
         Named(
             target=disk.target,
             path=disk.path,
-            size_bytes=one.disk.size_bytes,
+            size_bytes=one.size_bytes,
             mark=disk.mark,
             checked_to=one.checked_to,
         )
@@ -190,4 +316,4 @@ def _manifest(guest: Guest, taken: list[Taken], job: BackupJob, run_id: UUID) ->
         tpm=guest.tpm,
         disks=named,
     )
-    return Manifest(shown=Shown(id=uuid4(), created_at=guest.at, disks=tuple(one.disk for one in taken)), sealed=sealed)
+    return Manifest(shown=Shown(id=point_id, created_at=guest.at, disks=()), sealed=sealed)

@@ -1,6 +1,6 @@
 """Does a restore point boot? Its guest is started beside the others, over its disks in the repository, and looked at.
 
-    point's disk ─▶ NbdServer ─▶ overlay for what the guest writes ─▶ a domain that reaches nothing ─▶ signs of a boot
+    point's disk ─▶ NbdServer of a worker ─▶ overlay for its writes ─▶ a domain that reaches nothing ─▶ signs of a boot
 
 Nothing is copied before, and nothing stays: what it makes is noted before it is made, and gone at its end, or at the next start
 of a service that was killed. What it found stays with the point, and its screen as a file of the point's id.
@@ -16,26 +16,28 @@ from uuid import UUID
 from synvirt.backups import new_domain, restoring_domain
 from synvirt.backups.ground import QEMU_USERS, Ground
 from synvirt.backups.model import BootTest, RestorePoint, Status
+from synvirt.backups.orders import ServeOrder
 from synvirt.backups.points import Points
+from synvirt.backups.repositories import Repositories
 from synvirt.backups.restoring_domain import Place
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.undoing import Undo, Undoing
-from synvirt.disks.nbd.server import NbdServer
+from synvirt.backups.working import Working
 from synvirt.errors import BootTestFailed, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HostLacks
 from synvirt.hypervisor import eyes
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.model import Domain, now
 from synvirt.programs import ProgramFailed, run
-from synvirt.repository.disk import PointReader
-from synvirt.repository.manifest import DiskMap
+from synvirt.repository.manifest import Manifest
 from synvirt.repository.repository import Repository
 
 OVERLAY_TIMEOUT_S = 60
 
 
 class BootTesting:
-    def __init__(self, ground: Ground, undoing: Undoing, points: Points) -> None:
+    def __init__(self, ground: Ground, undoing: Undoing, points: Points, working: Working, repositories: Repositories) -> None:
         self._ground, self._undoing, self._points = ground, undoing, points
+        self._working, self._repositories = working, repositories
 
     def test(self, under_way: UnderWay, repository: Repository, point: RestorePoint) -> None:
         """BootTestFailed, where the guest did not boot; any other error says that it could not be tested."""
@@ -60,13 +62,13 @@ class BootTesting:
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
         new_domain.fit(ground, self._undoing, run_id, domain, manifest)
         restoring_domain.isolated(domain, serial_log=str(ground.hypervisor.console_log(run_id)))
-        places = dict(self._overlays(run_id, repository, new_domain.chosen_disks(manifest, ()), closing))
+        places = dict(self._overlays(run_id, point, manifest, closing))
         restoring_domain.with_disks(domain, places, wanted=frozenset(places))
         new_domain.put_tpm(ground, self._undoing, run_id, manifest)
         return Domain(name=name, uuid=str(run_id), xml=domain.xml)
 
     def _overlays(
-        self, run_id: UUID, repository: Repository, disks: dict[str, DiskMap], closing: contextlib.ExitStack
+        self, run_id: UUID, point: RestorePoint, manifest: Manifest, closing: contextlib.ExitStack
     ) -> Iterator[tuple[str, Place]]:
         folder = self._ground.scratch() / str(run_id)
         self._undoing.record(run_id, "scratch", str(folder))
@@ -74,20 +76,23 @@ class BootTesting:
             folder.mkdir(parents=True, mode=0o711)
         except OSError as error:
             raise DiskWriteFailed(f"the folder of the boot test cannot be made: {error.strerror}") from error
-        for number, (target, disk) in enumerate(disks.items()):
-            server = NbdServer(PointReader(repository, disk))
-            closing.callback(server.close)
-            socket, overlay = folder / str(number), folder / f"{number}.qcow2"
-            options = ["-q", "-f", "qcow2", "-F", "raw", "-b", server.listen(socket)]
-            self._ground.give(socket, QEMU_USERS)
+        order = ServeOrder(
+            repository=self._repositories.spec(point.repository_id),
+            point_id=str(point.id),
+            sockets={number: str(folder / str(number)) for number in range(len(manifest.shown.disks))},
+        )
+        served = closing.enter_context(self._working.serving(order))
+        for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
+            overlay = folder / f"{number}.qcow2"
+            options = ["-q", "-f", "qcow2", "-F", "raw", "-b", served.uris[number]]
+            self._ground.give(folder / str(number), QEMU_USERS)
             try:
                 create = ["qemu-img", "create", *options, str(overlay), str(disk.size_bytes)]
                 run(create, timeout_s=OVERLAY_TIMEOUT_S, missing=DiskWriteFailed)
             except ProgramFailed as failed:
-                raise server.failure or DiskWriteFailed(
-                    f"the overlay of disk {target} cannot be made: {failed.stderr}"
-                ) from failed
-            yield target, Place(str(overlay), "file", "qcow2")
+                served.check()
+                raise DiskWriteFailed(f"the overlay of disk {named.target} cannot be made: {failed.stderr}") from failed
+            yield named.target, Place(str(overlay), "file", "qcow2")
 
     def _booted(self, under_way: UnderWay, domain: Domain, point: RestorePoint) -> BootTest:
         hypervisor, run_id = self._ground.hypervisor, under_way.run.id

@@ -28,16 +28,14 @@ import structlog
 from synvirt.backups import new_domain, restoring_domain
 from synvirt.backups.ground import Ground
 from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
+from synvirt.backups.new_files import file_writer
 from synvirt.backups.restoring_domain import Place, Rewritten
-from synvirt.backups.under_way import Sum, UnderWay
+from synvirt.backups.under_way import UnderWay
 from synvirt.backups.undoing import Thing, Undo, Undoing
+from synvirt.backups.working import Copying
 from synvirt.blocks import DiskReader
-from synvirt.copying import copy
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.destinations.zfs_links import zvol_name
-from synvirt.disks import open_writer
-from synvirt.disks.qcow2.writer import write_qcow2
-from synvirt.disks.raw.files import open_file_writer
 from synvirt.disks.specs import BlockWriterSpec
 from synvirt.durable import sync_folder
 from synvirt.errors import (
@@ -50,10 +48,12 @@ from synvirt.errors import (
     SourceRunning,
     SourceUnsupported,
 )
+from synvirt.jobs.orders import DiskOrder
 from synvirt.kvm.connection import load, translated
 from synvirt.repository.disk import PointReader
 from synvirt.repository.manifest import Manifest
 from synvirt.repository.repository import Repository
+from synvirt.repository.specs import PointSpec, RepositorySpec
 
 NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
 FORMATS = ("raw", "qcow2")
@@ -74,8 +74,10 @@ class Swap:
 
 
 class InPlace:
-    def __init__(self, ground: Ground, undoing: Undoing) -> None:
-        self._ground, self._undoing = ground, undoing
+    """`resumed`: the run began under a service that has ended since."""
+
+    def __init__(self, ground: Ground, undoing: Undoing, repository: RepositorySpec, *, resumed: bool = False) -> None:
+        self._ground, self._undoing, self._repository, self._resumed = ground, undoing, repository, resumed
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
         domain = self._domain(point)
@@ -89,12 +91,13 @@ class InPlace:
         sizes = {disk.target: disk.size_bytes for disk in point.disks if not asked.disks or disk.target in asked.disks}
         self._places(_definition(domain), sizes)
 
-    def restore(self, under_way: UnderWay, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
-        with self._ground.alone(point.vm_id, under_way.stop):
-            self._restore(under_way, repository, point, asked)
+    def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+        with self._ground.alone(point.vm_id, copying.under_way.stop):
+            self._restore(copying, repository, point, asked)
 
-    def _restore(self, under_way: UnderWay, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+    def _restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
         self.check(point, asked)
+        under_way = copying.under_way
         manifest, domain = repository.manifest(point.id), self._domain(point)
         disks = new_domain.chosen_disks(manifest, asked.disks)
         places = self._places(_definition(domain), {target: disk.size_bytes for target, disk in disks.items()})
@@ -102,8 +105,11 @@ class InPlace:
         if not asked.disks:
             definition = self._tried(under_way, domain, manifest, places)
         under_way.move(Status.TRANSFERRING)
-        restored = _Restored(self._ground, self._undoing, under_way, domain, Sum(under_way))
-        restored.disks({target: (places[target], PointReader(repository, disk)) for target, disk in disks.items()})
+        restored = _Restored(self._ground, self._undoing, copying, domain, resumed=self._resumed)
+        specs = {target: new_domain.point_spec(self._repository, manifest, target) for target in disks}
+        restored.disks(
+            {target: (places[target], PointReader(repository, disk), specs[target]) for target, disk in disks.items()}
+        )
         if definition is not None:
             restored.parts(_definition(domain), manifest)
         under_way.move(Status.COMMITTING)
@@ -172,41 +178,30 @@ class InPlace:
 class _Restored:
     """What one run has written beside the guest, and how it becomes the guest's."""
 
-    def __init__(self, ground: Ground, undoing: Undoing, under_way: UnderWay, domain: Any, done: Sum) -> None:
-        self._ground, self._undoing, self._under_way, self._domain = ground, undoing, under_way, domain
-        self._run_id, self._done = under_way.run.id, done
+    def __init__(self, ground: Ground, undoing: Undoing, copying: Copying, domain: Any, *, resumed: bool) -> None:
+        self._ground, self._undoing, self._copying, self._domain = ground, undoing, copying, domain
+        self._under_way, self._run_id, self._resumed = copying.under_way, copying.under_way.run.id, resumed
         self._swaps: list[Swap] = []
         self._snapshots: list[str] = []
 
-    def disks(self, wanted: dict[str, tuple[Place, DiskReader]]) -> None:
-        """Files first: they are beside the guest's until the end."""
+    def disks(self, wanted: dict[str, tuple[Place, DiskReader, PointSpec]]) -> None:
+        """Files first: they are beside the guest's until the end. Of the readers only the extents are asked here."""
         for kind, write in (("file", self._file), ("block", self._device)):
-            for target, (place, reader) in wanted.items():
+            for target, (place, reader, spec) in wanted.items():
                 if place.device_type == kind:
                     _refuse_running(self._domain)
-                    write(target, place, reader)
+                    write(target, place, reader, spec)
 
-    def _file(self, target: str, place: Place, reader: DiskReader) -> None:
+    def _file(self, target: str, place: Place, reader: DiskReader, spec: PointSpec) -> None:
         with self._staged(Path(place.path)) as staged:
             needed, free = new_domain.data_bytes(reader), shutil.disk_usage(staged.parent).free
-            if needed > free:
+            if needed > free and not self._resumed:
                 raise DiskWriteFailed(
                     f"disk {target} is written beside what it is now: it needs {needed} bytes there, and {free} are free",
                     hint="free space there, or restore to a new domain",
                 )
-            if place.format == "qcow2":
-                write_qcow2(reader, staged, stop=self._under_way.stop, on_progress=self._done.next_disk())
-                return
-            descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.ftruncate(descriptor, reader.size)
-            finally:
-                os.close(descriptor)
-            writer = open_file_writer(str(staged), reader.size)
-            try:
-                copy(reader, writer, stop=self._under_way.stop, on_progress=self._done.next_disk())
-            finally:
-                writer.close()
+            writer = file_writer(staged, reader.size, place.format)
+            self._copying.copy(DiskOrder(key=target, reader=spec, writer=writer))
 
     def parts(self, now: Rewritten, manifest: Manifest) -> None:
         """UEFI variables, and the TPM's state."""
@@ -239,7 +234,8 @@ class _Restored:
             raise DiskWriteFailed(f"{path.name} cannot be restored: {error.strerror}") from error
         self._swaps.append(swap)
 
-    def _device(self, target: str, place: Place, reader: DiskReader) -> None:
+    def _device(self, target: str, place: Place, reader: DiskReader, spec: PointSpec) -> None:
+        """From its first byte, even where the service has ended meanwhile: whoever started the guest since wrote here."""
         volume = _zfs_volume(place.path)
         if volume is None:
             text = f"disk {target} is written where it is: should the restore fail, what it held is lost ({place.path})"
@@ -247,19 +243,21 @@ class _Restored:
         else:
             snapshot = f"{volume}@synvirt-restore-{self._run_id}"
             self._undoing.record(self._run_id, "snapshot", snapshot)
-            Zfs()("snapshot", snapshot)
+            try:
+                Zfs()("snapshot", snapshot)
+            except ZfsRefused as refused:
+                if not (self._resumed and refused.reason == "exists"):
+                    raise
             self._snapshots.append(snapshot)
-        size = _size(place)
-        writer = open_writer(BlockWriterSpec(path=place.path, size_bytes=size))
+        writer = BlockWriterSpec(path=place.path, size_bytes=_size(place))
+        order = DiskOrder(key=target, reader=spec, writer=writer, fresh=False, zero_rest=True)
+        if self._resumed:
+            self._copying.forget(target)
         try:
-            copy(reader, writer, fresh=False, stop=self._stop, on_progress=self._done.next_disk())
-            writer.zero(reader.size, size - reader.size)
-            writer.flush()
+            self._copying.copy(order, self._stop)
         except Cancelled:
             _refuse_running(self._domain)
             raise
-        finally:
-            writer.close()
 
     def _stop(self) -> bool:
         return self._under_way.stop() or bool(_runs(self._domain))

@@ -8,12 +8,15 @@ from pydantic import Field, StringConstraints, model_validator
 
 from synvirt.backups.retention import Retention
 from synvirt.backups.schedule import Schedule
-from synvirt.model import Bytes, Credentials, Endpoint, Fingerprint, Model, Name, Progress, Received, Time
+from synvirt.model import WHOLE, Bytes, Credentials, Endpoint, Fingerprint, Model, Name, Progress, Received, Time
 from synvirt.repository.garbage import Collected
 from synvirt.repository.verify import Report
+from synvirt.sizes import KIB, TIB
 
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/[^\x00]*$")]
 RepositoryKind = Literal["local", "nfs", "peer"]
+# As of a migration: what a worker reads a second at most.
+Bandwidth = Annotated[int, Field(ge=64 * KIB, le=TIB), WHOLE]
 VmId = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
@@ -105,6 +108,7 @@ class BackupJobRequest(Received):
     quiesce: Literal["off", "try", "require"] = "try"
     retention: Retention = Retention()
     schedule: Schedule | None = None
+    bandwidth_bps: Bandwidth | None = None
 
 
 class BackupJobChange(Received):
@@ -115,6 +119,7 @@ class BackupJobChange(Received):
     quiesce: Literal["off", "try", "require"] = "try"
     retention: Retention = Retention()
     schedule: Schedule | None = None
+    bandwidth_bps: Bandwidth | None = None
 
 
 Trigger = Literal["asked", "schedule", "again"]
@@ -128,6 +133,7 @@ class BackupJob(Model):
     quiesce: Literal["off", "try", "require"]
     retention: Retention
     schedule: Schedule | None = None
+    bandwidth_bps: Bandwidth | None = None
     created_at: Time
     last_run_id: UUID | None = None
     last_success_at: Time | None = None
@@ -172,7 +178,7 @@ class BackupRun(Model):
     """A backup, a restore, a verification, a boot test or a collection of garbage, under way or ended. `trigger`: who began
     it; again: the schedule, since the service's end had cut the one before off. `stored_bytes`: what the repository grew by.
     `path`: where a restore put the disks; `domain`: the guest that it became. `report`: what is wrong with the repository,
-    `collected`: what was removed from it."""
+    `collected`: what was removed from it. `resumed_count`: how often the service ended meanwhile, and the run went on."""
 
     id: UUID
     kind: Literal["backup", "restore", "verify", "boot_test", "collect"] = "backup"
@@ -193,6 +199,7 @@ class BackupRun(Model):
     domain: RestoredDomain | None = None
     report: Report | None = None
     collected: Collected | None = None
+    resumed_count: int = 0
 
 
 class RunUpdate(Model):
@@ -274,4 +281,5 @@ class RestoreRequest(Received):
     path: Path | None = None
     format: Literal["raw", "qcow2"] = "raw"
     start: bool = False
+    bandwidth_bps: Bandwidth | None = None
     disks: Annotated[tuple[Name, ...], Field(max_length=4096)] = ()

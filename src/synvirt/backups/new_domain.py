@@ -15,24 +15,27 @@ from synvirt.backups import domain_parts, restoring_domain
 from synvirt.backups.ground import SWTPM_USERS, Ground
 from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
 from synvirt.backups.restoring_domain import Place, Rewritten
-from synvirt.backups.under_way import Sum, UnderWay
+from synvirt.backups.under_way import UnderWay
 from synvirt.backups.undoing import Undo, Undoing
+from synvirt.backups.working import Copying
 from synvirt.blocks import DiskReader
-from synvirt.copying import copy
-from synvirt.disks import open_writer
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
 from synvirt.hypervisor.hardware import own_mac
+from synvirt.jobs.orders import DiskOrder
 from synvirt.model import Domain
 from synvirt.repository.disk import PointReader
 from synvirt.repository.manifest import DiskMap, Manifest
 from synvirt.repository.repository import Repository
+from synvirt.repository.specs import PointSpec, RepositorySpec
 
 HOST_LACKS = "E_BAK_HOST_LACKS"
 
 
 class NewDomain:
-    def __init__(self, ground: Ground, undoing: Undoing) -> None:
-        self._ground, self._undoing = ground, undoing
+    """`resumed`: the run began under a service that has ended since."""
+
+    def __init__(self, ground: Ground, undoing: Undoing, repository: RepositorySpec, *, resumed: bool = False) -> None:
+        self._ground, self._undoing, self._repository, self._resumed = ground, undoing, repository, resumed
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
         name = asked.name or point.vm_name
@@ -41,11 +44,16 @@ class NewDomain:
                 f"this host has a domain {name} already", hint="give the restored one another name, or restore in place"
             )
 
-    def restore(self, under_way: UnderWay, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
-        ground, run_id = self._ground, under_way.run.id
+    def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+        ground, under_way, run_id = self._ground, copying.under_way, copying.under_way.run.id
         manifest = repository.manifest(point.id)
         disks = chosen_disks(manifest, asked.disks)
-        self._check_room(repository, disks)
+        if self._resumed and self._is_all_there(copying, disks, run_id):
+            if asked.start:
+                self._start(under_way, run_id, point)
+            return
+        if not self._resumed:
+            self._check_room(repository, disks)
         domain = restoring_domain.foreign(manifest.sealed.domain_xml)
         name = asked.name or point.vm_name
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
@@ -62,19 +70,23 @@ class NewDomain:
         self._undoing.record(run_id, "domain", str(run_id))
         self._try(defined)
         under_way.move(Status.TRANSFERRING)
-        done = Sum(under_way)
         for target, (volume, _, _) in places.items():
-            writer = open_writer(ground.default()[1].open(volume, disks[target].size_bytes))
-            try:
-                reader = PointReader(repository, disks[target])
-                copy(reader, writer, stop=under_way.stop, on_progress=done.next_disk())
-            finally:
-                writer.close()
+            writer = ground.default()[1].open(volume, disks[target].size_bytes)
+            copying.copy(DiskOrder(key=target, reader=self._spec(manifest, target), writer=writer))
         under_way.move(Status.COMMITTING, domain=RestoredDomain(name=name, uuid=run_id))
         put_tpm(ground, self._undoing, run_id, manifest)
         define(ground, defined)
         if asked.start:
             self._start(under_way, run_id, point)
+
+    def _spec(self, manifest: Manifest, target: str) -> PointSpec:
+        return point_spec(self._repository, manifest, target)
+
+    def _is_all_there(self, copying: Copying, disks: dict[str, DiskMap], run_id: UUID) -> bool:
+        """The service ended when the guest was defined, or started: it may have written since."""
+        marks = copying.marks.of(run_id)
+        copied = all(target in marks and marks[target].finished for target in disks)
+        return copied and self._ground.domain("lookupByUUIDString", str(run_id)) is not None
 
     def _fit(self, under_way: UnderWay, domain: Rewritten, manifest: Manifest, *, starts: bool) -> None:
         """To this host: what it cannot give is refused before anything is made, or told."""
@@ -118,10 +130,19 @@ class NewDomain:
 
     def _start(self, under_way: UnderWay, run_id: UUID, point: RestorePoint) -> None:
         """What is restored stays, should it not start."""
+        domain = self._ground.domain("lookupByUUIDString", str(run_id))
+        if domain is not None and domain.isActive():
+            return  # by the service before
         try:
             self._ground.hypervisor.start(run_id)
         except SynvirtError as error:
             under_way.warn("E_BAK_START_FAILED", f"it is restored, and does not start: {error.detail}", point.vm_id)
+
+
+def point_spec(repository: RepositorySpec, manifest: Manifest, target: str) -> PointSpec:
+    """The point's disk of that target, for a worker."""
+    number = next(number for number, named in enumerate(manifest.sealed.disks) if named.target == target)
+    return PointSpec(repository=repository, point_id=str(manifest.shown.id), number=number)
 
 
 def data_bytes(reader: DiskReader) -> int:

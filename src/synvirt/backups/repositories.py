@@ -17,6 +17,7 @@ from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import Keys, from_recovery_text, new_key, recovery_text
 from synvirt.repository.peer import PATIENCE_S, PeerFolder, PeerPlace
 from synvirt.repository.repository import Repository
+from synvirt.repository.specs import FolderSpec, PeerSpec, RepositorySpec
 from synvirt.store.backups import BackupRows
 
 
@@ -92,6 +93,15 @@ class Repositories:
                 opened.folder.check()
             return opened
 
+    def spec(self, repository_id: UUID) -> RepositorySpec:
+        """For a worker, which opens the repository by itself: the key is in it."""
+        known, master = self._known(repository_id), self._key(repository_id)
+        place: FolderSpec | PeerSpec = FolderSpec(path=known.path or "", nfs=known.kind == "nfs")
+        if known.peer is not None:
+            place = PeerSpec(**known.peer.model_dump(), password=_password(known, master))
+        cache = None if self._caches is None else str(self._caches / f"{repository_id}.footers")
+        return RepositorySpec(place=place, key=base64.b64encode(master).decode(), cache=cache)
+
     def _folder_of(self, repository_id: UUID, *, patience_s: float = PATIENCE_S) -> HostFolder | PeerFolder:
         return _folder(self._known(repository_id), self._key(repository_id), patience_s=patience_s)
 
@@ -161,9 +171,13 @@ def _folder(known: _Known, master: bytes, *, patience_s: float = PATIENCE_S) -> 
     """RepositoryUnreachable. A peer is not asked yet."""
     if known.peer is None:
         return HostFolder(Path(known.path or ""), is_nfs=known.kind == "nfs")
+    return PeerFolder(PeerPlace(**known.peer.model_dump(), password=_password(known, master)), patience_s=patience_s)
+
+
+def _password(known: _Known, master: bytes) -> str:
     sealed = base64.b64decode(known.sealed or "")
-    password = Keys(master).unseal(sealed, belongs_to=_belongs_to(known.id), what=f"the password of the peer of {known.name}")
-    return PeerFolder(PeerPlace(**known.peer.model_dump(), password=password.decode()), patience_s=patience_s)
+    what = f"the password of the peer of {known.name}"
+    return Keys(master).unseal(sealed, belongs_to=_belongs_to(known.id), what=what).decode()
 
 
 def _shown(known: BackupRepository) -> BackupRepository:

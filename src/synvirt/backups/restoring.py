@@ -15,16 +15,17 @@ from uuid import UUID
 from synvirt.backups import boot_test, in_place, new_domain
 from synvirt.backups.ground import Ground
 from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest, Status
+from synvirt.backups.new_files import file_writer
+from synvirt.backups.repositories import Repositories
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.undoing import Undo, Undoing
-from synvirt.copying import copy
+from synvirt.backups.working import Copying, Watermarks, Working
 from synvirt.disks.beneath import resolve_beneath
-from synvirt.disks.qcow2.writer import write_qcow2
-from synvirt.disks.raw.new_file import new_file
 from synvirt.durable import sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, SynvirtError
-from synvirt.repository.disk import PointReader
+from synvirt.jobs.orders import DiskOrder
 from synvirt.repository.repository import Repository
+from synvirt.repository.specs import PointSpec
 from synvirt.store.backups import BackupRows
 
 Work = Callable[[UnderWay, Repository], None]
@@ -33,53 +34,85 @@ Work = Callable[[UnderWay, Repository], None]
 class Restoring:
     """`roots`: the folders that exports may be written beneath, the default first. Without `ground` there are only exports."""
 
-    def __init__(self, rows: BackupRows, *, host: str, roots: tuple[Path, ...], ground: Ground | None) -> None:
-        self._roots = roots
+    def __init__(
+        self,
+        rows: BackupRows,
+        repositories: Repositories,
+        working: Working,
+        *,
+        host: str,
+        roots: tuple[Path, ...],
+        ground: Ground | None,
+    ) -> None:
+        self._roots, self._repositories, self._working = roots, repositories, working
+        self.marks = Watermarks(rows, host=host)
         undo: dict[str, Undo] = {"folder": _remove_folder}
         if ground is not None:
             undo |= new_domain.undo(ground) | in_place.undo(ground) | boot_test.undo(ground)
         self.undoing = Undoing(rows, host=host, undo=undo)
         self.ground = ground
 
-    def prepared(self, run: BackupRun, point: RestorePoint, asked: RestoreRequest) -> tuple[BackupRun, Work]:
-        """The run as it begins, and what it does. BackupBadRequest, BackupConflict, SourceRunning, HostLacks."""
+    def prepared(
+        self, run: BackupRun, point: RestorePoint, asked: RestoreRequest, *, resumed: bool = False
+    ) -> tuple[BackupRun, Work]:
+        """The run as it begins, and what it does. `resumed`: it began under a service that has ended since, and what it made is
+        there. BackupBadRequest, BackupConflict, SourceRunning, HostLacks."""
         unknown = set(asked.disks) - {disk.target for disk in point.disks}
         if unknown:
             raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
         _check_fields(asked)
         if asked.target == "export":
-            folder = self._folder(asked, run.id)
+            folder = self._folder(asked, run.id, resumed=resumed)
             root = self._roots[0]
             shown = f"{root.name}/{folder.name}" if folder.parent == root else str(folder)
             return run.model_copy(update={"path": shown}), self._undone(
-                run.id, lambda under_way, repository: self._export(under_way, repository, point, asked, folder)
+                run.id,
+                lambda under_way, repository: self._export(
+                    self._copying(under_way, asked), repository, point, asked, folder, resumed=resumed
+                ),
             )
         if self.ground is None:
             raise BackupBadRequest("this service has no hypervisor to restore a guest on")
-        restore = (new_domain.NewDomain if asked.target == "new_domain" else in_place.InPlace)(self.ground, self.undoing)
-        restore.check(point, asked)
-        return run, self._undone(run.id, lambda under_way, repository: restore.restore(under_way, repository, point, asked))
+        kind = new_domain.NewDomain if asked.target == "new_domain" else in_place.InPlace
+        restore = kind(self.ground, self.undoing, self._repositories.spec(point.repository_id), resumed=resumed)
+        if not resumed:
+            restore.check(point, asked)
+
+        def work(under_way: UnderWay, repository: Repository) -> None:
+            restore.restore(self._copying(under_way, asked), repository, point, asked)
+
+        return run, self._undone(run.id, work)
+
+    def can_resume(self, run_id: UUID) -> bool:
+        """Not a restore in place that has begun to take the guest's disks: that goes forward by its ledger."""
+        return not self.undoing.has(run_id, "checkpoints")
+
+    def _copying(self, under_way: UnderWay, asked: RestoreRequest) -> Copying:
+        return Copying(self._working, self.marks, under_way, Sum(under_way), asked.bandwidth_bps)
 
     def _undone(self, run_id: UUID, work: Work) -> Work:
         def whole_or_not(under_way: UnderWay, repository: Repository) -> None:
             try:
                 work(under_way, repository)
             except BaseException:
-                self.undoing.sweep(run_id)
+                if not under_way.closing():
+                    self.undoing.sweep(run_id)
+                    self.marks.forget(run_id)
                 raise
             self.undoing.settle(run_id)
+            self.marks.forget(run_id)
 
         return whole_or_not
 
     # ── exports ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _folder(self, asked: RestoreRequest, run_id: UUID) -> Path:
+    def _folder(self, asked: RestoreRequest, run_id: UUID, *, resumed: bool) -> Path:
         """The one that the export shall become: new, in {data_dir}/exports or in the folder that was asked for."""
         parent = self._roots[0]
         if asked.path is not None:
             parent = self._allowed(asked.path)
         folder = parent / (asked.name or str(run_id))
-        if folder.exists() or folder.is_symlink():
+        if not resumed and (folder.exists() or folder.is_symlink()):
             raise BackupConflict(f"{folder.name} is there already", hint="choose another name")
         return folder
 
@@ -99,35 +132,39 @@ class Restoring:
         )
 
     def _export(
-        self, under_way: UnderWay, repository: Repository, point: RestorePoint, asked: RestoreRequest, folder: Path
+        self,
+        copying: Copying,
+        repository: Repository,
+        point: RestorePoint,
+        asked: RestoreRequest,
+        folder: Path,
+        *,
+        resumed: bool,
     ) -> None:
-        manifest = repository.manifest(point.id)
+        under_way, manifest = copying.under_way, repository.manifest(point.id)
         hidden = folder.parent / f".{under_way.run.id}.partial"
         self.undoing.record(under_way.run.id, "folder", str(hidden))
         under_way.move(Status.TRANSFERRING)
-        done = Sum(under_way)
+        if resumed and folder.exists() and not hidden.exists():
+            return  # the service ended when all was done
+        spec = self._repositories.spec(point.repository_id)
         try:
-            hidden.mkdir(parents=True, mode=0o750)
+            hidden.mkdir(parents=True, mode=0o750, exist_ok=True)
             (hidden / "domain.xml").write_text(manifest.sealed.domain_xml)
             for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
                 if asked.disks and named.target not in asked.disks:
                     continue
                 # The target comes from a domain's XML: of it only what a file name may have.
                 safe = "".join(letter for letter in named.target if letter.isalnum())
-                _write(under_way, PointReader(repository, disk), hidden / f"{number}-{safe}.{asked.format}", done)
+                path = hidden / f"{number}-{safe}.{asked.format}"
+                reader = PointSpec(repository=spec, point_id=str(point.id), number=number)
+                writer = file_writer(path, disk.size_bytes, asked.format)
+                copying.copy(DiskOrder(key=f"{number}", reader=reader, writer=writer))
             under_way.move(Status.COMMITTING)
             hidden.rename(folder)
             sync_folder(folder.parent)
         except OSError as error:
             raise DiskWriteFailed(f"the export {folder.name} cannot be written: {error.strerror}") from error
-
-
-def _write(under_way: UnderWay, reader: PointReader, path: Path, done: Sum) -> None:
-    if path.suffix == ".qcow2":
-        write_qcow2(reader, path, stop=under_way.stop, on_progress=done.next_disk())
-        return
-    with new_file(path, reader.size) as writer:
-        copy(reader, writer, stop=under_way.stop, on_progress=done.next_disk())
 
 
 def _remove_folder(run_id: UUID, name: str) -> None:

@@ -3,13 +3,13 @@
     begin(work) ─▶ queued ─▶ preparing ─▶ … the work's own states … ─▶ completed
                                 └──────── any error, or a cancel ────────▶ failed, cancelled
 
-A run that the service's end cuts off is failed at the next start, and says what it had stored: no restore point is made of it,
-but what is stored is found again by the next run, and not stored twice.
+A run that the service's end cuts off goes on at the next start, from what it had stored. Where that cannot be, or the service
+has ended RESUMED_MAX times within it, it fails, and says what it had stored, which the next run finds again.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from uuid import UUID
 
@@ -26,6 +26,8 @@ from synvirt.store.backups import BackupRows, Row, RunEvent
 # Each reads with a thread a core: more would only take turns.
 RUNS_AT_ONCE = 2
 # What somebody waits for does not stand in line behind the backups of a night.
+# One that itself ends the service must not do so for ever.
+RESUMED_MAX = 5
 URGENT = frozenset({"restore", "boot_test"})
 
 _log = structlog.get_logger("synvirt.backups")
@@ -50,16 +52,21 @@ class Runs:
         self._closing = False
         self.figures = Figures()
 
-    def start(self) -> list[BackupRun]:
-        """Once, before anything is asked: what the last service left under way has failed. Those runs."""
-        found = []
-        for text in self._rows.all("run", host=self._host, states=_OPEN):
-            run = BackupRun.model_validate_json(text)
+    def cut_off(self) -> list[BackupRun]:
+        """What the last service left under way."""
+        return [BackupRun.model_validate_json(text) for text in self._rows.all("run", host=self._host, states=_OPEN)]
+
+    def start(self, works: Mapping[UUID, Callable[["UnderWay"], None]]) -> None:
+        """Once, before anything is asked. Of what was cut off, the runs that have a work go on; the others have failed."""
+        for run in self.cut_off():
             _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
-            self._end(run, _interrupted(run))
-            found.append(run)
+            if run.id in works and run.resumed_count < RESUMED_MAX:
+                queued = {"status": Status.QUEUED, "resumed_count": run.resumed_count + 1}
+                with self.lock:
+                    self.begin(run.model_copy(update=queued), works[run.id])
+            else:
+                self._end(run, _interrupted(run))
         self._rows.sweep_events(host=self._host)
-        return found
 
     def close(self) -> None:
         """Runs under way stop; the next start says that they were cut off."""
@@ -125,9 +132,9 @@ class Runs:
 
     def _do(self, run: BackupRun, work: Callable[[UnderWay], None]) -> None:
         with structlog.contextvars.bound_contextvars(run=str(run.id), kind=run.kind):
-            under_way = UnderWay(run, self._stops[run.id].is_set, self._save, self.figures)
+            under_way = UnderWay(run, self._stops[run.id].is_set, self._save, self.figures, lambda: self._closing)
             try:
-                under_way.move(Status.PREPARING, started_at=now())
+                under_way.move(Status.PREPARING, started_at=run.started_at or now())
                 work(under_way)
                 self._end(under_way.now(), None)
             except Exception as error:

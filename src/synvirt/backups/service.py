@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID, uuid4, uuid5
 
 import structlog
 
@@ -38,22 +38,24 @@ from synvirt.backups.model import (
 )
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
-from synvirt.backups.restoring import Restoring
+from synvirt.backups.restoring import Restoring, Work
 from synvirt.backups.retiring import Retiring
 from synvirt.backups.runs import Runs
 from synvirt.backups.scheduling import looking
 from synvirt.backups.under_way import UnderWay
+from synvirt.backups.working import Working
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SynvirtError
 from synvirt.model import now
 from synvirt.repository.repository import Repository
-from synvirt.store.backups import BackupRows
+from synvirt.store.backups import BackupRows, Row
 
 _log = structlog.get_logger("synvirt.backups")
 
 
 class Backups:
     """`exports`, and `export_roots` beside it: beneath which exports may be written. `ground`: what guests are restored on.
-    `forget_job`: what is kept of guests for a job's next run can go."""
+    `forget_job`: what is kept of guests for a job's next run can go. `working`: the workers that copy. `journals`: see
+    BackingUp."""
 
     def __init__(
         self,
@@ -66,22 +68,65 @@ class Backups:
         export_roots: tuple[Path, ...] = (),
         ground: Ground | None = None,
         forget_job: Callable[[UUID], None] = lambda _: None,
+        working: Working | None = None,
+        journals: Path | None = None,
     ) -> None:
         self.repositories, self._forget_job = repositories, forget_job
+        self._working, self._rows, self._host = working or Working(), rows, host
         self.points, self.runs = Points(rows, host=host), Runs(rows, host=host)
         self._jobs = Jobs(rows, host=host)
         self.retiring = Retiring(repositories, self.points)
-        self._backing_up = BackingUp(repositories, self.points, self.retiring, open_guest)
-        self._restoring = Restoring(rows, host=host, roots=(exports, *export_roots), ground=ground)
+        self._backing_up = BackingUp(
+            repositories,
+            self.points,
+            self.retiring,
+            open_guest,
+            working=self._working,
+            journals=journals,
+            adopt=self._adopt,
+        )
+        roots = (exports, *export_roots)
+        self._restoring = Restoring(rows, repositories, self._working, host=host, roots=roots, ground=ground)
         self._ground = ground
         self._cut_off: list[BackupRun] = []
 
     def start(self) -> None:
         """Once, before anything is asked."""
-        self._cut_off = self.runs.start()
-        self._restoring.undoing.sweep_all()
+        self._cut_off = self.runs.cut_off()
+        works = {run.id: work for run in self._cut_off if (work := self._work_again(run)) is not None}
+        self._restoring.undoing.sweep_all(but=frozenset(works))
+        self.runs.start(works)
         if self._ground is not None:
             self._testing().forget({point.id for point in self.points.all()})
+
+    def _work_again(self, run: BackupRun) -> Callable[[UnderWay], None] | None:
+        """How a run that was cut off goes on; None: it does not."""
+        try:
+            if run.kind == "backup" and run.job_id is not None:
+                job = self.job(run.job_id)
+                return lambda under_way: self._back_up(under_way, job)
+            if run.kind == "restore" and self._restoring.can_resume(run.id):
+                return self._restore_again(run)
+        except SynvirtError as error:
+            _log.warning("a run that was cut off cannot go on", run=str(run.id), detail=error.detail)
+        return None
+
+    def _restore_again(self, run: BackupRun) -> Callable[[UnderWay], None]:
+        """BackupNotFound, where what it was asked for is not known, or gone."""
+        text = self._rows.get("request", _row(run.id), host=self._host)
+        point = self.points.get(run.restore_point_ids[0])
+        _, restore = self._restoring.prepared(run, point, RestoreRequest.model_validate_json(text), resumed=True)
+        return self._restoration(run.id, point.repository_id, restore)
+
+    def _restoration(self, run_id: UUID, repository_id: UUID, restore: Work) -> Callable[[UnderWay], None]:
+        def work(under_way: UnderWay) -> None:
+            try:
+                restore(under_way, self.repositories.opened(repository_id))
+            finally:
+                if not under_way.closing():
+                    self._rows.remove("request", _row(run_id), host=self._host)
+
+        return work
 
     def look(self) -> None:
         """Now and then, in a thread of its own: it may take as long as a repository does."""
@@ -159,7 +204,9 @@ class Backups:
         """Its restore points stay. BackupConflict while it runs."""
         with self.runs.lock:
             self._check_idle(self.job(job_id))
+            job = self.job(job_id)
             self._jobs.remove(job_id)
+        self._backing_up.forget(job)
         self._forget_job(job_id)
 
     def run_job(self, job_id: UUID) -> BackupRun:
@@ -239,12 +286,24 @@ class Backups:
             restore_point_ids=(point_id,),
             repository_id=point.repository_id,
         )
-        return self._upkeep(run, lambda under_way, repository: upkeep.verify_one(under_way, repository, self.points, point))
+        spec, working = self.repositories.spec(point.repository_id), self._working
+        return self._upkeep(
+            run,
+            lambda under_way, repository: upkeep.verify_one(
+                under_way, repository, self.points, point, working=working, spec=spec
+            ),
+        )
 
     def verify_repository(self, repository_id: UUID) -> BackupRun:
         known = self.repositories.get(repository_id)
         run = BackupRun(id=uuid4(), kind="verify", created_at=now(), repository_id=known.id)
-        return self._upkeep(run, lambda under_way, repository: upkeep.verify_all(under_way, repository, self.points, known.id))
+        spec, working = self.repositories.spec(known.id), self._working
+        return self._upkeep(
+            run,
+            lambda under_way, repository: upkeep.verify_all(
+                under_way, repository, self.points, known.id, working=working, spec=spec
+            ),
+        )
 
     def collect(self, repository_id: UUID, *, dry_run: bool) -> BackupRun:
         known = self.repositories.get(repository_id)
@@ -261,8 +320,9 @@ class Backups:
         point = self.points.get(point_id)
         run = BackupRun(id=uuid4(), kind="restore", created_at=now(), restore_point_ids=(point_id,))
         run, restore = self._restoring.prepared(run, point, asked)
+        request = Row("request", _row(run.id), asked.model_dump_json())
         with self.runs.lock:
-            return self.runs.begin(run, lambda under_way: restore(under_way, self.repositories.opened(point.repository_id)))
+            return self.runs.begin(run, self._restoration(run.id, point.repository_id, restore), with_=(request,))
 
     def boot_test(self, point_id: UUID) -> BackupRun:
         point, testing = self.points.get(point_id), self._testing()
@@ -280,7 +340,12 @@ class Backups:
     def _testing(self) -> BootTesting:
         if self._ground is None:
             raise BackupBadRequest("this service has no hypervisor to start a guest on")
-        return BootTesting(self._ground, self._restoring.undoing, self.points)
+        return BootTesting(self._ground, self._restoring.undoing, self.points, self._working, self.repositories)
+
+
+def _row(run_id: UUID) -> UUID:
+    """Its own id would be that of the run's own row."""
+    return uuid5(run_id, "request")
 
 
 @contextlib.contextmanager

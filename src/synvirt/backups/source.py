@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import structlog
 
+from synvirt.backups.orders import ChangesSpec
 from synvirt.backups.source_ledger import Ledger, Made
-from synvirt.blocks import DiskReader, Extent
-from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import BackupNotFound, Cancelled, Internal, SynvirtError
 from synvirt.kvm.connection import Connection, load, translated
@@ -37,14 +36,14 @@ _log = structlog.get_logger("synvirt.backups")
 
 @dataclass(frozen=True, slots=True)
 class SourceDisk:
-    """`changed`: what may differ from the base's disk of the same target, in any order; it may raise a SynvirtError, which says
-    why that is not known after all. `whole_because`: why it was known to be unknown; empty, where nobody expected it.
+    """`changes`: where a list comes from of what may differ from the base's disk of the same target; None: nobody knows.
+    `whole_because`: why it was known to be unknown; empty, where nobody expected it.
     `mark`: what the next run can count from."""
 
     target: str
     path: str
     spec: ReaderSpec
-    changed: Callable[[], Iterable[Extent]] | None = None
+    changes: ChangesSpec | None = None
     whole_because: str = ""
     mark: Mark | None = None
 
@@ -53,7 +52,7 @@ class SourceDisk:
 class Guest:
     """`at`: when its disks were held. `keep_marks` is called before the restore point is there, `marks_kept` after: the marks
     of the run before it can go.
-    `freeze_ms`: how long its file systems stood still."""
+    `freeze_ms`: how long its file systems stood still. `moment`: a text that is another one whenever the disks may be."""
 
     vm_id: str
     name: str
@@ -68,6 +67,7 @@ class Guest:
     freeze_ms: int | None = None
     base: Manifest | None = None
     at: datetime = field(default_factory=now)
+    moment: str = field(default_factory=lambda: str(uuid4()))
     keep_marks: Callable[[], None] = lambda: None
     marks_kept: Callable[[], None] = lambda: None
 
@@ -227,10 +227,6 @@ def _told(made: Made) -> Iterator[None]:
         yield
     except SynvirtError as error:
         _log.warning("what a run made is not gone", guest=made.vm_id, name=made.name, cause=error.detail)
-
-
-def open_disk(disk: SourceDisk) -> DiskReader:
-    return open_reader(disk.spec)
 
 
 def found(connection: Any, vm_id: str) -> Any:

@@ -19,8 +19,6 @@ from synvirt.backups.quiescing import held
 from synvirt.backups.source import Ask, Guest, Keeping, SourceDisk, new_name
 from synvirt.backups.source_definition import definition
 from synvirt.backups.source_ledger import Ledger, Made
-from synvirt.blocks import Extent
-from synvirt.disks import open_reader
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSnapshotFailed, SourceUnsupported
 from synvirt.kvm.connection import Connection, embedded_root, load, translated
@@ -99,6 +97,7 @@ class ByJob:
                 consistency=moment.consistency,
                 quiesced=moment.quiesced,
                 freeze_ms=moment.freeze_ms,
+                moment=made.name,
                 base=base,
                 keep_marks=keeping.keep,
                 marks_kept=keeping.commit,
@@ -241,7 +240,7 @@ def _disks(root: Any, begun: jobs.Running, checkpoint: str | None, base: Manifes
             target=key,
             path=_path(disk),
             spec=NbdSpec(uri=uri),
-            changed=_changed(NbdSpec(uri=uri, bitmap=f"qemu:dirty-bitmap:{export.bitmap}")) if known else None,
+            changes=NbdSpec(uri=uri, bitmap=f"qemu:dirty-bitmap:{export.bitmap}") if known else None,
             whole_because="" if known or not expected else "its checkpoint, or the bitmap of its changes, was lost",
             mark=Mark(kind="checkpoint", name=checkpoint) if checkpoint is not None and _holds_bitmaps(disk) else None,
         )
@@ -250,17 +249,6 @@ def _disks(root: Any, begun: jobs.Running, checkpoint: str | None, base: Manifes
 def _path(disk: Any) -> str:
     source = disk.find("source")
     return next((value for name in ("file", "dev", "name", "dir", "volume") if (value := source.get(name))), "")
-
-
-def _changed(spec: NbdSpec) -> Callable[[], Iterator[Extent]]:
-    def areas() -> Iterator[Extent]:
-        reader = open_reader(spec)
-        try:
-            yield from reader.extents()
-        finally:
-            reader.close()
-
-    return areas
 
 
 # ── room for what the guest overwrites ───────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from synvirt.backups import domain_parts
 from synvirt.backups.source import Ask, Guest, SourceDisk
@@ -70,6 +71,8 @@ class Offline:
                 tpm=domain_parts.tpm(root, self._tpm_folder()),
                 disks=disks,
                 check_unchanged=check_unchanged,
+                # Files that were not written since are at the same moment; what a device holds only libvirt's watch can say.
+                moment=str(uuid4()) if any(Path(disk.path).is_block_device() for disk in disks) else f"{guest_id} {before}",
             )
         finally:
             with contextlib.suppress(libvirt.libvirtError):

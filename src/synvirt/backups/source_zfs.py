@@ -112,6 +112,7 @@ class OfZfs:
                 consistency=was.consistency,
                 quiesced=was.quiesced,
                 freeze_ms=was.freeze_ms,
+                moment=made.name,
                 base=base,
                 keep_marks=keeping.keep,
                 marks_kept=keeping.commit,
@@ -133,14 +134,14 @@ class OfZfs:
         before = {disk.target: disk for disk in sealed if disk.mark is not None and disk.mark.kind == "bookmark"}
         for key, disk in data_disks(root):
             volume, old = volumes[key], before.get(key)
-            changed = None
+            changes = None
             if old is not None and old.mark is not None and old.mark.guid is not None:
-                changed = moment.changed(volume, old.mark.name, old.mark.guid, old.size_bytes)
+                changes = moment.changed(volume, old.mark.name, old.mark.guid, old.size_bytes)
             yield SourceDisk(
                 target=key,
                 path=_device(disk),
                 spec=RawSpec(path=moment.device(volume)),
-                changed=changed,
+                changes=changes,
                 mark=Mark(kind="bookmark", name=moment.name, guid=moment.mark(volume)),
             )
 

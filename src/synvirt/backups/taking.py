@@ -10,12 +10,10 @@ disk of 7.5 GiB in 30 runs. That is 320 MiB to read, whatever the disk's size.
 """
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from synvirt.backups import source
-from synvirt.backups.source import SourceDisk
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import Copied, copy
 from synvirt.disks.changed import ChangedReader
 from synvirt.errors import Cancelled, DeltaFallback, SourceReadFailed, SynvirtError
@@ -31,17 +29,33 @@ NEVER_S = 1e9
 
 
 @dataclass(frozen=True)
+class ToTake:
+    """A disk of a guest. `changed`: what may differ from the base's disk of the same target, in any order; it may raise a
+    SynvirtError, which says why that is not known after all. `whole_because`: why it was known to be unknown; empty, where
+    nobody expected it. `stored`: chunks that a run that was cut off has named already; `on_named` hears of the others."""
+
+    target: str
+    open: Callable[[], DiskReader]
+    changed: Callable[[], Iterable[Extent]] | None = None
+    whole_because: str = ""
+    stored: Mapping[int, bytes] = field(default_factory=dict)
+    on_named: Callable[[int, bytes], None] = lambda number, name: None
+
+
+@dataclass(frozen=True)
 class Taken:
-    """`read_bytes`: of the disk, without the samples. `whole`: all of it was read."""
+    """`read_bytes`: of the disk, without the samples; `resumed_bytes`: what a run before had read of it. `whole`: no chunk was
+    taken from the base unread."""
 
     disk: DiskMap
     read_bytes: int
     whole: bool
     checked_to: int
+    resumed_bytes: int = 0
 
 
 def take(
-    disk: SourceDisk,
+    disk: ToTake,
     base: Manifest | None,
     repository: Repository,
     session: Session,
@@ -49,10 +63,12 @@ def take(
     stop: Callable[[], bool],
     on_progress: Callable[[Copied], None],
     doubt: Callable[[str], None],
+    threads: int | None = None,
+    bandwidth_bps: int | None = None,
 ) -> Taken:
-    """`doubt` is told why what has changed is not known after all. SourceReadFailed, Cancelled, and what a session raises."""
+    """`doubt` hears why what has changed is not known after all. SourceReadFailed, Cancelled, and what a session raises."""
     try:
-        reader = source.open_disk(disk)
+        reader = disk.open()
     except SynvirtError as error:
         raise _unread(disk, error) from error
     try:
@@ -64,21 +80,56 @@ def take(
         except SynvirtError as error:
             doubt(f"disk {disk.target}: {error.detail}")
         before, changed = (None, None) if plan is None else (plan.before, plan.changed)
-        writer = ChunkWriter(session, reader.size, before=before, changed=changed)
-        partly = reader if changed is None else ChangedReader(reader, changed.areas())
+        writer = ChunkWriter(session, reader.size, before=before, changed=changed, on_named=disk.on_named)
+        resumed = _resume(disk, writer, session, reader.size, changed)
+        partly = _partly(reader, changed, resumed)
         try:
             # Not fresh: every byte comes, zeros as zeros, so that each chunk knows when it is whole.
-            copied = copy(partly, writer, fresh=False, flush_every_s=NEVER_S, stop=stop, on_progress=on_progress)
+            copied = copy(
+                partly,
+                writer,
+                fresh=False,
+                threads=threads,
+                bandwidth_bps=bandwidth_bps,
+                flush_every_s=NEVER_S,
+                stop=stop,
+                on_progress=on_progress,
+            )
         except SynvirtError as error:
             if error.code.startswith("E_BAK_") or isinstance(error, Cancelled):
                 raise
             raise _unread(disk, error) from error
-        return Taken(writer.finish(), copied.bytes_done, plan is None, 0 if plan is None else plan.checked_to)
+        checked_to = 0 if plan is None else plan.checked_to
+        return Taken(writer.finish(), copied.bytes_done, plan is None, checked_to, len(resumed) * CHUNK_BYTES)
     finally:
         reader.close()
 
 
-def _unread(disk: SourceDisk, error: SynvirtError) -> SourceReadFailed:
+def _resume(disk: ToTake, writer: ChunkWriter, session: Session, size: int, changed: Chunks | None) -> set[int]:
+    """The chunks that need not come, since the run that was cut off has stored them, and the repository still has them."""
+    resumed = set()
+    for number, name in disk.stored.items():
+        if number < chunks_of(size) and (changed is None or number in changed) and session.rely_on(name):
+            writer.stored(number, name)
+            resumed.add(number)
+    return resumed
+
+
+def _partly(reader: DiskReader, changed: Chunks | None, resumed: set[int]) -> DiskReader:
+    if not resumed:
+        return reader if changed is None else ChangedReader(reader, changed.areas())
+    left = Chunks(reader.size)
+    if changed is None:
+        left.add(0, reader.size)
+    else:
+        for start, length in changed.areas():
+            left.add(start, length)
+    for number in resumed:
+        left.discard(number)
+    return ChangedReader(reader, left.areas())
+
+
+def _unread(disk: ToTake, error: SynvirtError) -> SourceReadFailed:
     return SourceReadFailed(f"disk {disk.target}: {error.detail}", hint=error.hint)
 
 
@@ -90,7 +141,7 @@ class _Plan:
 
 
 def _planned(
-    disk: SourceDisk, reader: DiskReader, base: Manifest | None, repository: Repository, stop: Callable[[], bool]
+    disk: ToTake, reader: DiskReader, base: Manifest | None, repository: Repository, stop: Callable[[], bool]
 ) -> _Plan | None:
     """None, where nobody expected anything else than the whole disk. SynvirtError, with the reason, for any doubt."""
     if disk.whole_because:

@@ -53,17 +53,28 @@ class Saves(Protocol):
 
 
 class Stores(Protocol):
-    """A session of a repository."""
+    """What a session of a repository has stored."""
 
-    stored_bytes: int
+    @property
+    def stored_bytes(self) -> int: ...
 
 
 class UnderWay:
-    def __init__(self, run: BackupRun, stop: Callable[[], bool], save: Saves, figures: Figures) -> None:
-        self.run, self.stop = run, stop
+    """`closing`: the service ends, and the next one goes on with the run: what it made stays."""
+
+    def __init__(
+        self,
+        run: BackupRun,
+        stop: Callable[[], bool],
+        save: Saves,
+        figures: Figures,
+        closing: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.run, self.stop, self.closing = run, stop, closing
         self._save, self._figures = save, figures
         self._rate, self._saved_at = Rate(), time.monotonic()
         self._stored: list[Stores] = []
+        self._stored_before = run.stored_bytes  # by a service that ended meanwhile
 
     def move(self, status: Status, **changes: Any) -> None:
         """Cancelled, where that is asked."""
@@ -99,7 +110,9 @@ class UnderWay:
 
     def now(self) -> BackupRun:
         """The run, with what is stored by now."""
-        return self.run.model_copy(update={"stored_bytes": sum(session.stored_bytes for session in self._stored)})
+        return self.run.model_copy(
+            update={"stored_bytes": self._stored_before + sum(session.stored_bytes for session in self._stored)}
+        )
 
     def _put(self, *, announced: bool, **changes: Any) -> None:
         self.run = self.now().model_copy(update=changes)

@@ -46,6 +46,9 @@ class Undoing:
         if thing not in known:
             self.replace(run_id, (*known, thing))
 
+    def has(self, run_id: UUID, kind: str) -> bool:
+        return any(thing.kind == kind for thing in self._of(run_id))
+
     def replace(self, run_id: UUID, things: tuple[Thing, ...]) -> None:
         """All of them in one step: what was to be undone one way is from here on undone in another."""
         written = Things(run_id=run_id, things=things)
@@ -73,10 +76,12 @@ class Undoing:
             return False
         return not left
 
-    def sweep_all(self) -> None:
-        """What a service that was killed left behind; before any run begins."""
+    def sweep_all(self, *, but: frozenset[UUID] = frozenset()) -> None:
+        """What a service that was killed left behind; before any run begins. `but`: of those runs, which go on."""
         for text in self._rows.all("unfinished", host=self._host):
-            self.sweep(Things.model_validate_json(text).run_id)
+            run_id = Things.model_validate_json(text).run_id
+            if run_id not in but:
+                self.sweep(run_id)
 
     def _of(self, run_id: UUID) -> tuple[Thing, ...]:
         try:

@@ -1,43 +1,52 @@
 """Runs that look after what is stored: a point verified, a repository verified, garbage collected."""
 
+from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 from synvirt.backups.model import RestorePoint, Status
+from synvirt.backups.orders import PointVerified, RepositoryVerified, VerifyPointOrder, VerifyRepositoryOrder
 from synvirt.backups.points import Points
 from synvirt.backups.under_way import UnderWay
-from synvirt.errors import BackupNotFound, RepositoryDamaged
+from synvirt.backups.working import Hear, Message, Working
+from synvirt.errors import RepositoryDamaged
+from synvirt.jobs.wire import Moved, Result
 from synvirt.model import now
 from synvirt.repository import garbage
 from synvirt.repository.repository import Repository
-from synvirt.repository.verify import verify_point, verify_repository
+from synvirt.repository.specs import RepositorySpec
+from synvirt.repository.verify import Report
 
 _HINT = "back the guests up anew; other points may be whole: verify them"
 
 
-def verify_one(under_way: UnderWay, repository: Repository, points: Points, point: RestorePoint) -> None:
+def verify_one(
+    under_way: UnderWay, repository: Repository, points: Points, point: RestorePoint, *, working: Working, spec: RepositorySpec
+) -> None:
     """RepositoryDamaged, where the point is not what was backed up."""
     under_way.move(Status.TRANSFERRING)
-    damaged: set[str] = set()
-    try:
-        wrong = verify_point(
-            repository,
-            point.id,
-            stop=under_way.stop,
-            on_progress=lambda count: under_way.figure(point.size_bytes, count),
-            damaged=damaged,
-        )
-    except (BackupNotFound, RepositoryDamaged) as error:
-        wrong = error.detail
-    _tell(points, {point.id: wrong is not None})
-    garbage.condemn(repository.folder, sorted(damaged))
-    if wrong:
-        raise RepositoryDamaged(wrong, hint=_HINT)
+    order, found = VerifyPointOrder(repository=spec, point_id=str(point.id)), _Answer()
+    working.carry_out(
+        lambda: order, found.hearing(lambda moved: under_way.figure(point.size_bytes, moved.bytes_done)), under_way.stop
+    )
+    verified = PointVerified.model_validate(found.content)
+    _tell(points, {point.id: verified.wrong is not None})
+    garbage.condemn(repository.folder, list(verified.damaged_packs))
+    if verified.wrong:
+        raise RepositoryDamaged(verified.wrong, hint=_HINT)
 
 
-def verify_all(under_way: UnderWay, repository: Repository, points: Points, repository_id: UUID) -> None:
+def verify_all(
+    under_way: UnderWay, repository: Repository, points: Points, repository_id: UUID, *, working: Working, spec: RepositorySpec
+) -> None:
     """RepositoryDamaged, where anything in it is: the run has the report."""
     under_way.move(Status.TRANSFERRING)
-    report = verify_repository(repository, stop=under_way.stop, on_progress=under_way.figure)
+    order, found = VerifyRepositoryOrder(repository=spec), _Answer()
+    working.carry_out(
+        lambda: order, found.hearing(lambda moved: under_way.figure(moved.bytes_total, moved.bytes_done)), under_way.stop
+    )
+    report = Report.model_validate_json(RepositoryVerified.model_validate(found.content).report)
+    repository.refresh()
     there = set(repository.point_ids())
     mine = [point.id for point in points.all() if point.repository_id == repository_id]
     _tell(points, {id_: id_ in report.damaged_points or id_ not in there for id_ in mine})
@@ -46,6 +55,22 @@ def verify_all(under_way: UnderWay, repository: Repository, points: Points, repo
     if report.wrongs:
         more = f", and {len(report.wrongs) - 1} more" if len(report.wrongs) > 1 else ""
         raise RepositoryDamaged(f"{report.wrongs[0]}{more}", hint=_HINT)
+
+
+class _Answer:
+    """What a worker answers at its end."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, Any] = {}
+
+    def hearing(self, moved: Callable[[Moved], None]) -> Hear:
+        def hear(message: Message) -> None:
+            if isinstance(message, Result):
+                self.content = message.content
+            elif isinstance(message, Moved):
+                moved(message)
+
+        return hear
 
 
 def collect(under_way: UnderWay, repository: Repository, *, dry_run: bool) -> None:

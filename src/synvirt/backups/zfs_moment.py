@@ -8,19 +8,13 @@ The snapshot itself would keep every block that the guest overwrites until the n
 the stream is a list of areas only. What is ours carries the property synvirt:made, and nothing else is destroyed.
 """
 
-from collections.abc import Callable, Iterator
-
+from synvirt.backups.orders import ZfsChangesSpec
 from synvirt.backups.source_ledger import Made
-from synvirt.backups.zfs_stream import changed_areas
-from synvirt.blocks import Extent
+from synvirt.backups.zfs_stream import guid_of
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.destinations.zfs_links import Links
-from synvirt.errors import DeltaFallback
-from synvirt.programs import ProgramFailed, output_of
 
 PROPERTY = "synvirt:made"
-# Of a volume of many terabytes, all of it changed.
-SEND_TIMEOUT_S = 24 * 3600
 
 
 class Moment:
@@ -50,22 +44,12 @@ class Moment:
         """A bookmark of that moment, and the guid of its snapshot."""
         snapshot = f"{volume}@{self._made.name}"
         self._zfs("bookmark", snapshot, f"{volume}#{self._made.name}")
-        return self._guid(snapshot)
+        return guid_of(self._zfs, snapshot)
 
-    def changed(self, volume: str, mark: str, guid: str, size: int) -> Callable[[], Iterator[Extent]]:
-        """Since that bookmark of the volume. The iterator raises DeltaFallback for any doubt."""
-
-        def areas() -> Iterator[Extent]:
-            since, until = f"{volume}#{mark}", f"{volume}@{self._made.name}"
-            try:
-                if self._guid(since) != guid:
-                    raise DeltaFallback(f"the bookmark {since} is another than it was")
-                with output_of([self._zfs.program, "send", "-i", since, until], timeout_s=SEND_TIMEOUT_S) as stream:
-                    yield from changed_areas(stream, from_guid=int(guid), to_guid=int(self._guid(until)), size=size)
-            except (ZfsRefused, ProgramFailed) as error:
-                raise DeltaFallback(f"what changed since the bookmark {since} is not known: {error.detail}") from error
-
-        return areas
+    def changed(self, volume: str, mark: str, guid: str, size: int) -> ZfsChangesSpec:
+        """Since that bookmark of the volume."""
+        since, until = f"{volume}#{mark}", f"{volume}@{self._made.name}"
+        return ZfsChangesSpec(program=self._zfs.program, since=since, guid=guid, until=until, size_bytes=size)
 
     def end(self) -> None:
         """Clones and snapshots are gone; idempotent. ZfsRefused, where their pool is away: there they may still be."""
@@ -97,6 +81,3 @@ class Moment:
             if refused.reason == "missing":
                 return False
             raise
-
-    def _guid(self, name: str) -> str:
-        return self._zfs("get", "-Hp", "-o", "value", "guid", name).strip()

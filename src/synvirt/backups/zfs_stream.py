@@ -18,10 +18,15 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import IO
 
+from synvirt.backups.orders import ZfsChangesSpec
 from synvirt.blocks import Extent
+from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.errors import DeltaFallback
+from synvirt.programs import ProgramFailed, output_of
 from synvirt.sizes import MIB
 
+# Of a volume of many terabytes, all of it changed.
+SEND_TIMEOUT_S = 24 * 3600
 RECORD_BYTES = 312
 MAGIC = 0x2F5BACBAC
 SUBSTREAM = 1
@@ -48,6 +53,24 @@ _WRITE = struct.Struct("<QIIQQQBBB5x40xQ")
 _RANGE = struct.Struct("<QQQQ")
 # …, compression, type, padding, length, length as it is stored
 _EMBEDDED = struct.Struct("<QQQQBB6xII")
+
+
+def changed_since(spec: ZfsChangesSpec) -> Iterator[Extent]:
+    """DeltaFallback for any doubt."""
+    zfs = Zfs(spec.program)
+    try:
+        if guid_of(zfs, spec.since) != spec.guid:
+            raise DeltaFallback(f"the bookmark {spec.since} is another than it was")
+        with output_of([spec.program, "send", "-i", spec.since, spec.until], timeout_s=SEND_TIMEOUT_S) as stream:
+            until = int(guid_of(zfs, spec.until))
+            yield from changed_areas(stream, from_guid=int(spec.guid), to_guid=until, size=spec.size_bytes)
+    except (ZfsRefused, ProgramFailed) as error:
+        raise DeltaFallback(f"what changed since the bookmark {spec.since} is not known: {error.detail}") from error
+
+
+def guid_of(zfs: Zfs, name: str) -> str:
+    """ZfsRefused."""
+    return zfs("get", "-Hp", "-o", "value", "guid", name).strip()
 
 
 def changed_areas(stream: IO[bytes], *, from_guid: int, to_guid: int, size: int) -> Iterator[Extent]:

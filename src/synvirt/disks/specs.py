@@ -387,6 +387,15 @@ class RbdWriterSpec(Spec):
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qcow2WriterSpec(Spec):
+    """A new qcow2 file, which `qemu-img` writes from its first byte to its last: a copy into one that was cut off begins anew.
+    No DiskWriter: `disks.qcow2.writer` makes one of a whole disk."""
+
+    kind: Literal["qcow2"] = "qcow2"
+    path: str
+
+
 WriterSpec = FileWriterSpec | BlockWriterSpec | RbdWriterSpec
 
 

@@ -5,7 +5,8 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.copying import Copied, copy, default_threads
@@ -18,6 +19,7 @@ from synvirt.disks.specs import (
     FileWriterSpec,
     NbdSpec,
     NbdTlsSpec,
+    Qcow2WriterSpec,
     RbdWriterSpec,
     ReaderSpec,
     WriterSpec,
@@ -28,6 +30,7 @@ from synvirt.disks.specs import (
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.wire import Flushed, Moved, Wire
+from synvirt.repository.specs import PointSpec
 
 # A worker that the service lost with a kill -9 ends within milliseconds; this is how long the next one waits for it.
 LOCK_WAIT_S = 15.0
@@ -41,7 +44,7 @@ PROGRESS_EVERY_S = 0.25
 class Openers:
     """How a worker opens what an order names; `synvirt.worker` puts them together."""
 
-    reader: Callable[[ReaderSpec], DiskReader]
+    reader: Callable[[ReaderSpec | PointSpec], DiskReader]
     writer: Callable[[WriterSpec], DiskWriter]
 
 
@@ -98,6 +101,9 @@ class Progress:
 
 def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) -> None:
     progress = Progress(disk.key, wire)
+    if isinstance(disk.writer, Qcow2WriterSpec):
+        _as_qcow2(disk, Path(disk.writer.path), wire, openers)
+        return
     with (
         _exclusively(disk.writer),
         _opened(disk, openers) as (reader, writer),
@@ -109,7 +115,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) 
                 writer,
                 since=disk.since_bytes,
                 fresh=disk.fresh,
-                threads=order.threads or (max(default_threads(), WAITING_THREADS) if elsewhere(disk.reader) else None),
+                threads=order.threads or (max(default_threads(), WAITING_THREADS) if _waits(disk.reader) else None),
                 bandwidth_bps=order.bandwidth_bps,
                 flush_every_s=order.flush_every_s,
                 stop=checksums.stop,
@@ -120,14 +126,38 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) 
             if not wire.stop():
                 checksums.verify()  # a wrong digest, found before the copy's end, is why it stopped
             raise
+        if disk.zero_rest:
+            writer.zero(reader.size, writer.size - reader.size)
+            writer.flush()
         # Not finished before the archive's own digest says that what was copied is what was exported.
         checksums.verify()
         progress.flushed(copied, finished=True, bytes_checked=_sampled(disk, reader, copied.bytes_total, openers))
 
 
+def _as_qcow2(disk: DiskOrder, path: Path, wire: Wire, openers: Openers) -> None:
+    from synvirt.disks.qcow2.writer import write_qcow2
+
+    progress, last = Progress(disk.key, wire), Copied(0, 0, 0, 0)
+
+    def moved(copied: Copied) -> None:
+        nonlocal last
+        last = copied
+        progress.moved(copied)
+
+    with contextlib.closing(openers.reader(disk.reader)) as reader:
+        # What a worker that was killed left: qemu-img begins anew.
+        path.unlink(missing_ok=True)
+        write_qcow2(reader, path, stop=wire.stop, on_progress=moved)
+        progress.flushed(replace(last, watermark=reader.size), finished=True)
+
+
+def _waits(spec: ReaderSpec | PointSpec) -> bool:
+    return not isinstance(spec, PointSpec) and elsewhere(spec)
+
+
 def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Openers) -> int:
     """How many bytes were compared. ChangesMissed."""
-    if disk.sample is None:
+    if disk.sample is None or isinstance(disk.reader, PointSpec) or isinstance(disk.writer, Qcow2WriterSpec):
         return 0
     volume = openers.reader(written(disk.writer))
     try:
@@ -151,6 +181,7 @@ def _opened(disk: DiskOrder, openers: Openers) -> Iterator[tuple[DiskReader, Dis
     with contextlib.ExitStack() as stack:
         reader = openers.reader(disk.reader)
         stack.callback(reader.close)
+        assert not isinstance(disk.writer, Qcow2WriterSpec)
         writer = openers.writer(disk.writer)
         stack.callback(writer.close)
         if disk.fresh and isinstance(disk.reader, NbdSpec | NbdTlsSpec) and isinstance(disk.writer, FileWriterSpec):

@@ -2,23 +2,26 @@
 
 from typing import Literal
 
-from synvirt.disks.specs import ChecksumSpec, ReaderSpec, WriterSpec
+from synvirt.disks.specs import ChecksumSpec, Qcow2WriterSpec, ReaderSpec, WriterSpec
 from synvirt.jobs.wire import WireModel
+from synvirt.repository.specs import PointSpec
 
 
 class DiskOrder(WireModel):
     """One disk of a pass. `since_bytes`: all before it is on the destination already. `fresh`: what is there reads as zeros,
     or as this same pass wrote it, so zeros need no writing. `compare`: what is there may be right already, and is then left as
-    it is. `sample`: what the reader's extents leave out is looked at here and there, at places that hang on this text."""
+    it is. `sample`: what the reader's extents leave out is looked at here and there, at places that hang on this text.
+    `zero_rest`: the writer is larger than the disk, and zeros behind it."""
 
     key: str
-    reader: ReaderSpec
-    writer: WriterSpec
+    reader: ReaderSpec | PointSpec
+    writer: WriterSpec | Qcow2WriterSpec
     checksums: tuple[ChecksumSpec, ...] = ()
     since_bytes: int = 0
     fresh: bool = True
     compare: bool = False
     sample: str | None = None
+    zero_rest: bool = False
 
 
 class CopyOrder(WireModel):

@@ -6,7 +6,7 @@ PointReader   pages ─▶ names ─▶ chunks, each checked against its name
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from synvirt.blocks import Extent, coalesced
@@ -28,13 +28,22 @@ class ChunkWriter:
     have there, and pages without a chunk that comes are not even looked at.
 
     Memory is one chunk for each that is begun and not full, some few a thread of copy(); and the names of pages that are begun.
-    `flush` promises nothing: all of a restore point becomes durable, and visible, with its manifest.
+    `flush` promises nothing: all of a restore point becomes durable, and visible, with its manifest. `on_named` hears of each
+    chunk's name, in any thread.
     """
 
     max_writers = CALLS_AT_ONCE
 
-    def __init__(self, session: Session, size: int, *, before: "Before | None" = None, changed: "Chunks | None" = None) -> None:
-        self.size = size
+    def __init__(
+        self,
+        session: Session,
+        size: int,
+        *,
+        before: "Before | None" = None,
+        changed: "Chunks | None" = None,
+        on_named: Callable[[int, bytes], None] = lambda number, name: None,
+    ) -> None:
+        self.size, self._on_named = size, on_named
         self._session = session
         self._before, self._changed = before, changed
         pages = -(-chunks_of(size) // PAGE_CHUNKS)
@@ -59,6 +68,7 @@ class ChunkWriter:
         for number, within, _, part in self._cut(offset, length):
             if part == self._length(number):
                 self._name(number, NONE)
+                self._on_named(number, NONE)
             else:
                 self._gather(number, within, part, None)
 
@@ -86,8 +96,14 @@ class ChunkWriter:
             self._begun.pop(number, None)
         self._finish(number, content)
 
+    def stored(self, number: int, name: bytes) -> None:
+        """The chunk has that name, and the session relies on it: its bytes do not come."""
+        self._name(number, name)
+
     def _finish(self, number: int, content: bytearray | memoryview) -> None:
-        self._name(number, self._session.add(content))
+        name = self._session.add(content)
+        self._name(number, name)
+        self._on_named(number, name)
 
     def _name(self, number: int, name: bytes) -> None:
         which, within = divmod(number, PAGE_CHUNKS)
@@ -194,6 +210,11 @@ class Chunks:
 
     def _page(self, which: int) -> bytearray:
         return self.pages.setdefault(which, bytearray(min(PAGE_CHUNKS, chunks_of(self._size) - which * PAGE_CHUNKS)))
+
+    def discard(self, number: int) -> None:
+        which, within = divmod(number, PAGE_CHUNKS)
+        if which in self.pages:
+            self.pages[which][within] = 0
 
     def __contains__(self, number: int) -> bool:
         which, within = divmod(number, PAGE_CHUNKS)

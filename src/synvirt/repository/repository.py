@@ -300,6 +300,16 @@ class Session:
             self._append(name, packs.PAGE, page, len(page))
         return name
 
+    def rely_on(self, name: bytes) -> bool:
+        """Whether the repository has that chunk or page, and keeps it: the commit will look that it still does."""
+        if name == NONE:
+            return True
+        with self._lock:
+            place = self._repository.reusable(name)
+            if place is not None:
+                self._used.add(place.pack)
+            return place is not None
+
     def _zero_name(self, length: int) -> bytes:
         if length not in self._zero_names:
             self._zero_names[length] = self._keys.chunk_name(bytes(length))

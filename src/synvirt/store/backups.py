@@ -12,7 +12,7 @@ from synvirt.errors import BackupNotFound
 from synvirt.store.tables import backup_events, backups
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
-Kind = Literal["repository", "job", "run", "point", "made", "unfinished"]
+Kind = Literal["repository", "job", "run", "point", "made", "unfinished", "watermarks", "request"]
 
 # A replay is for who was away for hours; a run writes some ten events.
 EVENTS_KEPT = 10_000

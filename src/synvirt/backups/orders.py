@@ -1,0 +1,130 @@
+"""What a run orders of a worker, beside copies: a guest's disks taken into a repository, points read for damage, disks served.
+
+    take      disks ─▶ chunks ─▶ packs; the worker says Ready, the service judges, and sends Commit ─▶ the point exists
+    verify_…  every chunk of a point, or every pack of a repository
+    serve     disks of a point as NBD exports on Unix sockets, until the worker is stopped
+
+Orders reach a worker on its standard input: the repository's key is in them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from synvirt.disks.specs import NbdSpec, ReaderSpec, Spec
+from synvirt.jobs.wire import WireModel
+from synvirt.repository.specs import RepositorySpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZfsChangesSpec(Spec):
+    """What `zfs send -i since until` says of a volume; `guid`: what that of the bookmark `since` must be. `program`: zfs."""
+
+    format: Literal["zfs_changes"] = "zfs_changes"
+    program: str
+    since: str
+    guid: str
+    until: str
+    size_bytes: int
+
+
+# Where a list of changed areas comes from: a bitmap that QEMU serves, or zfs.
+ChangesSpec = NbdSpec | ZfsChangesSpec
+
+
+class DiskToTake(WireModel):
+    """`changes`: what may differ from the base's disk of the same key; None: nobody knows. `whole_because`: why that is so,
+    where it was to be known."""
+
+    key: str
+    reader: ReaderSpec
+    changes: ChangesSpec | None = None
+    whole_because: str = ""
+
+
+class TakeOrder(WireModel):
+    """`base`: the restore point that changes count from. `journal`: a file of what is stored already (taking_journal.py), of
+    the guest at the moment that `moment` names."""
+
+    kind: Literal["take"] = "take"
+    repository: RepositorySpec
+    disks: tuple[DiskToTake, ...]
+    base: str | None = None
+    journal: str | None = None
+    moment: str = ""
+    threads: int | None = None
+    bandwidth_bps: int | None = None
+
+
+class Doubt(WireModel):
+    """Result `doubt`: why what has changed of a disk is not known after all."""
+
+    key: str
+    why: str
+
+
+class Stored(WireModel):
+    """Result `stored`: what the repository grew by so far."""
+
+    stored_bytes: int
+
+
+class DiskIsTaken(WireModel):
+    key: str
+    size_bytes: int
+    read_bytes: int
+    resumed_bytes: int
+    whole: bool
+    checked_to: int
+
+
+class Ready(WireModel):
+    """Result `ready`: all disks are stored, and the worker waits for Commit."""
+
+    disks: tuple[DiskIsTaken, ...]
+
+
+class Commit(WireModel):
+    """The service's second line: `shown` and `sealed` are the manifest's parts as JSON, `shown` without the disks, which the
+    worker has."""
+
+    shown: str
+    sealed: str
+
+
+class VerifyPointOrder(WireModel):
+    kind: Literal["verify_point"] = "verify_point"
+    repository: RepositorySpec
+    point_id: str
+
+
+class VerifyRepositoryOrder(WireModel):
+    kind: Literal["verify_repository"] = "verify_repository"
+    repository: RepositorySpec
+
+
+class PointVerified(WireModel):
+    """Result `verified`."""
+
+    wrong: str | None
+    damaged_packs: tuple[str, ...]
+
+
+class RepositoryVerified(WireModel):
+    """Result `verified`: `report` is `repository.verify.Report` as JSON."""
+
+    report: str
+
+
+class ServeOrder(WireModel):
+    """`sockets`: a path for each disk, by its number in the point. Result `serving` when all of them listen."""
+
+    kind: Literal["serve"] = "serve"
+    repository: RepositorySpec
+    point_id: str
+    sockets: dict[int, str]
+
+
+class Serving(WireModel):
+    """The exports' URIs, by the disk's number."""
+
+    uris: dict[int, str]

@@ -1,0 +1,72 @@
+"""Which chunks of a guest's disks are named already, in a file of this host: what a run that is cut off need not read again.
+
+    record   disk's number (2 bytes), chunk's number (8), its name (32), check (8)
+
+It is a hint, and asked of the repository: a chunk counts as stored only where the repository has that name. `moment` says of
+what moment of the guest the names are; the check is made with it, so a record of another moment, a torn one, and zeros that a
+power cut left are nobody's. Written by the worker alone.
+"""
+
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from blake3 import blake3
+
+from synvirt.repository.keys import NAME_BYTES
+
+_RECORD = struct.Struct(f"<HQ{NAME_BYTES}s")
+_CHECK_BYTES = 8
+RECORD_BYTES = _RECORD.size + _CHECK_BYTES
+_READ_RECORDS = 1 << 14
+
+
+class Journal:
+    """Safe from several threads. A file that cannot be written is no reason to stop: the next run reads more, that is all."""
+
+    def __init__(self, path: Path, moment: str) -> None:
+        self._key = blake3(moment.encode()).digest()
+        self._lock = threading.Lock()
+        self._names: dict[int, dict[int, bytes]] = {}
+        self._file: IO[bytes] | None = None
+        try:
+            self._file = path.open("a+b", buffering=0)
+            for disk, number, name in self._read():
+                self._names.setdefault(disk, {})[number] = name
+            # Behind the last whole record: a torn one would shift those that follow.
+            self._file.truncate(self._file.seek(0, 2) // RECORD_BYTES * RECORD_BYTES)
+        except OSError:
+            self.close()
+
+    def stored(self, disk: int) -> dict[int, bytes]:
+        """By chunk, as the run before said."""
+        return self._names.get(disk, {})
+
+    def add(self, disk: int, number: int, name: bytes) -> None:
+        record = _RECORD.pack(disk, number, name)
+        with self._lock:
+            if self._file is None:
+                return
+            try:
+                self._file.write(record + self._check(record))
+            except OSError:
+                self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _read(self) -> Iterator[tuple[int, int, bytes]]:
+        assert self._file is not None
+        self._file.seek(0)
+        while content := self._file.read(RECORD_BYTES * _READ_RECORDS):
+            for at in range(0, len(content) - RECORD_BYTES + 1, RECORD_BYTES):
+                record = content[at : at + _RECORD.size]
+                if content[at + _RECORD.size : at + RECORD_BYTES] == self._check(record):
+                    yield _RECORD.unpack(record)
+
+    def _check(self, record: bytes) -> bytes:
+        return blake3(record, key=self._key).digest(_CHECK_BYTES)

@@ -1,0 +1,218 @@
+"""The tasks of a worker that are of backups (orders.py): what touches a guest's bytes, away from the service.
+
+Imported by the worker alone, and by tests.
+"""
+
+import json
+import threading
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from synvirt.backups.orders import (
+    ChangesSpec,
+    Commit,
+    DiskIsTaken,
+    DiskToTake,
+    Doubt,
+    PointVerified,
+    Ready,
+    RepositoryVerified,
+    ServeOrder,
+    Serving,
+    Stored,
+    TakeOrder,
+    VerifyPointOrder,
+    VerifyRepositoryOrder,
+    ZfsChangesSpec,
+)
+from synvirt.backups.taking import Taken, ToTake, take
+from synvirt.backups.taking_journal import Journal
+from synvirt.blocks import Extent
+from synvirt.copying import Copied
+from synvirt.disks import open_reader
+from synvirt.disks.nbd.server import NbdServer
+from synvirt.errors import BackupNotFound, Cancelled, RepositoryDamaged
+from synvirt.jobs.copying_disks import Progress
+from synvirt.jobs.wire import Moved, Result, Wire, WireModel
+from synvirt.jobs.worker import Task
+from synvirt.repository.manifest import Manifest, Sealed, Shown
+from synvirt.repository.opening import OpenRepositories
+from synvirt.repository.repository import Session
+from synvirt.repository.specs import PointSpec
+from synvirt.repository.verify import verify_point, verify_repository
+
+# Of a verification there is one disk: all that is read.
+ALL = "all"
+STOP_POLL_S = 0.2
+
+
+def _result(name: str, content: WireModel) -> Result:
+    return Result(name=name, content=content.model_dump(mode="json"))
+
+
+# ── disks into a repository ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def take_disks(order: TakeOrder, wire: Wire) -> None:
+    """Each disk, then Ready; the point exists when the service has sent Commit and this returns."""
+    with OpenRepositories() as repositories, ExitStack() as stack:
+        repository = repositories.repository(order.repository)
+        session = repository.session()
+        base = None if order.base is None else repository.manifest(UUID(order.base))
+        journal = None
+        if order.journal is not None:
+            journal = stack.enter_context(closing(Journal(Path(order.journal), order.moment)))
+        taken: list[Taken] = []
+        for number, disk in enumerate(order.disks):
+            figures = _Figures(disk.key, wire, session)
+            taken.append(
+                take(
+                    _to_take(disk, number, journal),
+                    base,
+                    repository,
+                    session,
+                    stop=wire.stop,
+                    on_progress=figures.moved,
+                    doubt=partial(_doubt, wire, disk.key),
+                    threads=order.threads,
+                    bandwidth_bps=order.bandwidth_bps,
+                )
+            )
+            figures.ended(taken[-1])
+        wire.say(_result("ready", Ready(disks=tuple(map(_told, order.disks, taken)))))
+        commit = Commit.model_validate_json(wire.next_line())
+        shown = Shown.model_validate({**json.loads(commit.shown), "disks": tuple(one.disk for one in taken)})
+        session.commit(Manifest(shown=shown, sealed=Sealed.model_validate_json(commit.sealed)))
+        figures = _Figures(ALL, wire, session)
+        figures.stored()
+
+
+def _to_take(disk: DiskToTake, number: int, journal: Journal | None) -> ToTake:
+    return ToTake(
+        target=disk.key,
+        open=partial(open_reader, disk.reader),
+        changed=None if disk.changes is None else partial(_changed, disk.changes),
+        whole_because=disk.whole_because,
+        stored={} if journal is None else journal.stored(number),
+        on_named=(lambda chunk, name: None) if journal is None else partial(journal.add, number),
+    )
+
+
+def _changed(changes: ChangesSpec) -> Iterable[Extent]:
+    if isinstance(changes, ZfsChangesSpec):
+        from synvirt.backups.zfs_stream import changed_since
+
+        yield from changed_since(changes)
+        return
+    with closing(open_reader(changes)) as reader:
+        yield from reader.extents()
+
+
+def _doubt(wire: Wire, key: str, why: str) -> None:
+    wire.say(_result("doubt", Doubt(key=key, why=why)))
+
+
+def _told(disk: DiskToTake, taken: Taken) -> DiskIsTaken:
+    return DiskIsTaken(
+        key=disk.key,
+        size_bytes=taken.disk.size_bytes,
+        read_bytes=taken.read_bytes,
+        resumed_bytes=taken.resumed_bytes,
+        whole=taken.whole,
+        checked_to=taken.checked_to,
+    )
+
+
+class _Figures:
+    """Progress of a disk, and with it what the repository grew by."""
+
+    def __init__(self, key: str, wire: Wire, session: Session) -> None:
+        self._progress, self._wire, self._session = Progress(key, wire), wire, session
+        self._last, self._key, self._stored_bytes = Copied(0, 0, 0, 0), key, -1
+
+    def moved(self, copied: Copied) -> None:
+        self._last = copied
+        self._progress.moved(copied)
+        self.stored()
+
+    def ended(self, taken: Taken) -> None:
+        """The last figure is said however soon it comes."""
+        last = self._last
+        self._wire.say(
+            Moved(key=self._key, bytes_total=taken.read_bytes, bytes_done=taken.read_bytes, bytes_zero=last.bytes_zero)
+        )
+        self.stored()
+
+    def stored(self) -> None:
+        if self._session.stored_bytes != self._stored_bytes:
+            self._stored_bytes = self._session.stored_bytes
+            self._wire.say(_result("stored", Stored(stored_bytes=self._stored_bytes)))
+
+
+# ── looking for damage ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
+    progress, damaged = Progress(ALL, wire), set[str]()
+    with OpenRepositories() as repositories:
+        try:
+            wrong = verify_point(
+                repositories.repository(order.repository),
+                UUID(order.point_id),
+                stop=wire.stop,
+                on_progress=lambda count: _say(progress, count, count),
+                damaged=damaged,
+            )
+        except (BackupNotFound, RepositoryDamaged) as error:
+            wrong = error.detail
+    wire.say(_result("verified", PointVerified(wrong=wrong, damaged_packs=tuple(sorted(damaged)))))
+
+
+def verify_all(order: VerifyRepositoryOrder, wire: Wire) -> None:
+    progress, speaking = Progress(ALL, wire), threading.Lock()
+
+    def read(total: int, done: int) -> None:
+        with speaking:
+            _say(progress, total, done)
+
+    with OpenRepositories() as repositories:
+        report = verify_repository(repositories.repository(order.repository), stop=wire.stop, on_progress=read)
+    wire.say(_result("verified", RepositoryVerified(report=report.model_dump_json())))
+
+
+def _say(progress: Progress, total: int, done: int) -> None:
+    progress.moved(Copied(total, done, 0, 0))
+
+
+# ── disks served to a guest ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def serve(order: ServeOrder, wire: Wire) -> None:
+    """Until the worker is stopped: Cancelled, or what a read has failed with."""
+    with OpenRepositories() as repositories, ExitStack() as stack:
+        servers = {}
+        for number in order.sockets:
+            spec = PointSpec(repository=order.repository, point_id=order.point_id, number=number)
+            servers[number] = server = NbdServer(stack.enter_context(closing(repositories.point(spec))))
+            stack.callback(server.close)
+        uris = {number: server.listen(Path(order.sockets[number])) for number, server in servers.items()}
+        wire.say(_result("serving", Serving(uris=uris)))
+        pause = threading.Event()
+        while not wire.stop() and not any(server.failure for server in servers.values()):
+            pause.wait(STOP_POLL_S)
+        for server in servers.values():
+            if server.failure is not None:
+                raise server.failure
+        raise Cancelled
+
+
+TASKS: dict[str, Task[Any]] = {
+    "take": Task(TakeOrder, take_disks),
+    "verify_point": Task(VerifyPointOrder, verify_one),
+    "verify_repository": Task(VerifyRepositoryOrder, verify_all),
+    "serve": Task(ServeOrder, serve),
+}

@@ -1,0 +1,198 @@
+"""A run's orders to a worker, from the run's own thread: given, heard, and given again where a worker was killed.
+
+    order_of() ─▶ worker ─▶ hear(message) ─▶ figures, watermarks; what it returns is the worker's next line
+
+What was stored before a worker died is not done again: copies go on from their watermarks, and a taken disk from its journal.
+"""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from uuid import UUID, uuid5
+
+import structlog
+
+from synvirt.backups.orders import ServeOrder, Serving
+from synvirt.backups.under_way import Sum, UnderWay
+from synvirt.copying import Copied
+from synvirt.errors import BackupNotFound, Cancelled, SynvirtError
+from synvirt.jobs.orders import CopyOrder, DiskOrder
+from synvirt.jobs.process import WorkerDied, Workers, started
+from synvirt.jobs.wire import Flushed, Moved, Result, WireModel
+from synvirt.store.backups import BackupRows
+
+# Between attempts of which none brought anything: who ends workers again and again, or has no memory for them, is told.
+RETRY_PAUSES_S = (1.0, 4.0, 16.0)
+STOP_POLL_S = 0.2
+# What a kill makes a restore copy again at the most.
+FLUSH_EVERY_S = 5.0
+
+Message = Moved | Flushed | Result
+Hear = Callable[[Message], WireModel | None]
+
+_log = structlog.get_logger("synvirt.backups")
+
+
+@dataclass(frozen=True)
+class Working:
+    """`threads`: of one worker; None: a thread a core."""
+
+    workers: Workers = started
+    threads: int | None = None
+
+    def carry_out(self, order_of: Callable[[], WireModel], hear: Hear, stop: Callable[[], bool]) -> None:
+        """To the end. Cancelled, WorkerDied after several attempts that brought nothing, and what the worker failed with."""
+        failures = 0
+        while True:
+            moved = False
+
+            def heard(message: Message) -> WireModel | None:
+                nonlocal moved
+                moved = moved or isinstance(message, Flushed | Result)
+                return hear(message)
+
+            try:
+                return asyncio.run(self._once(order_of(), heard, stop))
+            except WorkerDied as error:
+                failures = 1 if moved else failures + 1
+                if failures > len(RETRY_PAUSES_S):
+                    raise
+                _log.warning("a worker's order is given again", cause=error.detail, attempt=failures)
+            wait(RETRY_PAUSES_S[failures - 1], stop)
+
+    @contextlib.contextmanager
+    def serving(self, order: ServeOrder) -> Iterator["Served"]:
+        """The disks are served within the block. What the worker failed with, where it did before."""
+        served, ended = Served(), threading.Event()
+
+        def hear(message: Message) -> None:
+            if isinstance(message, Result):
+                served.uris = Serving.model_validate(message.content).uris
+                served.ready.set()
+
+        def serve() -> None:
+            try:
+                asyncio.run(self._once(order, hear, ended.is_set))
+            except SynvirtError as error:
+                served.failure = None if ended.is_set() else error
+            finally:
+                served.ready.set()
+
+        thread = threading.Thread(target=serve, name="backup-serve", daemon=True)
+        thread.start()
+        try:
+            served.ready.wait()
+            served.check()
+            yield served
+        finally:
+            ended.set()
+            thread.join()
+
+    async def _once(self, order: WireModel, hear: Hear, stop: Callable[[], bool]) -> None:
+        async with self.workers() as worker:
+
+            async def heard(message: Message) -> None:
+                line = hear(message)
+                if line is not None:
+                    await worker.send(line)
+
+            ended = await worker.carry_out(order, heard, stop)
+        if stop():
+            raise Cancelled
+        ended.check()
+
+
+class Served:
+    """`uris`: by the disk's number in its point. `failure`: what a read, or the worker, has failed with."""
+
+    def __init__(self) -> None:
+        self.ready = threading.Event()
+        self.uris: dict[int, str] = {}
+        self.failure: SynvirtError | None = None
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+def wait(seconds: float, stop: Callable[[], bool]) -> None:
+    """Cancelled, once `stop()`."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if stop():
+            raise Cancelled
+        time.sleep(STOP_POLL_S)
+
+
+class Watermarks:
+    """How far the disks of a restore are durable on what they are written to, in the store."""
+
+    def __init__(self, rows: BackupRows, *, host: str) -> None:
+        self._rows, self._host = rows, host
+
+    def of(self, run_id: UUID) -> dict[str, Flushed]:
+        """By disk."""
+        try:
+            found = json.loads(self._rows.get("watermarks", _row(run_id), host=self._host))
+        except BackupNotFound:
+            return {}
+        return {key: Flushed.model_validate(mark) for key, mark in found.items()}
+
+    def put(self, run_id: UUID, marks: dict[str, Flushed]) -> None:
+        text = json.dumps({key: mark.model_dump(mode="json") for key, mark in marks.items()})
+        self._rows.put("watermarks", _row(run_id), text, host=self._host)
+
+    def forget(self, run_id: UUID) -> None:
+        """Idempotent."""
+        self._rows.remove("watermarks", _row(run_id), host=self._host)
+
+
+def _row(run_id: UUID) -> UUID:
+    return uuid5(run_id, "watermarks")
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Copies of one restore: what is there before a watermark is not written again."""
+
+    working: Working
+    marks: Watermarks
+    under_way: UnderWay
+    done: Sum
+    bandwidth_bps: int | None = None
+
+    def forget(self, key: str) -> None:
+        """That disk is copied from its first byte again."""
+        run_id = self.under_way.run.id
+        self.marks.put(run_id, {one: mark for one, mark in self.marks.of(run_id).items() if one != key})
+
+    def copy(self, disk: DiskOrder, stop: Callable[[], bool] | None = None) -> None:
+        """Durable when this returns. `stop` is asked instead of the run's own, where it has more reasons."""
+        figure, run_id = self.done.next_disk(), self.under_way.run.id
+
+        def order() -> CopyOrder:
+            mark = self.marks.of(run_id).get(disk.key)
+            left = disk if mark is None else disk.model_copy(update={"since_bytes": mark.offset_bytes})
+            return CopyOrder(
+                disks=(left,),
+                threads=self.working.threads,
+                bandwidth_bps=self.bandwidth_bps,
+                flush_every_s=FLUSH_EVERY_S,
+            )
+
+        def hear(message: Message) -> None:
+            if isinstance(message, Result):
+                raise TypeError("a copy has no results")
+            figure(Copied(message.bytes_total, message.bytes_done, message.bytes_zero, 0))
+            if isinstance(message, Flushed):
+                self.marks.put(run_id, {**self.marks.of(run_id), disk.key: message})
+
+        known = self.marks.of(run_id).get(disk.key)
+        if known is not None and known.finished:
+            figure(Copied(known.bytes_total, known.bytes_done, known.bytes_zero, 0))
+            return
+        self.working.carry_out(order, hear, stop or self.under_way.stop)

@@ -1,0 +1,43 @@
+"""A repository, and a disk of a restore point, as data: what a worker is told, and opens. Never stored: the key is in it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from synvirt.disks.specs import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderSpec(Spec):
+    """A folder of this host; with `nfs` refused while no NFS export is mounted there."""
+
+    path: str
+    nfs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSpec(Spec):
+    """A folder that another SynVirt offers: see `repository.peer.PeerPlace`."""
+
+    url: str
+    fingerprint_sha256: str
+    username: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositorySpec(Spec):
+    """`key`: its master key, in base64. `cache`: a file of this host for copies of the packs' footers."""
+
+    place: FolderSpec | PeerSpec
+    key: str = field(repr=False)
+    cache: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointSpec(Spec):
+    """Disk `number` of a restore point, counted from 0 as its manifest has them."""
+
+    format: Literal["point"] = "point"
+    repository: RepositorySpec
+    point_id: str
+    number: int

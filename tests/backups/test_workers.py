@@ -1,0 +1,160 @@
+"""Runs with worker processes: the service reads no guest's byte, and a worker, or a service, that is killed costs little."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from synvirt.backups import working
+from synvirt.backups.model import BackupRun, RestoreRequest
+from synvirt.jobs.process import started
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import Repository
+from tests.backups.test_service import House
+from tests.fakes.backups import backups_of
+from tests.processes import open_files, until, workers
+
+CONTENT = Random(9).randbytes(12 * CHUNK_BYTES)
+SLOW_BPS = 2 * CHUNK_BYTES
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    """Its runs are done by worker processes."""
+    made = House(tmp_path)
+    made.backups.close()
+    made.backups = backups_of(made.store, made.guests, tmp_path, started)
+    made.backups.start()
+    made.image("web", CONTENT)
+    yield made
+    made.close()
+
+
+def _slow_job(house: House) -> UUID:
+    job = house.job("web")
+    text = job.model_copy(update={"bandwidth_bps": SLOW_BPS})
+    return house.backups._jobs.put(text).id
+
+
+def _moved(house: House, run: BackupRun) -> bool:
+    return house.backups.runs.get(run.id).progress.bytes_done > 0
+
+
+def _open_in(pid: int) -> list[str]:
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(descriptor.readlink()))
+    return found
+
+
+def test_a_worker_reads_the_guest_and_the_service_does_not(house: House) -> None:
+    image, run = house.folder / "images", house.backups.run_job(_slow_job(house))
+    until(lambda: _moved(house, run))
+    (worker,) = workers()
+    assert str(image / "web") in _open_in(worker)
+    assert open_files(image) == []
+    (known,), _ = house.backups.repositories.page(limit=9, cursor=None)
+    key = house.backups.repositories.spec(known.id).key.encode()
+    for name in ("cmdline", "environ"):
+        assert key not in Path(f"/proc/{worker}/{name}").read_bytes()
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: workers() != [worker])
+    done = house.ended(run)
+    assert (done.status, done.error) == ("completed", None)
+    asked = RestoreRequest(target="export", name="out", bandwidth_bps=SLOW_BPS)
+    restoring = house.backups.restore(done.restore_point_ids[0], asked)
+    until(lambda: _moved(house, restoring))
+    (worker,) = workers()
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: workers() != [worker])
+    assert open_files(house.folder / "exports") == []
+    done = house.ended(restoring)
+    assert (done.status, done.error) == ("completed", None)
+    assert [(house.folder / "exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
+    assert house.ended(house.backups.verify(done.restore_point_ids[0])).status == "completed"
+    assert house.ended(house.backups.verify_repository(known.id)).status == "completed"
+
+
+def test_a_cancelled_run_ends_its_worker(house: House) -> None:
+    run = house.backups.run_job(_slow_job(house))
+    until(lambda: _moved(house, run))
+    house.backups.runs.cancel(run.id)
+    assert house.ended(run).status == "cancelled"
+    assert workers() == []
+
+
+CHILD = """
+import os, sys
+from pathlib import Path
+from synvirt.backups import working
+from synvirt.backups.model import RestoreRequest
+from tests.backups.test_service import House
+
+working.FLUSH_EVERY_S = 0.01
+house = House(Path(sys.argv[1]))
+put, seen = working.Watermarks.put, 0
+
+def dying(self, run_id, marks):
+    global seen
+    put(self, run_id, marks)
+    seen += any(mark.offset_bytes >= 4 << 20 for mark in marks.values())
+    if seen == int(sys.argv[2]):
+        os._exit(9)
+
+working.Watermarks.put = dying
+(point,) = house.backups.points.all()
+asked = RestoreRequest(target="export", name="out", bandwidth_bps=8 << 20)
+house.ended(house.backups.restore(point.id, asked))
+os._exit(1)
+"""
+
+
+def test_a_killed_restore_goes_on_from_its_watermark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(tmp_path)
+    house.image("web", CONTENT)
+    house.run(house.job("web"))
+    house.close()
+    root = Path(__file__).parent.parent.parent
+    argv = [sys.executable, "-c", CHILD, str(tmp_path), "1"]
+    killed = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=100, check=False)
+    assert killed.returncode == 9, killed.stdout + killed.stderr
+    read: list[bytes] = []
+    read_chunk = Repository.read_chunk
+
+    def counted(self: Repository, name: bytes, length: int) -> bytes:
+        read.append(name)
+        return read_chunk(self, name, length)
+
+    monkeypatch.setattr(Repository, "read_chunk", counted)
+    again = House(tmp_path)
+    (run,), _ = again.backups.runs.page(limit=1, cursor=None)
+    done = again.ended(run)
+    assert (done.kind, done.status, done.resumed_count, done.error) == ("restore", "completed", 1, None)
+    assert len(read) <= 8, "what was durable is not read again"
+    assert [(tmp_path / "exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
+    assert [one.name for one in (tmp_path / "exports").iterdir()] == ["out"]
+    assert again.store.backups.all("watermarks", host="local") == again.store.backups.all("request", host="local") == []
+    again.close()
+
+
+def test_a_worker_that_never_lives_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(working, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    house = House(tmp_path)
+    house.image("web", CONTENT)
+    house.backups.close()
+    house.backups = backups_of(house.store, house.guests, tmp_path, started)
+    house.backups.start()
+    run = house.run(house.job("web"))
+    assert run.error is not None
+    assert (run.status, run.error.code) == ("failed", "E_BAK_INTERNAL")
+    assert "exit code 1" in run.error.message
+    house.close()
