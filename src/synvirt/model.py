@@ -361,6 +361,9 @@ def _matching_source(schema: dict[str, Any]) -> None:
     ]
 
 
+Shutdown = Literal["polite", "hold", "force"]
+
+
 class MigrationPlan(Received):
     model_config = ConfigDict(json_schema_extra=_matching_source)
 
@@ -376,6 +379,9 @@ class MigrationPlan(Received):
     limits: Limits = Limits()
     # virtio drivers put into the guest: `auto` into Windows, which cannot start without; `always` into Linux too.
     conversion: Literal["auto", "always", "never"] = "auto"
+    # How the guest of a Live plan is shut down for its last copy: `polite` asks it, and powers it off once the source's
+    # shutdown_timeout_s are over; `hold` asks it and waits, since it may be installing updates; `force` does not ask.
+    shutdown: Shutdown = "polite"
 
     @model_validator(mode="after")
     def _source_fits_its_reference(self) -> Self:

@@ -16,8 +16,8 @@ from uuid import uuid4
 
 from synvirt.disks.specs import ChangedSpec, RawSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, SnapshotFailed, SourceUnreachable, VmNotFound
-from synvirt.live import About, SnapshotRef, VmRow
-from synvirt.model import KIB, Disk, GuestOs, LiveKind, Nic, VmManifest
+from synvirt.live import About, SnapshotRef, VmRow, stays_on
+from synvirt.model import KIB, Disk, GuestOs, LiveKind, Nic, Shutdown, VmManifest
 
 # The granularity at which this platform tracks changes, as QEMU's bitmaps and vSphere's do.
 TRACKED_BYTES = 64 * KIB
@@ -27,6 +27,7 @@ class FakePlatform:
     """`faults` (set them with `fault`): how often each of them is still to happen.
 
     unreachable, wrong_password, snapshot_failed: the next calls fail so.
+    stays_on: the guest does not shut down though it is asked.
     no_change_ids: snapshots come without change ids, as before a stun.
     cannot_track: it shows by trying that this VM's changes cannot be tracked.
     cannot_mark: the note that the VM has moved cannot be left.
@@ -247,8 +248,10 @@ class FakeAdapter:
         self._faults()
         return str(self.platform.vm(vm_id)["starts"])
 
-    async def shutdown(self, vm_id: str) -> None:
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
         self._faults()
+        if manner != "force" and self.platform.strike("stays_on") and manner == "hold":
+            raise stays_on(vm_id, 300)
         self.platform.power(vm_id, "off")
 
     async def power_on(self, vm_id: str) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import structlog
 
+from synvirt.live import GuestStaysOn
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.power import UNTOLD
 from tests.contracts.live import in_session
@@ -53,6 +54,24 @@ def test_a_platform_that_does_not_tell_hinders_nobody(platform: VCenter, kind: s
         assert [last_start(platform, VM) for _ in range(2)] == [UNTOLD, UNTOLD]
     assert [one["vm"] for one in told if one["log_level"] == "warning"] == [VM, VM]
     assert last_start(platform, VM) != UNTOLD
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_guest_that_is_held_is_asked_and_not_powered_off(platform: VCenter, hears: bool) -> None:
+    """Its tools do not answer, or it is busy with its updates: `ShutdownGuest` is answered and nothing comes of it."""
+    platform.fault("ShutdownGuest", "ignored" if hears else "ToolsUnavailable")
+
+    async def use(adapter: VimApi) -> None:
+        with pytest.raises(GuestStaysOn, match="still runs"):
+            await adapter.shutdown(VM, "hold")
+        assert (await adapter.inspect(VM)).power_state == "on"
+        await adapter.shutdown(VM, "force")
+        assert (await adapter.inspect(VM)).power_state == "off"
+        await adapter.shutdown(VM, "hold")  # it is off: all is done
+
+    access = platform.access(fingerprint_sha256=platform.fingerprint, shutdown_timeout_s=1)
+    in_session(lambda: VimApi(access), use)
+    assert platform.calls("PowerOffVM_Task") == 1
 
 
 def test_a_session_that_is_lost_in_between_is_made_anew(platform: VCenter) -> None:

@@ -403,6 +403,57 @@ def test_a_changed_source_is_tried_at_once(house: House, monkeypatch: pytest.Mon
     assert not house.rooms.waiting._stops
 
 
+@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+def test_a_guest_that_is_held_is_waited_for_and_never_powered_off(
+    house: House, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It installs updates for longer than any deadline: that is said, and what was said is taken back."""
+    monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
+    house.platform.fault("stays_on", 5)
+    told: list[str] = []
+
+    def looked(now: Migration) -> bool:
+        if now.last_error is not None and now.last_error.message not in told:
+            assert house.platform.vm(VM)["power"] == "on"
+            told.append(now.last_error.message)
+        return now.ended
+
+    job = house.intake.submit(live_plan(mode, shutdown="hold"))
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert f"{VM} was asked to shut down, and still runs after 300 s" in told[0]
+    assert house.platform.vm(VM)["power"] == "off"
+
+
+def test_a_guest_that_is_held_can_be_cancelled_and_runs_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PAUSES_S", dict.fromkeys(patience.PAUSES_S, (3600.0,)))
+    house.platform.fault("stays_on", FOR_EVER)
+    job = house.intake.submit(live_plan(shutdown="hold"))
+
+    def looked(now: Migration) -> bool:
+        if now.last_error is not None:
+            threading.Thread(target=house.intake.cancel, args=(job.id,), daemon=True).start()
+        return now.last_error is not None
+
+    at_commits(house, job, looked)
+
+    def woken() -> None:
+        """As the engine does that sees the operator's wish."""
+        until(lambda: house.store.cancel_requested(job.id))
+        house.stops[job.id].set()
+
+    waker = threading.Thread(target=woken)
+    waker.start()
+    ended = house.run(job.id)
+    waker.join(60)
+    assert ended.state is State.CANCELLED
+    assert house.platform.vm(VM)["power"] == "on"
+    assert house.platform.vm(VM)["snapshots"] == {}
+    # It was asked to shut down, and may still do so: then it is powered on again.
+    assert [entry.kind for entry in house.store.ledger(job.id)] == ["source_power"]
+
+
 @pytest.mark.parametrize("first", ["snapshot", "open_disk"])
 def test_a_cancel_does_not_wait_for_a_platform_that_hangs(house: House, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     """What is left there stays in the ledger, and is tidied up once the platform answers."""

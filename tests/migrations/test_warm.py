@@ -22,7 +22,7 @@ from synvirt.migrations import warm
 from synvirt.migrations.forecast import forecast
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience
-from synvirt.model import KIB, MIB, Forecast, Migration, Mode, Pass, State
+from synvirt.model import KIB, MIB, Forecast, Migration, Mode, Pass, Shutdown, State
 from synvirt.store.tables import notes
 from tests.cases import cases
 from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
@@ -419,8 +419,8 @@ def test_a_guest_that_starts_again_and_again_is_given_back(house: House, monkeyp
     house.platform.add_vm(VM, {DISK: content()})
     shutdown = FakeAdapter.shutdown
 
-    async def restarted(adapter: FakeAdapter, vm_id: str) -> None:
-        await shutdown(adapter, vm_id)
+    async def restarted(adapter: FakeAdapter, vm_id: str, manner: Shutdown) -> None:
+        await shutdown(adapter, vm_id, manner)
         house.platform.power(vm_id, "on")
 
     monkeypatch.setattr(FakeAdapter, "shutdown", restarted)

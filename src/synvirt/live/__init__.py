@@ -14,7 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic import Field
 
 from synvirt.disks.specs import ReaderSpec
-from synvirt.model import Disk, LiveKind, Model, SourceCheck, VmManifest
+from synvirt.errors import Conflict
+from synvirt.model import Disk, LiveKind, Model, Shutdown, SourceCheck, VmManifest
 from synvirt.transport import Recorder
 
 
@@ -81,6 +82,17 @@ class KeepsUefiVariables(Protocol):
         ...
 
 
+class GuestStaysOn(Conflict):
+    """The guest was asked to shut down, and runs on."""
+
+
+def stays_on(vm: str, timeout_s: float) -> GuestStaysOn:
+    return GuestStaysOn(
+        f"{vm} was asked to shut down, and still runs after {timeout_s:.0f} s",
+        hint="it may be installing updates, or not hear us; it is not powered off: shut it down, or cancel the job",
+    )
+
+
 class LiveAdapter(Protocol):
     """One platform, one session. Made of a SourceAccess, whose form it checks (BadRequest); `connect` reaches out first.
 
@@ -101,7 +113,8 @@ class LiveAdapter(Protocol):
     - `last_start`: names the VM's last start: another text, once it was started since. It may change for other reasons, too:
       then it is as if it had been started. A VM that is held for its disks to be read was not started by that, as long as it
       is the same holding: asked after `snapshot` of a VM that is off, and again before the copy takes over.
-    - `shutdown`: politely, then by force after a deadline; the VM is off when it returns.
+    - `shutdown`: the VM is off when it returns. `polite`: the guest is asked, and powered off after a deadline; `force`: it is
+      powered off at once; `hold`: it is asked, and GuestStaysOn raised where it has not gone off by the deadline.
     - `mark`: leaves a note on the source VM that it has moved.
     - `release`: the disks of that snapshot have been read. What holds its data goes, since it grows or slows the guest; what
       a later delta needs (a checkpoint, a change id) stays.
@@ -120,7 +133,7 @@ class LiveAdapter(Protocol):
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec: ...
     async def release(self, vm_id: str, name: str) -> None: ...
     async def last_start(self, vm_id: str) -> str: ...
-    async def shutdown(self, vm_id: str) -> None: ...
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None: ...
     async def power_on(self, vm_id: str) -> None: ...
     async def mark(self, vm_id: str, note: str) -> None: ...
     async def cleanup(self, vm_id: str, name: str) -> None: ...

@@ -174,19 +174,13 @@ async def sweep(job: Job, keep: frozenset[str] = frozenset()) -> None:
     """Undo the ledger, newest first. What is kept is struck out: it is the operator's from now on. What cannot be undone now
     stays in the ledger."""
 
-    # An operator who cancels does not wait for a platform that hangs: what is left there is tidied up later (`tidying`).
-    away = job.stop.left_running
-
     async def kept_or_swept(entry: LedgerEntry) -> bool:
-        nonlocal away
-        at_source = entry.kind in AT_SOURCE
         if entry.kind in keep:
             return True
-        if at_source and away:
+        # An operator who cancels does not wait for a platform that hangs: what is left there is tidied up later (`tidying`).
+        if entry.kind in AT_SOURCE and job.stop.left_running:
             return False
-        swept = await _swept(job, entry)
-        away |= at_source and job.stop.is_set() and not swept
-        return swept
+        return await _swept(job, entry)
 
     async for entry in undone(await job.in_thread(job.rooms.store.ledger, job.id), kept_or_swept):
         await job.strike(entry.kind, entry.name)
@@ -218,6 +212,7 @@ async def _swept(job: Job, entry: LedgerEntry) -> bool:
             if isinstance(error, AuthFailed):  # the same password again would only lock the account
                 return False
             if isinstance(error, SourceUnreachable) and error.waited_s and job.stop.is_set():
+                job.stop.left_running = True
                 return False
             if pause is not None:
                 await Stop().sleep(pause)

@@ -15,6 +15,7 @@ from typing import TypeVar
 import structlog
 
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
+from synvirt.live import GuestStaysOn
 from synvirt.migrations.job import Job
 from synvirt.model import Mode, now
 
@@ -33,6 +34,8 @@ PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     SourceUnreachable: (1, 2, 4, 8, 16, 30, 60),
     SnapshotNotMade: (60,),
     AuthFailed: (300,),
+    # A guest that is not to be powered off by force: its updates are through some time, or its owner shuts it down.
+    GuestStaysOn: (60,),
 }
 # From the first trouble on, the time that the source said nothing before it included: a moment's trouble is nobody's concern,
 # and what is waited for is said within a minute.
@@ -47,6 +50,8 @@ def _bearable_s(job: Job, trouble: SynvirtError) -> float:
     is lost yet. A guest that is off comes back by a failed job, unless the source does not let us in for that either."""
     runs_on = job.migration.mode_effective is Mode.WARM and not job.guest_is_off
     copied = job.migration.progress.bytes_done > 0
+    if isinstance(trouble, GuestStaysOn):  # it runs on, whatever the job's state says
+        return GUEST_RUNS_S
     if isinstance(trouble, SourceUnreachable):
         return GUEST_RUNS_S if runs_on and copied else GUEST_OFF_S
     if isinstance(trouble, SnapshotNotMade) and not runs_on:

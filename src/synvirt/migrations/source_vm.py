@@ -71,7 +71,7 @@ async def shut_down(job: Job) -> None:
     # A guest that somebody powered on in between was not down until now.
     await job.in_thread(store.note, job.id, "down_since", now().isoformat())
     await job.in_thread(store.note, job.id, "shutting_down", now().isoformat())
-    await at_source(job, lambda adapter: adapter.shutdown(vm_id(job)))
+    await at_source(job, lambda adapter: adapter.shutdown(vm_id(job), job.migration.plan.shutdown))
     await job.in_thread(store.note, job.id, "shutting_down", "")
 
 

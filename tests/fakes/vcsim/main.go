@@ -47,6 +47,7 @@ type fault struct {
 	// A SOAP fault's type; "task:TYPE": the call succeeds, and its task fails with it; "cut": the answer breaks off in the
 	// middle; "refuse": the connection is closed at once; "status:503": that answer;
 	// "deny:PRIVILEGE,PRIVILEGE": our user lacks them; "hang:MS": no answer for so long; "html": a page of some other server;
+	// "ignored": the call is answered, and nothing is done;
 	// of nfc, "empty": an answer that ends before a disk has begun.
 	Kind  string
 	Times int
@@ -114,6 +115,8 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case <-time.After(time.Duration(ms) * time.Millisecond):
 		}
 		hangUp(w)
+	case kind == "ignored":
+		answer(w, 200, fmt.Sprintf(`<%sResponse xmlns="urn:vim25"></%sResponse>`, name, name))
 	case kind == "html":
 		w.Header().Set("Content-Type", "text/html")
 		_, _ = io.WriteString(w, "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>")

@@ -22,7 +22,7 @@ from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.hyperv import machines, power, tracking
 from synvirt.live.hyperv.form import FORM
 from synvirt.live.hyperv.hosts import Host, Hosts
-from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
+from synvirt.model import Disk, LiveKind, Shutdown, SourceCheck, VmManifest
 from synvirt.transport import Recorder
 
 __all__ = ["FORM", "WmiApi"]
@@ -112,8 +112,8 @@ class WmiApi:
     async def last_start(self, vm_id: str) -> str:
         return await self._at(vm_id, lambda host: power.last_start(host, vm_id))
 
-    async def shutdown(self, vm_id: str) -> None:
-        await self._at(vm_id, lambda host: power.shut_down(host, vm_id, self._options.shutdown_timeout_s))
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
+        await self._at(vm_id, lambda host: power.shut_down(host, vm_id, self._options.shutdown_timeout_s, manner))
 
     async def power_on(self, vm_id: str) -> None:
         await self._at(vm_id, lambda host: power.power_on(host, vm_id))

@@ -4,20 +4,24 @@ import time
 from typing import Final
 
 from synvirt.errors import Internal, SourceUnreachable
+from synvirt.live import stays_on
 from synvirt.live.hyperv import journal, machines
 from synvirt.live.hyperv.session import HyperVRefused
 from synvirt.live.hyperv.tracking import Runs, state_of
+from synvirt.model import Shutdown
 
 POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0
 
 
-def shut_down(host: Runs, vm_id: str, timeout_s: float) -> None:
+def shut_down(host: Runs, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
     """By the guest itself, where its integration services hear us; by force once `timeout_s` are over. Off when it returns."""
     if _power(host, vm_id) == "off":
         return
-    if _heard(host, vm_id) and _comes(host, vm_id, "off", timeout_s):
+    if manner != "force" and _heard(host, vm_id) and _comes(host, vm_id, "off", timeout_s):
         return
+    if manner == "hold":
+        raise stays_on(vm_id, timeout_s)
     _wish(host, vm_id, "off")
     if not _comes(host, vm_id, "off", POWER_TIMEOUT_S):
         raise SourceUnreachable(f"{vm_id} was switched off, and is not off after {POWER_TIMEOUT_S:.0f} s")

@@ -41,7 +41,7 @@ from synvirt.live.libvirt.host import UNTRUSTED_DISKS, Host, library
 from synvirt.live.libvirt.limit import begun
 from synvirt.live.libvirt.manifest import manifest, untracked
 from synvirt.live.libvirt.variables import uefi_variables
-from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
+from synvirt.model import Disk, LiveKind, Shutdown, SourceCheck, VmManifest
 
 __all__ = ["FORM", "LibvirtRemote", "Login", "Options", "libvirt_remote"]
 
@@ -383,11 +383,11 @@ class LibvirtRemote:
 
     # ── off, on, moved ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def shutdown(self, vm_id: str) -> None:
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
         timeout_s, stop = self._options.shutdown_timeout_s, self._closing.is_set
         await self._asked(
             f"domain {vm_id} cannot shut down",
-            lambda: domains.shut_down(self._domain(vm_id), timeout_s, stop),
+            lambda: domains.shut_down(self._domain(vm_id), timeout_s, stop, manner),
             limit_s=timeout_s + ANSWER_TIMEOUT_S,
         )
 

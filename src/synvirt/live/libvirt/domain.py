@@ -15,9 +15,10 @@ from xml.etree.ElementTree import Element
 import structlog
 
 from synvirt.errors import SnapshotFailed, SourceUnreachable
+from synvirt.live import stays_on
 from synvirt.live.libvirt.host import busy, library
 from synvirt.live.libvirt.manifest import DiskSize, PowerState, Seen, agent_connected, data_disks, parse
-from synvirt.model import Snapshot
+from synvirt.model import Shutdown, Snapshot
 
 log = structlog.get_logger(__name__)
 
@@ -162,12 +163,12 @@ def active(domain: Any, name: str) -> Iterator[None]:
             stop_reading(domain)
 
 
-def shut_down(domain: Any, timeout_s: float, stop: Callable[[], bool]) -> None:
+def shut_down(domain: Any, timeout_s: float, stop: Callable[[], bool], manner: Shutdown = "polite") -> None:
     """Politely, and by force once `timeout_s` are over; off when it returns. SourceUnreachable once `stop()` is true."""
     libvirt = library()
     if being_read(domain):
         stop_reading(domain)
-    deadline, ask_at = time.monotonic() + timeout_s, 0.0
+    deadline, ask_at = time.monotonic() + (0.0 if manner == "force" else timeout_s), 0.0
     while domain.isActive() and time.monotonic() < deadline:
         if stop():
             raise SourceUnreachable(f"the session was closed while {domain.name()} was shutting down")
@@ -178,6 +179,8 @@ def shut_down(domain: Any, timeout_s: float, stop: Callable[[], bool]) -> None:
             _ask_politely(domain)
             ask_at = time.monotonic() + ASK_AGAIN_S
         time.sleep(POLL_S)
+    if domain.isActive() and manner == "hold":
+        raise stays_on(domain.name(), timeout_s)
     if domain.isActive():
         log.warning("guest is powered off by force", domain=domain.name(), waited_s=timeout_s)
         _off(domain)

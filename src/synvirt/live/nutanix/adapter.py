@@ -22,7 +22,7 @@ from synvirt.live.nutanix.form import FORM, Login, Options
 from synvirt.live.nutanix.machines import FoundVm, manifest, row
 from synvirt.live.nutanix.prism import Absent, Prism, Where, dig, text
 from synvirt.live.nutanix.ways import ORDER, Way, WayName, chosen
-from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
+from synvirt.model import Disk, LiveKind, Shutdown, SourceCheck, VmManifest
 from synvirt.transport import Trust
 
 __all__ = ["FORM", "Login", "Options", "PrismApi"]
@@ -293,8 +293,8 @@ class PrismApi:
 
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def shutdown(self, vm_id: str) -> None:
-        await asyncio.to_thread(lambda: power.shut_down(self._control(), vm_id, self._options.shutdown_timeout_s))
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
+        await asyncio.to_thread(lambda: power.shut_down(self._control(), vm_id, self._options.shutdown_timeout_s, manner))
 
     async def last_start(self, vm_id: str) -> str:
         return await asyncio.to_thread(lambda: self._control().vm(vm_id).start)

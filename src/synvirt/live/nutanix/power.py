@@ -6,10 +6,12 @@ from typing import Protocol
 import structlog
 
 from synvirt.errors import Internal, SnapshotFailed, SourceUnreachable
+from synvirt.live import stays_on
 from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.machines import FoundVm, of_central, of_element
 from synvirt.live.nutanix.prism import Refused
+from synvirt.model import Shutdown
 
 # From the platform's word that it powers a VM off or on until it says that it is.
 SWITCHED_TIMEOUT_S = 120.0
@@ -89,18 +91,15 @@ class ByElement:
             log.warning("the cluster lets nobody describe its VMs: the source is not marked", vm=vm_id, cause=error.detail)
 
 
-def shut_down(control: Control, vm_id: str, timeout_s: float) -> None:
+def shut_down(control: Control, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
     """Politely, then by force."""
     vm = control.vm(vm_id)
     if vm.power == "off":
         return
-    try:
-        control.ask_off(vm)
-    except (Internal, SnapshotFailed) as error:
-        log.warning("the guest is not asked to shut down", vm=vm_id, cause=error.detail)
-    else:
-        if _is(control, vm_id, "off", timeout_s):
-            return
+    if manner != "force" and _asked(control, vm) and _is(control, vm_id, "off", timeout_s):
+        return
+    if manner == "hold":
+        raise stays_on(vm.name, timeout_s)
     try:
         control.force_off(vm_id)
     except (Internal, SnapshotFailed):
@@ -108,6 +107,16 @@ def shut_down(control: Control, vm_id: str, timeout_s: float) -> None:
             raise
     if not _is(control, vm_id, "off", SWITCHED_TIMEOUT_S):
         raise SourceUnreachable(f"{vm.name} is not off {SWITCHED_TIMEOUT_S:.0f} s after it was switched off")
+
+
+def _asked(control: Control, vm: FoundVm) -> bool:
+    """False: the guest cannot be asked."""
+    try:
+        control.ask_off(vm)
+    except (Internal, SnapshotFailed) as error:
+        log.warning("the guest is not asked to shut down", vm=vm.name, cause=error.detail)
+        return False
+    return True
 
 
 def power_on(control: Control, vm_id: str) -> None:

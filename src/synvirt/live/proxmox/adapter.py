@@ -27,7 +27,7 @@ from synvirt.live.proxmox.manifest import manifest
 from synvirt.live.proxmox.node import Node
 from synvirt.live.proxmox.reading import Reading
 from synvirt.live.ssh import Door
-from synvirt.model import Disk, LiveKind, SourceCheck, VmManifest
+from synvirt.model import Disk, LiveKind, Shutdown, SourceCheck, VmManifest
 
 __all__ = ["FORM", "Login", "Options", "PveApi", "pve_api"]
 
@@ -130,9 +130,9 @@ class PveApi:
     async def last_start(self, vm_id: str) -> str:
         return await self._asked(lambda: self._cluster.last_start(self._cluster.row(vm_id)))
 
-    async def shutdown(self, vm_id: str) -> None:
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
         timeout_s = self._options.shutdown_timeout_s
-        await self._asked(lambda: self._reading(vm_id).shut_down(timeout_s), limit_s=timeout_s + ANSWER_TIMEOUT_S)
+        await self._asked(lambda: self._reading(vm_id).shut_down(timeout_s, manner), limit_s=timeout_s + ANSWER_TIMEOUT_S)
 
     async def power_on(self, vm_id: str) -> None:
         await self._asked(lambda: self._cluster.start(vm_id))

@@ -20,7 +20,7 @@ from synvirt.errors import (
     SnapshotFailed,
     SourceUnreachable,
 )
-from synvirt.live import SnapshotRef
+from synvirt.live import SnapshotRef, stays_on
 from synvirt.live.proxmox import bitmaps, farewell
 from synvirt.live.proxmox.cluster import SETTLE_S, Cluster
 from synvirt.live.proxmox.config import Drive, drives, volume_of
@@ -28,6 +28,7 @@ from synvirt.live.proxmox.farewell import Notes
 from synvirt.live.proxmox.manifest import Seen, disk_format, power_state, untracked, untracked_vm
 from synvirt.live.proxmox.node import QMP_SOCKET, Node
 from synvirt.live.proxmox.qmp import NoQemu, Qmp
+from synvirt.model import Shutdown
 from synvirt.sizes import MIB
 
 log = structlog.get_logger(__name__)
@@ -244,21 +245,23 @@ class Reading:
 
     # ── off ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def shut_down(self, timeout_s: float) -> None:
+    def shut_down(self, timeout_s: float, manner: Shutdown = "polite") -> None:
         """Off when it returns, and what changed until then is noted."""
         if self._cluster.status(self._row).get("status") == "stopped":
             return
         # Of before: a start that comes while we are at it makes void what is noted.
         last_start = self._cluster.last_start(self._row)
         with self._kept_alive() as watched:
-            upid = self._cluster.ask_off(self._row, timeout_s + SETTLE_S)
-            polite = self._gone_off(upid, timeout_s, watched=watched)
+            upid = None if manner == "force" else self._cluster.ask_off(self._row, timeout_s + SETTLE_S)
+            polite = upid is not None and self._gone_off(upid, timeout_s, watched=watched)
+            if not polite and manner == "hold":
+                raise stays_on(self.what, timeout_s)
             areas = self._farewell(polite=polite) if watched else {}
         if not polite:
             log.warning("guest is powered off by force", vm=self.vm_id, waited_s=timeout_s)
             self._cluster.off_by_force(self._row)
         if not self._cluster.await_state(self._row, "stopped", SETTLE_S):
-            failed = self._cluster.failed(upid)
+            failed = None if upid is None else self._cluster.failed(upid)
             raise Internal(f"{self.what} does not go off{f': {failed.detail}' if failed else ''}")
         if areas:
             self._notes.put(self.vm_id, last_start, areas)

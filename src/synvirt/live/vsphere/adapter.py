@@ -50,7 +50,7 @@ from synvirt.live.vsphere.lease import ExportLease
 from synvirt.live.vsphere.machines import INSPECTED, LISTED, NETWORK_PATHS, manifest, network_names, row, shown, untold_disks
 from synvirt.live.vsphere.session import KEEP_ALIVE_S, Login, VimSession, library
 from synvirt.live.vsphere.ways import Way, mostly_empty, way
-from synvirt.model import Disk, LiveKind, Name, Received, SourceOptions, VmManifest
+from synvirt.model import Disk, LiveKind, Name, Received, Shutdown, SourceOptions, VmManifest
 
 log = structlog.get_logger(__name__)
 
@@ -382,8 +382,8 @@ class VimApi:
 
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def shutdown(self, vm_id: str) -> None:
-        await asyncio.to_thread(vim_power.shut_down, self._session, vm_id, self._options.shutdown_timeout_s)
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
+        await asyncio.to_thread(vim_power.shut_down, self._session, vm_id, self._options.shutdown_timeout_s, manner)
 
     async def last_start(self, vm_id: str) -> str:
         return await asyncio.to_thread(vim_power.last_start, self._session, vm_id)

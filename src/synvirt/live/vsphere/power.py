@@ -7,7 +7,9 @@ from typing import Any, Final
 import structlog
 
 from synvirt.errors import AuthFailed, Internal, SourceUnreachable, VmNotFound
+from synvirt.live import stays_on
 from synvirt.live.vsphere.session import VimSession, library
+from synvirt.model import Shutdown
 
 OFF_POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0
@@ -20,16 +22,18 @@ UNTOLD: Final = "not told"
 log = structlog.get_logger(__name__)
 
 
-def shut_down(session: VimSession, vm_id: str, timeout_s: float) -> None:
+def shut_down(session: VimSession, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
     """By the guest itself, where its tools hear us; by force once `timeout_s` are over. Off when it returns."""
     if _state(session, vm_id) == "poweredOff":
         return
-    if _asked_to_shut_down(session, vm_id):
+    if manner != "force" and _asked_to_shut_down(session, vm_id):
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if _state(session, vm_id) == "poweredOff":
                 return
             time.sleep(OFF_POLL_S)
+    if manner == "hold":
+        raise stays_on(vm_id, timeout_s)
     _power(session, vm_id, "power it off", "PowerOffVM_Task", wanted="poweredOff")
 
 
