@@ -3,6 +3,7 @@
 The service says of which kind a file is. One that is not where the service can see it is sent there first (`--upload`).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -39,6 +40,25 @@ KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vm
 FOLDER_KINDS = ("ovf_folder", "vmx_folder", "vbox_folder", "vmcx_export")
 ChosenVm = Annotated[str | None, typer.Option("--vm", metavar="NAME", help="Of a file with several VMs, the one that is meant")]
 BUSES = ("virtio", "scsi", "sata", "ide", "nvme")
+
+
+# Options that take one of a few words.
+_WORDS: dict[str, Sequence[str]] = {
+    "mode": ("warm", "cold"),
+    "cutover": ("auto", "manual"),
+    "conversion": CONVERSIONS,
+    "shutdown": ("polite", "hold", "force"),
+    "kind": KINDS,
+    "disk_bus": BUSES,
+}
+
+
+def _check_chosen(**chosen: str | None) -> None:
+    for option, word in chosen.items():
+        known = _WORDS[option]
+        if word is not None and word not in known:
+            hint = f"--{option.replace('_', '-')}"
+            raise typer.BadParameter(f"{word} is none of {', '.join(known)}", param_hint=hint)
 
 
 @with_options
@@ -91,6 +111,9 @@ def import_(
     conversion: Annotated[
         str, typer.Option(metavar="WHEN", help="Put virtio drivers into the guest: auto (Windows), always or never")
     ] = "auto",
+    shutdown: Annotated[
+        str, typer.Option(metavar="HOW", help="The source's guest before its last copy: polite, hold (never by force) or force")
+    ] = "polite",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how it would run and what is wrong; make no job")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended, and show its progress")] = False,
 ) -> None:
@@ -100,16 +123,7 @@ def import_(
     Examples: synvirt import web.ova --name web --wait; synvirt import web --source lab --mode warm;
     synvirt import smb://nas.example/exports/web.ova --login importer
     """
-    if mode.lower() not in ("warm", "cold"):
-        raise typer.BadParameter(f"{mode} is neither warm nor cold", param_hint="--mode")
-    if cutover not in ("auto", "manual"):
-        raise typer.BadParameter(f"{cutover} is neither auto nor manual", param_hint="--cutover")
-    if conversion not in CONVERSIONS:
-        raise typer.BadParameter(f"{conversion} is none of {', '.join(CONVERSIONS)}", param_hint="--conversion")
-    if kind is not None and kind not in KINDS:
-        raise typer.BadParameter(f"{kind} is none of {', '.join(KINDS)}", param_hint="--kind")
-    if disk_bus is not None and disk_bus not in BUSES:
-        raise typer.BadParameter(f"{disk_bus} is none of {', '.join(BUSES)}", param_hint="--disk-bus")
+    _check_chosen(mode=mode.lower(), cutover=cutover, conversion=conversion, shutdown=shutdown, kind=kind, disk_bus=disk_bus)
     target = {
         "name": name,
         "cpu_count": cpus,
@@ -153,6 +167,7 @@ def import_(
             "skip_disks": skip_disk or [],
             "waive_concerns": waive or [],
             "conversion": conversion,
+            "shutdown": shutdown,
             "warm": _given(warm),
             "limits": _given({"bandwidth_bps": _size(bandwidth, "--bandwidth")}),
         }

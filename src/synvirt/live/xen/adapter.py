@@ -18,7 +18,7 @@ from synvirt.live.xen.session import KEEP_ALIVE_S, OURSELVES, Login, XenSession
 from synvirt.live.xen.ways import Transport, Way
 from synvirt.machines.texts import clean, is_true
 from synvirt.machines.xenapi import Record, table, text
-from synvirt.model import Disk, LiveKind, Name, Received, SourceCheck, SourceOptions, VmManifest
+from synvirt.model import Disk, LiveKind, Name, Received, Shutdown, SourceCheck, SourceOptions, VmManifest
 
 log = structlog.get_logger(__name__)
 
@@ -160,8 +160,8 @@ class XenApi:
 
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def shutdown(self, vm_id: str) -> None:
-        await asyncio.to_thread(power.shut_down, self._session, vm_id, self._options.shutdown_timeout_s)
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
+        await asyncio.to_thread(power.shut_down, self._session, vm_id, self._options.shutdown_timeout_s, manner)
 
     async def last_start(self, vm_id: str) -> str:
         return await asyncio.to_thread(power.last_start, self._session, vm_id)

@@ -4,9 +4,11 @@ import time
 from typing import Final
 
 from synvirt.errors import Internal, SourceUnreachable
+from synvirt.live import stays_on
 from synvirt.live.xen.machines import vm_ref
 from synvirt.live.xen.session import XapiFailure, XenSession
 from synvirt.machines.xenapi import NULL, Record, table, text
+from synvirt.model import Shutdown
 
 POWER_TIMEOUT_S: Final = 300.0
 NOTE: Final = "synvirt"
@@ -19,11 +21,22 @@ _DEAF: Final = frozenset(
 )  # fmt: skip
 
 
-def shut_down(session: XenSession, vm_id: str, timeout_s: float) -> None:
+def shut_down(session: XenSession, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
     """By the guest itself, where its tools hear us; by force once `timeout_s` are over. Off when it returns."""
     reference = vm_ref(session, vm_id)
     if _state(session, reference) == "Halted":
         return
+    if manner != "force":
+        _asked(session, vm_id, reference, timeout_s)
+    if _state(session, reference) == "Halted":
+        return
+    if manner == "hold":
+        raise stays_on(vm_id, timeout_s)
+    _power(session, reference, f"power {vm_id} off", "VM.hard_shutdown", wanted="Halted")
+
+
+def _asked(session: XenSession, vm_id: str, reference: str, timeout_s: float) -> None:
+    """To shut itself down; over once it has, or will not within that time."""
     deadline = time.monotonic() + timeout_s
     what = f"shut {vm_id} down"
     try:
@@ -34,8 +47,6 @@ def shut_down(session: XenSession, vm_id: str, timeout_s: float) -> None:
     except XapiFailure as failure:
         if failure.code not in _DEAF and failure.code != "VM_BAD_POWER_STATE":
             raise session.as_ours(what, failure) from failure
-    if _state(session, reference) != "Halted":
-        _power(session, reference, f"power {vm_id} off", "VM.hard_shutdown", wanted="Halted")
 
 
 def power_on(session: XenSession, vm_id: str) -> None:
