@@ -62,7 +62,7 @@ def test_all_that_makes_hardware_is_read() -> None:
         ("net0", "bc:24:11:00:00:01", "virtio", "vmbr0.7", True),
         ("net1", "bc:24:11:00:00:02", "e1000", "vmbr1", False),
     ]
-    assert {concern.id for concern in vm.concerns} == {"host-devices", "cloud-init", "unused-volumes"}
+    assert {concern.id for concern in vm.concerns} == {"host-devices", "cloud-init", "unused-volumes", "pve.read_by"}
     assert vm.cbt_available
 
 
@@ -89,7 +89,7 @@ def test_an_io_thread_needs_a_newer_qemu() -> None:
 def test_what_it_is_doing_now(status: dict[str, Any], power: str, concern: str | None) -> None:
     vm = read({"name": "x", "scsi0": "a:b,size=1G"}, status)
     assert vm.power_state == power
-    assert [one.id for one in vm.concerns] == ([concern] if concern else [])
+    assert [one.id for one in vm.concerns if one.id != "pve.read_by"] == ([concern] if concern else [])
     assert vm.cbt_available == (concern in ("locked", "ha"))
 
 

@@ -1,14 +1,17 @@
 """pve_api on nodes with real sshd and real QEMU behind the stand-in's API: the laws of LiveAdapter, byte for byte."""
 
+import asyncio
 import os
 import random
 from collections.abc import Iterator
+from uuid import uuid4
 
 import pytest
 
+from synvirt.live import LiveAdapter
 from synvirt.live.proxmox.adapter import pve_api
 from synvirt.model import MIB
-from tests.contracts.live import LiveCase, LiveContract
+from tests.contracts.live import LiveCase, LiveContract, in_session, read
 from tests.pve_lab import PveLab, pve_lab
 
 
@@ -56,3 +59,28 @@ class TestPveApi(LiveContract):
 @pytest.mark.parametrize(("key", "fmt"), [("virtio", "qcow2"), ("sata", "raw")])
 def test_disks_of_other_kinds(lab: PveLab, key: str, fmt: str) -> None:
     LiveContract().test_deltas_hold_what_changed_and_make_the_copy_whole(case_of(lab, key=key, fmt=fmt))
+
+
+def test_a_delta_reads_what_changed_and_hardly_more(lab: PveLab) -> None:
+    """Blocks all over the disk, of which some lie side by side."""
+    vm, job, dice, block = lab.vm("64M"), uuid4(), random.Random(7), 65536
+    lab.start(vm.vmid)
+    changed = sorted(dice.sample(range(1024), 60))
+
+    async def use(adapter: LiveAdapter) -> int:
+        for number in (1, 2):
+            snapshot = await adapter.snapshot(str(vm.vmid), f"synvirt-{job}-{number}")
+            if number == 1:
+                await adapter.release(str(vm.vmid), f"synvirt-{job}-1")
+                for at in changed:
+                    lab.write(vm, "scsi0", at * block, dice.randbytes(block))
+        disk = (await adapter.inspect(str(vm.vmid))).disks[0]
+        spec = await adapter.open_disk(str(vm.vmid), snapshot, disk, f"synvirt-{job}-1")
+        _, data_bytes = await asyncio.to_thread(read, spec)
+        for number in (1, 2):
+            await adapter.cleanup(str(vm.vmid), f"synvirt-{job}-{number}")
+        return data_bytes
+
+    data_bytes = in_session(lambda: pve_api(lab.access()), use)
+    assert len(changed) * block <= data_bytes <= 1.02 * len(changed) * block
+    assert lab.leftovers(vm) == []

@@ -165,8 +165,20 @@ def concerns(seen: "Seen", drives: Sequence[Drive]) -> Iterator[Concern]:
     for line in TABLE:
         if found := line.applies(seen):
             yield _made(line.id, line.category, line.label, line.assessment.format(_short(found)), line.remedy)
+    if seen.no_reading is None and drives:
+        yield _made("pve.read_by", "Information", "How the disks are read", _read_by(seen, drives), "Nothing.")
     for drive in drives:
         yield from _of_disk(seen, drive)
+
+
+def _read_by(seen: "Seen", drives: Sequence[Drive]) -> str:
+    keys = ", ".join(drive.key for drive in drives)
+    if seen.power_state == "off":
+        return f"{keys}: by qemu-nbd on node {seen.row.get('node', '')} through SSH, read-only, while the VM is off"
+    return (
+        f"{keys}: from the QEMU of the VM on node {seen.row.get('node', '')} through SSH, held still by a copy-before-write "
+        "filter, with dirty bitmaps; once the VM is off by qemu-nbd there"
+    )
 
 
 def _of_disk(seen: "Seen", drive: Drive) -> Iterator[Concern]:
