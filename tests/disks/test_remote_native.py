@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from smbprotocol.open import (
+    CreateDisposition,
+    CreateOptions,
+    FileAttributes,
+    FilePipePrinterAccessMask,
+    ImpersonationLevel,
+    Open,
+    ShareAccess,
+)
 
+from synvirt.errors import DiskReadFailed
 from synvirt.remote import reading, smb_native
 from synvirt.remote.reading import RemoteReader
 from synvirt.remote.smb import SmbPlace
@@ -125,3 +135,38 @@ def test_the_password_is_in_no_argument(share: Samba) -> None:
         seen = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
         assert PASSWORD.encode() not in seen
     native.close()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_file_that_another_has_open_for_writing(share: Samba, *, frozen: bool) -> None:
+    """Is refused, unless a platform holds it still: its own program may have it open so."""
+    credentials = (("username", "root"), ("password", PASSWORD))
+    other = SmbPlace(remote(share.url, credentials=credentials))
+    path = NAME.replace("/", "\\")
+    handle = Open(other.tree(), path)
+    every = ShareAccess.FILE_SHARE_READ | ShareAccess.FILE_SHARE_WRITE
+    handle.create(
+        ImpersonationLevel.Impersonation,
+        FilePipePrinterAccessMask.GENERIC_READ | FilePipePrinterAccessMask.GENERIC_WRITE,
+        FileAttributes.FILE_ATTRIBUTE_NORMAL,
+        every,
+        CreateDisposition.FILE_OPEN,
+        CreateOptions.FILE_NON_DIRECTORY_FILE,
+    )
+    try:
+        asked = remote(share.url, credentials=credentials, frozen=frozen)
+        if not frozen:
+            with pytest.raises(DiskReadFailed, match="open for writing elsewhere"):
+                RemoteReader(asked, NAME)
+            return
+        reader = RemoteReader(asked, NAME)
+        buffer = bytearray(2 << 20)
+        reader.read_into(0, memoryview(buffer))
+        assert bytes(buffer) == CONTENT[: 2 << 20]
+        native = place_of(reader).native()
+        assert native is not None
+        assert native.read_bytes > 0
+        reader.close()
+    finally:
+        handle.close()
+        other.close()

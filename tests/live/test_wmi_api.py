@@ -225,6 +225,16 @@ def test_a_host_that_takes_its_time_is_waited_for(hyperv: FakeHost, vm: FakeVm) 
     assert inspected(hyperv, vm).name == vm.name
 
 
+def test_a_shell_that_the_host_has_ended_is_opened_anew(hyperv: FakeHost, vm: FakeVm) -> None:
+    async def use(adapter: WmiApi) -> str:
+        await adapter.inspect(vm.id)
+        hyperv.wsman.shells.clear()
+        return (await adapter.inspect(vm.id)).name
+
+    assert ask(hyperv, use) == vm.name
+    assert hyperv.wsman.shells == {}
+
+
 def test_another_certificate_is_refused_before_anything_is_sent(hyperv: FakeHost) -> None:
     called = len(hyperv.wsman.calls)
     with pytest.raises(SourceUnreachable, match="certificate"):

@@ -26,6 +26,7 @@ class Remote:
 
     `query` (of a signed URL) goes with every request; `credentials` are those of `urls.CREDENTIALS` for the scheme. `ca_file`
     is trusted beside the host's authorities; a `fingerprint_sha256` (hexadecimal, colons or none) is trusted instead of all.
+    `frozen`: a platform holds the files still. Where its own program has them open for writing, they are read all the same.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -39,6 +40,7 @@ class Remote:
     region: str | None = None
     endpoint: str | None = None
     allowed_hosts: tuple[str, ...] = ()
+    frozen: bool = False
 
     @property
     def guard(self) -> Guard:

@@ -115,17 +115,25 @@ class SmbPlace:
         if "\\" in path or not path.isprintable():
             raise NotFound(f"{self.shown(repr(path[:200])[1:-1])} is no name on a share", hint=_NOT_THERE_HINT)
         try:
-            handle = Open(self.tree(), path.replace("/", "\\"))
-            handle.create(
-                ImpersonationLevel.Impersonation,
-                FilePipePrinterAccessMask.GENERIC_READ,
-                FileAttributes.FILE_ATTRIBUTE_NORMAL,
-                ShareAccess.FILE_SHARE_READ,
-                CreateDisposition.FILE_OPEN,
-                CreateOptions.FILE_DIRECTORY_FILE if folder else CreateOptions.FILE_NON_DIRECTORY_FILE,
-            )
+            try:
+                return self._created(path, ShareAccess.FILE_SHARE_READ, folder=folder)
+            except smb.SharingViolation:
+                if not self._remote.frozen:
+                    raise
+            return self._created(path, ShareAccess.FILE_SHARE_READ | ShareAccess.FILE_SHARE_WRITE, folder=folder)
         except (smb.SMBException, *_BROKEN) as error:
             raise self.translated(error, path) from error
+
+    def _created(self, path: str, shared: int, *, folder: bool) -> Open:
+        handle = Open(self.tree(), path.replace("/", "\\"))
+        handle.create(
+            ImpersonationLevel.Impersonation,
+            FilePipePrinterAccessMask.GENERIC_READ,
+            FileAttributes.FILE_ATTRIBUTE_NORMAL,
+            shared,
+            CreateDisposition.FILE_OPEN,
+            CreateOptions.FILE_DIRECTORY_FILE if folder else CreateOptions.FILE_NON_DIRECTORY_FILE,
+        )
         return handle
 
     def tree(self) -> TreeConnect:
@@ -180,6 +188,7 @@ class SmbPlace:
             user=user,
             password=remote.credential("password"),
             domain=remote.credential("domain"),
+            deny_write=not remote.frozen,
         )
 
     def _logged_in(self, connection: Connection) -> TreeConnect:

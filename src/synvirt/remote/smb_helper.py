@@ -3,7 +3,8 @@
 Started by smb_native, by its path: it imports nothing of the service. GPL-3 libsmbclient is loaded here and nowhere else.
 
     argv   the number of the memory to put bytes into, its size
-    stdin  a line of JSON: host, port, share, user, password, domain; then questions: (offset, count, bytes of the path), path
+    stdin  a line of JSON: host, port, share, user, password, domain, deny_write; then questions: (offset, count, bytes of the
+           path), path
     stdout one (status, count) to each: 0 and how many bytes are there, or an errno; the first is for having begun
 """
 
@@ -21,7 +22,7 @@ QUESTION, ANSWER = struct.Struct("<QQI"), struct.Struct("<iQ")
 PATH_BYTES_MAX = 1 << 15
 # A chain of checkpoints has 50 files.
 OPEN_MAX = 64
-DENY_WRITE = 2
+DENY_WRITE, DENY_NONE = 2, 4
 NO_LIBRARY = 3
 TIMEOUT_MS = 30_000
 _LOGIN = ctypes.CFUNCTYPE(
@@ -50,7 +51,7 @@ class Share:
             ("smbc_setOptionDebugToStderr", 1),
             ("smbc_setPort", int(place["port"])),
             ("smbc_setTimeout", TIMEOUT_MS),
-            ("smbc_setOptionOpenShareMode", DENY_WRITE),
+            ("smbc_setOptionOpenShareMode", DENY_WRITE if place["deny_write"] else DENY_NONE),
             ("smbc_setOptionNoAutoAnonymousLogin", 1),
         ):
             setter = getattr(library, name)

@@ -118,9 +118,13 @@ class NativeShare:
     # Seen once, and true for the process: the library is not installed.
     _no_library = False
 
-    def __init__(self, host: str, port: int, share: str, *, user: str, password: str, domain: str) -> None:
+    def __init__(
+        self, host: str, port: int, share: str, *, user: str, password: str, domain: str, deny_write: bool = True
+    ) -> None:
+        """`deny_write`: nobody may write a file while it is read."""
         self._place: dict[str, object] = {
             "host": host, "port": port, "share": share, "user": user, "password": password, "domain": domain,
+            "deny_write": deny_write,
         }  # fmt: skip
         self._lock = threading.Lock()
         self._idle: queue.LifoQueue[_Lane | None] = queue.LifoQueue()

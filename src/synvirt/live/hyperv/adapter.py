@@ -128,7 +128,7 @@ class WmiApi:
 
 def _opened(host: Host, vm_id: str, snapshot: SnapshotRef, key: str, since: str | None) -> ReaderSpec:
     state, drive = tracking.drive_in(host, vm_id, snapshot, key)
-    whole = host.shares.reader(drive["chain"])
+    whole = host.shares.reader(drive["chain"], frozen=snapshot.id != tracking.OFF)
     if since is None:
         return whole
     return ChangedSpec(over=whole, areas=tracking.areas(host, vm_id, state, drive, since))

@@ -61,7 +61,7 @@ class Shares:
             return Place(found[1], found[2], _slashes(found[3]))
         raise UnsupportedFormat(f"{path[:300]!r} is no file of a drive or a share", hint=_SHARES_HINT)
 
-    def remote(self, place: Place) -> Remote:
+    def remote(self, place: Place, *, frozen: bool = False) -> Remote:
         host = place.host or self.host
         authority = f"[{host}]" if ":" in host else host
         domain, backslash, user = self.user.rpartition("\\")
@@ -71,10 +71,12 @@ class Shares:
             credentials=tuple(credentials),
             # The operator named this host. One that Hyper-V names is none by which this machine reaches itself.
             allowed_hosts=(self.host,) if place.host is None else (),
+            frozen=frozen,
         )
 
-    def reader(self, chain: Sequence[Mapping[str, Any]]) -> ReaderSpec:
-        """Of a disk: its newest file, and those that it lies over, all in one share. UnsupportedFormat."""
+    def reader(self, chain: Sequence[Mapping[str, Any]], *, frozen: bool = False) -> ReaderSpec:
+        """Of a disk: its newest file, and those that it lies over, all in one share; `frozen`: beneath a snapshot.
+        UnsupportedFormat."""
         for one in chain:
             if one.get("error"):
                 raise UnsupportedFormat(f"{one['path']}: Hyper-V cannot look at it: {str(one['error'])[:300]}")
@@ -89,7 +91,7 @@ class Shares:
         image = _FORMATS.get(int(chain[0]["format"]))
         if image is None:
             raise UnsupportedFormat(f"{chain[0]['path']} is neither VHD nor VHDX", hint="VHD sets are shared disks")
-        remote = self.remote(top)
+        remote = self.remote(top, frozen=frozen)
         return ImageSpec(format=image, over=RawSpec(path=top.name, remote=remote), root=remote, name=top.name)
 
 

@@ -129,7 +129,7 @@ class Session:
             raise Internal(f"there is no script {name!r}")
         with self._lock:
             try:
-                text = self._run(script(name), parameters)
+                text = self._run_once_more(script(name), parameters)
             except SynvirtError:
                 raise
             except Exception as error:  # a library's own, of which there are many
@@ -196,7 +196,14 @@ class Session:
             transport.session.mount("http://", _adapter(None))
         return wsman
 
-    def _run(self, text: str, parameters: Mapping[str, object]) -> str:
+    def _run_once_more(self, text: str, parameters: Mapping[str, object]) -> str:
+        """A host ends a shell that was idle for two hours: then nothing was run, and it is run in a new one."""
+        try:
+            return self._invoked(self._opened(), text, parameters, local=True)
+        except _library("pypsrp.exceptions").WSManFaultError as error:
+            if int(error.code or 0) & 0xFFFFFFFF != _NO_SHELL:
+                raise
+        self._lost()
         return self._invoked(self._opened(), text, parameters, local=True)
 
     def _invoked(self, pool: Any, text: str, parameters: Mapping[str, object], *, local: bool) -> str:
