@@ -25,6 +25,8 @@ DISK = "disk-0"
 CONTENT = random.Random(11).randbytes(700 * KIB) + bytes(400 * KIB) + random.Random(12).randbytes(500)
 # More commits than any job here makes: a job that never stops committing is a failure, not a long test.
 COMMITS_MAX = 120
+# A loop is several tests, so that several workers of pytest have a part in it: each takes every third commit.
+PARTS = 3
 
 
 @dataclass
@@ -120,10 +122,11 @@ def _check_end(scenario: Scenario, house: House, job: Migration) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_crash_after_every_commit_is_survived(name: str, tmp_path: Path) -> None:
+def test_a_crash_after_every_commit_is_survived(name: str, part: int, tmp_path: Path) -> None:
     scenario = SCENARIOS[name]
-    for commit in range(1, _commits(scenario, tmp_path / "first") + 1):
+    for commit in range(1 + part, _commits(scenario, tmp_path / "first") + 1, PARTS):
         folder, hypervisor = tmp_path / f"crash-{commit}", FakeHypervisor(fail=scenario.fail)
         house = scenario.house(folder, hypervisor)
         job = house.intake.submit(scenario.plan(house))
@@ -140,13 +143,14 @@ def test_a_crash_after_every_commit_is_survived(name: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if not scenario.fail])
-def test_a_cancel_at_every_commit_leaves_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_at_every_commit_leaves_nothing(name: str, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A guest that was asked to shut down is looked at for a while (test_tidying.py); this one goes off at once or never.
     monkeypatch.setattr(source_vm, "SHUTTING_DOWN_S", 0.0)
     scenario = SCENARIOS[name]
     commits = _commits(scenario, tmp_path / "first")
-    for commit in range(1, commits + 1):
+    for commit in range(1 + part, commits + 1, PARTS):
         house = scenario.house(tmp_path / f"cancel-{commit}", FakeHypervisor())
         job = house.intake.submit(scenario.plan(house))
         # How many there are hangs on how long the copy takes: each run counts its own.

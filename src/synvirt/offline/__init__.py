@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # `known_by` tells raw disks from appliances for the command 
 
 @dataclass(frozen=True, slots=True)
 class OpenedDisk:
-    """How to read one disk, what to check in the same pass, and the names of what was found on the way."""
+    """How to read one disk, and what to check in the same pass."""
 
     reader: ReaderSpec
     checksums: tuple[ChecksumSpec, ...] = ()
