@@ -13,7 +13,8 @@ REGIONS_MAX = 8
 
 
 def _of(type_: str, /, **fields: Any) -> dict[str, Any]:
-    return {"$objectType": type_, **{name: value for name, value in fields.items() if value is not None}}
+    """As every object of v4 comes: with its type, and with `$reserved`, into which the SDK puts the answer's ETag."""
+    return {"$objectType": type_, "$reserved": {"$fv": "v4.r1"}, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def _vm_type(kind: str, /, **fields: Any) -> dict[str, Any]:
