@@ -83,8 +83,8 @@ class ElementAnswers:
         return found
 
     def vms(self, *, body: Any) -> tuple[int, Any]:
-        entities = [self._vm(vm) for vm in self.state.vms.values()]
-        return 200, {"api_version": "3.1", **self._page(body, entities, "vm")}
+        page = self._page(body, list(self.state.vms.values()), "vm")
+        return 200, {"api_version": "3.1", **page, "entities": [self._vm(vm) for vm in page["entities"]]}
 
     def _page(self, body: Any, entities: list[Any], kind: str) -> dict[str, Any]:
         offset, length = body.get("offset", 0), min(body.get("length", 20), 500)
