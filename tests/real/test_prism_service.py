@@ -1,0 +1,58 @@
+"""A Nutanix source as an operator meets it: the service in a process of its own, the command line, a guest that boots here."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from synvirt.sample import build
+from tests.fakes.prism.lab import by_nfs, cluster
+from tests.fakes.prism.server import PASSWORD, USER, Prisms
+from tests.needs import need
+from tests.real.test_service import service
+
+__all__ = ["by_nfs", "cluster"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_a_machine_is_moved_warm_and_boots_here(tmp_path: Path, by_nfs: Prisms) -> None:
+    need("syslinux", "syslinux")
+    data_dir = tmp_path / "data"
+    sample = build(tmp_path / "sample", payload_mib=4)
+    with tarfile.open(sample.ova) as archive:
+        packed = archive.extractfile(next(name for name in archive.getnames() if name.endswith(".vmdk")))
+        assert packed is not None
+        (tmp_path / "disk.vmdk").write_bytes(packed.read())
+    raw = tmp_path / "disk.raw"
+    subprocess.run(
+        ["qemu-img", "convert", "-f", "vmdk", "-O", "raw", str(tmp_path / "disk.vmdk"), str(raw)], check=True, timeout=120
+    )
+    vm = by_nfs.state.add_vm("web", {"scsi.0": raw.read_bytes()}, guest="Debian GNU/Linux 12")
+
+    def run(*arguments: str, typed: str = "") -> str:
+        argv = [sys.executable, "-m", "synvirt", "--data-dir", str(data_dir), *arguments]
+        done = subprocess.run(argv, input=typed, capture_output=True, text=True, timeout=600, env=os.environ)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert PASSWORD not in done.stdout + done.stderr
+        return done.stdout
+
+    access = by_nfs.access()
+    options = [part for name, value in access.options.items() for part in ("--option", f"{name}={value}")]
+    with service(data_dir):
+        add = ("sources", "add", "lab", access.endpoint, "--kind", "prism_api", "--source-user", USER)
+        run(*add, *options, typed=f"{PASSWORD}\n")
+        said = run("sources", "test", "lab", "--deep", "--vm", vm.id)
+        assert "The source serves." in said
+        assert "NFS" in said
+        assert "web" in run("sources", "vms", "lab")
+        job = json.loads(run("import", "web", "--source", "lab", "--mode", "warm", "--memory", "256M", "--wait", "--json"))
+        assert (job["state"], job["mode_effective"], job["last_error"]) == ("Completed", "Warm", None)
+        assert job["boot_sign"]
+    assert by_nfs.names() == []
+    assert vm.power == "OFF"
+    assert PASSWORD not in (data_dir.parent / "serve.log").read_text()
