@@ -32,7 +32,8 @@ from synvirt.errors import (
 from synvirt.live import SourceAccess
 from synvirt.live.nutanix import prism as prism_module
 from synvirt.live.nutanix.adapter import PrismApi
-from synvirt.model import VmManifest
+from synvirt.live.recording import Recording, lines
+from synvirt.model import LiveKind, VmManifest
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
 from tests.fakes.prism.server import Prisms
 from tests.fakes.prism.state import BLOCK, VmState
@@ -436,3 +437,20 @@ def test_many_questions_at_once_share_a_session(cluster: Prisms) -> None:
         return await asyncio.gather(*(adapter.inspect(vm.id) for _ in range(8)))
 
     assert len(ask(cluster.access("central"), use)) == 8
+
+
+def test_a_session_is_recorded_without_secrets_and_names(cluster: Prisms) -> None:
+    """As `sources record` asks; what a token opens is never in it."""
+    vm = cluster.state.add_vm("payroll-7", {"scsi.0": bytes(1 << 20)}, description="ask Jane")
+    recording = Recording()
+    for which in ("central", "element"):
+        access = replace(cluster.access(which), recorder=recording)
+        rows = ask(access, lambda adapter: adapter.list_vms())
+        ask(access, lambda adapter: adapter.inspect(vm.id))
+    about = ask(cluster.access("element"), lambda adapter: adapter.about())
+    told = "\n".join(lines(recording, LiveKind.PRISM_API, about, [row.name for row in rows], ["s3cret", "mover"]))
+    assert len(recording.exchanges) > 4
+    assert "/ahv/config/vms" in told
+    assert '"powerState"' in told or "powerState" in told
+    for kept_back in ("s3cret", "payroll-7", "Jane", vm.id, "50:6b:8d:aa:bb:cc", "10.1.2.3"):
+        assert kept_back not in told, kept_back

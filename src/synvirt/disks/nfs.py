@@ -3,8 +3,8 @@
     mount (RFC 1813, appendix I) ─▶ open ─▶ read_into: a connection of the pool, READ by READ into the caller's buffer
 
 The kernel's client would wait for ever for a server that says nothing, which is what a container's allow-list does to a
-stranger. Chosen by measure over QEMU's nfs driver behind qemu-nbd (bench/nutanix.py): several connections, no copy through NBD, and
-the server's own error numbers. Each connection is a context of its own, since libnfs 4 shares none between threads.
+stranger. Chosen over QEMU's nfs driver behind qemu-nbd for its several connections, no copy through NBD, and the server's own
+error numbers; bench/nutanix.py measures it. Each connection is a context of its own: libnfs 4 shares none between threads.
 """
 
 import contextlib

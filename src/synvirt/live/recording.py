@@ -32,7 +32,7 @@ _NAMES: Final = re.compile(
     r"|(?:^|[a-z])(?:Name|Host|HostName|DomainName)$|^name_label$"
 )
 _PROSE: Final = re.compile(r"^(description|notes?|comment|comments|tags|annotation|title|name_description|message)$")
-_SECRETS: Final = re.compile(r"ticket|csrf|session|passw|secret|cookie", re.IGNORECASE)
+_SECRETS: Final = re.compile(r"ticket|csrf|session|passw|secret|cookie|jwt", re.IGNORECASE)
 # Words of the platforms' own among those fields: without them nothing could be read any more.
 _KEPT: Final = frozenset(
     {"root", "pam", "pve", "local", "local-lvm", "vmbr0", "current", "admin", "Administrator", "none", "default"}

@@ -35,7 +35,7 @@ class PrismApi:
 
     def __init__(self, access: SourceAccess) -> None:
         place, self._login, self._options = FORM.read(access)
-        self._folder = access.folder
+        self._folder, self._recorder = access.folder, access.recorder
         self._origin = _origin(str(place.host), int(place.port or PORT))
         options = self._options
         self._element_origin: str | None = None
@@ -88,7 +88,7 @@ class PrismApi:
         if of_element and self._login.element_user is not None and self._login.element_password is not None:
             user, password = self._login.element_user, self._login.element_password
         trust = Trust(self._options.verify_tls, pin)
-        made = Prism(Where(origin, trust, user, password.get_secret_value()))
+        made = Prism(Where(origin, trust, user, password.get_secret_value()), recorder=self._recorder)
         self._open.append(made)
         return made
 
