@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from synvirt.cli import backup_things
 from synvirt.cli.backup_asking import (
     JOBS,
     POINTS,
@@ -293,6 +294,11 @@ def boot_test(options: Options, point: Point) -> None:
 
 
 app.command()(mount)
+app.command("show-job")(backup_things.show_job)
+app.command("show-point")(backup_things.show_point)
+app.command("show-repository")(backup_things.show_repository)
+app.command("remove-run")(backup_things.remove_run)
+app.command("screenshot")(backup_things.screenshot)
 
 
 @app.command()

@@ -102,6 +102,17 @@ class Client(AbstractContextManager["Client"]):
             raise self._unreachable(error) from error
         return self._answer(response)
 
+    def fetch(self, path: str) -> bytes:
+        """What is no text: a picture."""
+        timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        self._knock()
+        try:
+            response = self._http.get(_under(path), timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        self._answer(response)
+        return response.content
+
     def _answer(self, response: httpx.Response) -> str:
         if response.status_code >= 300:
             raise _refusal(response, self._where)

@@ -12,6 +12,7 @@ from synvirt.cli import (
     destinations,
     disk,
     doctor,
+    host_files,
     hosts,
     importing,
     migrations,
@@ -79,6 +80,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(destinations.app, name="destinations")
 app.add_typer(hosts.app, name="hosts")
 app.add_typer(backups.app, name="backup")
+app.command("files")(host_files.files)
 app.command("import")(importing.import_)
 app.command("inspect")(importing.inspect)
 app.command("password")(password.password)

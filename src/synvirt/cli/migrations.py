@@ -85,6 +85,21 @@ def watch(
             _follow_several(options, client, ids)
 
 
+@app.command()
+@with_options
+def screenshot(
+    options: Options, job: JobId, file: Annotated[Path, typer.Argument(metavar="FILE.png", help="Where it is written")]
+) -> None:
+    """Save the guest's screen of the moment when the job gave it up.
+
+    Example: synvirt migrations screenshot 1f3a screen.png
+    """
+    from synvirt.cli.pictures import save
+
+    with options.connect() as client:
+        save(options, client, f"/migrations/{full_id(client, 'migration', job)}/screenshot", file)
+
+
 @app.command("dry-run")
 @with_options
 def dry_run(

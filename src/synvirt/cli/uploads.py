@@ -108,11 +108,16 @@ def remove(options: Options, upload: UploadId) -> None:
 
 @app.command()
 @with_options
-def inspect(options: Options, upload: UploadId) -> None:
+def inspect(
+    options: Options,
+    upload: UploadId,
+    vm: Annotated[str | None, typer.Option(help="Which of several VMs in it: its name or id")] = None,
+) -> None:
     """Say what an upload is and which VM is in it.
 
     Example: synvirt uploads inspect 77c0
     """
     with options.connect() as client:
-        answer = client.ask("POST", f"/uploads/{full_id(client, 'upload', upload)}/inspect")
+        path = f"/uploads/{full_id(client, 'upload', upload)}/inspect"
+        answer = client.ask("POST", path, params={"vm": vm} if vm else None)
     print_inspection(answer, as_json=options.json)

@@ -1,0 +1,51 @@
+"""synvirt files: what lies in the import root."""
+
+from typing import Annotated, Any
+
+import typer
+
+from synvirt.cli.listing import at, print_table
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import shown, sized
+
+
+@with_options
+def files(
+    options: Options,
+    path: Annotated[str | None, typer.Argument(metavar="[PATH]", help="A folder there; none: the import root")] = None,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+) -> None:
+    """List what lies in the import root, and what of it can be imported.
+
+    Example: synvirt files exports
+    """
+    import json
+
+    asked = {"path": path, "limit": limit, "cursor": cursor}
+    with options.connect() as client:
+        answer = client.ask("GET", "/host-files", params={key: value for key, value in asked.items() if value is not None})
+    if options.json:
+        print(answer)
+        return
+    folder = json.loads(answer)
+    if folder["entries"]:
+        _table(folder["entries"])
+    else:
+        print("Nothing lies there")
+    if folder["next_cursor"]:
+        print(f"There are more: --cursor {folder['next_cursor']}")
+
+
+def _table(items: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            shown(f"{one['name']}{'/' if one['type'] == 'directory' else ''}"),
+            "" if one["size_bytes"] is None else sized(one["size_bytes"]),
+            one["offline_kind"] or "",
+            at(one["modified_at"]),
+        )
+        for one in items
+    ]
+    print_table(("NAME", "SIZE", "KIND", "CHANGED"), rows)

@@ -1,0 +1,26 @@
+"""A guest's screen as the service kept it, into a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from synvirt.cli.options import Options
+from synvirt.cli.program import shown
+from synvirt.errors import Conflict, DiskWriteFailed
+
+if TYPE_CHECKING:
+    from synvirt.cli.client import Client
+
+
+def save(options: Options, client: "Client", path: str, file: Path) -> None:
+    """The picture at `path` of the service as `file`, which must not be there yet."""
+    import json
+
+    picture = client.fetch(path)
+    try:
+        with file.open("xb") as made:
+            made.write(picture)
+    except FileExistsError as error:
+        raise Conflict(f"{file} is there already", hint="name another file") from error
+    except OSError as error:
+        raise DiskWriteFailed(f"{file} cannot be written: {error.strerror}") from error
+    print(json.dumps({"path": str(file), "bytes": len(picture)}) if options.json else f"{shown(str(file))}: a PNG")

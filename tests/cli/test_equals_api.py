@@ -1,0 +1,159 @@
+"""The command line can do what the API can: a command for each operation, an option for each of its query parameters."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import typer
+
+from synvirt.main import app
+from synvirt.model import Migration, Mode, State, now
+from tests.cli.conftest import Run
+from tests.fakes.service import PLAN, Service
+
+# METHOD /path below /api/v1 ─▶ the command. Where its options are called otherwise: after it, `parameter=--option`; a parameter
+# that is an argument of the command, or that it always gives, is `parameter=`.
+COMMANDS = {
+    "POST /backup/jobs": "backup add-job",
+    "GET /backup/jobs": "backup jobs",
+    "GET /backup/jobs/{}": "backup show-job",
+    "PATCH /backup/jobs/{}": "backup change-job",
+    "DELETE /backup/jobs/{}": "backup remove-job",
+    "GET /backup/jobs/{}/retention": "backup retention",
+    "POST /backup/jobs/{}/retention": "backup retention",
+    "POST /backup/jobs/{}/run": "backup run",
+    "POST /backup/repositories": "backup add-repository",
+    "GET /backup/repositories": "backup repositories",
+    "GET /backup/repositories/{}": "backup show-repository",
+    "DELETE /backup/repositories/{}": "backup forget-repository",
+    "POST /backup/repositories/{}/collect": "backup collect",
+    "GET /backup/repositories/{}/recovery-key": "backup recovery-key",
+    "POST /backup/repositories/{}/verify": "backup verify-repository",
+    "GET /backup/restore-points": "backup points",
+    "GET /backup/restore-points/{}": "backup show-point",
+    "PATCH /backup/restore-points/{}": "backup protect",
+    "DELETE /backup/restore-points/{}": "backup remove-point",
+    "POST /backup/restore-points/{}/boot-test": "backup boot-test",
+    "POST /backup/restore-points/{}/restore": "backup restore",
+    "GET /backup/restore-points/{}/screenshot": "backup screenshot",
+    "POST /backup/restore-points/{}/verify": "backup verify",
+    "GET /backup/runs": "backup runs",
+    "GET /backup/runs/stream": "backup watch run_id=",
+    "GET /backup/runs/{}": "backup show",
+    "DELETE /backup/runs/{}": "backup remove-run",
+    "POST /backup/runs/{}/cancel": "backup cancel",
+    "GET /migrator/destinations": "destinations limit=",
+    "GET /migrator/host-files": "files path=",
+    "POST /migrator/host-files/inspect": "inspect",
+    "GET /migrator/hosts": "hosts list limit=",
+    "POST /migrator/hosts/{}/fence": "hosts fence",
+    "POST /migrator/keyring/rotate": "keyring rotate",
+    "POST /migrator/migrations": "import",
+    "GET /migrator/migrations": "migrations list",
+    "GET /migrator/migrations/stream": "migrations watch migration_id=",
+    "GET /migrator/migrations/{}": "migrations show",
+    "DELETE /migrator/migrations/{}": "migrations remove",
+    "POST /migrator/migrations/{}/cancel": "migrations cancel",
+    "POST /migrator/migrations/{}/cutover": "migrations cutover",
+    "POST /migrator/migrations/{}/retry": "migrations retry",
+    "GET /migrator/migrations/{}/screenshot": "migrations screenshot",
+    "POST /migrator/remote-files/inspect": "inspect",
+    "POST /migrator/sources": "sources add",
+    "GET /migrator/sources": "sources list",
+    "GET /migrator/sources/{}": "sources show",
+    "PATCH /migrator/sources/{}": "sources change",
+    "DELETE /migrator/sources/{}": "sources remove",
+    "POST /migrator/sources/{}/test": "sources test vm_id=--vm",
+    "GET /migrator/sources/{}/vms": "sources vms",
+    "GET /migrator/sources/{}/vms/{}": "sources inspect",
+    "POST /migrator/uploads": "uploads add",
+    "GET /migrator/uploads": "uploads list",
+    "GET /migrator/uploads/{}": "uploads show",
+    "DELETE /migrator/uploads/{}": "uploads remove",
+    "POST /migrator/uploads/{}/inspect": "uploads inspect",
+}
+# One SynVirt speaks it to another; no person does.
+SPOKEN_BY_SERVICES = "/backup/peer/"
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:
+    inner = getattr(command, "commands", {})
+    if not inner or getattr(command, "invoke_without_command", False):
+        yield " ".join(path), {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+    for name, each in inner.items():
+        yield from _commands(each, (*path, name))
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    for path, methods in document["paths"].items():
+        if not path.startswith("/api/v1") or SPOKEN_BY_SERVICES in path:
+            continue
+        parts = ["{}" if part.startswith("{") else part for part in path.removeprefix("/api/v1").split("/")]
+        for method, operation in methods.items():
+            asked = [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
+            yield f"{method.upper()} {'/'.join(parts)}", asked
+
+
+def test_every_operation_has_a_command_and_every_parameter_an_option(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    try:
+        operations = dict(_operations(service.app.openapi()))
+    finally:
+        service.close()
+    commands = dict(_commands(typer.main.get_command(app)))
+    assert set(operations) == set(COMMANDS), "a new operation needs a command, or a row that is no more is left"
+    missing = []
+    for operation, asked in operations.items():
+        called = [word for word in COMMANDS[operation].split() if "=" not in word]
+        otherwise = dict(word.split("=") for word in COMMANDS[operation].split() if "=" in word)
+        options = commands.get(" ".join(called))
+        if options is None:
+            missing.append(f"{operation}: {' '.join(called)}")
+            continue
+        for name in asked:
+            option = otherwise.get(name, f"--{name.replace('_', '-')}")
+            if option and option not in options:
+                missing.append(f"{operation}: {' '.join(called)} {option}")
+    assert missing == []
+
+
+def test_every_command_takes_the_shared_options() -> None:
+    """`disk` and `completion` speak to no service."""
+    for name, options in _commands(typer.main.get_command(app)):
+        if name not in ("disk", "completion", ""):
+            assert {"--config", "--data-dir", "--json", "--server"} <= options, name
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    made = Service(tmp_path)
+    with made.served():
+        yield made
+    made.close()
+
+
+def test_what_lies_in_the_import_root(service: Service, run: Run) -> None:
+    assert run("files").stdout.strip() == "Nothing lies there"
+    (service.settings.imports_dir / "web.qcow2").write_bytes(b"QFI\xfb" + bytes(508))
+    (service.settings.imports_dir / "exports").mkdir()
+    told = run("files").stdout
+    assert "exports/" in told
+    assert "qcow2" in told
+    assert "There are more: --cursor" in run("files", "--limit", 1).stdout
+    assert {entry["name"] for entry in json.loads(run("--json", "files").stdout)["entries"]} == {"web.qcow2", "exports"}
+    assert run("files", "nosuch").exit_code == 1
+
+
+def test_a_screenshot_into_a_file(service: Service, run: Run, tmp_path: Path) -> None:
+    job = Migration(id=uuid4(), name="web", plan=PLAN, state=State.FAILED, mode_effective=Mode.COLD, created_at=now())
+    service.store.add(job, host="local")
+    file = tmp_path / "screen.png"
+    assert run("migrations", "screenshot", job.id, file).exit_code == 1
+    assert not file.exists()
+    service.screenshots[job.id] = b"\x89PNG and more"
+    assert run("migrations", "screenshot", str(job.id)[:8], file).exit_code == 0
+    assert file.read_bytes() == b"\x89PNG and more"
+    assert run("migrations", "screenshot", job.id, file).exit_code == 1, "it is never written over"
