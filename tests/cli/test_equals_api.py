@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 import typer
 
-from synvirt.main import app
+from synvirt.cli import app
 from synvirt.model import Migration, Mode, State, now
 from tests.cli.conftest import Run
 from tests.fakes.service import PLAN, Service
@@ -66,6 +66,7 @@ COMMANDS = {
     "GET /migrator/sources/{}": "sources show",
     "PATCH /migrator/sources/{}": "sources change",
     "DELETE /migrator/sources/{}": "sources remove",
+    "POST /migrator/sources/{}/record": "sources record vm_id=--vm",
     "POST /migrator/sources/{}/test": "sources test vm_id=--vm",
     "GET /migrator/sources/{}/vms": "sources vms",
     "GET /migrator/sources/{}/vms/{}": "sources inspect",
