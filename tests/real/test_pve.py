@@ -84,3 +84,15 @@ def test_a_delta_reads_what_changed_and_hardly_more(lab: PveLab) -> None:
     data_bytes = in_session(lambda: pve_api(lab.access()), use)
     assert len(changed) * block <= data_bytes <= 1.02 * len(changed) * block
     assert lab.leftovers(vm) == []
+
+
+def test_uefi_variables_are_read_while_the_vm_is_off(lab: PveLab) -> None:
+    vm = lab.vm("1M")
+    assert in_session(lambda: pve_api(lab.access()), lambda adapter: adapter.uefi_variables(str(vm.vmid))) is None
+    path = lab.attach(vm, "efidisk0", "528K")
+    path.write_bytes(variables := random.Random(9).randbytes(528 << 10))
+    assert in_session(lambda: pve_api(lab.access()), lambda adapter: adapter.uefi_variables(str(vm.vmid))) == variables
+    assert lab.servers() == []
+    assert lab.leftovers(vm) == []
+    lab.start(vm.vmid)
+    assert in_session(lambda: pve_api(lab.access()), lambda adapter: adapter.uefi_variables(str(vm.vmid))) is None
