@@ -1,6 +1,7 @@
 """xen_api held to the laws of LiveAdapter, by both ways to a disk; and what is special to a pool."""
 
 import asyncio
+import base64
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from synvirt.errors import AuthFailed, BadRequest, SnapshotFailed, SourceUnreachable
+from synvirt.errors import AuthFailed, BadRequest, CbtReset, CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable
 from synvirt.live import SourceAccess, VmRow
+from synvirt.live.xen import exports
 from synvirt.live.xen.adapter import XenApi
 from synvirt.model import VmManifest
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
@@ -390,3 +394,57 @@ def test_a_guest_that_hears_nobody_is_ended(pool: XenServer) -> None:
     pool.pool.deaf.add(vm_id)
     asked(pool, lambda adapter: adapter.shutdown(vm_id))
     assert pool.pool.tables["VM"][pool.pool.vm(vm_id)]["power_state"] == "Halted"
+
+
+# ── what changed ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.binary(min_size=1, max_size=40), st.integers(1, CBT_BYTES))
+def test_a_bitmap_is_read_by_whole_bytes_whichever_bit_comes_first(bitmap: bytes, last: int) -> None:
+    size = (len(bitmap) - 1) * CBT_BYTES + last
+    areas = exports.areas(base64.b64encode(bitmap).decode(), size)
+    covered = [any(start <= at * CBT_BYTES < start + length for start, length in areas) for at in range(len(bitmap))]
+    assert covered == [byte != 0 for byte in bitmap]
+    assert all(length > 0 and start + length <= size for start, length in areas)
+
+
+@pytest.mark.parametrize("answer", ["", "AA==", "&&&"])
+def test_a_bitmap_that_does_not_cover_the_disk_is_refused(answer: str) -> None:
+    with pytest.raises(Internal, match="changed blocks"):
+        exports.areas(answer, CBT_BYTES + 1)
+
+
+def test_tracking_that_was_switched_off_between_two_passes_is_told(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [content(2, VHD_BYTES)], pool.pool.add_store())
+    vdi = pool.pool.vdis(vm_id)[0]
+    key = pool.pool.tables["VDI"][vdi]["uuid"]
+
+    async def use(adapter: XenApi) -> None:
+        await adapter.enable_cbt(vm_id, [key])
+        first = await adapter.snapshot(vm_id, "synvirt-a-1")
+        await adapter.release(vm_id, "synvirt-a-1")
+        pool.pool.vdi_disable_cbt(vdi)
+        second = await adapter.snapshot(vm_id, "synvirt-a-2")
+        assert second.change_ids == {}
+        disk = (await adapter.inspect(vm_id)).disks[0]
+        await adapter.open_disk(vm_id, second, disk, first.change_ids[key])
+
+    with pytest.raises(CbtReset, match="switched off meanwhile"):
+        asked(pool, use, transport="nbd")
+
+
+def test_a_storage_that_refuses_to_track_is_said(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+    vdi = pool.pool.tables["VDI"][pool.pool.vdis(vm_id)[0]]
+    pool.pool.fault("VDI.enable_cbt", "LICENCE_RESTRICTION", "CBT")
+    with pytest.raises(CbtUnsupported, match="LICENCE_RESTRICTION: CBT"):
+        asked(pool, lambda adapter: adapter.enable_cbt(vm_id, [vdi["uuid"]]))
+    assert vdi["other_config"] == {}
+
+
+def test_a_disk_in_use_is_waited_for_and_goes(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+    asked(pool, lambda adapter: adapter.snapshot(vm_id, "synvirt-a-1"))
+    pool.pool.fault("VDI.destroy", "VDI_IN_USE", "OpaqueRef:it", "destroy")
+    asked(pool, lambda adapter: adapter.cleanup(vm_id, "synvirt-a-1"))
+    assert pool.pool.snapshots() == []

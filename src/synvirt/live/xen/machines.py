@@ -136,6 +136,7 @@ def manifest(vm_id: str, vm: Machine, chosen: Mapping[str, Way], chains: Mapping
             "cbt_available": reason is None,
             "cbt_reason": reason,
             "disks": disks,
+            "nics": tuple(one.model_copy(update={"key": text(vm.records.at("VIF", one.key), "uuid")}) for one in base.nics),
             "snapshots": snapshots,
             "concerns": (*kept, *_concerns(vm, disks, chosen, chains)),
         }
