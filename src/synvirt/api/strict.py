@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt.errors import BadRequest
@@ -32,7 +33,11 @@ def known_parameters(request: Request) -> None:
 
 def _parameters(dependant: Dependant) -> Iterator[str]:
     for parameter in dependant.query_params:
-        yield parameter.alias
+        model = parameter.field_info.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):  # its fields are the parameters
+            yield from (field.alias or name for name, field in model.model_fields.items())
+        else:
+            yield parameter.alias
     for inner in dependant.dependencies:
         yield from _parameters(inner)
 
