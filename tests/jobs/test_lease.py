@@ -6,7 +6,7 @@ import pytest
 
 from synvirt.errors import Conflict, PersistFailed
 from synvirt.jobs.lease import GRACE_S, LEASE_S, SELF_FENCE_S, HostLease
-from synvirt.store import Store
+from synvirt.store import Store, Watermark
 from synvirt.store.hosts import LeaseLost
 from tests.jobs.migrations import migration
 
@@ -90,6 +90,23 @@ def test_a_fenced_host_that_is_alive_ends_its_jobs_and_begins_anew(store: Store,
     store.add(migration(), host="a")
     (row,) = other.hosts.all()
     assert (row.epoch, row.fenced) == (3, "")
+
+
+def test_a_job_is_written_by_its_own_host_alone_and_asked_by_all(store: Store, other: Store, kept: Kept) -> None:
+    other.add(theirs := migration(), host="b")
+    mark = Watermark("disk-0", 1, 7, 9, 7, 0, finished=False)
+    for write in (
+        lambda: store.put_watermark(theirs.id, mark),
+        lambda: store.record(theirs.id, "volume", "v"),
+        lambda: store.note(theirs.id, "k", "v"),
+        lambda: store.change(theirs.id, theirs.state, lambda job: job),
+    ):
+        with pytest.raises(LeaseLost, match="host b's, not a's"):
+            write()
+    assert store.watermarks(theirs.id, 1) == {}
+    assert store.ledger(theirs.id) == []
+    store.request_cancel(theirs.id)
+    assert other.cancel_requested(theirs.id)
 
 
 def test_jobs_end_when_the_lease_is_not_renewed_in_time(kept: Kept) -> None:

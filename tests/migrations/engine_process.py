@@ -17,10 +17,11 @@ from tests.house import House
 
 def serve(house: House) -> NoReturn:
     object.__setattr__(house.rooms, "turns", Turns(2))
-    engine = Engine(house.rooms, host="local")
+    host = os.environ.get("HOST", "local")
+    engine = Engine(house.rooms, host=host)
     # As long as a lease lasts here, in seconds.
     lease_s = float(os.environ.get("LEASE_S", "60"))
-    HostLease(house.store, "local", on_lost=engine.pause, on_held=engine.resume, lease_s=lease_s).begin()
+    HostLease(house.store, host, on_lost=engine.pause, on_held=engine.resume, lease_s=lease_s).begin()
     engine.start()
     print("ready", flush=True)
     while True:

@@ -84,6 +84,8 @@ class Intake:
 
     def retry(self, job_id: UUID, changes: dict[str, object]) -> Migration:
         """A new job that goes on with the whole copy of a failed one. Conflict, where there is none."""
+        if (host := self.store.host_of(job_id)) != self._host:
+            raise Conflict(f"the copy of job {job_id} is on host {host}", hint="ask that host to take it up")
         job = taken_up(self.store, job_id, changes, host=self._host)
         self._begin(job.id)
         return job

@@ -46,6 +46,11 @@ class Fence:
                 hint="see `synvirt hosts list`; the service takes up what is still its own by itself",
             )
 
+    def check_host(self, host: str) -> None:
+        """LeaseLost, where a job is another host's."""
+        if host != self.host:
+            raise LeaseLost(f"the job is host {host}'s, not {self.host}'s", hint="see `synvirt hosts list`")
+
 
 @dataclass(frozen=True, slots=True)
 class HostRow:

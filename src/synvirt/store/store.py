@@ -233,7 +233,7 @@ class Store:
 
     def change(self, job_id: UUID, expected: State, change: Callable[[Migration], Migration]) -> Migration:
         """Rewrite a job that is still in `expected`, else Conflict. A move, an error, a boot attempt is an event too."""
-        with self._writing() as db:
+        with self._writing_of(job_id) as db:
             row = _row(db, job_id, lock=True)
             before = _parse(row)
             if before.state != expected:
@@ -320,7 +320,7 @@ class Store:
             "finished": mark.finished,
         }
         key = {"migration_id": str(job_id), "pass_number": mark.pass_number, "disk_key": mark.disk_key}
-        with self._writing() as db:
+        with self._writing_of(job_id) as db:
             same = [watermarks.c[name] == value for name, value in key.items()]
             if db.execute(update(watermarks).where(*same).values(**values)).rowcount == 0:
                 db.execute(insert(watermarks).values(**key, **values))
@@ -347,7 +347,7 @@ class Store:
         old = (key, watermarks.c.pass_number != 1, watermarks.c.pass_number < number)
         counted = ("bytes_total", "bytes_done", "bytes_zero")
         sums = select(watermarks.c.disk_key, *(func.sum(watermarks.c[name]) for name in counted)).where(*old)
-        with self._writing() as db:
+        with self._writing_of(job_id) as db:
             found = db.execute(sums.group_by(watermarks.c.disk_key)).all()
             db.execute(delete(watermarks).where(*old))
             for disk_key, *sizes in found:
@@ -360,14 +360,14 @@ class Store:
 
     def record(self, job_id: UUID, kind: str, name: str) -> None:
         """Into the ledger, before the thing is made. Idempotent."""
-        with self._writing() as db:
+        with self._writing_of(job_id) as db:
             same = (ledger.c.migration_id == str(job_id), ledger.c.kind == kind, ledger.c.name == name)
             if db.execute(select(ledger.c.id).where(*same)).first() is None:
                 db.execute(insert(ledger).values(migration_id=str(job_id), kind=kind, name=name))
 
     def claim(self, job_id: UUID, names: list[str], *, hint: str) -> None:
         """Into the ledger too: what only one job of a host may have until it ends. Conflict, when another has one of them."""
-        with self._writing() as db:
+        with self._writing_of(job_id) as db:
             _one_at_a_time(db, CLAIMS_LOCK)
             mine = ledger.c.migration_id == str(job_id)
             theirs = (
@@ -385,7 +385,7 @@ class Store:
 
     def strike(self, job_id: UUID, kind: str, name: str) -> None:
         """Out of the ledger, after the thing is gone, or is the operator's to keep. Idempotent."""
-        with self._writing() as db:
+        with self._writing_of(job_id) as db:
             same = (ledger.c.migration_id == str(job_id), ledger.c.kind == kind, ledger.c.name == name)
             db.execute(delete(ledger).where(*same))
 
@@ -406,7 +406,7 @@ class Store:
             return readable(Migration, db.execute(query).scalars())
 
     def note(self, job_id: UUID, key: str, value: str) -> None:
-        with self._writing() as db:
+        with self._writing_of(job_id) as db:
             same = (notes.c.migration_id == str(job_id), notes.c.key == key)
             if db.execute(update(notes).where(*same).values(value=value)).rowcount == 0:
                 db.execute(insert(notes).values(migration_id=str(job_id), key=key, value=value))
@@ -433,6 +433,15 @@ class Store:
             if self._fence is not None:
                 self._fence.check(connection)
             yield connection
+
+    @contextmanager
+    def _writing_of(self, job_id: UUID) -> Iterator[Connection]:
+        """The same, for what only the job's own host writes. A thread that a lost lease left behind may still come here once
+        the lease is held again, and the job be another host's by then."""
+        with self._writing() as db:
+            if self._fence is not None:
+                self._fence.check_host(_row(db, job_id, lock=True).host)
+            yield db
 
     @contextmanager
     def _unfenced(self) -> Iterator[Connection]:
