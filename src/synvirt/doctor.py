@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from synvirt.cage import layers
 from synvirt.errors import SynvirtError
 from synvirt.hypervisor.accel import EMULATOR, accelerator
 from synvirt.keyring import KEY_BYTES
@@ -428,7 +429,30 @@ _DRIVERS = "https://fedorapeople.org/groups/virt/virtio-win/direct-downloads/sta
 _VSPHERE = "vSphere as a live source"
 _WINDOWS = "Windows guests: their virtio drivers"
 
+_READERS = "confining what reads images and copies disks"
+# The layers of synvirt.cage: what each is for, and how a host gets it.
+CAGE_LAYERS = {
+    "no_new_privs": (f"{_READERS}: no program gives it more rights", "any Linux has it"),
+    "limits": (f"{_READERS}: memory, files, processor time", "any Linux has it"),
+    "network namespace": (f"{_READERS}: no network, where none is needed", "run the service as root, or rely on seccomp"),
+    "user": (f"{_READERS}: another user than the service's", "run the service as root, as the package does"),
+    "capabilities": (f"{_READERS}: root's rights dropped", "run the service as root, as the package does"),
+    "landlock": (f"{_READERS}: no file but its own", "a kernel of 5.13 or newer with landlock in its list of security modules"),
+    "seccomp": (f"{_READERS}: no programs, no sockets, no kernel interfaces", "a kernel with seccomp, on x86_64"),
+}
+
+
+def _layer(name: str) -> Callable[[Settings], str]:
+    def look(_: Settings) -> str:
+        if not layers()[name]:
+            raise Missing("this host does not give it to the service")
+        return "holds"
+
+    return look
+
+
 CHECKS = (
+    *(Check(f"cage: {name}", what_for, how, _layer(name)) for name, (what_for, how) in CAGE_LAYERS.items()),
     Check("data_dir", "all that the service keeps", "make it, and give it to the service's user", _data_dir, _always),
     Check("import root", "where files to import lie", "chown it to the service's user; chmod 0750", _import_root, _always),
     Check("migrator.key", "seals the credentials of sources", "chown it to the service's user; chmod 0600", _key, _always),

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from synvirt.disks import open_reader, open_writer
+from synvirt.jobs.caging import cage_of
 from synvirt.jobs.copying_disks import Openers, copy_disks
 from synvirt.jobs.orders import CopyOrder
 from synvirt.jobs.wire import Wire
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from synvirt.blocks import DiskReader
+    from synvirt.cage import Cage
     from synvirt.disks.specs import ReaderSpec
     from synvirt.repository.opening import OpenRepositories
 
@@ -30,6 +32,11 @@ def _copy(order: CopyOrder, wire: Wire) -> None:
             copy_disks(order, wire, Openers(reader=partial(_open, repositories), writer=open_writer))
     else:
         copy_disks(order, wire, Openers(reader=partial(_open, None), writer=open_writer))
+
+
+def _cage(order: CopyOrder) -> "Cage | None":
+    """None for a restore: its repository keeps a cache of its own beside what the order names."""
+    return None if any(isinstance(disk.reader, PointSpec) for disk in order.disks) else cage_of(order)
 
 
 def _open(repositories: "OpenRepositories | None", spec: "ReaderSpec | PointSpec") -> "DiskReader":
@@ -49,7 +56,7 @@ def _of_backups(name: str) -> "Callable[[], Task[Any]]":
 
 
 TASKS: Tasks = {
-    "copy": lambda: Task(CopyOrder, _copy),
+    "copy": lambda: Task(CopyOrder, _copy, _cage),
     **{name: _of_backups(name) for name in ("take", "verify_point", "verify_repository", "serve")},
 }
 

@@ -78,6 +78,7 @@ async def started() -> AsyncIterator[Worker]:
     """One that waits for its order: it takes as long to start as disks to be opened, so both go on at once."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",  # no module out of the folder that the service was started in
         "-m",
         "synvirt.worker",
         stdin=asyncio.subprocess.PIPE,

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
+from synvirt.cage import Cage, enter
 from synvirt.errors import Internal, SynvirtError
 from synvirt.jobs.wire import SILENCE_S, Broken, Message, Wire, WireModel
 from synvirt.sizes import GIB
@@ -35,10 +36,12 @@ OrderT = TypeVar("OrderT", bound=WireModel)
 
 @dataclass(frozen=True)
 class Task(Generic[OrderT]):
-    """How orders of one kind are read, and carried out: to the end, or SynvirtError."""
+    """How orders of one kind are read, and carried out: to the end, or SynvirtError. `cage`: what an order of it needs; None,
+    where only the limits of every worker hold."""
 
     order: type[OrderT]
     carry_out: Callable[[OrderT, Wire], None]
+    cage: Callable[[OrderT], Cage | None] = lambda order: None
 
 
 # By kind. Each is loaded when an order of that kind comes: a copy need not wait for what backups import.
@@ -132,6 +135,8 @@ def main(tasks: Tasks) -> int:
     except ValueError as error:
         print(f"not an order: {error}", file=sys.stderr)  # noqa: T201 - the service keeps our stderr
         return 2
+    if (cage := task.cage(order)) is not None:
+        enter(cage)  # before there are threads, and before a byte of what is copied is read
     pipes.listen()
     try:
         carry_out(task, order, pipes)

@@ -1,0 +1,141 @@
+"""Confining this process, before it has threads: what it may do from here on, and never more again."""
+
+import contextlib
+import ctypes
+import os
+import pwd
+import resource
+import socket
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from synvirt.cage import landlock, seccomp
+from synvirt.sizes import GIB
+
+_PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_SET_KEEPCAPS = 38, 24, 8
+_PR_CAP_AMBIENT, _AMBIENT_RAISE = 47, 2
+_CLONE_NEWNET, _CLONE_NEWIPC = 0x40000000, 0x08000000
+# include/uapi/linux/capability.h. Import folders and volumes belong to others than us; which files those are says Landlock.
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH, _CAPABILITIES_MAX = 1, 2, 63
+_CAPABILITY_VERSION = 0x20080522
+# What Python and the libraries of a reader need: their own files, names of hosts and certificates, the kernel's figures. Not
+# /etc as a whole: the host's keys and password hashes lie there.
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/proc", "/sys"),
+    *("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"),
+    *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/hosts"),
+    *("/etc/gai.conf", "/etc/host.conf", "/etc/services", "/etc/protocols", "/etc/passwd", "/etc/group"),
+    *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/ca-certificates", "/etc/alternatives"),
+    *("/run/systemd/resolve", "/etc/krb5.conf", "/etc/mime.types"),
+)
+
+
+class Network(Enum):
+    """What a child may open: nothing, Unix sockets of this host, or connections elsewhere too."""
+
+    NONE = "none"
+    LOCAL = "local"
+    ANY = "any"
+
+
+_FAMILIES = {
+    Network.NONE: (),
+    Network.LOCAL: (socket.AF_UNIX,),
+    Network.ANY: (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cage:
+    """`reads`, `writes`: files, or folders with all beneath. `programs`: it may start others, which are in the same cage.
+    `memory_bytes`: of address space. `cpu_s`: None, where only the work's size bounds it."""
+
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    network: Network = Network.NONE
+    programs: bool = False
+    memory_bytes: int = 8 * GIB
+    cpu_s: int | None = None
+    files: int = 4096
+
+
+def enter(cage: Cage) -> tuple[str, ...]:
+    """From here on, for good. The layers that took hold; what this host lacks is left out. OSError: one failed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    _limit(cage)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "no_new_privs")
+    held = ["no_new_privs", "limits"]
+    if cage.network is not Network.ANY and os.geteuid() == 0 and libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC) == 0:
+        held.append("network namespace")
+    if os.geteuid() == 0:
+        _become_nobody(libc, programs=cage.programs)
+        held += ["user", "capabilities"]
+    if landlock.version() > 0:
+        reads = [Path(path) for path in (*_SYSTEM, *_own_files(), *cage.reads)]
+        landlock.restrict(reads=reads, writes=[Path(path) for path in cage.writes], network=cage.network is Network.ANY)
+        held.append("landlock")
+    if seccomp.works():
+        seccomp.restrict(sockets=_FAMILIES[cage.network], programs=cage.programs)
+        held.append("seccomp")
+    return tuple(held)
+
+
+def layers() -> dict[str, bool]:
+    """Those of `enter`, and whether this host gives them to this process."""
+    root = os.geteuid() == 0
+    return {
+        "no_new_privs": True,
+        "limits": True,
+        "network namespace": root,
+        "user": root,
+        "capabilities": root,
+        "landlock": landlock.version() > 0,
+        "seccomp": seccomp.works() and Path("/proc/sys/kernel/seccomp/actions_avail").exists(),
+    }
+
+
+def _limit(cage: Cage) -> None:
+    wanted = {resource.RLIMIT_AS: cage.memory_bytes, resource.RLIMIT_NOFILE: cage.files, resource.RLIMIT_CORE: 0}
+    if cage.cpu_s is not None:
+        wanted[resource.RLIMIT_CPU] = cage.cpu_s
+    for limit, value in wanted.items():
+        hard = resource.getrlimit(limit)[1]
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (most, most))
+
+
+def _own_files() -> list[str]:
+    """Where this interpreter's modules and programs lie, the virtual environment's and its base's."""
+    return [path for path in dict.fromkeys([sys.prefix, sys.base_prefix, *sys.path]) if path and path != "/"]
+
+
+def _become_nobody(libc: ctypes.CDLL, *, programs: bool) -> None:
+    """Another user than root, whose one privilege is to read and write what belongs to others. Where Landlock holds, that is
+    what the cage names, and nothing else."""
+    user, group = _user()
+    libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    kept = 1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH
+    for number in range(_CAPABILITIES_MAX + 1):
+        if not kept >> number & 1:
+            libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # one that the kernel does not know is not there either
+    os.setgroups([])
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)(kept, kept, kept if programs else 0, 0, 0, 0)
+    if libc.capset(header, sets) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+    for number in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH) if programs else ():
+        libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0)  # else what it starts could not read what it reads
+
+
+def _user() -> tuple[int, int]:
+    """Of the package's own user; without the package, nobody's."""
+    for name in ("synvirt-cage", "nobody"):
+        with contextlib.suppress(KeyError):
+            found = pwd.getpwnam(name)
+            return found.pw_uid, found.pw_gid
+    return 65534, 65534

@@ -1,0 +1,84 @@
+"""Landlock: which files a process may open, held by the kernel for it and all its children (landlock(7), Linux 5.13).
+
+Three system calls, which no library of Debian's has for Python.
+"""
+
+import ctypes
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+# include/uapi/linux/landlock.h; the numbers are the same on every architecture.
+_CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_CREATE_VERSION = 1
+_RULE_PATH_BENEATH = 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+# What each version of the interface knows: a right that the kernel does not know is refused.
+_RIGHTS_BY_VERSION = ((1, (1 << 13) - 1), (2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV))
+_OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+# Version 4 closes TCP, 6 abstract sockets and signals to processes outside.
+_BIND_TCP, _CONNECT_TCP, _NET_SINCE = 1, 2, 4
+_SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS, _SCOPE_SINCE = 1, 2, 6
+
+
+class _RulesetAttr(ctypes.Structure):
+    _fields_ = (("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def version() -> int:
+    """Of the interface; 0, where the kernel has none or has it turned off."""
+    return max(0, _syscall(_CREATE, None, 0, _CREATE_VERSION))
+
+
+def restrict(*, reads: Iterable[Path], writes: Iterable[Path], network: bool) -> None:
+    """This thread, those it starts, and its children open nothing but what lies beneath these paths. OSError."""
+    known = version()
+    rights = 0
+    for since, more in _RIGHTS_BY_VERSION:
+        rights |= more if known >= since else 0
+    net = 0 if network or known < _NET_SINCE else _BIND_TCP | _CONNECT_TCP
+    scoped = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if known >= _SCOPE_SINCE else 0
+    size = 8 if known < _NET_SINCE else 16 if known < _SCOPE_SINCE else 24
+    ruleset = _checked(_CREATE, ctypes.byref(_RulesetAttr(rights, net, scoped)), size, 0)
+    try:
+        for path in reads:
+            _allow(ruleset, path, rights & _READ)
+        for path in writes:
+            _allow(ruleset, path, rights)
+        _checked(_RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow(ruleset: int, path: Path, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # what is not there needs no right
+    try:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            rights &= _OF_A_FILE
+        _checked(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(_PathBeneath(rights, descriptor)), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _checked(number: int, *arguments: object) -> int:
+    found = _syscall(number, *arguments)
+    if found < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"Landlock: {os.strerror(error)}")
+    return found
+
+
+def _syscall(number: int, *arguments: object) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    return int(libc.syscall(ctypes.c_long(number), *arguments))

@@ -1,0 +1,92 @@
+"""The cage of an order: what it names, and nothing else.
+
+Orders and specs are written by the service, never by what is read; so each absolute path in one is a file that it means.
+"""
+
+import posixpath
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from urllib.parse import unquote
+
+from synvirt.cage import Cage, Network
+from synvirt.disks.specs import (
+    BlankSpec,
+    BlockWriterSpec,
+    ChangedSpec,
+    ChecksumSpec,
+    DeltaSpec,
+    FileWriterSpec,
+    GzipSpec,
+    ImageSpec,
+    JoinedSpec,
+    NbdSpec,
+    QemuSpec,
+    RawSpec,
+    Spec,
+    VddkSpec,
+    XvaSpec,
+)
+from synvirt.jobs.orders import CopyOrder
+
+# In an NBD URI: files of TLS, and a Unix socket, whose folder is looked into.
+_NBD_FILE = re.compile(r"[?&](?:tls-certificates|tls-psk-file|socket)=([^&#]+)")
+# Started beside the reader: qemu-nbd, nbdkit.
+_PROGRAMS = (QemuSpec, VddkSpec)
+# What is read and written on this host, without a connection. A kind that is not known here may connect.
+_HERE = (
+    *(ImageSpec, ChangedSpec, DeltaSpec, XvaSpec, GzipSpec, JoinedSpec, BlankSpec, QemuSpec, ChecksumSpec),
+    *(FileWriterSpec, BlockWriterSpec),
+)
+
+
+def cage_of(order: CopyOrder) -> Cage:
+    """Reads what its readers name, writes its volumes; no network for disks of this host."""
+    readers = [spec for disk in order.disks for spec in _specs((disk.reader, *disk.checksums))]
+    writers = [spec for disk in order.disks for spec in _specs(disk.writer)]
+    programs = any(isinstance(spec, _PROGRAMS) for spec in readers)
+    return Cage(
+        reads=tuple(dict.fromkeys(path for spec in readers for path in _paths(spec))),
+        # A program's socket lies in a temporary folder.
+        writes=(*(path for spec in writers for path in _paths(spec)), *((tempfile.gettempdir(),) if programs else ())),
+        network=_network(readers, writers, programs=programs),
+        programs=programs,
+    )
+
+
+def _network(readers: list[object], writers: list[object], *, programs: bool) -> Network:
+    if any(_is_elsewhere(spec) for spec in (*readers, *writers)):
+        return Network.ANY
+    local = programs or any(isinstance(spec, NbdSpec) for spec in readers)
+    return Network.LOCAL if local else Network.NONE
+
+
+def _is_elsewhere(spec: object) -> bool:
+    if isinstance(spec, RawSpec):
+        return spec.remote is not None
+    if isinstance(spec, NbdSpec):
+        return "+unix:" not in spec.uri.partition("//")[0]
+    return isinstance(spec, Spec) and not isinstance(spec, _HERE)
+
+
+def _specs(found: object) -> Iterator[object]:
+    """It, and all that it lies over."""
+    if isinstance(found, Spec) or is_dataclass(found):
+        yield found
+        for field in fields(found):  # type: ignore[arg-type]
+            yield from _specs(getattr(found, field.name))
+    elif isinstance(found, tuple):
+        for inner in found:
+            yield from _specs(inner)
+
+
+def _paths(spec: object) -> Iterator[str]:
+    for field in fields(spec):  # type: ignore[arg-type]
+        value = getattr(spec, field.name)
+        if isinstance(value, str) and value.startswith("/"):
+            yield value
+    if (conf := getattr(spec, "conf", "")).startswith("/"):
+        yield posixpath.dirname(conf)  # Ceph's keys lie beside its settings
+    if isinstance(spec, NbdSpec):
+        yield from (unquote(found) for found in _NBD_FILE.findall(spec.uri))

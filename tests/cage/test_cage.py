@@ -1,0 +1,128 @@
+"""A reader that is made to misbehave on purpose: in the cage each way fails, and what a copy needs goes on working."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from synvirt.cage import layers
+from synvirt.doctor import CAGE_LAYERS
+
+# Run in a child: enters the cage that argv says, then does one thing, and says how it went.
+CHILD = """
+import ctypes, json, os, socket, subprocess, sys, threading
+from synvirt.cage import Cage, Network, enter
+said = json.loads(sys.argv[1])
+said["network"] = Network(said.get("network", "none"))
+held = enter(Cage(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()}))
+try:
+    found = eval(sys.argv[2])
+    print(json.dumps({"held": held, "found": str(found)}))
+except BaseException as error:
+    print(json.dumps({"held": held, "error": type(error).__name__}))
+"""
+
+
+def child(does: str, **cage: object) -> dict[str, object]:
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", CHILD, json.dumps(cage), does], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return dict(json.loads(ran.stdout))
+
+
+def needs(*names: str) -> None:
+    missing = [name for name in names if not layers()[name]]
+    if missing:
+        pytest.fail(f"this host lacks {', '.join(missing)}: a kernel of 5.13 or newer with Landlock, on x86_64")
+
+
+MISBEHAVIOUR = {
+    "reads the password hashes": ("open('/etc/shadow').read()", "PermissionError"),
+    "lists another's folder": ("os.listdir('/root')", "PermissionError"),
+    "reads beside its file": ("open(os.path.dirname(said['reads'][0]) + '/secret').read()", "PermissionError"),
+    "reads what the service's memory has": ("open(f'/proc/{os.getppid()}/mem', 'rb').read(1)", "PermissionError"),
+    "writes to its own source": ("open(said['reads'][0], 'r+')", "PermissionError"),
+    "writes elsewhere": ("open('/tmp/out-of-the-cage', 'w')", "PermissionError"),
+    "connects out": ("socket.create_connection(('127.0.0.1', 9), 1)", "PermissionError"),
+    "connects to a daemon of the host": (
+        "socket.socket(socket.AF_UNIX).connect('/run/dbus/system_bus_socket')",
+        "PermissionError",
+    ),
+    "opens a raw socket": ("socket.socket(socket.AF_PACKET, socket.SOCK_RAW)", "PermissionError"),
+    "forks": ("os.fork()", "PermissionError"),
+    "runs a program": ("subprocess.run(['/bin/true'])", "PermissionError"),
+    "becomes a program": ("os.execv('/bin/true', ['true'])", "PermissionError"),
+    "takes 16 GiB": ("bytearray(16 << 30)", "MemoryError"),
+    "ends the service": ("os.kill(os.getppid(), 9)", "PermissionError"),
+    "opens all the files there are": ("[open('/dev/null') for _ in range(9000)]", "OSError"),
+}
+
+
+@pytest.mark.parametrize("name", MISBEHAVIOUR)
+def test_misbehaviour_fails(name: str, tmp_path: Path) -> None:
+    needs("landlock", "seccomp")
+    (tmp_path / "secret").write_text("of another job")
+    own = tmp_path / "own"
+    own.write_text("image")
+    does, error = MISBEHAVIOUR[name]
+    assert child(does, reads=[str(own)]).get("error") == error
+
+
+def test_a_loop_without_end_is_ended() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", CHILD, json.dumps({"cpu_s": 1}), "[None for _ in iter(int, 1)]"],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+
+
+WORK = {
+    "reads its file": ("open(said['reads'][0]).read()", "image"),
+    "writes its volume": ("open(said['writes'][0], 'r+').write('x')", "1"),
+    "starts threads": ("[t := threading.Thread(target=int, daemon=True), t.start()] and 1", "1"),
+    "loads a library late": ("__import__('sqlite3').sqlite_version_info[0]", "3"),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_what_a_copy_needs_goes_on_working(name: str, tmp_path: Path) -> None:
+    own, volume = tmp_path / "own", tmp_path / "volume"
+    own.write_text("image")
+    volume.write_text("-")
+    for path in (own, volume):
+        path.chmod(0o600)
+    does, found = WORK[name]
+    assert child(does, reads=[str(own)], writes=[str(volume)]).get("found", "").endswith(found)  # type: ignore[attr-defined]
+
+
+def test_programs_run_in_the_same_cage(tmp_path: Path) -> None:
+    needs("landlock", "seccomp")
+    (tmp_path / "own").write_text("image")
+    run = "subprocess.run(['cat', {}], capture_output=True).stdout.decode() or 'nothing'"
+    cage: dict[str, object] = {"reads": [str(tmp_path / "own")], "programs": True, "network": "local"}
+    assert child(run.format(repr(str(tmp_path / "own"))), **cage)["found"] == "image"
+    assert child(run.format("'/etc/shadow'"), **cage)["found"] == "nothing"
+
+
+def test_a_network_reader_may_connect() -> None:
+    found = child("socket.create_connection(('127.0.0.1', 9), 1)", network="any")
+    assert found["error"] == "ConnectionRefusedError"
+
+
+def test_every_layer_that_the_host_has_takes_hold() -> None:
+    held = child("1")["held"]
+    assert held == [name for name, there in layers().items() if there]
+    assert set(layers()) == set(CAGE_LAYERS), "the doctor explains each"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has privileges to drop")
+def test_root_becomes_nobody() -> None:
+    assert child("(os.geteuid(), os.getuid(), os.getgroups())")["found"] != str((0, 0, [0]))
+    assert str(child("os.geteuid()")["found"]) != "0"
