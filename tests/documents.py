@@ -23,6 +23,8 @@ FIRST: dict[str, str] = {
     "E_MIG_AUTH_FAILED": "As 401: your own user or password for the service. As 502, or in a job: the source's; `synvirt sources test NAME`, then "
     "`synvirt sources change NAME`.",
     "E_MIG_NOT_FOUND": "`synvirt migrations list`, `synvirt sources list` and the others show what there is.",
+    "E_MIG_FORBIDDEN": "The detail names the role that is needed. `synvirt accounts add NAME --role ROLE`; with PAM, the group of the setting. "
+    "Or the page of another site asked for it.",
     "E_MIG_VM_NOT_FOUND": "`synvirt sources vms NAME` lists what the source shows to our user: a missing privilege hides VMs.",
     "E_MIG_UPLOAD_NOT_FOUND": "It expired (`upload_expires_days`), or was removed: send it again.",
     "E_MIG_CONFLICT": "Another job has the name, UUID or MAC address; or the job has ended; or another service has the data folder. The detail says which.",

@@ -1,6 +1,9 @@
 """The users file, {data_dir}/keyring/users: who may call a service that does not use the host's accounts. Blocking code.
 
-A line a user: `name:scrypt:N:r:p:salt:hash`, salt and hash in base64. Mode 0600.
+A line a user: `name:scrypt:N:r:p:salt:hash[:role]`, salt and hash in base64. Mode 0600.
+
+Roles: a viewer reads; an operator migrates, backs up and restores too; an admin also changes sources, settings and accounts,
+and removes. A line without a role is of a time before there were any, when everybody could do everything: it is an admin's.
 """
 
 import base64
@@ -11,6 +14,7 @@ import re
 import secrets
 import threading
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from synvirt.durable import put_private_file
@@ -22,34 +26,49 @@ SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 14, 8, 5
 SCRYPT_MEMORY_BYTES, SCRYPT_P_MAX = 64 << 20, 16
 
 _LINE = re.compile(
-    r"^(?P<name>[^:\s]+):scrypt:(?P<n>\d+):(?P<r>\d+):(?P<p>\d+):(?P<salt>[\w+/=]+):(?P<hash>[\w+/=]+)$", re.ASCII
+    r"^(?P<name>[^:\s]+):scrypt:(?P<n>\d+):(?P<r>\d+):(?P<p>\d+):(?P<salt>[\w+/=]+):(?P<hash>[\w+/=]+)"
+    r"(?::(?P<role>viewer|operator|admin))?$",
+    re.ASCII,
 )
 # Read from a screen and typed elsewhere: without the letters that look like digits. Twenty of these are 98 bits.
 _TYPED = "abcdefghijkmnpqrstuvwxyz23456789"
 WRONG = "the user or the password is wrong"
 
 
+class Role(StrEnum):
+    """Each may do what those before it may."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def reaches(self, needed: "Role") -> bool:
+        order = list(Role)
+        return order.index(self) >= order.index(needed)
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A line of the users file: `name:scrypt:N:r:p:salt:hash`, salt and hash in base64."""
+    """A line of the users file, without the name."""
 
     n: int
     r: int
     p: int
     salt: bytes
     hash: bytes
+    role: Role = Role.ADMIN
 
     def matches(self, password: str) -> bool:
         return hmac.compare_digest(_scrypt(password, self.salt, self.n, self.r, self.p), self.hash)
 
     @classmethod
-    def of(cls, password: str) -> "Account":
+    def of(cls, password: str, role: Role = Role.ADMIN) -> "Account":
         salt = secrets.token_bytes(16)
-        return cls(SCRYPT_N, SCRYPT_R, SCRYPT_P, salt, _scrypt(password, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P))
+        return cls(SCRYPT_N, SCRYPT_R, SCRYPT_P, salt, _scrypt(password, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P), role)
 
     def line(self, name: str) -> str:
         salt, hash_ = (base64.b64encode(value).decode() for value in (self.salt, self.hash))
-        return f"{name}:scrypt:{self.n}:{self.r}:{self.p}:{salt}:{hash_}\n"
+        return f"{name}:scrypt:{self.n}:{self.r}:{self.p}:{salt}:{hash_}:{self.role}\n"
 
 
 class FileAccounts:
@@ -69,6 +88,13 @@ class FileAccounts:
         if account is None or not right:
             raise Unauthorized(WRONG)
 
+    def role_of(self, user: str) -> Role:
+        """Of one whose password was right. Unauthorized, where it is gone since."""
+        account = self._current().get(user)
+        if account is None:
+            raise Unauthorized(WRONG)
+        return account.role
+
     def version(self) -> tuple[int, int] | None:
         """Changes when the file does; None when there is none."""
         try:
@@ -76,6 +102,9 @@ class FileAccounts:
         except OSError:
             return None
         return status.st_mtime_ns, status.st_ino
+
+    def accounts(self) -> "dict[str, Account]":
+        return dict(self._current())
 
     def _current(self) -> dict[str, Account]:
         with self._lock:
@@ -100,18 +129,37 @@ def add_first_account(path: Path) -> str | None:
         return None
     with os.fdopen(descriptor, "w") as file:
         file.write(
-            "# name:scrypt:N:r:p:salt:hash; `synvirt password NAME` writes a line\n" + Account.of(password).line("admin")
+            "# name:scrypt:N:r:p:salt:hash:role; `synvirt accounts` writes the lines\n" + Account.of(password).line("admin")
         )
     return password
 
 
-def set_password(path: Path, user: str, password: str) -> None:
-    """Add the user or change the password, in a new file put in place of the old one."""
+def listed(path: Path) -> dict[str, Role]:
+    """The accounts and their roles. Internal, where the file is damaged."""
+    return {name: account.role for name, account in FileAccounts(path).accounts().items()} if path.exists() else {}
+
+
+def remove_account(path: Path, user: str) -> None:
+    """BadRequest: there is none, or it is the last admin."""
+    there = listed(path)
+    if user not in there:
+        raise BadRequest(f"there is no account {user[:64]!r}", hint="`synvirt accounts list` shows those there are")
+    if not any(role is Role.ADMIN for name, role in there.items() if name != user):
+        raise BadRequest(f"{user} is the last admin", hint="give another account the role admin first")
+    lines = path.read_text().splitlines(keepends=True)
+    put_private_file(path, "".join(line for line in lines if line.split(":")[0] != user).encode())
+
+
+def set_password(path: Path, user: str, password: str, role: Role | None = None) -> None:
+    """Add the user or change the password, in a new file put in place of the old one. `role` None: as it was; a new account's
+    is operator, and the first one's admin."""
     if not re.fullmatch(r"[^:\s#][^:\s]{0,63}", user):
         raise BadRequest(f"{user[:64]!r} cannot be a user's name", hint="1 to 64 characters, without colon or space")
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     kept = [line if line.endswith("\n") else line + "\n" for line in lines if line.split(":")[0] != user]
-    put_private_file(path, "".join([*kept, Account.of(password).line(user)]).encode())
+    there = listed(path)
+    role = role or there.get(user) or (Role.OPERATOR if there else Role.ADMIN)
+    put_private_file(path, "".join([*kept, Account.of(password, role).line(user)]).encode())
 
 
 def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
@@ -130,5 +178,6 @@ def _parse(text: str) -> dict[str, Account]:
         # RFC 7914 section 2: N is a power of two above 1; the work area is 128 · N · r bytes (here: half of what is allowed).
         if n < 2 or n & (n - 1) or not 0 < 128 * n * r <= SCRYPT_MEMORY_BYTES // 2 or not 0 < p <= SCRYPT_P_MAX:
             raise ValueError(f"line {number} asks scrypt for what it cannot do, or for more work than a password is given here")
-        accounts[found["name"]] = Account(n, r, p, base64.b64decode(found["salt"]), base64.b64decode(found["hash"]))
+        salt, hash_ = base64.b64decode(found["salt"]), base64.b64decode(found["hash"])
+        accounts[found["name"]] = Account(n, r, p, salt, hash_, Role(found["role"] or Role.ADMIN))
     return accounts

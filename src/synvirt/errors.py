@@ -71,6 +71,12 @@ class Unauthorized(SynvirtError):
     code, status = "E_MIG_AUTH_FAILED", 401
 
 
+class Forbidden(SynvirtError):
+    """The caller's role does not reach that far."""
+
+    code, status = "E_MIG_FORBIDDEN", 403
+
+
 class NotFound(SynvirtError):
     """There is no such thing."""
 

@@ -27,6 +27,10 @@ _SHAPES = (
     (re.compile(r"\b(Basic|Bearer|Digest)\s+[A-Za-z0-9+/=._~-]{6,}", re.I), rf"\1 {GONE}"),
     # password=x, "token": "x"; and the same within a JSON string
     (re.compile(rf"({_NAME}\\?[\"']?\s*[:=]\s*)({_VALUE})", re.I), rf"\1{GONE}"),
+    # The first start's own line, and what a person writes: the password x
+    (re.compile(r"(\b(?:password|passphrase|token)\s+(?:is\s+)?)(?=\S*[\d-])[A-Za-z0-9_-]{8,}", re.I), rf"\1{GONE}"),
+    (re.compile(r"\b[a-km-z2-9]{5}(?:-[a-km-z2-9]{5}){3}\b"), GONE),
+    (re.compile(r"\bsvt_[A-Za-z0-9_-]{20,}"), GONE),
     # --secret x
     (re.compile(rf"(--[a-z-]{{0,20}}?{_NAME}\s+)(?!-)\S+", re.I), rf"\1{GONE}"),
 )

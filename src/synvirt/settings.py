@@ -92,6 +92,12 @@ class Settings(Received):
     base_url: str = ""
     auth: Literal["file", "pam"] = "file"
     pam_service: str = "login"
+    # With auth = "pam" the host's groups whose members may call, by role; at least one has to be set.
+    pam_admin_group: str = ""
+    pam_operator_group: str = ""
+    pam_viewer_group: str = ""
+    # Proxies (addresses, networks) whose X-Forwarded-For is believed, separated by commas: who fails is told by it.
+    trusted_proxies: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
     # Off only on a loopback address, behind a proxy of the operator's.
     tls: bool = True
     # None: a certificate made on first start, in {data_dir}/keyring.

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import httpx
 
+from synvirt.accounts import Role
 from synvirt.api import Server, create_app
 from synvirt.api.auth import Check, Remembering
 from synvirt.api.backups import mount
@@ -77,6 +78,7 @@ class Service:
         data_dir: Path,
         *,
         check_password: Check = only_admin,
+        role_of: Callable[[str], Role] = lambda user: Role.ADMIN,
         check: Callable[[MigrationPlan], None] = lambda plan: None,
         dry_run: Callable[[MigrationPlan], DryRun] | None = None,
         platforms: Mapping[LiveKind, Platform] = BY_KIND,
@@ -131,7 +133,7 @@ class Service:
         self.app = create_app(
             self.intake,
             self.settings,
-            authenticate=Remembering(check_password),
+            authenticate=Remembering(check_password, role_of=role_of),
             routers=routers,
             pages=lambda stopping: web_routers(
                 self.intake,

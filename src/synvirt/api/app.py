@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from pydantic import BaseModel
 
 from synvirt import __version__
+from synvirt.api.audit import Audited, audit_router
 from synvirt.api.document import described
 from synvirt.api.gate import KNOWN, Authenticate, Gate
 from synvirt.api.metrics import Metrics, Timed, metrics_router
@@ -17,8 +18,11 @@ from synvirt.api.migrations import migrations_router
 from synvirt.api.origin import SameOrigin
 from synvirt.api.peer import confined
 from synvirt.api.problems import install
+from synvirt.api.roles import connects_out, needed_role
+from synvirt.api.security_headers import Headed
 from synvirt.api.stream import Pace
 from synvirt.api.strict import Heads, known_parameters
+from synvirt.api.tokens import find_token, tokens_router
 from synvirt.doctor import Finding, needs_met
 from synvirt.migrations.intake import Intake
 from synvirt.model import Time
@@ -95,8 +99,22 @@ def create_app(
         return app.openapi()
 
     app.add_middleware(Heads)
-    app.add_middleware(SameOrigin)
-    app.add_middleware(Gate, authenticate=authenticate, confined=confined(settings, api_prefix))
+    store = intake.store
+    app.include_router(tokens_router(store.tokens), prefix=api_prefix)
+    app.include_router(audit_router(store.audit), prefix=api_prefix)
+    # A peer's packs are its own business, thousands an hour; what it did is in the repository.
+    app.add_middleware(Audited, rows=store.audit, quiet=(f"{api_prefix}/backup/peer/",))
+    app.add_middleware(SameOrigin, connects_out=lambda path: connects_out(path.removeprefix(base_url)))
+    app.add_middleware(
+        Gate,
+        authenticate=authenticate,
+        confined=confined(settings, api_prefix),
+        base_url=base_url,
+        needed=needed_role,
+        find_token=find_token(store.tokens),
+        proxies=settings.trusted_proxies,
+    )
+    app.add_middleware(Headed, tls=settings.tls)
     app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", f"{api_prefix}/backup"))
     install(app)
     return app

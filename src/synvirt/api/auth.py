@@ -6,16 +6,24 @@ A password check costs a core 50 ms (scrypt) or an outside module (PAM), by desi
 minute, and what was wrong too often is refused unasked.
 """
 
+import contextlib
+import grp
 import hmac
+import ipaddress
+import os
+import pwd
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
-from synvirt.accounts import WRONG, FileAccounts, add_first_account
+import structlog
+
+from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account
 from synvirt.api.gate import Authenticate
-from synvirt.errors import Unauthorized
+from synvirt.errors import BadRequest, Forbidden, Unauthorized
 from synvirt.settings import Settings
 
 REMEMBERED_FOR_S = 60.0
@@ -23,8 +31,14 @@ REMEMBERED_MAX = 256
 
 # Ten wrong passwords a minute and address is a person's bad day, and no way to guess twenty random letters.
 FAILURES_ALLOWED = 10
+# An account is guessed from many addresses at once; its owner may well be wrong a few times meanwhile.
+FAILURES_ALLOWED_ACCOUNT = 30
 FAILURES_WINDOW_S = 60.0
-ADDRESSES_WATCHED_MAX = 1024
+ADDRESSES_WATCHED_MAX = 4096
+# Who has one IPv6 address has its whole /64.
+IPV6_PREFIX_BITS = 64
+
+_log = structlog.get_logger("synvirt.api")
 
 
 # (user, password, address) → None, or Unauthorized.
@@ -43,34 +57,64 @@ def pam_accounts(service: str) -> Check:
     return authenticate
 
 
+def network_of(address: str) -> str:
+    """What one caller has of addresses: an IPv4 one, or the /64 of an IPv6 one."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return str(ipaddress.ip_network((found, IPV6_PREFIX_BITS), strict=False))
+    return str(found)
+
+
 class Throttled:
-    """Refuses an address that was wrong too often, without asking; one window later it may try again."""
+    """Refuses an address, or an account, that was wrong too often, without asking; one window later it may try again. An
+    attempt counts before it is checked, so that many at once are no way around; one that was right does not count."""
 
     def __init__(self, inner: Check, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._inner, self._clock = inner, clock
         self._lock = threading.Lock()
+        self.refused = 0
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def __call__(self, user: str, password: str, address: str) -> None:
+        network = network_of(address)
+        watched = (
+            (f"address {network}", FAILURES_ALLOWED, "too many wrong passwords came from this address"),
+            (f"account {user.casefold()}", FAILURES_ALLOWED_ACCOUNT, "too many wrong passwords were tried for this account"),
+        )
         with self._lock:
-            since, count = self._failures.get(address, (self._clock(), 0))
-            wait_s = since + FAILURES_WINDOW_S - self._clock()
-            if wait_s <= 0:
-                self._failures.pop(address, None)
-            elif count >= FAILURES_ALLOWED:
-                raise Unauthorized("too many wrong passwords came from this address", hint=f"try again in {wait_s:.0f} s")
+            for key, allowed, why in watched:
+                since, count = self._failures.get(key, (self._clock(), 0))
+                wait_s = since + FAILURES_WINDOW_S - self._clock()
+                if wait_s <= 0:
+                    self._failures.pop(key, None)
+                elif count >= allowed:
+                    raise self._refused(user, address, Unauthorized(why, hint=f"try again in {wait_s:.0f} s"))
+            for key, _, _ in watched:
+                self._count(key, 1)
         try:
             self._inner(user, password, address)
-        except Unauthorized:
-            self._failed(address)
-            raise
-
-    def _failed(self, address: str) -> None:
+        except Unauthorized as error:
+            raise self._refused(user, address, error) from error.__cause__
         with self._lock:
-            since, count = self._failures.pop(address, (self._clock(), 0))
-            self._failures[address] = (since, count + 1)
-            while len(self._failures) > ADDRESSES_WATCHED_MAX:
-                self._failures.popitem(last=False)
+            for key, _, _ in watched:
+                self._count(key, -1)
+
+    def _refused(self, user: str, address: str, error: Unauthorized) -> Unauthorized:
+        self.refused += 1
+        _log.warning("login refused", account=user[:64], address=address, why=error.detail)
+        return error
+
+    def _count(self, key: str, step: int) -> None:
+        since, count = self._failures.pop(key, (self._clock(), 0))
+        if count + step > 0:
+            self._failures[key] = (since, count + step)
+        while len(self._failures) > ADDRESSES_WATCHED_MAX:
+            self._failures.popitem(last=False)
 
 
 class Remembering:
@@ -80,9 +124,16 @@ class Remembering:
     """
 
     def __init__(
-        self, inner: Check, *, version: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.monotonic
+        self,
+        inner: Check,
+        *,
+        version: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        role_of: Callable[[str], Role] = lambda user: Role.ADMIN,
+        refusals: Callable[[], int] = lambda: 0,
     ) -> None:
         self._inner, self._version, self._clock = inner, version, clock
+        self.role_of, self.refusals = role_of, refusals
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._right: OrderedDict[bytes, tuple[float, object]] = OrderedDict()
@@ -107,10 +158,50 @@ class Remembering:
 def authenticator(settings: Settings, *, announce: Callable[[str], None]) -> Authenticate:
     """As settings.auth says. `announce` is told the one line that shows the first start's password; it is shown once."""
     if settings.auth == "pam":
-        return Remembering(Throttled(pam_accounts(settings.pam_service)))
+        groups = pam_groups(settings)
+        throttled = Throttled(pam_accounts(settings.pam_service))
+        return Remembering(throttled, role_of=partial(role_by_group, groups), refusals=lambda: throttled.refused)
     path = settings.keyring_dir / "users"
     password = add_first_account(path)
     if password is not None:
         announce(f"The first start made the user admin with the password {password}: it is not shown again")
     accounts = FileAccounts(path)
-    return Remembering(Throttled(accounts), version=accounts.version)
+    throttled = Throttled(accounts)
+    return Remembering(throttled, version=accounts.version, role_of=accounts.role_of, refusals=lambda: throttled.refused)
+
+
+def pam_groups(settings: Settings) -> dict[Role, str]:
+    """BadRequest, where none is set: every account of the host would be let in, mail and backup users among them."""
+    found = {
+        role: group
+        for role, group in (
+            (Role.ADMIN, settings.pam_admin_group),
+            (Role.OPERATOR, settings.pam_operator_group),
+            (Role.VIEWER, settings.pam_viewer_group),
+        )
+        if group
+    }
+    if not found:
+        raise BadRequest(
+            'auth is "pam", and no group says who may call',
+            hint="groupadd synvirt-admin, add the administrators, and set pam_admin_group; pam_operator_group and "
+            "pam_viewer_group are for the other roles",
+        )
+    return found
+
+
+def role_by_group(groups: Mapping[Role, str], user: str) -> Role:
+    """The highest role that one of the account's groups gives. Forbidden, where none does."""
+    try:
+        account = pwd.getpwnam(user)
+        theirs = set(os.getgrouplist(account.pw_name, account.pw_gid))
+    except (KeyError, OSError):
+        theirs = set()
+    for role, group in groups.items():  # admin first
+        with contextlib.suppress(KeyError):
+            if grp.getgrnam(group).gr_gid in theirs:
+                return role
+    raise Forbidden(
+        f"the account {user[:64]} is in none of the groups that may use this service",
+        hint=f"an administrator of the host can add it: usermod -aG {next(iter(groups.values()))} {user[:64]}",
+    )

@@ -5,7 +5,10 @@ A route that is added later is behind the door without a word, because the door 
 
 import base64
 import binascii
-from collections.abc import Mapping
+import contextlib
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
@@ -13,8 +16,9 @@ from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from synvirt.accounts import Role
 from synvirt.api.problems import problem
-from synvirt.errors import Unauthorized
+from synvirt.errors import Forbidden, Unauthorized
 
 
 class Authenticate(Protocol):
@@ -28,6 +32,24 @@ class Authenticate(Protocol):
         """Unauthorized if it is wrong. Blocking, and slow by design: it is called in a thread."""
         ...
 
+    @property
+    def role_of(self) -> Callable[[str], Role]:
+        """Of an account whose password was right. Forbidden, where it has none. Blocking, and quick."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: `account` of the users file or the host, `token:NAME`, or `local` by the Unix socket."""
+
+    account: str
+    role: Role
+    address: str = ""
+
+
+# The role of a token's secret, and its name; None: there is no such. Blocking.
+FindToken = Callable[[str], tuple[str, Role] | None]
+
 
 # Each is a core and 16 MiB (scrypt), or seconds (PAM, when it is wrong). In threads of their own: however many strangers
 # guess, those who are known and the endpoints' own threads do not wait for them.
@@ -39,17 +61,29 @@ OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 CREDENTIALS_CHARS_MAX = 2048
 # Set by the server on the Unix socket, in the scope: nothing a caller can send reaches it.
 LOCAL = "synvirt.local"
-# Set by the door: the caller has shown who it is.
-KNOWN = "synvirt.known"
+# Set by the door: the caller has shown who it is; and who that is.
+KNOWN, CALLER = "synvirt.known", "synvirt.caller"
+TOKEN_PREFIX = "svt_"  # noqa: S105 - how every token begins, and no token
 
 
 class Gate:
-    """`confined`: accounts that may call nothing but what is beneath these paths."""
+    """`confined`: accounts that may call nothing but what is beneath these paths. `needed`: the role that a method and a path
+    beneath {base_url} need. `proxies`: networks whose X-Forwarded-For is believed."""
 
     def __init__(
-        self, app: ASGIApp, *, authenticate: Authenticate, confined: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+        self,
+        app: ASGIApp,
+        *,
+        authenticate: Authenticate,
+        confined: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        base_url: str = "",
+        needed: Callable[[str, str], Role] = lambda method, path: Role.VIEWER,
+        find_token: FindToken = lambda secret: None,
+        proxies: tuple[str, ...] = (),
     ) -> None:
         self._app, self._authenticate = app, authenticate
+        self._base_url, self._needed, self._find_token = base_url, needed, find_token
+        self._proxies = tuple(ipaddress.ip_network(proxy, strict=False) for proxy in proxies)
         # Where the host's accounts are asked, one may answer to any spelling of its name.
         self._confined = {user.casefold(): paths for user, paths in confined.items()}
         self._limiter = CapacityLimiter(CHECKS_AT_ONCE)
@@ -59,22 +93,59 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
             return
         scope[KNOWN] = bool(scope.get(LOCAL))
-        if scope["type"] == "http" and not scope.get(LOCAL) and _is_asked(scope):
+        if scope.get(LOCAL):
+            scope[CALLER] = Caller("local", Role.ADMIN)
+        elif scope["type"] == "http" and _is_asked(scope):
             try:
-                await self._admit(scope)
-            except Unauthorized as error:
+                scope[CALLER] = await self._admit(scope)
+            except (Unauthorized, Forbidden) as error:
                 await problem(error)(scope, receive, send)
                 return
             scope[KNOWN] = True
         await self._app(scope, receive, send)
 
-    async def _admit(self, scope: Scope) -> None:
-        user, password = _credentials(Headers(scope=scope).get("authorization"))
-        if not self._authenticate.knows(user, password):
-            client = scope.get("client")
-            await to_thread.run_sync(
-                self._authenticate.check, user, password, client[0] if client else "", limiter=self._limiter
-            )
+    async def _admit(self, scope: Scope) -> Caller:
+        header, address = Headers(scope=scope).get("authorization"), self._address(scope)
+        if header is not None and header.lower().startswith("bearer "):
+            caller = await self._by_token(header[7:].strip(), address)
+        else:
+            user, password = _credentials(header)
+            if not self._authenticate.knows(user, password):
+                await to_thread.run_sync(self._authenticate.check, user, password, address, limiter=self._limiter)
+            if user.strip().casefold() in self._confined:
+                self._confine(user, scope)
+                return Caller(user, Role.VIEWER, address)
+            caller = Caller(user, await to_thread.run_sync(self._authenticate.role_of, user), address)
+        if scope["path"] not in OPEN_PATHS:
+            needed = self._needed(scope["method"], scope["path"].removeprefix(self._base_url))
+            if not caller.role.reaches(needed):
+                raise Forbidden(
+                    f"this needs the role {needed}, and {caller.account} has the role {caller.role}",
+                    hint="ask an admin of this service",
+                )
+        return caller
+
+    async def _by_token(self, secret: str, address: str) -> Caller:
+        found = None
+        if secret.startswith(TOKEN_PREFIX) and len(secret) <= CREDENTIALS_CHARS_MAX:
+            found = await to_thread.run_sync(self._find_token, secret, limiter=self._limiter)
+        if found is None:
+            raise Unauthorized("this token is not known: it was revoked, has expired, or never was")
+        name, role = found
+        return Caller(f"token:{name}", role, address)
+
+    def _address(self, scope: Scope) -> str:
+        """The caller's: of one behind a proxy of ours what the proxy itself added last."""
+        client = scope.get("client")
+        address = client[0] if client else ""
+        forwarded = Headers(scope=scope).get("x-forwarded-for", "").rpartition(",")[2].strip()
+        if self._proxies and forwarded:
+            with contextlib.suppress(ValueError):
+                if any(ipaddress.ip_address(address) in proxy for proxy in self._proxies):
+                    return str(ipaddress.ip_address(forwarded))
+        return address
+
+    def _confine(self, user: str, scope: Scope) -> None:
         paths = self._confined.get(user.strip().casefold())
         if paths is not None and not any(scope["path"] == path or scope["path"].startswith(f"{path}/") for path in paths):
             raise Unauthorized("this account may use nothing but the folder that is offered to it", hint=f"call {paths[0]}")

@@ -6,28 +6,32 @@ a job. Browsers say where a request comes from (Fetch Metadata, `Sec-Fetch-Site`
 send neither, and hold their password themselves.
 """
 
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from synvirt.api.problems import problem
-from synvirt.errors import BadRequest
+from synvirt.errors import Forbidden
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class SameOrigin:
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    """`connects_out`: paths whose reading makes the service connect elsewhere; those are no other page's to read either."""
+
+    def __init__(self, app: ASGIApp, *, connects_out: Callable[[str], bool] = lambda path: False) -> None:
+        self._app, self._connects_out = app, connects_out
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] not in READING and _is_foreign(Headers(scope=scope)):
-            refusal = BadRequest(
+        guarded = scope["type"] == "http" and (scope["method"] not in READING or self._connects_out(scope["path"]))
+        if guarded and _is_foreign(Headers(scope=scope)):
+            refusal = Forbidden(
                 "another site's page asked for this, and was refused",
                 hint="do it on the service's own page, at the address that the browser shows for it",
             )
-            await problem(refusal, status=403)(scope, receive, send)
+            await problem(refusal)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

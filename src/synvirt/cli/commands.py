@@ -6,6 +6,7 @@ import typer
 from typer.core import TyperGroup
 
 from synvirt.cli import (
+    accounts,
     backups,
     completion,
     config,
@@ -79,6 +80,9 @@ app.add_typer(uploads.app, name="uploads")
 app.add_typer(config.app, name="config")
 app.add_typer(destinations.app, name="destinations")
 app.add_typer(hosts.app, name="hosts")
+app.add_typer(accounts.accounts, name="accounts")
+app.add_typer(accounts.tokens, name="tokens")
+app.add_typer(accounts.audit, name="audit")
 app.add_typer(backups.app, name="backup")
 app.command("files")(host_files.files)
 app.command("import")(importing.import_)

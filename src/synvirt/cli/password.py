@@ -1,6 +1,7 @@
 """synvirt password [USER]: set a password in the users file. It is good at once, also in a service that runs."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,14 @@ def password(
     Example: synvirt password admin
     """
     from synvirt.accounts import set_password
+
+    path = users_file(options)
+    set_password(path, name, new_password(name))
+    print(f"The password of {name} is set")
+
+
+def users_file(options: Options) -> "Path":
+    """BadRequest, where there is none to write to."""
     from synvirt.errors import BadRequest
     from synvirt.settings import prepare_data_dir
 
@@ -27,12 +36,18 @@ def password(
         raise BadRequest("passwords are set on the service's own host", hint="leave --server and SYNVIRT_SERVER out")
     if settings.auth != "file":
         raise BadRequest(f'the service checks the host\'s own accounts (auth = "{settings.auth}")', hint="passwd sets those")
+    prepare_data_dir(settings)
+    return settings.keyring_dir / "users"
+
+
+def new_password(name: str) -> str:
+    """Asked for on a terminal, else the first line of the standard input. BadRequest for an empty one."""
+    from synvirt.errors import BadRequest
+
     if sys.stdin.isatty():
-        new = typer.prompt(f"New password of {name}", hide_input=True, confirmation_prompt=True, err=True)
+        new = str(typer.prompt(f"New password of {name}", hide_input=True, confirmation_prompt=True, err=True))
     else:
         new = sys.stdin.readline().rstrip("\n")
     if not new:
         raise BadRequest("the password is empty")
-    prepare_data_dir(settings)
-    set_password(settings.keyring_dir / "users", name, new)
-    print(f"The password of {name} is set")
+    return new

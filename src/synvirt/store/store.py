@@ -31,6 +31,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from synvirt.errors import Conflict, NotFound, PersistFailed
 from synvirt.model import ENDS, Migration, State
+from synvirt.store.access import AuditRows, TokenRows
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import parsed, readable, rewritten
 from synvirt.store.filters import ALL, Only
@@ -109,6 +110,8 @@ class Store:
         self.uploads = UploadRows(reading=self._reading, writing=self._writing)
         self.backups = BackupRows(reading=self._reading, writing=self._writing)
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
+        self.tokens = TokenRows(reading=self._reading, writing=self._unfenced)
+        self.audit = AuditRows(reading=self._reading, writing=self._unfenced)
         self.hosts = HostRows(reading=self._reading, writing=self._unfenced)
         self._fence: Fence | None = None
         try:

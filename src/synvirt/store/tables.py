@@ -186,6 +186,27 @@ backups = Table(
     sqlite_autoincrement=True,
 )
 
+# `document` is the Token as the API answers it; the secret itself is kept nowhere.
+tokens = Table(
+    "tokens",
+    METADATA,
+    Column("number", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", _ID, nullable=False, unique=True),
+    Column("secret_sha256", String(64), nullable=False, unique=True),
+    Column("document", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# Only ever added to; each row's digest is of the row and the digest before it.
+audit = Table(
+    "audit",
+    METADATA,
+    Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+    Column("digest", String(64), nullable=False),
+    Column("document", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
 backup_events = Table(
     "backup_events",
     METADATA,

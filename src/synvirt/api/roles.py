@@ -1,0 +1,51 @@
+"""Which role a request needs: a table of paths. What it does not name is read by viewers and changed by operators."""
+
+import re
+from typing import Final
+
+from synvirt.accounts import Role
+
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_ANY: Final = None
+
+# First match wins: methods (None: all), a path beneath {base_url} (API and pages alike), the role. An id is `*`.
+RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
+    # Accounts, their tokens, and who did what.
+    (_ANY, "/api/v1/(tokens|audit)(/.*)?", Role.ADMIN),
+    # Keys, and what opens every backup.
+    (_ANY, "/api/v1/migrator/keyring(/.*)?", Role.ADMIN),
+    (_ANY, "/api/v1/backup/repositories/[^/]+/recovery-key", Role.ADMIN),
+    (_ANY, "/backups/repositories/[^/]+/key", Role.ADMIN),
+    # What is asked of a platform: an operator may, and may test whether it answers; it goes out with stored credentials.
+    (frozenset({"POST"}), "(/api/v1/migrator)?/sources/[^/]+/(test|deep)", Role.OPERATOR),
+    (frozenset({"GET"}), "/api/v1/migrator/sources/[^/]+/vms(/.*)?", Role.OPERATOR),
+    (frozenset({"GET"}), "/new/(machine|source|several)(/.*)?|/sources/[^/]+/certificate", Role.OPERATOR),
+    # Sources, repositories, hosts: what holds credentials or decides where data goes.
+    (frozenset({"POST", "PUT", "PATCH", "DELETE"}), "(/api/v1/migrator)?/sources(/.*)?", Role.ADMIN),
+    (frozenset({"POST", "PUT", "PATCH", "DELETE"}), "/api/v1/migrator/hosts(/.*)?", Role.ADMIN),
+    (frozenset({"POST"}), "(/api/v1/backup|/backups)/repositories/[^/]+/verify", Role.OPERATOR),
+    (frozenset({"POST", "PUT", "PATCH", "DELETE"}), "(/api/v1/backup|/backups)/repositories(/.*)?", Role.ADMIN),
+    # Removing. An upload is its sender's own.
+    (frozenset({"DELETE"}), "/api/v1/migrator/uploads/[^/]+", Role.OPERATOR),
+    (frozenset({"DELETE"}), "/.*", Role.ADMIN),
+    (frozenset({"POST"}), "/api/v1/backup/jobs/[^/]+/retention", Role.ADMIN),
+    (frozenset({"POST"}), "/backups/(jobs|points)/[^/]+/(remove|retire|let-go)", Role.ADMIN),
+    (frozenset({"PATCH"}), "/api/v1/backup/restore-points/[^/]+", Role.ADMIN),  # its protection
+)
+_COMPILED: Final = tuple((methods, re.compile(path), role) for methods, path, role in RULES)
+# A GET that makes the service connect elsewhere: another site's page must not cause it, whatever the browser knows.
+CONNECTING: Final = re.compile(
+    r"/api/v1/migrator/sources/[^/]+/vms(/.*)?|/new/(machine|source|several)(/.*)?|/sources/[^/]+/certificate"
+)
+
+
+def needed_role(method: str, path: str) -> Role:
+    """`path`: beneath {base_url}."""
+    for methods, pattern, role in _COMPILED:
+        if (methods is None or method in methods) and pattern.fullmatch(path):
+            return role
+    return Role.VIEWER if method in _READING else Role.OPERATOR
+
+
+def connects_out(path: str) -> bool:
+    return CONNECTING.fullmatch(path) is not None

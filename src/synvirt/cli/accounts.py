@@ -1,0 +1,158 @@
+"""synvirt accounts, tokens, audit: who may call, and who did what."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from synvirt.cli.listing import print_table
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.password import new_password, users_file
+from synvirt.cli.program import shown
+
+accounts = typer.Typer(
+    help="Accounts of the users file, and their roles.\n\nExample: synvirt accounts list", no_args_is_help=True
+)
+tokens = typer.Typer(help="Secrets for scripts.\n\nExample: synvirt tokens list", no_args_is_help=True)
+audit = typer.Typer(help="Who did what.\n\nExample: synvirt audit list", no_args_is_help=True)
+
+ROLE = Annotated[str, typer.Option(help="viewer, operator or admin")]
+
+
+@accounts.command("list")
+@with_options
+def list_accounts(options: Options) -> None:
+    """The accounts and their roles. On the service's own host.
+
+    Example: synvirt accounts list
+    """
+    from synvirt.accounts import listed
+
+    found = listed(users_file(options))
+    if options.json:
+        print(json.dumps({"items": [{"name": name, "role": role} for name, role in found.items()]}))
+        return
+    print_table(("NAME", "ROLE"), [(shown(name), str(role)) for name, role in found.items()])
+
+
+@accounts.command()
+@with_options
+def add(options: Options, name: Annotated[str, typer.Argument(metavar="USER")], role: ROLE = "operator") -> None:
+    """Add an account, or change its password and role; the password is asked for, or read from the standard input.
+
+    Example: synvirt accounts add eve --role viewer
+    """
+    from synvirt.accounts import Role, set_password
+    from synvirt.errors import BadRequest
+
+    path = users_file(options)
+    if role not in list(Role):
+        raise BadRequest(f"{role!r} is no role", hint="viewer, operator or admin")
+    set_password(path, name, new_password(name), Role(role))
+    print(f"{shown(name)} is {role}")
+
+
+@accounts.command()
+@with_options
+def remove(options: Options, name: Annotated[str, typer.Argument(metavar="USER")]) -> None:
+    """Remove an account; what it logged in to ends within a minute.
+
+    Example: synvirt accounts remove eve
+    """
+    from synvirt.accounts import remove_account
+
+    remove_account(users_file(options), name)
+    print(f"{shown(name)} is removed")
+
+
+@tokens.command()
+@with_options
+def create(
+    options: Options,
+    name: Annotated[str, typer.Argument(help="What it is for")],
+    role: ROLE = "viewer",
+    days: Annotated[float, typer.Option(help="How long it holds; 0: until it is revoked")] = 90,
+) -> None:
+    """Make a token. Its secret is shown this once: send it as Authorization: Bearer SECRET.
+
+    Example: synvirt tokens create prometheus --days 365
+    """
+    with options.connect() as client:
+        answer = client.ask("POST", "/tokens", json={"name": name, "role": role, "expires_days": days or None})
+    if options.json:
+        print(answer)
+        return
+    print(json.loads(answer)["secret"])
+    print("It is not shown again.", file=sys.stderr)
+
+
+@tokens.command("list")
+@with_options
+def list_tokens(options: Options) -> None:
+    """The tokens there are, without their secrets.
+
+    Example: synvirt tokens list
+    """
+    with options.connect() as client:
+        answer = client.ask("GET", "/tokens")
+    if options.json:
+        print(answer)
+        return
+    rows = [
+        (one["id"], shown(one["name"]), one["role"], shown(one["account"]), one["expires_at"] or "", one["last_used_at"] or "")
+        for one in json.loads(answer)["items"]
+    ]
+    print_table(("ID", "NAME", "ROLE", "MADE BY", "EXPIRES", "LAST USED"), rows)
+
+
+@tokens.command()
+@with_options
+def revoke(options: Options, token: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    """Make a token open nothing any more.
+
+    Example: synvirt tokens revoke 0c6b…
+    """
+    from urllib.parse import quote
+
+    with options.connect() as client:
+        client.ask("DELETE", f"/tokens/{quote(token, safe='')}")
+    print("It is revoked")
+
+
+@audit.command("list")
+@with_options
+def list_audit(options: Options, limit: Annotated[int, typer.Option(min=1, max=500)] = 50) -> None:
+    """Who did what, newest first. With --json a line an entry, for a collector.
+
+    Example: synvirt audit list --limit 20
+    """
+    with options.connect() as client:
+        items = json.loads(client.ask("GET", "/audit", params={"limit": limit}))["items"]
+    if options.json:
+        for one in items:
+            print(json.dumps(one))
+        return
+    fields = ("seq", "at", "account", "address", "method", "resource", "result")
+    rows = [tuple(shown(str(one[field])) for field in fields) for one in items]
+    print_table(("NO", "AT", "ACCOUNT", "FROM", "METHOD", "RESOURCE", "RESULT"), rows)
+
+
+@audit.command()
+@with_options
+def verify(options: Options) -> None:
+    """Whether an entry was changed or removed since it was written: exit code 1 where one was.
+
+    Example: synvirt audit verify
+    """
+    with options.connect() as client:
+        answer = client.ask("GET", "/audit/verify")
+    found = json.loads(answer)
+    if options.json:
+        print(answer)
+    elif found["broken_at"] is None:
+        print(f"All {found['entries']} entries are as they were written")
+    else:
+        print(f"Entry {found['broken_at']} was changed, or the one before it was removed")
+    if found["broken_at"] is not None:
+        raise typer.Exit(1)

@@ -1,0 +1,224 @@
+"""Every route by every role; tokens; the audit trail."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from sqlalchemy import delete, update
+
+from synvirt.accounts import FileAccounts, Role, set_password
+from synvirt.api.auth import Remembering, Throttled, network_of
+from synvirt.api.roles import needed_role
+from synvirt.errors import Unauthorized
+from synvirt.store.tables import audit
+from tests.fakes.service import PREFIX, Service
+
+API = "/api/v1"
+ID = "00000000-0000-0000-0000-000000000001"
+
+
+def basic(user: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:pw".encode()).decode()}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, httpx.Client]]:
+    """One account a role, named after it, in clear on loopback."""
+    folder = tmp_path_factory.mktemp("service")
+    users = folder / "users"
+    for role in reversed(Role):
+        set_password(users, str(role), "pw", role)
+    accounts = FileAccounts(users)
+    service = Service(folder, check_password=accounts, role_of=accounts.role_of, tls=False)
+    with service.served() as server, httpx.Client(base_url=server.address, timeout=60) as client:
+        yield service, client
+    service.close()
+
+
+def routes(service: Service) -> list[tuple[str, str]]:
+    """Method and path of everything that is served, pages too, with an id for each parameter."""
+    found = []
+    for path, methods in _all(service.app.routes):
+        plain = path
+        for parameter in [part for part in path.split("/") if part.startswith("{")]:
+            plain = plain.replace(parameter, ID)
+        found += [(method, plain) for method in methods if method != "HEAD"]
+    return sorted(set(found))
+
+
+def _all(listed: Any) -> Iterator[tuple[str, set[str]]]:
+    for route in listed:
+        if isinstance(route, APIRoute):
+            yield route.path, set(route.methods or ())
+        elif hasattr(route, "effective_route_contexts"):  # what FastAPI keeps of an included router
+            yield from ((one.path, set(one.methods)) for one in route.effective_route_contexts())
+
+
+def test_every_route_by_every_role(served: tuple[Service, httpx.Client]) -> None:
+    """Who may not is told so before anything is looked at; who may gets any other answer."""
+    service, client = served
+    asked = routes(service)
+    assert len(asked) > 60
+    for method, path in asked:
+        if "stream" in path or path.endswith("/events") or path in ("/healthz", "/openapi.json", "/doctor"):
+            continue
+        needed = needed_role(method, path)
+        for role in Role:
+            if role.reaches(needed) and method != "GET":
+                continue  # it would be done
+            with client.stream(method, path, headers=basic(str(role))) as answer:
+                assert (answer.status_code == 403) is not role.reaches(needed), f"{role} {method} {path}: {answer.status_code}"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("GET", f"{API}/migrator/migrations", Role.VIEWER),
+        ("POST", f"{API}/migrator/migrations", Role.OPERATOR),
+        ("POST", f"{API}/migrator/migrations/{ID}/cancel", Role.OPERATOR),
+        ("DELETE", f"{API}/migrator/migrations/{ID}", Role.ADMIN),
+        ("GET", f"{API}/migrator/sources", Role.VIEWER),
+        ("GET", f"{API}/migrator/sources/{ID}/vms", Role.OPERATOR),
+        ("POST", f"{API}/migrator/sources", Role.ADMIN),
+        ("PATCH", f"{API}/migrator/sources/{ID}", Role.ADMIN),
+        ("POST", f"{API}/migrator/sources/{ID}/test", Role.OPERATOR),
+        ("POST", f"{API}/migrator/keyring/rotate", Role.ADMIN),
+        ("POST", f"{API}/migrator/host-files/inspect", Role.OPERATOR),
+        ("POST", f"{API}/backup/jobs/{ID}/run", Role.OPERATOR),
+        ("POST", f"{API}/backup/restore-points/{ID}/restore", Role.OPERATOR),
+        ("DELETE", f"{API}/backup/restore-points/{ID}", Role.ADMIN),
+        ("PATCH", f"{API}/backup/restore-points/{ID}", Role.ADMIN),
+        ("GET", f"{API}/backup/repositories/{ID}/recovery-key", Role.ADMIN),
+        ("POST", f"{API}/backup/repositories", Role.ADMIN),
+        ("GET", f"{API}/audit", Role.ADMIN),
+        ("GET", f"{API}/tokens", Role.ADMIN),
+        ("POST", "/sources/new/vim_api", Role.ADMIN),
+        ("POST", f"/backups/repositories/{ID}/key", Role.ADMIN),
+        ("POST", f"/backups/points/{ID}/let-go", Role.ADMIN),
+        ("GET", "/new/machine", Role.OPERATOR),
+        ("POST", "/new/submit", Role.OPERATOR),
+        ("GET", "/", Role.VIEWER),
+        ("GET", "/metrics", Role.VIEWER),
+        ("POST", "/a/route/of/tomorrow", Role.OPERATOR),
+        ("DELETE", "/a/route/of/tomorrow", Role.ADMIN),
+    ],
+)
+def test_what_a_role_is_for(method: str, path: str, needed: Role) -> None:
+    assert needed_role(method, path) is needed
+
+
+def test_a_refusal_names_the_role(served: tuple[Service, httpx.Client]) -> None:
+    answer = served[1].post(f"{PREFIX}/sources", headers=basic("operator"), json={})
+    assert (answer.status_code, answer.json()["code"]) == (403, "E_MIG_FORBIDDEN")
+    assert "the role admin, and operator has the role operator" in answer.json()["detail"]
+
+
+# ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def made(client: httpx.Client, role: str, **more: object) -> dict[str, str]:
+    answer = client.post(f"{API}/tokens", headers=basic("admin"), json={"name": f"for-{role}", "role": role, **more})
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def test_a_token_opens_what_its_role_may(served: tuple[Service, httpx.Client]) -> None:
+    service, client = served
+    token = made(client, "viewer")
+    bearer = {"Authorization": f"Bearer {token['secret']}"}
+    assert client.get(f"{PREFIX}/migrations", headers=bearer).status_code == 200
+    assert client.post(f"{PREFIX}/migrations", headers=bearer, json={}).status_code == 403
+    [listed] = [one for one in client.get(f"{API}/tokens", headers=basic("admin")).json()["items"] if one["id"] == token["id"]]
+    assert (listed["last_used_at"] is not None, "secret" in listed, listed["account"]) == (True, False, "admin")
+    kept = Path(service.settings.data_dir, "migrator.db").read_bytes()
+    assert token["secret"].encode() not in kept
+    assert client.delete(f"{API}/tokens/{token['id']}", headers=basic("admin")).status_code == 204
+    assert client.get(f"{PREFIX}/migrations", headers=bearer).status_code == 401
+
+
+@pytest.mark.parametrize("secret", ["x", "svt_", "svt_guess", "x" * 4000, "svt_\u00e9"])
+def test_what_is_no_token_opens_nothing(served: tuple[Service, httpx.Client], secret: str) -> None:
+    answer = served[1].get(f"{PREFIX}/migrations", headers=httpx.Headers([(b"authorization", f"Bearer {secret}".encode())]))
+    assert answer.status_code == 401
+
+
+def test_a_token_expires(served: tuple[Service, httpx.Client]) -> None:
+    token = made(served[1], "admin", expires_days=1e-9)
+    bearer = {"Authorization": f"Bearer {token['secret']}"}
+    assert served[1].get(f"{PREFIX}/migrations", headers=bearer).status_code == 401
+
+
+# ── the audit trail ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_who_did_what_is_kept_and_a_changed_or_missing_entry_shows(served: tuple[Service, httpx.Client]) -> None:
+    service, client = served
+    for name in ("one", "two", "three"):
+        assert made(client, "viewer", name=name)
+    client.post(f"{PREFIX}/migrations/{ID}/cancel", headers=basic("operator"))
+    [newest, *older] = client.get(f"{API}/audit", headers=basic("admin")).json()["items"]
+    assert (newest["account"], newest["role"], newest["method"], newest["result"]) == ("operator", "operator", "POST", 404)
+    assert (newest["resource"], newest["address"]) == (f"{PREFIX}/migrations/{ID}/cancel", "127.0.0.1")
+    assert newest["prev_digest"] == older[0]["digest"]
+    assert older[0]["detail"].startswith(f"{API}/tokens/"), "what was made is named"
+    assert not any(one["method"] == "GET" for one in (newest, *older))
+
+    def broken() -> int | None:
+        found = client.get(f"{API}/audit/verify", headers=basic("admin")).json()["broken_at"]
+        return None if found is None else int(found)
+
+    assert broken() is None
+    with service.store._engine.begin() as db:
+        kept = db.execute(audit.select().where(audit.c.seq == newest["seq"] - 1)).one()
+        db.execute(delete(audit).where(audit.c.seq == kept.seq))
+    assert broken() == newest["seq"], "one was removed before it"
+    with service.store._engine.begin() as db:
+        db.execute(audit.insert().values(seq=kept.seq, digest=kept.digest, document=kept.document.replace("admin", "nadim")))
+    assert broken() == kept.seq
+    with service.store._engine.begin() as db:
+        db.execute(update(audit).where(audit.c.seq == kept.seq).values(document=kept.document))
+    assert broken() is None
+
+
+# ── guessing, other pages, what an answer says ───────────────────────────────────────────────────────────────────────
+
+
+def test_an_ipv6_caller_is_its_64_and_an_account_is_watched_too() -> None:
+    assert network_of("2001:db8:1:2:3::4") == network_of("2001:db8:1:2:ffff::1") != network_of("2001:db8:1:3::1")
+    assert network_of("::ffff:192.0.2.1") == "192.0.2.1"
+
+    def wrong(user: str, password: str, address: str) -> None:
+        raise Unauthorized
+
+    check = Throttled(wrong, clock=lambda: 0.0)
+    for number in range(30):
+        with pytest.raises(Unauthorized):
+            check("admin", "guess", f"192.0.2.{number}")
+    with pytest.raises(Unauthorized, match="for this account"):
+        check("Admin", "guess", "192.0.2.99")
+    assert check.refused == 31
+
+
+@pytest.mark.parametrize("path", [f"{PREFIX}/sources/{ID}/vms", "/new/machine?url=http://192.0.2.1/a.ova"])
+def test_another_sites_page_makes_us_connect_nowhere(served: tuple[Service, httpx.Client], path: str) -> None:
+    headers = basic("admin") | {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert served[1].get(path, headers=headers).status_code == 403
+
+
+def test_no_answer_is_kept_by_others(served: tuple[Service, httpx.Client]) -> None:
+    answer = served[1].get(f"{PREFIX}/migrations", headers=basic("viewer"))
+    assert (answer.headers["Cache-Control"], answer.headers["X-Content-Type-Options"]) == ("no-store", "nosniff")
+
+
+def test_an_account_without_a_group_is_nobody() -> None:
+    from synvirt.api.auth import role_by_group
+    from synvirt.errors import Forbidden
+
+    assert role_by_group({Role.ADMIN: "nogroup-of-this-name", Role.VIEWER: "root"}, "root") is Role.VIEWER
+    with pytest.raises(Forbidden, match="none of the groups"):
+        role_by_group({Role.ADMIN: "root"}, "nobody")
+    assert Remembering(lambda *_: None).role_of("x") is Role.ADMIN
