@@ -15,7 +15,7 @@ import pytest
 from synvirt import accounts
 from synvirt.api import auth
 from synvirt.api.auth import Remembering, Throttled, authenticator, pam_accounts
-from synvirt.errors import Unauthorized
+from synvirt.errors import BadRequest, Unauthorized
 from synvirt.settings import Settings, prepare_data_dir
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
 from tests.needs import need, need_root
@@ -210,7 +210,7 @@ def test_it_watches_a_bounded_number_of_addresses() -> None:
     check = Throttled(Asked())
     for number in range(auth.ADDRESSES_WATCHED_MAX + 10):
         with pytest.raises(Unauthorized):
-            check("eve", "wrong", f"address {number}")
+            check(f"eve{number}", "wrong", f"address {number}")
     assert len(check._failures) == auth.ADDRESSES_WATCHED_MAX
 
 
@@ -246,9 +246,10 @@ def account() -> Iterator[tuple[str, str]]:
 
 def test_an_account_of_the_host(account: tuple[str, str], tmp_path: Path) -> None:
     name, password = account
-    settings = Settings(data_dir=tmp_path, auth="pam")
+    settings = Settings(data_dir=tmp_path, auth="pam", pam_operator_group=name)
     check = authenticator(settings, announce=lambda line: pytest.fail("pam has no first account"))
     check.check(name, password, "")
+    assert check.role_of(name) == "operator"
     for user, wrong in ((name, "wrong"), (name, ""), ("nobody-of-that-name", password)):
         with pytest.raises(Unauthorized, match="the user or the password is wrong"):
             check.check(user, wrong, "")
@@ -258,6 +259,12 @@ def test_an_account_of_the_host(account: tuple[str, str], tmp_path: Path) -> Non
         assert httpx.get(url, auth=httpx.BasicAuth(name, password), timeout=60).status_code == 200
         assert httpx.get(url, auth=httpx.BasicAuth(name, "wrong"), timeout=60).status_code == 401
     service.close()
+
+
+def test_without_a_group_the_hosts_accounts_are_not_asked(tmp_path: Path) -> None:
+    """Each of them would be let in, and be an admin."""
+    with pytest.raises(BadRequest, match="no group says who may call"):
+        authenticator(Settings(data_dir=tmp_path, auth="pam"), announce=lambda line: None)
 
 
 def test_an_account_that_has_expired(account: tuple[str, str]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import pwd
+import re
 import resource
 import socket
 import sys
@@ -117,7 +118,7 @@ def _become_nobody(libc: ctypes.CDLL, *, programs: bool) -> None:
     what the cage names, and nothing else."""
     user, group = _user()
     libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
-    kept = 1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH
+    kept = (1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH) & _permitted()
     for number in range(_CAPABILITIES_MAX + 1):
         if not kept >> number & 1:
             libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # one that the kernel does not know is not there either
@@ -129,7 +130,14 @@ def _become_nobody(libc: ctypes.CDLL, *, programs: bool) -> None:
     if libc.capset(header, sets) != 0:
         raise OSError(ctypes.get_errno(), "capset")
     for number in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH) if programs else ():
+        # One that is not permitted is refused here, and not missed.
         libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0)  # else what it starts could not read what it reads
+
+
+def _permitted() -> int:
+    """A service's unit may have taken some from root already."""
+    found = re.search(r"^CapPrm:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1], 16) if found else 0
 
 
 def _user() -> tuple[int, int]:
