@@ -68,9 +68,10 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_unit_is_as_closed_as_it_is_said_to_be() -> None:
-    """A line that goes, or that systemd does not know, shows here. Without any, it would be 9.6."""
+    """A line that goes, or that systemd does not know, shows here. Without any, it would be 9.6; what is
+    left is mostly what QEMU, libvirt and zfs need of root."""
     tool = need("systemd-analyze", "systemd")
     done = subprocess.run(
-        [tool, "security", "--offline=true", "--threshold=70", UNIT], capture_output=True, text=True, timeout=60
+        [tool, "security", "--offline=true", "--threshold=48", UNIT], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout[-300:]

@@ -31,6 +31,7 @@ SECRET = "Zq8vexed-otter"
         json.dumps({"event": json.dumps({"password": SECRET, "x": 1})}),
         json.dumps({"xml": f'<graphics passwd="{SECRET}"/>'}),
         f"https://user:p@ss:{SECRET}@nas.example/",
+        f"The first start made the user admin with the password {SECRET}: it is not shown again",
     ],
 )
 def test_secrets_in_text_go(text: str) -> None:
@@ -97,3 +98,9 @@ def test_it_takes_any_text_and_twice_is_as_once(text: str) -> None:
 )
 def test_a_hostile_line_does_not_keep_it_busy(piece: str) -> None:
     redacted_text(piece * (200_000 // len(piece)))
+
+
+def test_the_password_of_the_first_start_and_tokens_go() -> None:
+    assert redacted_text("it was abcde-fghjk-mnpqr-st234 once") == f"it was {GONE} once"
+    assert "svt_" not in redacted_text("curl -H svt_0123456789abcdefghijklmn")
+    assert redacted_text("the password of admin is set") == "the password of admin is set"

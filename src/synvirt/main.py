@@ -336,6 +336,18 @@ def _destination(chosen: "DestinationSetting") -> "Destination":
             return RbdDestination(place)
 
 
+def _say_layers() -> None:
+    import structlog
+
+    from synvirt.cage import layers
+
+    found = layers()
+    log = structlog.get_logger("synvirt.cage")
+    log.info("readers are confined by", layers=[name for name, there in found.items() if there])
+    if missing := [name for name, there in found.items() if not there]:
+        log.warning("this host lacks layers that would confine readers", layers=missing, hint="synvirt doctor")
+
+
 @app.command()
 @with_options
 def serve(
@@ -349,11 +361,13 @@ def serve(
     Example: synvirt serve --data-dir /var/lib/synvirt --listen 0.0.0.0:8441
     """
     end_at_once()
+    os.umask(0o027)  # whatever folder it is given: what the service makes there is not for everybody
     from synvirt.logs import log_to
     from synvirt.settings import load
 
     settings = load(config=options.config, flags={"data_dir": options.data_dir, "listen": listen})
     log_to(settings.log_level, sys.stderr)
+    _say_layers()
     with service(settings, announce=partial(typer.echo, err=True)) as running:
         running.run(on_ready=lambda: typer.echo(f"SynVirt serves at {running.address}", err=True))
     _leave(0)

@@ -1,5 +1,6 @@
 """The two sockets: modes, certificate, who is in the way, and a stop that waits for nobody."""
 
+import contextlib
 import gc
 import os
 import shutil
@@ -21,7 +22,7 @@ import httpx
 import pytest
 from cryptography import x509
 
-from synvirt.api import Server, data_dir_locked, tls
+from synvirt.api import Server, connections, data_dir_locked, tls
 from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings, prepare_data_dir
@@ -296,3 +297,66 @@ def _read_to_the_end(path: str, reading: threading.Event) -> None:
         reading.set()
         for _ in response.iter_lines():
             pass  # to an orderly end: a broken one would raise
+
+
+# ── callers who say nothing, and callers who are many ────────────────────────────────────────────────────────────────
+
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture
+def quick_to_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    monkeypatch.setattr(connections, "HEAD_WITHIN_S", 0.3)
+    monkeypatch.setattr(connections, "PER_ADDRESS_MAX", 20)
+    service = Service(tmp_path, tls=False)
+    with service.served() as server:
+        host, _, port = server.address.removeprefix("http://").partition(":")
+        yield host, int(port)
+    service.close()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET"]
+)
+def test_who_says_nothing_more_is_let_go(quick_to_let_go: tuple[str, int], said: bytes) -> None:
+    with socket.create_connection(quick_to_let_go, timeout=60) as connection:
+        connection.sendall(said)
+        heard = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(4096):
+                heard += part
+    assert heard.startswith(b"HTTP/1.1 200") is (b"\r\n\r\n" in said)
+
+
+def test_one_address_does_not_have_all_connections(quick_to_let_go: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_WITHIN_S", 600)
+    with contextlib.ExitStack() as opened:
+        silent = [opened.enter_context(socket.create_connection(quick_to_let_go, timeout=60)) for _ in range(60)]
+
+        def cut() -> int:
+            found = 0
+            for one in silent:
+                one.setblocking(False)
+                try:
+                    found += one.recv(1) == b""
+                except BlockingIOError:
+                    pass
+                except ConnectionResetError:
+                    found += 1
+            return found
+
+        until(lambda: cut() == 40)
+    until(lambda: not connections.Held._addresses)
+    assert httpx.get(f"http://{quick_to_let_go[0]}:{quick_to_let_go[1]}/healthz", timeout=60).status_code == 200
+
+
+def test_no_cipher_without_aead(service_url: tuple[Service, str]) -> None:
+    old = ssl.create_default_context()
+    old.check_hostname, old.verify_mode, old.maximum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_2
+    old.set_ciphers("ECDHE-ECDSA-AES128-SHA:ECDHE-ECDSA-AES256-SHA384:@SECLEVEL=0")
+    host, _, port = service_url[1].removeprefix("https://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as plain, pytest.raises(ssl.SSLError):
+        old.wrap_socket(plain)
+    answer = httpx.get(f"{service_url[1]}/healthz", verify=False, timeout=60)
+    assert answer.headers["Strict-Transport-Security"].startswith("max-age=")

@@ -23,6 +23,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from synvirt.api.connections import Held, allow_files
 from synvirt.api.gate import FromSocket
 from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
@@ -30,6 +31,8 @@ from synvirt.settings import Settings
 
 # Answers under way may end; a stream whose client does not read is cut. A supervisor waits for us.
 GRACE_S = 1
+# With TLS 1.2, ciphers that hold what they encrypt to its sum (AEAD), and keys that are forgotten; TLS 1.3 has no others.
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 # sun_path of unix(7), with its ending zero.
 SOCKET_PATH_BYTES = 107
 
@@ -81,6 +84,7 @@ class Server:
         self.address = f"{'https' if settings.tls else 'http'}://{host}:{port}"
 
     def run(self, *, on_ready: Callable[[], None] = lambda: None) -> None:
+        allow_files()
         try:
             with self._signals():
                 asyncio.run(self._run(on_ready))
@@ -158,7 +162,7 @@ class _Quiet(uvicorn.Server):
 def _config(app: ASGIApp, identity: tuple[Path, Path] | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=Held,
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -170,6 +174,7 @@ def _config(app: ASGIApp, identity: tuple[Path, Path] | None) -> uvicorn.Config:
         timeout_graceful_shutdown=GRACE_S,
         ssl_certfile=identity[0] if identity else None,
         ssl_keyfile=identity[1] if identity else None,
+        ssl_ciphers=CIPHERS,
     )
 
 

@@ -167,7 +167,7 @@ class Client(AbstractContextManager["Client"]):
                 if response.status_code != 200:
                     response.read()
                     raise _refusal(response, self._where)
-                yield from _events(response.iter_lines())
+                yield from _events(_lines(response.iter_text()))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -263,6 +263,16 @@ def _refusal(response: httpx.Response, where: str) -> SynvirtError:
 
 def _stranger(where: str, answer: str) -> Internal:
     return Internal(f"{where} answered {answer}, and not as a SynVirt service does", hint="check the address")
+
+
+def _lines(text: Iterator[str]) -> Iterator[str]:
+    """At line feeds alone: httpx also splits at U+2028, which a VM's name may have."""
+    rest = ""
+    for part in text:
+        *whole, rest = (rest + part).split("\n")
+        yield from (line.removesuffix("\r") for line in whole)
+        if len(rest) > LINE_LIMIT_CHARS:
+            raise Internal("the stream has a line that no service of ours sends")
 
 
 def _events(lines: Iterator[str]) -> Iterator[StreamEvent]:

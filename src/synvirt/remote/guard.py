@@ -20,8 +20,14 @@ CONNECT_TIMEOUT_S: Final = 10.0
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Alibaba's and AWS's metadata, which lie in networks that others use for hosts.
-_METADATA: Final = (ipaddress.ip_address("100.100.100.200"), ipaddress.ip_address("fd00:ec2::254"))
+# Metadata of clouds that lies in networks that others use for hosts.
+_METADATA: Final = frozenset(
+    ipaddress.ip_address(text)
+    # Alibaba, AWS, Azure, Oracle, Google
+    for text in ("100.100.100.200", "fd00:ec2::254", "168.63.129.16", "192.0.0.192", "fd20:ce::254")
+)
+# RFC 8215 and 4380: translators of a network's own, and Teredo, whose addresses hold IPv4 ones that cannot be told for certain.
+_TUNNELS: Final = (ipaddress.IPv6Network("64:ff9b:1::/48"), ipaddress.IPv6Network("2001::/32"))
 # RFC 6052: an IPv4 address in these is reached through a translator.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 # «This network» (RFC 1122 section 3.2.1.3): Linux takes 0.0.0.0 for itself.
@@ -90,8 +96,21 @@ def _is_own(address: Address) -> bool:
         or address.is_unspecified
         or address.is_multicast
         or address in _METADATA
+        or any(address in tunnel for tunnel in _TUNNELS if address.version == 6)
+        or _is_of_this_host(address)
         or (address.version == 4 and address in _THIS_NETWORK)
     )
+
+
+def _is_of_this_host(address: Address) -> bool:
+    """Only an address of its own can a host's socket be bound to."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
 
 
 def _names(entry: str, host: str) -> bool:
