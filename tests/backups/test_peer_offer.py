@@ -16,7 +16,7 @@ from synvirt.repository import packs
 from synvirt.repository.folder import Entry, HostFolder
 from synvirt.repository.garbage import collect
 from synvirt.repository.manifest import file_name
-from synvirt.repository.peer_offer import DAY_S, Offer
+from synvirt.repository.peer_offer import DAY_S, PIECE_BYTES, Offer
 from synvirt.repository.repository import HEADER, Repository
 from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases
@@ -55,7 +55,10 @@ class OfferFolder:
             receiving.discard()
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self.offer.read(name, offset, length)
+        size, pieces = self.offer.read(name, offset, length)
+        content = b"".join(pieces)
+        assert len(content) == size
+        return content
 
     def entries(self, folder: str) -> list[Entry]:
         return self.offer.entries(folder)
@@ -287,3 +290,18 @@ def test_what_is_not_there_is_said(folder: OfferFolder, tmp_path: Path) -> None:
     with pytest.raises(RepositoryDamaged, match="missing"):
         folder.read(file_name(UUID(int=5)))
     folder.delete(file_name(UUID(int=5)))
+
+
+def test_a_pack_is_sent_in_pieces(tmp_path: Path) -> None:
+    """24 callers who asked for a pack of 64 MiB and did not read took the service to 3 GiB."""
+    offer = Offer(tmp_path, keep_s=0)
+    offer.make_folders()
+    name = f"packs/{'a' * 64}.pack"
+    content = Random(5).randbytes(3 * PIECE_BYTES + 5)
+    (tmp_path / name).write_bytes(content)
+    size, pieces = offer.read(name, 7, None)
+    found = list(pieces)
+    assert (size, b"".join(found)) == (len(content) - 7, content[7:])
+    assert max(map(len, found)) <= PIECE_BYTES
+    with pytest.raises(RepositoryDamaged, match="ends at"):
+        offer.read(name, len(content), 1)

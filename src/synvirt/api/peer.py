@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
 
 from synvirt.api.body import pieces
 from synvirt.api.document import problem_described
@@ -77,7 +78,8 @@ def peer_router(offers: dict[str, Offer], *, idle_s: float = IDLE_S) -> APIRoute
         length: Annotated[int | None, Query(ge=0, le=_OFFSET_MAX)] = None,
     ) -> Response:
         """Read a file of a repository, from `offset` on; without `length` to its end."""
-        return Response(named(offer).read(name, offset, length), media_type="application/octet-stream")
+        size, pieces_of = named(offer).read(name, offset, length)
+        return StreamingResponse(pieces_of, media_type="application/octet-stream", headers={"Content-Length": str(size)})
 
     @router.put("/files/{name:path}", status_code=204, openapi_extra={"requestBody": {"required": True} | _BYTES})
     async def put_offered(offer: str, name: str, request: Request) -> Response:

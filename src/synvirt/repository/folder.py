@@ -160,6 +160,15 @@ class HostFolder:
             )
         return found
 
+    def size(self, name: str) -> int:
+        """RepositoryDamaged, where it is missing."""
+        try:
+            return (self._path / name).lstat().st_size
+        except FileNotFoundError as error:
+            raise RepositoryDamaged(f"{name} is missing from the repository") from error
+        except OSError as error:
+            raise RepositoryDamaged(f"{name} cannot be read: {error.strerror}") from error
+
     def entries(self, folder: str) -> list[Entry]:
         found = []
         with _told(folder), os.scandir(self._path / folder) as listed:

@@ -12,7 +12,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from blake3 import blake3
@@ -25,6 +25,8 @@ from synvirt.repository.peer_needs import Needs
 from synvirt.sizes import KIB, MIB
 
 DAY_S = 24 * 3600.0
+# Of an answer: what a caller who does not read costs us.
+PIECE_BYTES = MIB
 # What we have begun and not ended: ours alone, so that what an earlier service left is swept.
 _BEGUN = "peer-"
 _HEX64 = "[0-9a-f]{64}"
@@ -76,12 +78,19 @@ class Offer:
             raise BackupBadRequest(f"a repository has no folder {folder[:64]!r}")
         return [] if folder == UNFINISHED else self._folder().entries(folder)
 
-    def read(self, name: str, offset: int, length: int | None) -> bytes:
-        """BackupBadRequest, RepositoryDamaged."""
+    def read(self, name: str, offset: int, length: int | None) -> tuple[int, Iterator[bytes]]:
+        """How many bytes there will be, and these, a piece at a time: a caller who asks and does not read holds one piece of
+        our memory, and not the whole of a pack. BackupBadRequest, RepositoryDamaged."""
         _, limit = _kind(name)
         if length is not None and length > limit:
             raise BackupBadRequest(f"{length} bytes of {name} were asked for, which has {limit} at most")
-        return self._folder().read(name, offset, length)
+        folder = self._folder()
+        size = folder.size(name)
+        wanted = max(size - offset, 0) if length is None else length
+        if offset + wanted > max(size, offset):
+            folder.read(name, size, 1)  # says in its own words that the file ends there
+        step = range(offset, offset + wanted, PIECE_BYTES)
+        return wanted, (folder.read(name, at, min(PIECE_BYTES, offset + wanted - at)) for at in step)
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
