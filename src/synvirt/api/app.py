@@ -100,8 +100,8 @@ def create_app(
 
     app.add_middleware(Heads)
     store = intake.store
-    app.include_router(tokens_router(store.tokens), prefix=api_prefix)
-    app.include_router(audit_router(store.audit), prefix=api_prefix)
+    for router in (tokens_router(store.tokens), audit_router(store.audit)):
+        app.include_router(router, prefix=api_prefix, dependencies=[Depends(known_parameters)])
     # A peer's packs are its own business, thousands an hour; what it did is in the repository.
     app.add_middleware(Audited, rows=store.audit, quiet=(f"{api_prefix}/backup/peer/",))
     app.add_middleware(SameOrigin, connects_out=lambda path: connects_out(path.removeprefix(base_url)))

@@ -41,6 +41,7 @@ CONNECTING: Final = re.compile(
 
 def needed_role(method: str, path: str) -> Role:
     """`path`: beneath {base_url}."""
+    method = "GET" if method == "HEAD" else method
     for methods, pattern, role in _COMPILED:
         if (methods is None or method in methods) and pattern.fullmatch(path):
             return role

@@ -19,7 +19,7 @@ _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_SET_KEEPCAPS = 38, 24, 8
 _PR_CAP_AMBIENT, _AMBIENT_RAISE = 47, 2
 _CLONE_NEWNET, _CLONE_NEWIPC = 0x40000000, 0x08000000
 # include/uapi/linux/capability.h. Import folders and volumes belong to others than us; which files those are says Landlock.
-_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH, _CAPABILITIES_MAX = 1, 2, 63
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH, _CAP_NET_BIND_SERVICE, _CAPABILITIES_MAX = 1, 2, 10, 63
 _CAPABILITY_VERSION = 0x20080522
 # What Python and the libraries of a reader need: their own files, names of hosts and certificates, the kernel's figures. Not
 # /etc as a whole: the host's keys and password hashes lie there.
@@ -29,7 +29,7 @@ _SYSTEM = (
     *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/hosts"),
     *("/etc/gai.conf", "/etc/host.conf", "/etc/services", "/etc/protocols", "/etc/passwd", "/etc/group"),
     *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/ca-certificates", "/etc/alternatives"),
-    *("/run/systemd/resolve", "/etc/krb5.conf", "/etc/mime.types"),
+    *("/run/systemd/resolve", "/etc/krb5.conf", "/etc/samba", "/etc/mime.types"),
 )
 
 
@@ -51,12 +51,14 @@ _FAMILIES = {
 @dataclass(frozen=True, slots=True)
 class Cage:
     """`reads`, `writes`: files, or folders with all beneath. `programs`: it may start others, which are in the same cage.
+    `as_root`: it stays the user that it is, since who it speaks to goes by that.
     `memory_bytes`: of address space. `cpu_s`: None, where only the work's size bounds it."""
 
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     network: Network = Network.NONE
     programs: bool = False
+    as_root: bool = False
     memory_bytes: int = 8 * GIB
     cpu_s: int | None = None
     files: int = 4096
@@ -72,8 +74,8 @@ def enter(cage: Cage) -> tuple[str, ...]:
     if cage.network is not Network.ANY and os.geteuid() == 0 and libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC) == 0:
         held.append("network namespace")
     if os.geteuid() == 0:
-        _become_nobody(libc, programs=cage.programs)
-        held += ["user", "capabilities"]
+        _give_up_root(libc, cage)
+        held += ["capabilities"] if cage.as_root else ["user", "capabilities"]
     if landlock.version() > 0:
         reads = [Path(path) for path in (*_SYSTEM, *_own_files(), *cage.reads)]
         landlock.restrict(reads=reads, writes=[Path(path) for path in cage.writes], network=cage.network is Network.ANY)
@@ -113,23 +115,26 @@ def _own_files() -> list[str]:
     return [path for path in dict.fromkeys([sys.prefix, sys.base_prefix, *sys.path]) if path and path != "/"]
 
 
-def _become_nobody(libc: ctypes.CDLL, *, programs: bool) -> None:
+def _give_up_root(libc: ctypes.CDLL, cage: Cage) -> None:
     """Another user than root, whose one privilege is to read and write what belongs to others. Where Landlock holds, that is
     what the cage names, and nothing else."""
-    user, group = _user()
     libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
-    kept = (1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH) & _permitted()
+    kept = (
+        1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH | (1 << _CAP_NET_BIND_SERVICE if cage.as_root else 0)
+    ) & _permitted()
     for number in range(_CAPABILITIES_MAX + 1):
         if not kept >> number & 1:
             libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # one that the kernel does not know is not there either
-    os.setgroups([])
-    os.setresgid(group, group, group)
-    os.setresuid(user, user, user)
+    if not cage.as_root:
+        user, group = _user()
+        os.setgroups([])
+        os.setresgid(group, group, group)
+        os.setresuid(user, user, user)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    sets = (ctypes.c_uint32 * 6)(kept, kept, kept if programs else 0, 0, 0, 0)
+    sets = (ctypes.c_uint32 * 6)(kept, kept, kept if cage.programs else 0, 0, 0, 0)
     if libc.capset(header, sets) != 0:
         raise OSError(ctypes.get_errno(), "capset")
-    for number in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH) if programs else ():
+    for number in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH) if cage.programs else ():
         # One that is not permitted is refused here, and not missed.
         libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0)  # else what it starts could not read what it reads
 

@@ -12,47 +12,62 @@ from urllib.parse import unquote
 
 from synvirt.cage import Cage, Network
 from synvirt.disks.specs import (
+    AllocatedSpec,
     BlankSpec,
     BlockWriterSpec,
     ChangedSpec,
     ChecksumSpec,
+    DatastoreSpec,
     DeltaSpec,
+    DownloadSpec,
     FileWriterSpec,
     GzipSpec,
     ImageSpec,
     JoinedSpec,
+    LeaseSpec,
     NbdSpec,
+    NfsSpec,
     QemuSpec,
     RawSpec,
+    RbdPlace,
+    RbdSpec,
+    RbdWriterSpec,
     Spec,
-    VddkSpec,
     XvaSpec,
 )
 from synvirt.jobs.orders import CopyOrder
 
 # In an NBD URI: files of TLS, and a Unix socket, whose folder is looked into.
 _NBD_FILE = re.compile(r"[?&](?:tls-certificates|tls-psk-file|socket)=([^&#]+)")
-# Started beside the reader: qemu-nbd, nbdkit.
-_PROGRAMS = (QemuSpec, VddkSpec)
-# What is read and written on this host, without a connection. A kind that is not known here may connect.
+# What is read and written on this host, without a connection.
 _HERE = (
-    *(ImageSpec, ChangedSpec, DeltaSpec, XvaSpec, GzipSpec, JoinedSpec, BlankSpec, QemuSpec, ChecksumSpec),
+    *(ImageSpec, ChangedSpec, AllocatedSpec, DeltaSpec, XvaSpec, GzipSpec, JoinedSpec, BlankSpec, QemuSpec, ChecksumSpec),
     *(FileWriterSpec, BlockWriterSpec),
 )
+# Connects by itself. Any other kind starts a program beside its reader (qemu-nbd, nbdkit, Samba's client), or may.
+_CONNECTING = (NbdSpec, DatastoreSpec, LeaseSpec, DownloadSpec, RbdPlace, RbdSpec, RbdWriterSpec)
 
 
 def cage_of(order: CopyOrder) -> Cage:
     """Reads what its readers name, writes its volumes; no network for disks of this host."""
     readers = [spec for disk in order.disks for spec in _specs((disk.reader, *disk.checksums))]
     writers = [spec for disk in order.disks for spec in _specs(disk.writer)]
-    programs = any(isinstance(spec, _PROGRAMS) for spec in readers)
+    programs = any(_starts_programs(spec) for spec in readers)
     return Cage(
         reads=tuple(dict.fromkeys(path for spec in readers for path in _paths(spec))),
         # A program's socket lies in a temporary folder.
         writes=(*(path for spec in writers for path in _paths(spec)), *((tempfile.gettempdir(),) if programs else ())),
         network=_network(readers, writers, programs=programs),
         programs=programs,
+        # An NFS server goes by who asks, and may insist on root's ports.
+        as_root=any(isinstance(spec, NfsSpec) for spec in readers),
     )
+
+
+def _starts_programs(spec: object) -> bool:
+    if isinstance(spec, RawSpec):
+        return spec.remote is not None and spec.remote.url.startswith("smb")
+    return isinstance(spec, QemuSpec) or (isinstance(spec, Spec) and not isinstance(spec, (*_HERE, *_CONNECTING)))
 
 
 def _network(readers: list[object], writers: list[object], *, programs: bool) -> Network:
