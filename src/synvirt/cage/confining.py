@@ -29,7 +29,7 @@ _SYSTEM = (
     *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/hosts"),
     *("/etc/gai.conf", "/etc/host.conf", "/etc/services", "/etc/protocols", "/etc/passwd", "/etc/group"),
     *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/ca-certificates", "/etc/alternatives"),
-    *("/run/systemd/resolve", "/etc/krb5.conf", "/etc/samba", "/etc/mime.types"),
+    *("/run/systemd/resolve", "/etc/krb5.conf", "/etc/samba", "/etc/gnutls", "/etc/crypto-policies", "/etc/mime.types"),
 )
 
 

@@ -26,6 +26,7 @@ from synvirt.disks.specs import (
     JoinedSpec,
     LeaseSpec,
     NbdSpec,
+    NbdTlsSpec,
     NfsSpec,
     QemuSpec,
     RawSpec,
@@ -33,6 +34,7 @@ from synvirt.disks.specs import (
     RbdSpec,
     RbdWriterSpec,
     Spec,
+    XapiExportSpec,
     XvaSpec,
 )
 from synvirt.jobs.orders import CopyOrder
@@ -45,7 +47,10 @@ _HERE = (
     *(FileWriterSpec, BlockWriterSpec),
 )
 # Connects by itself. Any other kind starts a program beside its reader (qemu-nbd, nbdkit, Samba's client), or may.
-_CONNECTING = (NbdSpec, DatastoreSpec, LeaseSpec, DownloadSpec, RbdPlace, RbdSpec, RbdWriterSpec)
+_CONNECTING = (
+    *(NbdSpec, NbdTlsSpec, DatastoreSpec, LeaseSpec, DownloadSpec, XapiExportSpec),
+    *(RbdPlace, RbdSpec, RbdWriterSpec),
+)
 
 
 def cage_of(order: CopyOrder) -> Cage:
