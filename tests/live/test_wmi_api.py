@@ -384,11 +384,12 @@ class Kept:
 
 def test_a_recorder_is_given_each_script_its_parameters_and_its_answer(hyperv: FakeHost, vm: FakeVm) -> None:
     kept = Kept()
-    in_session(lambda: WmiApi(hyperv.access(), kept), lambda adapter: adapter.inspect(vm.id))
+    vm.notes = "call Anna, 555-0123"
+    in_session(lambda: WmiApi(replace(hyperv.access(), recorder=kept)), lambda adapter: adapter.inspect(vm.id))
     assert [(method, path) for method, path, *_ in kept.told] == [("POST", "/wsman/about.ps1"), ("POST", "/wsman/inspect.ps1")]
     assert kept.told[1][2] == {"VmId": vm.id}
     assert kept.told[1][3]["name"] == vm.name
-    assert "p@ss" not in str(kept.told)
+    assert not any(one in str(kept.told) for one in ("p@ss", "Anna", "mover"))
 
 
 def test_a_share_that_is_cut_in_the_middle_is_read_on(hyperv: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:

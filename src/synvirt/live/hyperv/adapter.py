@@ -23,7 +23,6 @@ from synvirt.live.hyperv import machines, power, tracking
 from synvirt.live.hyperv.form import FORM
 from synvirt.live.hyperv.hosts import Host, Hosts
 from synvirt.model import Disk, LiveKind, Shutdown, SourceCheck, VmManifest
-from synvirt.transport import Recorder
 
 __all__ = ["FORM", "WmiApi"]
 
@@ -35,10 +34,10 @@ class WmiApi:
 
     kind = LiveKind.WMI_API
 
-    def __init__(self, access: SourceAccess, recorder: Recorder | None = None) -> None:
-        """`recorder` is given each script that was run: its name as a path, its parameters, what it answered."""
+    def __init__(self, access: SourceAccess) -> None:
         place, login, self._options = FORM.read(access)
-        self._hosts = Hosts(place, login, self._options, recorder)
+        # A recorder is given each script that was run: its name as a path, its parameters, what it answered.
+        self._hosts = Hosts(place, login, self._options, access.recorder)
 
     async def connect(self) -> None:
         await asyncio.to_thread(self._hosts.open)

@@ -9,7 +9,7 @@ import importlib
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -19,6 +19,7 @@ from typing import Any, Final
 import structlog
 
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.live.hyperv.journal import read, written
 from synvirt.transport import Answer, Recorder, tls
 
 log = structlog.get_logger(__name__)
@@ -135,16 +136,17 @@ class Session:
             except Exception as error:  # a library's own, of which there are many
                 self._lost()
                 raise _translated(error, self.address, f"run {name}.ps1") from error
-        if self._recorder is not None:
-            sent = json.dumps(parameters, default=str).encode()
-            self._recorder.answered("POST", f"/wsman/{name}.ps1", {}, sent, Answer(200, {}, text.encode()))
         try:
-            return json.loads(text, object_hook=_unwrapped)
+            found = json.loads(text, object_hook=_unwrapped)
         except (ValueError, RecursionError) as error:
             raise Internal(
                 f"{self.address.name}: {name}.ps1 answered {len(text)} characters that are no JSON: {text[:80]!r}",
                 hint="does a profile or a policy of the host print something of its own?",
             ) from error
+        if self._recorder is not None:
+            sent, answer = (json.dumps(_recordable(one), default=str).encode() for one in (parameters, found))
+            self._recorder.answered("POST", f"/wsman/{name}.ps1", {}, sent, Answer(200, {}, answer))
+        return found
 
     # ── by the library ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -248,6 +250,26 @@ _RUNNING: Final = 1
 def _unwrapped(found: dict[str, Any]) -> Any:
     """Windows PowerShell 5.1 writes some arrays as {"value": […], "Count": n}."""
     return found["value"] if found.keys() == {"value", "Count"} and isinstance(found["value"], list) else found
+
+
+def _recordable(found: Any) -> Any:
+    """Without what people wrote or are called: of a VM's notes our own line is kept."""
+    if isinstance(found, dict):
+        return {key: _LEFT_OUT[key](value) if key in _LEFT_OUT else _recordable(value) for key, value in found.items()}
+    return [_recordable(one) for one in found] if isinstance(found, list) else found
+
+
+def _own_line(notes: Any) -> str:
+    return written("", read(str(notes)))
+
+
+_LEFT_OUT: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "notes": _own_line,
+    "Notes": _own_line,
+    "user": lambda _: "user",
+    "domain": lambda _: "domain.example",
+    "dvds": lambda found: [f"{number}.iso" for number, _ in enumerate(found or ())],
+}
 
 
 def _library(name: str) -> Any:
