@@ -21,8 +21,14 @@ PAGE_LIMIT = 1000
 # A row is some 200 bytes: what a large vCenter has fits into one answer.
 VMS_LIMIT = 5000
 
-VmText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+# So many of them fit into a request's first line, however they are written.
+RECORDED_MAX = 20
+VmText = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 VmId = Annotated[str, Path(min_length=1, max_length=1024)]
+
+
+class JsonLines(PlainTextResponse):
+    media_type = "application/jsonl"
 
 
 class SourcePage(Model):
@@ -108,13 +114,15 @@ def sources_router(sources: Sources) -> APIRouter:
         """Inspect one VM of the source."""
         return await sources.inspect(source_id, vm_id)
 
-    @router.post("/sources/{source_id}/record", response_class=PlainTextResponse, responses=_SPOKEN_TO)
+    @router.post("/sources/{source_id}/record", response_class=JsonLines, responses=_SPOKEN_TO)
     async def record_source(
         source_id: UUID,
-        vm_id: Annotated[list[VmText] | None, Query(description="A VM to inspect; else the first 50", max_length=1000)] = None,
-    ) -> PlainTextResponse:
+        vm_id: Annotated[
+            list[VmText] | None, Query(description="A VM to inspect; else the first 50", max_length=RECORDED_MAX)
+        ] = None,
+    ) -> JsonLines:
         """What the control plane answers, as JSON lines without secrets, names and addresses, to be replayed in tests."""
-        return PlainTextResponse(await sources.record(source_id, vm_id or ()), media_type="application/jsonl")
+        return JsonLines(await sources.record(source_id, vm_id or ()))
 
     @router.post("/keyring/rotate", response_model=KeyRotation)
     def rotate_key() -> KeyRotation:
