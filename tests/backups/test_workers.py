@@ -15,6 +15,7 @@ import pytest
 from synvirt.backups import working
 from synvirt.backups.model import BackupRun, RestoreRequest
 from synvirt.jobs.process import started
+from synvirt.jobs.wire import Flushed, Result
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
 from tests.backups.test_service import House
@@ -158,3 +159,14 @@ def test_a_worker_that_never_lives_is_told(tmp_path: Path, monkeypatch: pytest.M
     assert (run.status, run.error.code) == ("failed", "E_BAK_INTERNAL")
     assert "exit code 1" in run.error.message
     house.close()
+
+
+def test_only_what_lasts_counts_as_progress_of_an_attempt() -> None:
+    """Or a worker that dies of the same place each time would be started for ever."""
+    best: dict[str, int] = {}
+    mark = Flushed(key="vda", offset_bytes=5, bytes_total=9, bytes_done=5, bytes_zero=0)
+    assert working._brought(mark, best)
+    assert not working._brought(mark, best)
+    assert not working._brought(Result(name="doubt", content={"key": "vda", "why": "x"}), best)
+    assert not working._brought(Result(name="stored", content={"stored_bytes": 0}), best)
+    assert working._brought(Result(name="stored", content={"stored_bytes": 7}), best)

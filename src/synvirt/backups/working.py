@@ -46,13 +46,13 @@ class Working:
 
     def carry_out(self, order_of: Callable[[], WireModel], hear: Hear, stop: Callable[[], bool]) -> None:
         """To the end. Cancelled, WorkerDied after several attempts that brought nothing, and what the worker failed with."""
-        failures = 0
+        failures, best = 0, dict[str, int]()
         while True:
             moved = False
 
             def heard(message: Message) -> WireModel | None:
                 nonlocal moved
-                moved = moved or isinstance(message, Flushed | Result)
+                moved = moved or _brought(message, best)
                 return hear(message)
 
             try:
@@ -104,6 +104,15 @@ class Working:
         if stop():
             raise Cancelled
         ended.check()
+
+
+def _brought(message: Message, best: dict[str, int]) -> bool:
+    """Whether an attempt has brought what the next need not do again: a watermark beyond those before, or a stored pack."""
+    if isinstance(message, Flushed):
+        before = best.get(message.key, 0)
+        best[message.key] = max(before, message.offset_bytes)
+        return message.offset_bytes > before
+    return isinstance(message, Result) and message.name == "stored" and message.content["stored_bytes"] > 0
 
 
 class Served:
