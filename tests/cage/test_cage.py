@@ -111,6 +111,12 @@ def test_programs_run_in_the_same_cage(tmp_path: Path) -> None:
     assert child(run.format("'/etc/shadow'"), **cage)["found"] == "nothing"
 
 
+def test_a_program_starts_with_no_input_and_nobody_to_tell() -> None:
+    """As those that readers start do: /dev/null is opened for reading and writing."""
+    does = "subprocess.run(['cat'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode"
+    assert child(does, programs=True, network="local").get("found") == "0"
+
+
 def test_a_network_reader_may_connect() -> None:
     found = child("socket.create_connection(('127.0.0.1', 9), 1)", network="any")
     assert found["error"] == "ConnectionRefusedError"

@@ -25,12 +25,14 @@ _CAPABILITY_VERSION = 0x20080522
 # /etc as a whole: the host's keys and password hashes lie there.
 _SYSTEM = (
     *("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/proc", "/sys"),
-    *("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"),
+    *("/dev/zero", "/dev/urandom", "/dev/random"),
     *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/hosts"),
     *("/etc/gai.conf", "/etc/host.conf", "/etc/services", "/etc/protocols", "/etc/passwd", "/etc/group"),
     *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/ca-certificates", "/etc/alternatives"),
     *("/run/systemd/resolve", "/etc/krb5.conf", "/etc/samba", "/etc/gnutls", "/etc/crypto-policies", "/etc/mime.types"),
 )
+# To start a program with no input is to open it for both; nothing is kept there.
+_SINK = "/dev/null"
 
 
 class Network(Enum):
@@ -78,7 +80,8 @@ def enter(cage: Cage) -> tuple[str, ...]:
         held += ["capabilities"] if cage.as_root else ["user", "capabilities"]
     if landlock.version() > 0:
         reads = [Path(path) for path in (*_SYSTEM, *_own_files(), *cage.reads)]
-        landlock.restrict(reads=reads, writes=[Path(path) for path in cage.writes], network=cage.network is Network.ANY)
+        writes = [Path(path) for path in (_SINK, *cage.writes)]
+        landlock.restrict(reads=reads, writes=writes, network=cage.network is Network.ANY)
         held.append("landlock")
     if seccomp.works():
         seccomp.restrict(sockets=_FAMILIES[cage.network], programs=cage.programs)
