@@ -17,6 +17,8 @@ from tests.fakes.service import PLAN, Service
 # METHOD /path below /api/v1 ─▶ the command. Where its options are called otherwise: after it, `parameter=--option`; a parameter
 # that is an argument of the command, or that it always gives, is `parameter=`.
 COMMANDS = {
+    "GET /audit": "audit list",
+    "GET /audit/verify": "audit verify",
     "POST /backup/jobs": "backup add-job",
     "GET /backup/jobs": "backup jobs",
     "GET /backup/jobs/{}": "backup show-job",
@@ -75,6 +77,9 @@ COMMANDS = {
     "GET /migrator/uploads/{}": "uploads show",
     "DELETE /migrator/uploads/{}": "uploads remove",
     "POST /migrator/uploads/{}/inspect": "uploads inspect",
+    "GET /tokens": "tokens list",
+    "POST /tokens": "tokens create",
+    "DELETE /tokens/{}": "tokens revoke",
 }
 # One SynVirt speaks it to another; no person does.
 SPOKEN_BY_SERVICES = "/backup/peer/"

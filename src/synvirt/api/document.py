@@ -7,6 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from synvirt.api.problems import MEDIA_TYPE
+from synvirt.api.tokens import TokenRequest
 from synvirt.backups.model import (
     BackupJobChange,
     BackupJobRequest,
@@ -40,6 +41,7 @@ _MODELS = (
     RestorePointChange,
     RestoreRequest,
     RunUpdate,
+    TokenRequest,
     ProblemDetails,
     ProgressUpdate,
     Migration,

@@ -122,13 +122,19 @@ def revoke(options: Options, token: Annotated[str, typer.Argument(metavar="ID")]
 
 @audit.command("list")
 @with_options
-def list_audit(options: Options, limit: Annotated[int, typer.Option(min=1, max=500)] = 50) -> None:
+def list_audit(
+    options: Options,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many")] = 50,
+    cursor: Annotated[int | None, typer.Option(min=1, help="Entries before this number")] = None,
+) -> None:
     """Who did what, newest first. With --json a line an entry, for a collector.
 
     Example: synvirt audit list --limit 20
     """
+    page = {"limit": limit} if cursor is None else {"limit": limit, "cursor": cursor}
     with options.connect() as client:
-        items = json.loads(client.ask("GET", "/audit", params={"limit": limit}))["items"]
+        answer = json.loads(client.ask("GET", "/audit", params=page))
+    items = answer["items"]
     if options.json:
         for one in items:
             print(json.dumps(one))
@@ -136,6 +142,8 @@ def list_audit(options: Options, limit: Annotated[int, typer.Option(min=1, max=5
     fields = ("seq", "at", "account", "address", "method", "resource", "result")
     rows = [tuple(shown(str(one[field])) for field in fields) for one in items]
     print_table(("NO", "AT", "ACCOUNT", "FROM", "METHOD", "RESOURCE", "RESULT"), rows)
+    if answer["next_cursor"]:
+        print(f"There are more: --cursor {answer['next_cursor']}")
 
 
 @audit.command()
