@@ -5,7 +5,7 @@ Heavy modules are imported where they are used, so that `synvirt --help` has not
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from synvirt.destinations import Destination
     from synvirt.doctor import Checkup
     from synvirt.jobs.board import Board
+    from synvirt.jobs.lease import Pausable
     from synvirt.keyring import Keyring
-    from synvirt.migrations.engine import Engine
     from synvirt.migrations.intake import Intake
     from synvirt.migrations.removing import Removal
     from synvirt.migrations.rooms import Rooms
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from synvirt.migrations.sources import Sources
     from synvirt.migrations.uploads import Uploads
     from synvirt.model import Migration
-    from synvirt.offline.elsewhere import Rules
     from synvirt.settings import DestinationSetting, Settings
     from synvirt.store import Store
 
@@ -90,7 +89,6 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.migrations.sources import Sources
     from synvirt.migrations.trials import swept as trials_swept
     from synvirt.migrations.uploads import Uploads, swept
-    from synvirt.offline.elsewhere import Rules
     from synvirt.settings import prepare_data_dir
     from synvirt.store import Store
 
@@ -103,14 +101,15 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         store = Store(settings.store_url, on_commit=board.committed)
         stack.callback(store.close)
         uploads = Uploads(store.uploads, settings)
-        folder = settings.data_dir / "sources"
-        sources = Sources(store.sources, keyring, host=settings.host_id, platforms=PLATFORMS, folder=folder)
+        sources = Sources(
+            store.sources, keyring, host=settings.host_id, platforms=PLATFORMS, folder=settings.data_dir / "sources"
+        )
         secrets = JobSecrets(store, keyring)
-        rules = Rules(settings.remote_allowed_hosts, settings.remote_ca_file)
-        rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets, rules=rules)
+        rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets)
         stack.callback(rooms.hypervisor.close)
         engine = Engine(rooms, host=settings.host_id)
-        _lease(stack, settings, rooms, engine)
+        kinds: list[Pausable] = [engine]
+        _lease(stack, settings, rooms, kinds)
         removal = _removal(stack, rooms, settings)
         intake = Intake(
             store,
@@ -126,6 +125,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         checkup = Checkup(settings)
         checkup.begin()
         backups = _backups(stack, settings, store, rooms)
+        kinds.append(backups)
         app = create_app(
             intake,
             settings,
@@ -143,13 +143,14 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         yield Service(server, rooms)
 
 
-def _lease(stack: ExitStack, settings: "Settings", rooms: "Rooms", engine: "Engine") -> None:
-    """From here on this process writes to the store under a lease of its host. Conflict, where another does already."""
-    from synvirt.jobs.lease import HostLease
+def _lease(stack: ExitStack, settings: "Settings", rooms: "Rooms", kinds: "Sequence[Pausable]") -> None:
+    """From here on this process writes to the store under a lease of its host, and `kinds` of jobs run while it
+    holds. Conflict, where another process does already."""
+    from synvirt.jobs.lease import HostLease, Together
     from synvirt.migrations.hosts import AboutHost
 
-    about = AboutHost(rooms.destinations)
-    lease = HostLease(rooms.store, settings.host_id, document=about.document, on_lost=engine.pause, on_held=engine.resume)
+    about, together = AboutHost(rooms.destinations), Together(kinds)
+    lease = HostLease(rooms.store, settings.host_id, document=about.document, on_lost=together.pause, on_held=together.resume)
     lease.begin()
     stack.callback(lease.close)
     stack.enter_context(about.kept())
@@ -267,7 +268,6 @@ def _rooms(
     *,
     sources: "Sources",
     secrets: "JobSecrets",
-    rules: "Rules",
 ) -> "Rooms":
     from synvirt.disks.beneath import resolve_beneath
     from synvirt.guests.virt_v2v import VirtV2vInPlace
@@ -276,6 +276,7 @@ def _rooms(
     from synvirt.jobs.slots import Slots, Turns
     from synvirt.migrations.rooms import Rooms
     from synvirt.model import OfflineKind
+    from synvirt.offline.elsewhere import Rules
     from synvirt.offline.registry import BY_KIND, detect
     from synvirt.offline.vmcx_tool import vmcx_tool
 
@@ -289,7 +290,7 @@ def _rooms(
         importers=BY_KIND,
         detect=detect,
         secret_of=secrets.opened,
-        remote_rules=rules,
+        remote_rules=Rules(settings.remote_allowed_hosts, settings.remote_ca_file),
         connect=sources.connect,
         waiting=sources.waiting,
         check_source=sources.check_plan,

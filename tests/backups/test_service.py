@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
+from synvirt.backups import runs, service
+from synvirt.backups.model import ENDS, BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
 from synvirt.backups.retention import Retention
 from synvirt.errors import BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
 from synvirt.repository.keys import CHUNK_BYTES
@@ -166,6 +167,58 @@ def test_a_run_that_the_services_end_cut_off_goes_on(house: House) -> None:
     assert (found.status, found.error, len(found.restore_point_ids)) == ("completed", None, 1)
     assert again.run(job).status == "completed"
     again.close()
+
+
+def test_a_run_that_a_lost_lease_cut_off_stops_at_once_and_goes_on_once_the_lease_is_held(house: House) -> None:
+    house.image("web", CONTENT)
+    opened, freed, stops = threading.Event(), threading.Event(), house.backups.runs._stops
+
+    def held() -> None:
+        opened.set()
+        until(lambda: all(stop.is_set() for stop in stops.values()))
+        freed.set()
+
+    house.guests.gate = held
+    job = house.job("web")
+    other = house.job("web", repository=job.repository_id)
+    run = house.backups.run_job(job.id)
+    assert opened.wait(60)
+    house.backups.pause()
+    assert freed.is_set()
+    left = house.backups.runs.get(run.id)
+    assert left.status not in ENDS
+    with pytest.raises(BackupConflict, match="lost its lease"):
+        house.backups.run_job(other.id)
+    house.guests.gate = lambda: None
+    house.backups.resume()
+    found = house.ended(run)
+    assert (found.status, found.error, found.resumed_count) == ("completed", None, 0)
+    assert house.run(other).status == "completed"
+
+
+def test_a_thread_that_outlives_a_lost_lease_is_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads of one run would both write its disks."""
+    monkeypatch.setattr(runs, "PAUSE_WITHIN_S", 0.01)
+    monkeypatch.setattr(service, "RESUME_EVERY_S", 0.05)
+    house.image("web", CONTENT)
+    opened, go, entered = threading.Event(), threading.Event(), list[int]()
+
+    def held() -> None:
+        entered.append(1)
+        opened.set()
+        go.wait(100)
+
+    house.guests.gate = held
+    run = house.backups.run_job(house.job("web").id)
+    assert opened.wait(60)
+    house.backups.pause()
+    house.backups.resume()
+    house.backups.pause()
+    house.backups.resume()
+    assert len(entered) == 1
+    go.set()
+    assert house.ended(run).status == "completed"
+    assert len(entered) == 2
 
 
 def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None:

@@ -3,14 +3,16 @@
     begin(work) ─▶ queued ─▶ preparing ─▶ … the work's own states … ─▶ completed
                                 └──────── any error, or a cancel ────────▶ failed, cancelled
 
-A run that the service's end cuts off goes on at the next start, from what it had stored. Where that cannot be, or the service
-has ended RESUMED_MAX times within it, it fails, and says what it had stored, which the next run finds again.
+A run that the service's end cuts off goes on at the next start, from what it had stored; one that a lost lease cuts off, once
+the lease is held again. Where that cannot be, or the service has ended RESUMED_MAX times within it, it fails, and says what it
+had stored, which the next run finds again.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from uuid import UUID
 
 import structlog
@@ -28,6 +30,8 @@ RUNS_AT_ONCE = 2
 # What somebody waits for does not stand in line behind the backups of a night.
 # One that itself ends the service must not do so for ever.
 RESUMED_MAX = 5
+# After a lost lease: a worker stops within 10 s, and 50 s remain before another host may begin.
+PAUSE_WITHIN_S = 12.0
 URGENT = frozenset({"restore", "boot_test"})
 
 _log = structlog.get_logger("synvirt.backups")
@@ -49,19 +53,22 @@ class Runs:
         self.lock = threading.RLock()
         self._stops: dict[UUID, threading.Event] = {}
         self._waiting: dict[UUID, Future[None]] = {}
-        self._closing = False
+        self._closing = self._paused = False
+        # Runs that a lost lease cut off, until their threads have ended.
+        self._cut: set[UUID] = set()
         self.figures = Figures()
 
     def cut_off(self) -> list[BackupRun]:
         """What the last service left under way."""
         return [BackupRun.model_validate_json(text) for text in self._rows.all("run", host=self._host, states=_OPEN)]
 
-    def start(self, works: Mapping[UUID, Callable[["UnderWay"], None]]) -> None:
-        """Once, before anything is asked. Of what was cut off, the runs that have a work go on; the others have failed."""
+    def start(self, works: Mapping[UUID, Callable[["UnderWay"], None]], *, counted: bool = True) -> None:
+        """Before anything is asked. Of what was cut off, the runs that have a work go on; the others have failed. `counted`:
+        it may be the run itself that ended the service."""
         for run in self.cut_off():
             _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
             if run.id in works and run.resumed_count < RESUMED_MAX:
-                queued = {"status": Status.QUEUED, "resumed_count": run.resumed_count + 1}
+                queued = {"status": Status.QUEUED, "resumed_count": run.resumed_count + counted}
                 with self.lock:
                     self.begin(run.model_copy(update=queued), works[run.id])
             else:
@@ -76,6 +83,29 @@ class Runs:
                 stop.set()
         for pool in (self._pool, self._urgent):
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def pause(self) -> None:
+        """This host has lost its lease: its runs stop as by the service's end, and none begins until `resumed`."""
+        with self.lock:
+            self._paused = True
+            self._cut |= self._stops.keys()
+            for stop in self._stops.values():
+                stop.set()
+            for run_id, waiting in list(self._waiting.items()):
+                if waiting.cancel():
+                    self._forget(run_id)
+            running = list(self._waiting.values())
+        wait_for(running, PAUSE_WITHIN_S)
+
+    def let_go(self, within_s: float) -> bool:
+        """Have all runs that were paused ended? Blocks for so long."""
+        with self.lock:
+            running = [self._waiting[run_id] for run_id in self._cut if run_id in self._waiting]
+        return not wait_for(running, within_s).not_done
+
+    def resumed(self) -> None:
+        """With the lock held, once all that was paused has ended. What was cut off is `start`ed again."""
+        self._paused = False
 
     def get(self, run_id: UUID) -> BackupRun:
         """BackupNotFound."""
@@ -121,9 +151,12 @@ class Runs:
     # ── doing them ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, run: BackupRun, work: Callable[[UnderWay], None], *, with_: tuple[Row, ...] = ()) -> BackupRun:
-        """With the lock held. `with_`: written with the run, or not at all. BackupConflict, where the service stops."""
+        """With the lock held. `with_`: written with the run, or not at all. BackupConflict, where the service stops, or has
+        lost its lease."""
         if self._closing:
             raise BackupConflict("the service is being stopped")
+        if self._paused:
+            raise BackupConflict("this host has lost its lease", hint="see `synvirt hosts list`: it begins anew by itself")
         self._save(run, with_=with_)
         self._stops[run.id] = threading.Event()
         pool = self._urgent if run.kind in URGENT else self._pool
@@ -132,24 +165,28 @@ class Runs:
 
     def _do(self, run: BackupRun, work: Callable[[UnderWay], None]) -> None:
         with structlog.contextvars.bound_contextvars(run=str(run.id), kind=run.kind):
-            under_way = UnderWay(run, self._stops[run.id].is_set, self._save, self.figures, lambda: self._closing)
+            under_way = UnderWay(run, self._stops[run.id].is_set, self._save, self.figures, lambda: self._is_cut(run.id))
             try:
                 under_way.move(Status.PREPARING, started_at=run.started_at or now())
                 work(under_way)
                 self._end(under_way.now(), None)
             except Exception as error:
                 with contextlib.suppress(SynvirtError):  # the store is gone: the next start will say it
-                    if self._closing:
+                    if self._is_cut(run.id):
                         self._save(under_way.now(), announced=False)
                     else:
                         self._end(under_way.now(), error)
             finally:
                 self._forget(run.id)
 
+    def _is_cut(self, run_id: UUID) -> bool:
+        return self._closing or run_id in self._cut
+
     def _forget(self, run_id: UUID) -> None:
         with self.lock:  # not before who began it has noted it
             self._stops.pop(run_id, None)
             self._waiting.pop(run_id, None)
+            self._cut.discard(run_id)
         self.figures.unpin(run_id)
 
     def _end(self, run: BackupRun, error: Exception | None) -> None:

@@ -9,6 +9,8 @@ A point is registered after its manifest is there; those of a repository that is
 """
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -51,6 +53,9 @@ from synvirt.store.backups import BackupRows, Row
 
 _log = structlog.get_logger("synvirt.backups")
 
+# After a lost lease, between looks whether all has ended that it cut off.
+RESUME_EVERY_S = 2.0
+
 
 class Backups:
     """`exports`, and `export_roots` beside it: beneath which exports may be written. `ground`: what guests are restored on.
@@ -89,15 +94,42 @@ class Backups:
         self._restoring = Restoring(rows, repositories, self._working, host=host, roots=roots, ground=ground)
         self._ground = ground
         self._cut_off: list[BackupRun] = []
+        self._pauses = 0
 
     def start(self) -> None:
         """Once, before anything is asked."""
+        self._take_up(counted=True)
+        if self._ground is not None:
+            self._testing().forget({point.id for point in self.points.all()})
+
+    def _take_up(self, *, counted: bool) -> None:
+        """The runs that were cut off."""
         self._cut_off = self.runs.cut_off()
         works = {run.id: work for run in self._cut_off if (work := self._work_again(run)) is not None}
         self._restoring.undoing.sweep_all(but=frozenset(works))
-        self.runs.start(works)
-        if self._ground is not None:
-            self._testing().forget({point.id for point in self.points.all()})
+        self.runs.start(works, counted=counted)
+
+    def pause(self) -> None:
+        """This host has lost its lease: nothing of its runs goes on when this returns, and none begins."""
+        self._pauses += 1
+        self.runs.pause()
+
+    def resume(self) -> None:
+        """The lease is held again. Returns at once: the runs go on as soon as what was cut off has ended."""
+        threading.Thread(target=self._resume, args=(self._pauses,), name="backup-resume", daemon=True).start()
+
+    def _resume(self, pauses: int) -> None:
+        while self._pauses == pauses:  # else the lease was lost once more
+            try:
+                if self.runs.let_go(RESUME_EVERY_S):
+                    with self.runs.lock:
+                        if self._pauses == pauses:
+                            self.runs.resumed()
+                            self._take_up(counted=False)
+                    return
+            except SynvirtError as error:
+                _log.warning("runs cannot be taken up yet", cause=error.detail)
+                time.sleep(RESUME_EVERY_S)
 
     def _work_again(self, run: BackupRun) -> Callable[[UnderWay], None] | None:
         """How a run that was cut off goes on; None: it does not."""

@@ -14,7 +14,9 @@ A renewal is counted from before it was asked for, by a clock that goes on while
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import structlog
 
@@ -37,6 +39,29 @@ END_TIMEOUT_S = 2.0
 def boot_clock() -> float:
     """Seconds; it goes on while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Pausable(Protocol):
+    """Jobs of a kind. `pause`: nothing of them runs when it returns; `resume`: they go on from what the store says."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Together:
+    """Several kinds as one. All are paused at the same time: each may take as long as a worker needs to end."""
+
+    def __init__(self, kinds: Sequence[Pausable]) -> None:
+        self._kinds = kinds
+
+    def pause(self) -> None:
+        with ThreadPoolExecutor(len(self._kinds), thread_name_prefix="pause") as pool:
+            for paused in [pool.submit(kind.pause) for kind in self._kinds]:
+                paused.result()
+
+    def resume(self) -> None:
+        for kind in self._kinds:
+            kind.resume()
 
 
 class HostLease:
