@@ -9,7 +9,6 @@ error numbers; bench/nutanix.py measures it. Each connection is a context of its
 
 import contextlib
 import ctypes
-import ctypes.util
 import errno
 import os
 import socket
@@ -33,6 +32,9 @@ READ_TIMEOUT_S: Final = 30.0
 # Before each new attempt after a failed one.
 RETRY_DELAYS_S: Final = (0.1, 1.0)
 CONNECTIONS: Final = 4
+# libnfs 4 and 5, by their sonames; 6 takes nfs_pread's arguments in another order. Not asked of ctypes.util, which starts
+# programs.
+LIBRARIES: Final = ("libnfs.so.13", "libnfs.so.14")
 NFS_PORT: Final = 2049
 PORTMAPPER_PORT: Final = 111
 # As much as a server takes in one READ, mostly.
@@ -63,11 +65,9 @@ class _Stat(ctypes.Structure):
 @cache
 def library() -> Any:
     """libnfs. Internal where it is not installed."""
-    name = ctypes.util.find_library("nfs") or "libnfs.so.13"
-    try:
-        found = ctypes.CDLL(name)
-    except OSError as error:
-        raise Internal("libnfs is not installed on this host", hint="apt-get install libnfs13") from error
+    found = next(filter(None, map(_loaded, LIBRARIES)), None)
+    if found is None:
+        raise Internal("libnfs is not installed on this host", hint="apt-get install libnfs13")
     context, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
     shapes: dict[str, tuple[Any, list[Any]]] = {
         "nfs_init_context": (context, []),
@@ -87,6 +87,13 @@ def library() -> Any:
         getattr(found, function).restype = answer
         getattr(found, function).argtypes = arguments
     return found
+
+
+def _loaded(name: str) -> Any:
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
 
 
 class _Connection:

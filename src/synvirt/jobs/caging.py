@@ -48,7 +48,7 @@ _HERE = (
 )
 # Connects by itself. Any other kind starts a program beside its reader (qemu-nbd, nbdkit, Samba's client), or may.
 _CONNECTING = (
-    *(NbdSpec, NbdTlsSpec, DatastoreSpec, LeaseSpec, DownloadSpec, XapiExportSpec),
+    *(NbdSpec, NbdTlsSpec, NfsSpec, DatastoreSpec, LeaseSpec, DownloadSpec, XapiExportSpec),
     *(RbdPlace, RbdSpec, RbdWriterSpec),
 )
 
