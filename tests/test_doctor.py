@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from synvirt.cli import app
+from synvirt.disks import nfs
 from synvirt.doctor import CHECKS, Check, Finding, Missing, examine, needs_met
 from synvirt.errors import Internal
 from synvirt.keyring import migrator_key
@@ -48,6 +49,18 @@ def test_a_ceph_pool_that_cannot_be_reached_is_missing(tmp_path: Path) -> None:
     assert (found.found, found.needed) == (False, True)
     assert "cannot be reached" in found.detail
     assert not finding("ceph pool", Settings(data_dir=tmp_path)).needed
+
+
+def test_what_reads_disks_of_nutanix_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host that has it and on one that has not; neither is needed by what the settings ask for."""
+    settings = Settings(data_dir=tmp_path)
+    assert finding("libnfs", settings).detail in nfs.LIBRARIES
+    assert finding("qemu iscsi", settings).detail.endswith("/qemu/block-iscsi.so")
+    monkeypatch.setattr(nfs, "LIBRARIES", ("libnfs.so.0",))
+    monkeypatch.setattr(nfs, "library", nfs.library.__wrapped__)
+    found = finding("libnfs", settings)
+    assert (found.found, found.needed, found.detail) == (False, False, "libnfs is not installed on this host")
+    assert found.how_to_get == "apt-get install libnfs13"
 
 
 def test_what_installs_the_agent_of_a_windows_guest_is_looked_for(tmp_path: Path) -> None:

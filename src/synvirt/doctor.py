@@ -386,11 +386,20 @@ def _librbd(_: Settings) -> str:
     return "librbd " + ".".join(map(str, rbd.RBD().version()))
 
 
-def _qemu_rbd(_: Settings) -> str:
-    found = next(Path("/usr/lib").glob("*/qemu/block-rbd.so"), None)
-    if found is None:
-        raise Missing("QEMU's module block-rbd is not installed")
-    return str(found)
+def _qemu_module(name: str) -> Callable[[Settings], str]:
+    def look(_: Settings) -> str:
+        found = next(Path("/usr/lib").glob(f"*/qemu/{name}.so"), None)
+        if found is None:
+            raise Missing(f"QEMU's module {name} is not installed")
+        return str(found)
+
+    return look
+
+
+def _libnfs(_: Settings) -> str:
+    from synvirt.disks.nfs import library
+
+    return str(library()._name)
 
 
 def _rbd_settings(settings: Settings) -> list[RbdSetting]:
@@ -427,6 +436,7 @@ _ACTIVE = 2
 _VERSIONS = {"sqlite": "SELECT sqlite_version(), count(*) FROM sqlite_master", "postgresql": "SHOW server_version"}
 _DRIVERS = "https://fedorapeople.org/groups/virt/virtio-win/direct-downloads/stable-virtio/virtio-win.iso"
 _VSPHERE = "vSphere as a live source"
+_NUTANIX = "Nutanix AHV as a live source"
 _WINDOWS = "Windows guests: their virtio drivers"
 
 _READERS = "confining what reads images and copies disks"
@@ -478,6 +488,8 @@ CHECKS = (
         "nbdkit's vddk plugin (Debian has none), and VMware's VDDK; options.vddk_libdir of the source",
         _nbdkit_vddk,
     ),
+    Check("libnfs", f"{_NUTANIX}, by NFS", "apt-get install libnfs13", _libnfs),
+    Check("qemu iscsi", f"{_NUTANIX}, by iSCSI", "apt-get install qemu-block-extra", _qemu_module("block-iscsi")),
     Check("python3-libnbd", "reading over NBD", "apt-get install python3-libnbd", _module("nbd", _libnbd_version), _always),
     Check("zfs", "volumes on zfs", "apt-get install zfsutils-linux (contrib)", _program("zfs", "version"), _zfs_is_set),
     Check("zfs pool", "volumes on zfs", "zpool create; settings zfs_pool, zfs_namespace", _zfs_pool, _zfs_is_set),
@@ -487,7 +499,13 @@ CHECKS = (
     Check("virtio-win.iso", _WINDOWS, f"{_DRIVERS}, put where the setting virtio_win_iso says", _virtio_win),
     Check("rhsrvany", f"{_WINDOWS}, with the agent of virtio-win.iso", "docs/windows.md; setting virt_tools_dir", _rhsrvany),
     Check("python3-rbd", "volumes in a Ceph pool", "apt-get install python3-rbd", _librbd, _rbd_is_set),
-    Check("qemu rbd", "guests on volumes in a Ceph pool", "apt-get install qemu-block-extra", _qemu_rbd, _rbd_is_set),
+    Check(
+        "qemu rbd",
+        "guests on volumes in a Ceph pool",
+        "apt-get install qemu-block-extra",
+        _qemu_module("block-rbd"),
+        _rbd_is_set,
+    ),
     Check("ceph pool", "volumes in a Ceph pool", "docs/ceph.md", _rbd_pools, _rbd_is_set),
     Check(
         "virt-v2v hyperv",
