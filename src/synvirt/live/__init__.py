@@ -75,7 +75,8 @@ class About:
 
 @runtime_checkable
 class KeepsUefiVariables(Protocol):
-    """What an adapter is too whose platform keeps UEFI variables in the form that OVMF does: libvirt, Proxmox."""
+    """What an adapter is too whose platform keeps UEFI variables in the form that OVMF does (libvirt, Proxmox), or in one that
+    can be turned into it (XenServer)."""
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:
         """The variable store of a VM that is off, as its firmware reads it; None where there is none, or none to be had."""

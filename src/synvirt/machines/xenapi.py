@@ -46,7 +46,7 @@ def manifest(records: Records, vm_ref: str, *, disk_key: Callable[[str, Record],
     vm = records.at("VM", vm_ref)
     boot, platform = (table(vm, key) for key in ("HVM_boot_params", "platform"))
     uefi = text(boot, "firmware").lower() == "uefi"
-    secure_boot = uefi and text(platform, "secureboot").lower() in ("true", "auto")
+    secure_boot = uefi and wants_secure_boot(vm)
     tpm = bool(listed(vm, "VTPMs")) or is_true(text(platform, "vtpm"))
     guest = _guest_os(records, vm)
     cpus = whole_number(text(vm, "VCPUs_at_startup")) or whole_number(text(vm, "VCPUs_max")) or 1
@@ -90,6 +90,11 @@ def manifest(records: Records, vm_ref: str, *, disk_key: Callable[[str, Record],
 def power_state(vm: Record) -> str:
     """As VmRow and VmManifest have it."""
     return _POWER.get(text(vm, "power_state"), "unknown")
+
+
+def wants_secure_boot(vm: Record) -> bool:
+    """auto: as the pool says, which enforces it where it has keys."""
+    return text(table(vm, "platform"), "secureboot").lower() in ("true", "auto")
 
 
 def is_paravirtualised(vm: Record) -> bool:

@@ -12,7 +12,7 @@ from synvirt.disks.specs import ChangedSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.form import Form
-from synvirt.live.xen import exports, machines, power, roles, snapshots
+from synvirt.live.xen import exports, machines, nvram, power, roles, snapshots
 from synvirt.live.xen.machines import Machine
 from synvirt.live.xen.session import KEEP_ALIVE_S, OURSELVES, Login, XenSession
 from synvirt.live.xen.ways import Transport, Way
@@ -103,6 +103,9 @@ class XenApi:
 
     def _ways(self, vm: Machine) -> dict[str, Way]:
         return machines.ways(self._session, vm, self._options.transport)
+
+    async def uefi_variables(self, vm_id: str) -> bytes | None:
+        return await asyncio.to_thread(lambda: nvram.as_store(machines.vm_record(self._session, vm_id)))
 
     # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
 

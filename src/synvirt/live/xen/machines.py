@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from synvirt.errors import VmNotFound
+from synvirt.errors import Internal, VmNotFound
 from synvirt.live import VmRow
+from synvirt.live.xen import nvram
 from synvirt.live.xen.session import XapiFailure, XenSession
 from synvirt.live.xen.ways import THICK_STORES, Seen, Transport, Way, seen, way
 from synvirt.machines import xenapi
@@ -20,6 +21,8 @@ CHAIN_RISKY: Final = 24
 # Of a store whose snapshots grow by what is written: with less of it free a snapshot is a risk. Our judgement.
 LOW_SPACE: Final = 0.1
 LEAST_FREE_BYTES: Final = 1 * GIB
+# What is said of UEFI variables that stay behind.
+_OF_VARIABLES: Final = {"uefi-state-lost", "secure-boot"}
 
 
 class Machine(NamedTuple):
@@ -40,6 +43,12 @@ def vm_ref(session: XenSession, vm_id: str) -> str:
             hint = "list its VMs: it may have been exported and imported again"
             raise VmNotFound(f"{session.host} has no VM {vm_id[:60]}", hint=hint) from failure
         raise session.as_ours(f"look for {vm_id[:60]}", failure) from failure
+
+
+def vm_record(session: XenSession, vm_id: str) -> Record:
+    """VmNotFound."""
+    record: Record = session.call(f"describe {vm_id[:60]}", "VM.get_record", vm_ref(session, vm_id))
+    return record
 
 
 def rows(session: XenSession) -> list[VmRow]:
@@ -128,7 +137,8 @@ def manifest(vm_id: str, vm: Machine, chosen: Mapping[str, Way], chains: Mapping
     reason = "; ".join(disk.cbt_reason for disk in disks if disk.cbt_reason) or None
     snapshots = tuple(one.model_copy(update={"id": text(vm.records.at("VM", one.id), "uuid")}) for one in base.snapshots)
     # The suspended one of files speaks of an export; a pool can still do something about it.
-    kept = tuple(one for one in base.concerns if one.id != "suspended")
+    idle = {"suspended"} | (_OF_VARIABLES if variables_come(vm.record) else set())
+    kept = tuple(one for one in base.concerns if one.id not in idle)
     return base.model_copy(
         update={
             "vm_id": vm_id,
@@ -141,6 +151,13 @@ def manifest(vm_id: str, vm: Machine, chosen: Mapping[str, Way], chains: Mapping
             "concerns": (*kept, *_concerns(vm, disks, chosen, chains)),
         }
     )
+
+
+def variables_come(vm: Record) -> bool:
+    try:
+        return nvram.as_store(vm) is not None
+    except Internal:  # no form that we know: the machine is told as one whose variables stay behind
+        return False
 
 
 def _disk(disk: Disk, vm: Machine, chosen: Way) -> Disk:

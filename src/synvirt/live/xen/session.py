@@ -34,6 +34,8 @@ KEEP_ALIVE_S: Final = 300.0
 # A pool has 64 hosts at the most.
 MEMBERS_MAX: Final = 64
 LOGINS_A_CALL: Final = 2
+# All VMs come in one answer, each with its UEFI variables, of up to 128 KiB: 2,000 VMs and their snapshots.
+ANSWER_BYTES_MAX: Final = 512 << 20
 TASK_PAUSES_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
 # Stands for our own session among a call's parameters: it may be another one by the time the call is made.
 OURSELVES: Final = object()
@@ -259,7 +261,7 @@ class XenSession:
         again = ".get_" in method
         while True:
             try:
-                answer = client.request("POST", "/jsonrpc", json=order)
+                answer = client.request("POST", "/jsonrpc", json=order, limit_bytes=ANSWER_BYTES_MAX)
                 break
             except SourceUnreachable:
                 if not again:

@@ -1,0 +1,83 @@
+"""UEFI variables of a XenServer VM in OVMF's hands: a guest that nothing but its own boot entry finds."""
+
+import gzip
+import subprocess
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from synvirt.hypervisor import Volume
+from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.live.xen import nvram
+from synvirt.model import MIB, Disk, GuestOs, VmManifest
+from synvirt.sample import disk as sample_disk
+from synvirt.sample import pieces
+from tests.contracts.hypervisors import job, never
+from tests.fakes.xenserver import varstored
+from tests.fakes.xenserver.varstored import GLOBAL, NV_BS_RT
+from tests.needs import need
+
+PARTITION = UUID("5ec0ffee-0000-4000-8000-000000000018")
+START, SECTORS = 2048, 120 * 2048
+BOOT_TIMEOUT_S = 240
+
+INIT = """\
+#!/bin/busybox sh
+/bin/busybox --install -s /bin
+mount -t devtmpfs dev /dev; mount -t proc proc /proc; mount -t sysfs sys /sys
+grep -q by-its-own-entry /proc/cmdline || { echo "by another way"; poweroff -f; }
+printf "\\nDebian GNU/Linux 12 uefi ttyS0\\n\\nuefi login: "
+while :; do sleep 3600; done
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_guest_boots_by_the_entry_that_it_had_on_xenserver(
+    host: LibvirtHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loader lies where no default looks, and the entry before its own names a disk of Xen's."""
+    need("mcopy", "mtools")
+    monkeypatch.setattr(sample_disk, "INITRAMFS_INIT", INIT)
+    parts = pieces.gather(pieces.cache_dir())
+    (tmp_path / "initrd.gz").write_bytes(gzip.compress(sample_disk._initramfs(parts), 1))
+    image = tmp_path / "uefi.raw"
+    with image.open("wb") as file:
+        file.truncate((START + SECTORS + 2048) * 512)
+    table = f"label: gpt\nstart={START}, size={SECTORS}, type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B, uuid={PARTITION}\n"
+    subprocess.run([need("sfdisk", "fdisk"), image], input=table.encode(), check=True, capture_output=True)
+    partition = f"{image}@@{START * 512}"
+    subprocess.run(["mformat", "-i", partition, "-F", "-T", str(SECTORS), "::"], check=True, capture_output=True)
+    subprocess.run(["mmd", "-i", partition, "::EFI", "::EFI/own"], check=True, capture_output=True)
+    for source, name in ((parts.kernel, "EFI/own/vmlinuz.efi"), (tmp_path / "initrd.gz", "initrd.gz")):
+        subprocess.run(["mcopy", "-i", partition, source, f"::{name}"], check=True, capture_output=True)
+
+    own = varstored.on_partition(1, START, SECTORS, PARTITION, r"\EFI\own\vmlinuz.efi")
+    line = r"initrd=\initrd.gz console=ttyS0 quiet by-its-own-entry".encode("utf-16-le") + b"\0\0"
+    kept = varstored.nvram(
+        [
+            ("BootOrder", GLOBAL, NV_BS_RT, b"\x00\x00\x07\x00"),
+            ("Boot0000", GLOBAL, NV_BS_RT, varstored.boot_entry("UEFI Xen Virtual Block", varstored.of_xen())),
+            ("Boot0007", GLOBAL, NV_BS_RT, varstored.boot_entry("own", own, line)),
+            ("Timeout", GLOBAL, NV_BS_RT, b"\0\0"),
+        ]
+    )
+    content = nvram.as_store({"NVRAM": kept, "platform": {"secureboot": "false"}})
+    assert content is not None
+    manifest = VmManifest(
+        vm_id="x",
+        name="by its own entry",
+        firmware="uefi",
+        guest_os=GuestOs(family="linux"),
+        disks=(Disk(key="d", label="d", capacity_bytes=image.stat().st_size, boot_order=1),),
+        memory_bytes=512 * MIB,
+    )
+    migration = job(manifest)
+    assert host.keep_variables(migration.id, content)
+    domain = host.domain_xml(migration, [Volume("d", str(image), "file")])
+    host.define(domain)
+    host.start(UUID(domain.uuid))
+    assert host.wait_until_booted(UUID(domain.uuid), BOOT_TIMEOUT_S, never) == "console"
+    host.undefine(UUID(domain.uuid), migration.id)
+    host.forget_variables(migration.id)
