@@ -397,9 +397,9 @@ def _qemu_module(name: str) -> Callable[[Settings], str]:
 
 
 def _libnfs(_: Settings) -> str:
-    from synvirt.disks.nfs import library
+    from synvirt.disks.nfs import found
 
-    return str(library()._name)
+    return found()
 
 
 def _rbd_settings(settings: Settings) -> list[RbdSetting]:

@@ -100,27 +100,41 @@ class _Silent(BaseHTTPRequestHandler):
         pass
 
 
+# Reads the password as the plugin does, then serves a file.
+NBDKIT = """#!/bin/sh
+while [ "$1" != vddk ]; do options="$options $1"; shift; done
+for word in "$@"; do
+  case "$word" in password=-*) test "$(cat "/proc/self/fd/${{word#password=-}}")" = p || exit 3 ;; esac
+done
+exec {program} $options file {disk}
+"""
+
+
 def vddk(folder: Path, closing: ExitStack) -> ReaderSpec:
     """The script lies where VDDK would, which the order names, in a folder that any user may enter."""
     program, libdir = need("nbdkit", "nbdkit"), Path(closing.enter_context(TemporaryDirectory(prefix="vddk-")))
     libdir.chmod(0o755)
     (libdir / "disk").write_bytes(CONTENT)
     script = libdir / "nbdkit"
-    script.write_text(
-        "#!/bin/sh\n"
-        'options=""; while [ "$1" != vddk ]; do options="$options $1"; shift; done\n'
-        'for word in "$@"; do case "$word" in password=-*) test "$(cat "/proc/self/fd/${word#password=-}")" = p || exit 3;; esac; done\n'
-        f'exec {program} $options file "{libdir}/disk"\n'
-    )
+    script.write_text(NBDKIT.format(program=program, disk=libdir / "disk"))
     script.chmod(0o755)
     certificate = self_signed(folder)
     server = tls_server(ThreadingHTTPServer(("127.0.0.1", 0), _Silent), certificate)
     Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     closing.callback(server.server_close)
     closing.callback(server.shutdown)
-    where = {"host": "127.0.0.1", "port": server.server_address[1], "fingerprint_sha256": certificate.fingerprint}
-    who = {"user": "u", "password": "p", "vm_id": "vm-1", "snapshot_id": "s-1", "file": "[a] b.vmdk"}
-    return VddkSpec(**where, **who, verify_tls=False, libdir=str(libdir))
+    return VddkSpec(
+        host="127.0.0.1",
+        port=server.server_address[1],
+        fingerprint_sha256=certificate.fingerprint,
+        verify_tls=False,
+        user="u",
+        password="p",
+        vm_id="vm-1",
+        snapshot_id="s-1",
+        file="[a] b.vmdk",
+        libdir=str(libdir),
+    )
 
 
 READERS: dict[str, Callable[[Path, ExitStack], ReaderSpec]] = {

@@ -62,12 +62,19 @@ class _Stat(ctypes.Structure):
     _fields_ = tuple((f"nfs_{name}", ctypes.c_uint64) for name in _STAT)
 
 
+def found() -> str:
+    """Which libnfs this host has. Internal: none."""
+    for name in LIBRARIES:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+            return name
+    raise Internal("libnfs is not installed on this host", hint="apt-get install libnfs13")
+
+
 @cache
 def library() -> Any:
     """libnfs. Internal where it is not installed."""
-    found = next(filter(None, map(_loaded, LIBRARIES)), None)
-    if found is None:
-        raise Internal("libnfs is not installed on this host", hint="apt-get install libnfs13")
+    loaded = ctypes.CDLL(found())
     context, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
     shapes: dict[str, tuple[Any, list[Any]]] = {
         "nfs_init_context": (context, []),
@@ -84,16 +91,9 @@ def library() -> Any:
         "nfs_get_error": (text, [context]),
     }
     for function, (answer, arguments) in shapes.items():
-        getattr(found, function).restype = answer
-        getattr(found, function).argtypes = arguments
-    return found
-
-
-def _loaded(name: str) -> Any:
-    try:
-        return ctypes.CDLL(name)
-    except OSError:
-        return None
+        getattr(loaded, function).restype = answer
+        getattr(loaded, function).argtypes = arguments
+    return loaded
 
 
 class _Connection:
