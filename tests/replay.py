@@ -24,11 +24,17 @@ class Replay:
         self._answers: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._lock = threading.Lock()
         for one in exchanges:
-            self._answers[_key(one["request"]["method"], one["request"]["path"], one["request"]["query"])].append(one["answer"])
+            asked = one["request"]
+            key = _key(asked["method"], asked["path"], asked["query"], asked.get("body"))
+            self._answers[key].append(one["answer"])
 
-    def answer(self, method: str, target: str) -> dict[str, Any]:
+    def answer(self, method: str, target: str, sent: bytes = b"") -> dict[str, Any]:
         url = urlsplit(target)
-        key = _key(method, url.path, dict(parse_qsl(url.query, keep_blank_values=True)))
+        try:
+            body = json.loads(sent)
+        except ValueError:
+            body = None
+        key = _key(method, url.path, dict(parse_qsl(url.query, keep_blank_values=True)), body)
         with self._lock:
             found = self._answers.get(key)
             if not found:
@@ -37,8 +43,13 @@ class Replay:
             return found.pop(0) if len(found) > 1 else found[0]
 
 
-def _key(method: str, path: str, query: dict[str, str]) -> str:
-    return f"{method} {path} {json.dumps(query, sort_keys=True)}"
+def _key(method: str, path: str, query: dict[str, str], body: Any) -> str:
+    """JSON-RPC asks everything of one path: by its method and parameters, but for the session, or who logs in."""
+    rpc = ""
+    if isinstance(body, dict) and "jsonrpc" in body:
+        given = [] if ".login" in body["method"] else body["params"][1:]
+        rpc = f" {body['method']} {json.dumps(given)}"
+    return f"{method} {path} {json.dumps(query, sort_keys=True)}{rpc}"
 
 
 @contextmanager
@@ -55,8 +66,8 @@ def replayed(recording: Path | str, folder: Path) -> Iterator[tuple[str, str, Re
             pass
 
         def _serve(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            answer = replay.answer(self.command, self.path)
+            sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            answer = replay.answer(self.command, self.path, sent)
             body = answer["body"] if isinstance(answer["body"], str) else json.dumps(answer["body"])
             content = body.encode()
             self.send_response(answer["status"], answer.get("reason"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,13 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.errors import AuthFailed, BadRequest, CbtReset, CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable
-from synvirt.live import SourceAccess, VmRow
+from synvirt.live import About, SourceAccess, VmRow
+from synvirt.live.recording import Recording, lines, named
 from synvirt.live.xen import exports
 from synvirt.live.xen.adapter import XenApi
-from synvirt.model import VmManifest
+from synvirt.model import LiveKind, VmManifest
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
-from tests.fakes.xenserver import ADDRESSES, PASSWORD, XenServer, xenserver
+from tests.fakes.xenserver import ADDRESSES, PASSWORD, USER, XenServer, xenserver
 from tests.fakes.xenserver.server import certificate
+from tests.replay import replayed
 
 T = TypeVar("T")
 
@@ -448,3 +451,51 @@ def test_a_disk_in_use_is_waited_for_and_goes(pool: XenServer) -> None:
     pool.pool.fault("VDI.destroy", "VDI_IN_USE", "OpaqueRef:it", "destroy")
     asked(pool, lambda adapter: adapter.cleanup(vm_id, "synvirt-a-1"))
     assert pool.pool.snapshots() == []
+
+
+# ── recorded ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_pool_that_was_recorded_replays_and_nothing_private_is_in_its_file(pool: XenServer, tmp_path: Path) -> None:
+    pool.pool.tables["network"][pool.pool.network]["name_label"] = "vlan of payroll"
+    vm_id = pool.pool.add_vm(
+        "payroll-7",
+        [bytes(1 << 20)],
+        pool.pool.add_store(),
+        name_description="Ask Jane",
+        NVRAM={"EFI-variables": "VkFSUwEA"},
+        HVM_boot_params={"firmware": "uefi"},
+    )
+    recording = Recording()
+
+    async def asked_all(adapter: XenApi) -> tuple[About, list[VmRow], VmManifest]:
+        return await adapter.about(), await adapter.list_vms(), await adapter.inspect(vm_id)
+
+    access = replace(pool.access(), recorder=recording)
+    about, rows, before = in_session(lambda: XenApi(access), asked_all)
+    text = "".join(lines(recording, LiveKind.XEN_API, about, named(rows, [before]), [USER, PASSWORD]))
+    sessions = {one["result"] for one in answered(recording) if str(one.get("result")).startswith("OpaqueRef:")}
+    assert sessions
+    certificate_body = "".join(pool.pool.certificates[ADDRESSES[0]].split("-----")[2].split())[:40]
+    for private in ("payroll", "Jane", USER, PASSWORD, vm_id, "26:5a:1c:0f:33:91", "192.0.2.7", "VkFSUwEA", *sessions):
+        assert private not in text, private
+    assert certificate_body not in text.replace("\\n", "")
+
+    with replayed(text, tmp_path) as (endpoint, fingerprint, replay):
+        again = SourceAccess(endpoint, {"user": "any", "password": "any"}, {"fingerprint_sha256": fingerprint}, tmp_path / "s")
+
+        async def use(adapter: XenApi) -> VmManifest:
+            assert (await adapter.about()).version == about.version
+            (row,) = await adapter.list_vms()
+            return await adapter.inspect(row.vm_id)
+
+        vm = in_session(lambda: XenApi(again), use)
+        assert replay.unknown == []
+    assert (vm.power_state, vm.guest_os, vm.cbt_available) == ("on", before.guest_os, True)
+    assert [disk.capacity_bytes for disk in vm.disks] == [1 << 20]
+    assert vm.nics[0].mac == "02:00:00:00:00:01"
+    assert vm.nics[0].network.startswith("name-")
+
+
+def answered(recording: Recording) -> list[Any]:
+    return [json.loads(answer.body) for *_, answer in recording.exchanges]

@@ -31,8 +31,13 @@ _NAMES: Final = re.compile(
     r"(?:name|hostname|node|host|pool|storage|user|userid|username|clustername|group|owner|label|folder|fqdn|realm|guest)$"
     r"|(?:^|[a-z])(?:Name|Host|HostName|DomainName)$|^name_label$"
 )
-_PROSE: Final = re.compile(r"^(description|notes?|comment|comments|tags|annotation|title|name_description|message)$")
-_SECRETS: Final = re.compile(r"ticket|csrf|session|passw|secret|cookie|jwt", re.IGNORECASE)
+_PROSE: Final = re.compile(r"^(description|notes?|comment|comments|tags|annotation|title|name_description|message|subject)$")
+# A certificate is public, and made out to names.
+_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+# XenServer's export name opens a disk; UEFI variables hold keys of a guest's owner.
+_SECRETS: Final = re.compile(r"ticket|csrf|session|passw|secret|cookie|jwt|exportname|EFI-variables", re.IGNORECASE)
+# XenServer's: a guest system's own name, and nobody's.
+_SYSTEM: Final = "os_version"
 # Words of the platforms' own among those fields: without them nothing could be read any more.
 _KEPT: Final = frozenset(
     {"root", "pam", "pve", "local", "local-lvm", "vmbr0", "current", "admin", "Administrator", "none", "default"}
@@ -124,6 +129,8 @@ class Scrubbed:
         """The names in an answer."""
         if isinstance(body, dict):
             for key, value in body.items():
+                if key == _SYSTEM:
+                    continue
                 if isinstance(value, str) and _NAMES.search(str(key)):
                     self.learn_names([value])
                 self.learn(value)
@@ -152,7 +159,7 @@ class Scrubbed:
         return "/".join(quote(self.text(unquote(part)), safe=":!@=,") for part in path.split("/"))
 
     def text(self, given: str) -> str:
-        found = redacted_text(given, known=self._secrets)
+        found = _CERTIFICATE.sub(GONE, redacted_text(given, known=self._secrets))
         found = _UUID.sub(lambda one: self._stand_in("uuid", one.group().lower()), found)
         found = _MAC.sub(lambda one: self._stand_in("mac", one.group().lower().replace("-", ":")), found)
         found = _MAIL.sub(lambda one: self._stand_in("mail", one.group()), found)

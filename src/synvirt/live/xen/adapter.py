@@ -50,7 +50,7 @@ class XenApi:
         place, credentials, self._options = FORM.read(access)
         login = Login(credentials.user, credentials.password.get_secret_value())
         self._folder = access.folder
-        self._session = XenSession(place, login, self._options, access.folder)
+        self._session = XenSession(place, login, self._options, access.folder, access.recorder)
         self._keeping: asyncio.Task[None] | None = None
 
     # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
