@@ -88,6 +88,7 @@ WORK = {
     "writes its volume": ("open(said['writes'][0], 'r+').write('x')", "1"),
     "starts threads": ("[t := threading.Thread(target=int, daemon=True), t.start()] and 1", "1"),
     "loads a library late": ("__import__('sqlite3').sqlite_version_info[0]", "3"),
+    "asks whether its file is there": ("os.access(said['reads'][0], os.R_OK)", "True"),
 }
 
 
@@ -98,6 +99,7 @@ def test_what_a_copy_needs_goes_on_working(name: str, tmp_path: Path) -> None:
     volume.write_text("-")
     for path in (own, volume):
         path.chmod(0o600)
+    tmp_path.chmod(0o700)
     does, found = WORK[name]
     assert child(does, reads=[str(own)], writes=[str(volume)]).get("found", "").endswith(found)  # type: ignore[attr-defined]
 

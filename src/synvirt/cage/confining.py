@@ -17,6 +17,7 @@ from synvirt.sizes import GIB
 
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_SET_KEEPCAPS = 38, 24, 8
 _PR_CAP_AMBIENT, _AMBIENT_RAISE = 47, 2
+_PR_SET_SECUREBITS, _NO_SETUID_FIXUP = 28, 1 << 2
 _CLONE_NEWNET, _CLONE_NEWIPC = 0x40000000, 0x08000000
 # include/uapi/linux/capability.h. Import folders and volumes belong to others than us; which files those are says Landlock.
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH, _CAP_NET_BIND_SERVICE, _CAPABILITIES_MAX = 1, 2, 10, 63
@@ -121,7 +122,9 @@ def _own_files() -> list[str]:
 def _give_up_root(libc: ctypes.CDLL, cage: Cage) -> None:
     """Another user than root, whose one privilege is to read and write what belongs to others. Where Landlock holds, that is
     what the cage names, and nothing else."""
-    libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    # Capabilities stay when the user changes, and access(2) goes by them too: libnbd asks it whether there is a certificate.
+    libc.prctl(_PR_SET_SECUREBITS, _NO_SETUID_FIXUP, 0, 0, 0)
+    libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)  # where a unit took CAP_SETPCAP, for which the line above is refused
     kept = (
         1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH | (1 << _CAP_NET_BIND_SERVICE if cage.as_root else 0)
     ) & _permitted()
