@@ -7,7 +7,7 @@ import sys
 
 from synvirt.kvm.freezing import GUARD
 
-IMPATIENT = "import sys; from synvirt.hypervisor import thaw_guard; thaw_guard.HOLD_S = 0; sys.exit(thaw_guard.main())"
+IMPATIENT = "import sys; from synvirt.kvm import thaw_guard; thaw_guard.HOLD_S = 0; sys.exit(thaw_guard.main())"
 # A service that froze its guest, and is gone.
 GONE = f"""
 import subprocess, sys

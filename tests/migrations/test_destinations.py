@@ -45,9 +45,9 @@ def test_a_plan_may_name_its_destination(tmp_path: Path) -> None:
 def test_one_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
     house = House(tmp_path, others={"archive": archive(tmp_path)})
     plan = offline_plan(appliance(house), target={"destination": "nowhere"})
-    with pytest.raises(InvalidPlan, match="no destination nowhere") as caught:
+    with pytest.raises(InvalidPlan, match="no destination called 'nowhere'") as caught:
         check_plan(house.rooms, plan)
-    assert caught.value.hint == "it has chosen, archive"
+    assert caught.value.hint == "there is chosen, archive"
     house.close()
 
 

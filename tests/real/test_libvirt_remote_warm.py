@@ -209,9 +209,10 @@ def check_job(job: Migration, sample: Sample) -> None:
 
 _HANGS = """\
 import asyncio, json, sys, time
-from synvirt.live import SourceAccess, libvirt_remote_backup
+from synvirt.live import SourceAccess
+from synvirt.live.libvirt import backup
 from synvirt.live.libvirt.adapter import libvirt_remote
-libvirt_remote_backup.begin = lambda *_, **__: time.sleep(100)
+backup.begin = lambda *_, **__: time.sleep(100)
 async def hang():
     given = json.loads(sys.stdin.readline())
     adapter = libvirt_remote(SourceAccess(given["endpoint"], given["credentials"], given["options"]))
