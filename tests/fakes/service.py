@@ -28,7 +28,7 @@ from synvirt.errors import Unauthorized
 from synvirt.jobs.board import Board
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
-from synvirt.migrations.foreseen import DryRun
+from synvirt.migrations.foreseen import DryRun, PlanProblem
 from synvirt.migrations.hosts import Hosts
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.removing import Removal, volumes_of
@@ -70,6 +70,12 @@ def only_admin(user: str, password: str, address: str) -> None:
         raise Unauthorized("the user or the password is wrong")
 
 
+def unseen(plan: MigrationPlan) -> DryRun:
+    """What a service says whose source does not answer."""
+    problem = PlanProblem(field="source_ref", detail="the source does not answer")
+    return DryRun(plan=plan, manifest=None, concerns=(), ways=(), forecast=None, differences=(), problems=(problem,))
+
+
 class Service:
     """`begin` is called with the id of each new job, as the engine would be. `backups` are real, of `guests` that are files."""
 
@@ -80,7 +86,7 @@ class Service:
         check_password: Check = only_admin,
         role_of: Callable[[str], Role] = lambda user: Role.ADMIN,
         check: Callable[[MigrationPlan], None] = lambda plan: None,
-        dry_run: Callable[[MigrationPlan], DryRun] | None = None,
+        dry_run: Callable[[MigrationPlan], DryRun] = unseen,
         platforms: Mapping[LiveKind, Platform] = BY_KIND,
         pace: Pace = QUICK,
         idle_s: float = 20,
