@@ -92,8 +92,14 @@ class Machine:
             argv += ["-device", f"{kind[key.rstrip('0123456789')]},drive=drive-{key},id={key},bootindex={number + 1}"]
         with (lab.folder / f"{vm.vmid}.log").open("ab") as said:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
-        until(lambda: self.test_qmp.exists() or self.process.poll() is not None)
+        # A socket is there before QEMU answers on it. `qm start` is over when QEMU says that its guest runs, and not before.
+        until(lambda: self._runs() or self.process.poll() is not None)
         assert self.process.poll() is None, (lab.folder / f"{vm.vmid}.log").read_text()[-2000:]
+
+    def _runs(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            return bool(self.ask("query-status")["running"])
+        return False
 
     @property
     def alive(self) -> bool:
