@@ -16,6 +16,7 @@ from synvirt.disks.beneath import resolve_beneath
 from synvirt.guests import GuestPreparer
 from synvirt.jobs.board import Board
 from synvirt.jobs.process import Workers, started
+from synvirt.jobs.slots import Slots
 from synvirt.jobs.stop import Stop
 from synvirt.keyring import Keyring
 from synvirt.live import LiveAdapter
@@ -56,6 +57,7 @@ class House:
         others: dict[str, Destination] | None = None,
         real_importers: bool = False,
         workers: Workers = started,
+        host: str = "local",
     ) -> None:
         """`real_importers`: those of the product, instead of the fake that serves ovf_folder."""
         self.folder = folder
@@ -86,6 +88,8 @@ class House:
             hypervisor=self.hypervisor,
             preparer=real_preparer or self.preparer,
             workers=workers,
+            host=host,
+            slots=Slots(self.store.slots, host=host),
             boot_timeout_s=5,
             # Often, so that a pass of a few MiB has watermarks to crash at.
             flush_every_s=0.05,
@@ -94,7 +98,7 @@ class House:
         self.intake = Intake(
             self.store,
             self.board,
-            host="local",
+            host=host,
             check=(lambda plan: check_plan(self.rooms, plan)) if real_importers else (lambda plan: None),
             begin=lambda job_id: None,
             wake=self.wake,

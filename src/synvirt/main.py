@@ -294,7 +294,10 @@ def _rooms(
         connect=sources.connect,
         waiting=sources.waiting,
         check_source=sources.check_plan,
-        slots=Slots(settings.jobs_per_source),
+        host=settings.host_id,
+        slots=Slots(store.slots, host=settings.host_id),
+        jobs_per_source=settings.jobs_per_source,
+        jobs_per_destination=settings.jobs_per_destination,
         turns=Turns(settings.jobs_at_once),
         destinations=_destinations(settings),
         hypervisor=LibvirtHost(

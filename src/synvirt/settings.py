@@ -118,6 +118,8 @@ class Settings(Received):
     jobs_at_once: Annotated[int, Field(ge=1, le=256)] = 4
     # On each of its hosts: every job reads disks that the host's own guests need too.
     jobs_per_source: Annotated[int, Field(ge=1, le=256)] = 4
+    # On each destination; of a shared one over all hosts of the fleet, which should say the same here.
+    jobs_per_destination: Annotated[int, Field(ge=1, le=1024)] = 16
     # None: what `make bench` found best for this many cores.
     copy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
     boot_timeout_s: Annotated[float, Field(gt=0)] = 600

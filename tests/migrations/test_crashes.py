@@ -102,6 +102,7 @@ def _guest_lives_on(scenario: Scenario, house: House, commit: int) -> None:
 
 def _check_end(scenario: Scenario, house: House, job: Migration) -> None:
     assert job.state == scenario.ends, job.last_error
+    assert not house.store.slots.has_any(job.id)
     domains = [] if scenario.fail else [str(uuid) for uuid in house.hypervisor.domains]
     assert domains == ([job.domain.uuid] if job.domain and not scenario.fail else [])
     if scenario.fail:
@@ -162,6 +163,7 @@ def test_a_cancel_at_every_commit_leaves_nothing(name: str, part: int, tmp_path:
             assert ended.last_error.code == "E_MIG_CANCELLED"
             assert house.leftovers(VM if scenario.live else None) == []
             assert house.store.ledger(job.id) == []
+            assert not house.store.slots.has_any(job.id)
             assert not scenario.live or house.platform.vm(VM)["power"] == "on"
         else:
             # The wish came after the last moment at which a step looks for it.

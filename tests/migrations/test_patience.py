@@ -15,7 +15,7 @@ import pytest
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import SourceUnreachable, SynvirtError
 from synvirt.jobs import stop
-from synvirt.jobs.slots import Slots, Turns
+from synvirt.jobs.slots import Turns
 from synvirt.live import SnapshotRef
 from synvirt.migrations import advance, passes, patience
 from synvirt.migrations.patience import Patience
@@ -301,7 +301,7 @@ def test_a_refused_password_is_not_tried_again_at_once(house: House, monkeypatch
 
 def test_who_waits_for_one_vm_keeps_no_other_from_being_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.platform.add_vm("vm-2", {DISK: random.Random(2).randbytes(MIB)})
-    object.__setattr__(house.rooms, "slots", Slots(1))
+    object.__setattr__(house.rooms, "jobs_per_source", 1)
     opened, away = FakeAdapter.open_disk, threading.Event()
     tried = threading.Event()
 

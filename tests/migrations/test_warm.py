@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from synvirt.disks.checking.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing
 from synvirt.errors import SourceUnreachable, SynvirtError
-from synvirt.jobs.slots import Slots, SourceHost
+from synvirt.jobs.slots import source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import SnapshotRef
 from synvirt.migrations import warm
@@ -29,7 +29,7 @@ from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
 from tests.fakes.disks import MemoryReader, MemoryWriter
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
-from tests.house import VM, House, live_plan, states
+from tests.house import SOURCE_ID, VM, House, live_plan, states
 from tests.jobs.migrations import migration
 from tests.patience import no_patience, quick_tries
 
@@ -617,28 +617,6 @@ def test_the_more_a_held_guest_changes_the_sooner_its_next_delta(house: House) -
 # ── many jobs, one source ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_source_is_read_by_so_many_at_once_and_a_cutover_never_waits() -> None:
-    import asyncio
-
-    slots, source = Slots(2), SourceHost(uuid4(), "esx1")
-    other = source._replace(host="esx2")
-    inside: list[int] = []
-
-    async def read(where: SourceHost, *, urgent: bool = False) -> int:
-        async with slots.held(where, asyncio.sleep, urgent=urgent):
-            inside.append(1)
-            at_once = len(inside)
-            await asyncio.sleep(0.05)
-            inside.pop()
-            return at_once
-
-    async def all_of_them() -> None:
-        assert max(await asyncio.gather(*(read(source) for _ in range(6)))) == 2
-        assert max(await asyncio.gather(*(read(source) for _ in range(2)), read(other), read(source, urgent=True))) == 4
-
-    asyncio.run(all_of_them())
-
-
 def test_a_guest_is_not_shut_down_before_it_may_be_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan("Cold"))
@@ -649,7 +627,7 @@ def test_a_guest_is_not_shut_down_before_it_may_be_read(house: House, monkeypatc
         house.intake.cancel(job.id)
         return False
 
-    monkeypatch.setattr(Slots, "_take", none_is_free)
+    monkeypatch.setattr(house.store.slots, "take", none_is_free)
     assert house.run(job.id).state is State.CANCELLED
     assert set(power) == {"on"}
 
@@ -657,13 +635,37 @@ def test_a_guest_is_not_shut_down_before_it_may_be_read(house: House, monkeypatc
 def test_a_job_that_waits_for_its_source_can_be_cancelled(house: House) -> None:
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan())
-    source = live_plan().source_ref
-    assert source.kind == "live_vm"
+    source = source_host(SOURCE_ID, "", most=4)
     for _ in range(4):
-        assert house.rooms.slots._take(SourceHost(source.source_id, ""), urgent=False)
+        assert house.store.slots.take(uuid4(), {source.key: source.most}, host="another")
     canceller = threading.Timer(0.5, lambda: house.intake.cancel(job.id))
     canceller.start()
     ended = house.run(job.id)
     canceller.join()
     assert ended.state == State.CANCELLED
     assert house.leftovers(VM) == []
+    assert house.store.slots.count(source.key) == (4, 0)
+
+
+def test_a_guest_that_stays_on_keeps_no_other_from_being_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may install updates for hours: a slot is for a pass, not for a wait."""
+    quick_tries(monkeypatch)
+    house.platform.add_vm(VM, {DISK: content()})
+    house.platform.fault("stays_on", 2)
+    job = house.intake.submit(live_plan("Cold", shutdown="hold"))
+    source, held = source_host(SOURCE_ID, "", most=4), list[tuple[int, int]]()
+    shutdown, slept = FakeAdapter.shutdown, Stop.sleep_or_wake
+
+    async def shutting_down(adapter: FakeAdapter, vm_id: str, manner: Shutdown = "polite") -> None:
+        held.append(house.store.slots.count(source.key))
+        await shutdown(adapter, vm_id, manner)
+
+    async def sleeping(stop: Stop, seconds: float) -> None:
+        held.append(house.store.slots.count(source.key))
+        await slept(stop, min(seconds, 0.01))
+
+    monkeypatch.setattr(FakeAdapter, "shutdown", shutting_down)
+    monkeypatch.setattr(Stop, "sleep_or_wake", sleeping)
+    assert house.run(job.id).state is State.COMPLETED
+    assert held == [(1, 0), (0, 0), (1, 0), (0, 0), (1, 0)]
+    assert house.store.slots.count(source.key) == (0, 0)

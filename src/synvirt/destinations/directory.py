@@ -69,6 +69,9 @@ class DirectoryDestination:
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):  # another disk of the job is still there
                     raise
 
+    def shared_id(self) -> str | None:
+        return None
+
     def free_bytes(self) -> int:
         with _failing("the folder of the volumes cannot be looked at"):
             return shutil.disk_usage(self.folder).free

@@ -38,6 +38,7 @@ class RbdDestination:
                 hint="letters, digits and - _ . are allowed",
             )
         self._place = place
+        self._shared_id: str | None = None
 
     def volume_name(self, job_id: UUID, label: str) -> str:
         return f"synvirt.{job_id}.{sanitized_label(label)}"
@@ -80,6 +81,13 @@ class RbdDestination:
                 rbd.RBD().remove(pool.ioctx, f"{name}.unmarked")
             if self._is_ours(pool, name, job):
                 rbd.RBD().remove(pool.ioctx, name)
+
+    def shared_id(self) -> str | None:
+        """By the cluster's own id: two clusters may have pools of one name."""
+        if self._shared_id is None:
+            with RbdPool(self._place) as pool:
+                self._shared_id = f"ceph {pool.cluster_id()} {self._place.pool}"
+        return self._shared_id
 
     def free_bytes(self) -> int:
         with RbdPool(self._place) as pool:

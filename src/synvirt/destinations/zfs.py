@@ -104,6 +104,9 @@ class ZfsDestination:
                 if refused.reason != "in use":  # another disk of the job is still there
                     raise
 
+    def shared_id(self) -> str | None:
+        return None
+
     def free_bytes(self) -> int:
         """What the namespace may still take. Quotas, reservations and the room that zfs keeps for itself are taken off by zfs,
         and here what the blocks' own bookkeeping and the padding of a raidz come to."""

@@ -54,6 +54,11 @@ class RbdPool:
             self._cluster.shutdown()
             raise
 
+    def cluster_id(self) -> str:
+        """The cluster's `fsid`."""
+        with failing(f"the Ceph cluster of {self.place.conf} does not say its id"):
+            return str(self._cluster.get_fsid())
+
     def free_bytes(self) -> int:
         """What the pool may still take, its copies and its fullest disk counted."""
         with failing(f"the Ceph pool {self.place.pool} cannot be looked at"):

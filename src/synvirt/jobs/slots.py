@@ -1,56 +1,112 @@
-"""How many jobs work at once: here (Turns), and on one host of a source (Slots). asyncio.
+"""How many jobs work at once: here (Turns, in memory), and on one host of a source or one destination (Slots, in the store, for
+the jobs of all hosts). asyncio.
 
-A host has guests to serve, and its disks one head each. A cut-over never waits: its guest is off.
+A host has guests to serve, and its disks one head each. A cut-over never waits: its guest is off. A slot covers a pass, never a
+wait for the next one.
 """
 
 import asyncio
 import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
-# Jobs run in event loops of several threads, so a free slot is looked for, not awaited. Who waits for its turn is called: there
-# may be thousands. The look beside that is for a loop that ended.
-LOOK_EVERY_S, TURN_EVERY_S = 0.2, 30.0
+from synvirt.errors import PersistFailed
+from synvirt.store.slots import SlotRows
+
+# A slot that a job of this process leaves is given on at once; one of another host is looked for. Who waits for its turn is
+# called: there may be thousands. The look beside that is for a loop that ended.
+LOOK_EVERY_S, TURN_EVERY_S = 2.0, 30.0
+
+OrStop = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
 
 
-class SourceHost(NamedTuple):
-    """A registered source, and which of its hosts; empty where it is one."""
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What so many jobs use at the same time, over all hosts. `key` names it in the store."""
 
-    source_id: UUID
-    host: str
+    key: str
+    most: int
+
+
+def source_host(source_id: UUID, host: str, *, most: int) -> Resource:
+    """A host of a registered source; empty where the source is one."""
+    return Resource(f"source {source_id} {host}", most)
+
+
+def destination(name: str, *, most: int) -> Resource:
+    """`name`: one that is the same on each host that reaches the destination, and on no other."""
+    return Resource(f"destination {name}", most)
 
 
 class Slots:
-    """`most` readers a host; those of a cut-over come on top."""
+    """Those of this host's jobs, in the store. What a cut-over takes comes on top of the number."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, rows: SlotRows, *, host: str) -> None:
+        self._rows, self._host = rows, host
         self._lock = threading.Lock()
-        self._taken: Counter[SourceHost] = Counter()
+        self._waiting: set[asyncio.Future[None]] = set()
 
     @asynccontextmanager
     async def held(
-        self, where: SourceHost, sleep: Callable[[float], Awaitable[None]], *, urgent: bool = False
-    ) -> AsyncIterator[None]:
-        """`sleep` may raise: then it waits no longer."""
-        while not self._take(where, urgent=urgent):
-            await sleep(LOOK_EVERY_S)
+        self, job_id: UUID, resources: Sequence[Resource], or_stop: OrStop, *, urgent: bool = False
+    ) -> AsyncIterator["Held"]:
+        """One of each, for as long as the block lasts; they are waited for together, in the order the jobs came. `or_stop`
+        awaits, and may raise: then the job waits no longer."""
+        held = Held(self, job_id, {one.key: one.most for one in resources}, or_stop, urgent=urgent)
         try:
-            yield
-        finally:
-            with self._lock:
-                self._taken[where] -= 1
+            await held.take()
+            yield held
+        except (Exception, asyncio.CancelledError):
+            # What it is says more than that the store is away: then the row goes with the job's next run, or the host's lease.
+            with suppress(PersistFailed):
+                await held.leave()
+            raise
+        await held.leave()
 
-    def _take(self, where: SourceHost, *, urgent: bool) -> bool:
+    async def forget(self, job_id: UUID) -> None:
+        """What a run of the job left that was cut off."""
+        if await asyncio.to_thread(self._rows.has_any, job_id):
+            await asyncio.to_thread(self._rows.leave, job_id)
+
+    async def take(self, job_id: UUID, wanted: dict[str, int], or_stop: OrStop, *, urgent: bool) -> None:
+        while not await asyncio.to_thread(self._rows.take, job_id, wanted, host=self._host, urgent=urgent):
+            await or_stop(self._until_next(job_id, wanted))
+
+    async def leave(self, job_id: UUID, wanted: dict[str, int]) -> None:
+        await asyncio.to_thread(self._rows.leave, job_id, wanted)
         with self._lock:
-            if not urgent and self._taken[where] >= self._most:
-                return False
-            self._taken[where] += 1
-            return True
+            for called in self._waiting:
+                with suppress(RuntimeError):  # its loop has ended
+                    called.get_loop().call_soon_threadsafe(_done, called)
+
+    async def _until_next(self, job_id: UUID, wanted: dict[str, int]) -> None:
+        while not await asyncio.to_thread(self._rows.is_next, job_id, wanted):
+            called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            with self._lock:
+                self._waiting.add(called)
+            try:
+                await _until(called, LOOK_EVERY_S)
+            finally:
+                with self._lock:
+                    self._waiting.discard(called)
+
+
+class Held:
+    """The slots of a job, which it may leave for as long as it only waits."""
+
+    def __init__(self, slots: Slots, job_id: UUID, wanted: dict[str, int], or_stop: OrStop, *, urgent: bool) -> None:
+        self._slots, self._job_id, self._wanted, self._or_stop, self._urgent = slots, job_id, wanted, or_stop, urgent
+
+    async def take(self) -> None:
+        """In the order the jobs came; at once, where the job has them."""
+        await self._slots.take(self._job_id, self._wanted, self._or_stop, urgent=self._urgent)
+
+    async def leave(self) -> None:
+        await self._slots.leave(self._job_id, self._wanted)
 
 
 class Turns:
@@ -64,9 +120,7 @@ class Turns:
         # In their order; each is called in its own event loop.
         self._waiting: dict[UUID, asyncio.Future[None]] = {}
 
-    async def taken(
-        self, job_id: UUID, or_stop: Callable[[Coroutine[Any, Any, None]], Awaitable[None]], *, urgent: bool = False
-    ) -> None:
+    async def taken(self, job_id: UUID, or_stop: OrStop, *, urgent: bool = False) -> None:
         """At once, where the job has it already. `or_stop` awaits, and may raise: then the job waits no longer."""
         try:
             while (called := self._take(job_id, urgent=urgent)) is not None:

@@ -87,6 +87,7 @@ class Engine:
         except NotFound:  # it ended, and was removed, before it was looked at
             return
         await asyncio.to_thread(self._take_up_course, job_id)
+        await self.rooms.slots.forget(job_id)
         while not migration.ended:
             if await asyncio.to_thread(store.cancel_requested, job_id):
                 stop.set()

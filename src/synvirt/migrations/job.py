@@ -9,6 +9,7 @@ from uuid import UUID
 
 from synvirt.destinations import Destination
 from synvirt.errors import SourceUnreachable, SynvirtError
+from synvirt.jobs.slots import Held, destination, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import LiveAdapter
 from synvirt.migrations.rooms import Rooms
@@ -29,6 +30,7 @@ class Job:
         self.migration = migration
         self.rooms = rooms
         self.stop = stop
+        self._slots: Held | None = None
 
     @property
     def id(self) -> UUID:
@@ -72,6 +74,32 @@ class Job:
     def leave_turn(self) -> None:
         """Others work, while this one waits."""
         self.rooms.turns.left(self.id)
+
+    @asynccontextmanager
+    async def slots(self, *, urgent: bool = False) -> AsyncIterator[None]:
+        """Of the host of its source and of its destination, for a pass."""
+        rooms, ref = self.rooms, self.migration.plan.source_ref
+        name = self.migration.destination or next(iter(rooms.destinations))
+        shared = await self.in_thread(self.destination.shared_id)
+        wanted = [destination(shared or f"{rooms.host} {name}", most=rooms.jobs_per_destination)]
+        if ref.kind == "live_vm":
+            wanted.append(source_host(ref.source_id, self.manifest.host, most=rooms.jobs_per_source))
+        async with rooms.slots.held(self.id, wanted, self.stop.or_stop, urgent=urgent) as held:
+            self._slots = held
+            try:
+                yield
+            finally:
+                self._slots = None
+
+    async def leave_slots(self) -> None:
+        """Others copy, while this one waits for what may take a day."""
+        if self._slots is not None:
+            await self._slots.leave()
+
+    async def take_slots(self) -> None:
+        """Again, where they were left."""
+        if self._slots is not None:
+            await self._slots.take()
 
     async def tell(self, error: SynvirtError) -> None:
         """Of a trouble that may pass: until `take_back` it stands where the last problem stood."""

@@ -95,13 +95,18 @@ class Tally:
 async def run_pass(
     job: Job, number: int, kind: Literal["full", "delta", "final"], disks: Sequence[PassDisk], *, fresh: bool
 ) -> Pass:
-    """Copy until every disk of the pass is durable on its volume; the finished pass. Errors name the disk."""
+    """Copy until every disk of the pass is durable on its volume; the finished pass. Errors name the disk. Slots are held while
+    it copies, and not while it waits for where it reads from."""
 
     @asynccontextmanager
     async def as_they_are() -> AsyncIterator[Sequence[PassDisk]]:
         yield disks
 
-    return await patiently(job, lambda patience: run_opened_pass(job, number, kind, as_they_are, patience, fresh=fresh))
+    async def tried(patience: Patience) -> Pass:
+        async with job.slots():
+            return await run_opened_pass(job, number, kind, as_they_are, patience, fresh=fresh)
+
+    return await patiently(job, tried)
 
 
 async def run_opened_pass(

@@ -101,6 +101,8 @@ class Patience:
             await job.tell(type(trouble)(f"{trouble.detail.rstrip('.')}. {again}", hint=trouble.hint))
             self._told = True
         job.leave_turn()
+        if isinstance(trouble, GuestStaysOn):
+            await job.leave_slots()
         source_ref = job.migration.plan.source_ref
         if source_ref.kind == "live_vm":
             with job.rooms.waiting.held(source_ref.source_id, job.stop):
@@ -108,6 +110,8 @@ class Patience:
         else:
             await job.stop.sleep(min(pause_s, left_s))
         await job.take_turn()
+        if isinstance(trouble, GuestStaysOn):
+            await job.take_slots()
 
     async def over(self) -> None:
         """It went well: the next trouble is another one."""

@@ -47,13 +47,16 @@ class Rooms:
     destinations: Mapping[str, Destination]
     hypervisor: Hypervisor
     preparer: GuestPreparer
+    slots: Slots
+    host: str
     check_source: Callable[[LiveKind, UUID], None] = _no_source
     # Outside programs that may import a kind whole, where its importer would be asked disk by disk.
     passthroughs: Mapping[OfflineKind, Passthrough] = field(default_factory=dict)
     secret_of: Callable[[UUID], bytes | None] = no_secrets
     remote_rules: Rules = field(default_factory=Rules)
-    # How many jobs read from a source at once, and how many work at all.
-    slots: Slots = field(default_factory=lambda: Slots(4))
+    # How many jobs read from a host of a source at once, or write a destination, over all hosts; and how many work here at all.
+    jobs_per_source: int = 4
+    jobs_per_destination: int = 16
     turns: Turns = field(default_factory=lambda: Turns(256))
     workers: Workers = started
     # Jobs that wait for a source: changing the source wakes them.

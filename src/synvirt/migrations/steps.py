@@ -153,7 +153,8 @@ async def copying_full(job: Job) -> Facts:
         await _refuse_changed(job, disks)
         if (tool := await chosen(job)) is not None:
             _, source, _ = await job.in_thread(_offline, job)
-            await pass_through(job, tool, source, disks)
+            async with job.slots():
+                await pass_through(job, tool, source, disks)
         else:
             await run_pass(job, 1, "full", disks, fresh=True)
         await _refuse_changed(job, disks)

@@ -9,7 +9,7 @@ Change tracking is not trusted: each pass also looks at some of what it leaves o
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Literal
 
@@ -27,7 +27,6 @@ from synvirt.errors import (
     SnapshotFailed,
     SynvirtError,
 )
-from synvirt.jobs.slots import SourceHost
 from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.migrations import source_vm
 from synvirt.migrations.forecast import forecast, why_not
@@ -116,7 +115,7 @@ async def _copy_while_off(job: Job, chosen: Callable[[Job], Awaitable[int]]) -> 
     """The source shut down, and the pass `chosen` of it copied. A source that somebody powers on again has changed since its
     snapshot: it is shut down, and what that snapshot holds is not the last any more."""
     # Nobody goes down before there is a slot to read it; a cut-over has one at once.
-    async with _slot(job, urgent=is_warm(job)):
+    async with job.slots(urgent=is_warm(job)):
         for _ in range(SHUT_DOWNS_MAX):
             await shut_down(job)
             number = await chosen(job)
@@ -241,7 +240,7 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
         if kind == "final" or not is_warm(job):  # in the slot of `_copy_while_off`
             return await _tried(job, number, kind, patience)
         # A snapshot that is held grows: it is read at once.
-        async with _slot(job, urgent=await _noted_snapshot(job, number) is not None):
+        async with job.slots(urgent=await _noted_snapshot(job, number) is not None):
             return await _tried(job, number, kind, patience)
 
     while done is None:
@@ -256,13 +255,6 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
     await _released(job, number)
     await job.change(forecast=forecast(job.migration.passes, at=now()))
     return done
-
-
-def _slot(job: Job, *, urgent: bool) -> AbstractAsyncContextManager[None]:
-    source_ref = job.migration.plan.source_ref
-    if source_ref.kind != "live_vm":
-        raise RuntimeError("an Offline plan has no source VM")
-    return job.rooms.slots.held(SourceHost(source_ref.source_id, job.manifest.host), job.stop.sleep, urgent=urgent)
 
 
 async def _released(job: Job, number: int) -> None:

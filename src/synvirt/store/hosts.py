@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Connection, Double, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, Double, delete, insert, literal_column, select, update
 
 from synvirt.errors import PersistFailed
-from synvirt.store.tables import hosts
+from synvirt.store.tables import hosts, slots
 
 # Nobody; another host, after the lease was over; an operator, who says that the host is off.
 FencedBy = Literal["", "expired", "operator"]
@@ -69,21 +69,23 @@ class HostRows:
         self._reading, self._writing = reading, writing
 
     def begin(self, host: str, *, ttl_s: float, document: str) -> Fence:
-        """A new epoch. Whatever wrote as this host before writes no more."""
+        """A new epoch. Whatever wrote as this host before writes no more, and its slots are free: whoever begins an epoch has
+        ended what was under way."""
         with self._writing() as db:
-            now = _now(db)
-            values = {"until": now + ttl_s, "seen_at": now, "fenced": "", "document": document}
+            moment = now(db)
+            values = {"until": moment + ttl_s, "seen_at": moment, "fenced": "", "document": document}
             begun = update(hosts).where(hosts.c.id == host).values(epoch=hosts.c.epoch + 1, **values)
             if db.execute(begun).rowcount == 0:
                 db.execute(insert(hosts).values(id=host, epoch=1, **values))
+            db.execute(delete(slots).where(slots.c.host == host))
             return Fence(host, db.execute(select(hosts.c.epoch).where(hosts.c.id == host)).scalar_one())
 
     def renew(self, fence: Fence, *, ttl_s: float, document: str) -> bool:
         """False, when the host was fenced."""
         with self._writing() as db:
-            now = _now(db)
+            moment = now(db)
             mine = (hosts.c.id == fence.host, hosts.c.epoch == fence.epoch)
-            renewed = update(hosts).where(*mine).values(until=now + ttl_s, seen_at=now, document=document)
+            renewed = update(hosts).where(*mine).values(until=moment + ttl_s, seen_at=moment, document=document)
             return db.execute(renewed).rowcount == 1
 
     def fence(self, host: str) -> bool:
@@ -96,18 +98,19 @@ class HostRows:
     def fence_expired(self, *, grace_s: float) -> list[str]:
         """Those whose lease is over for longer than `grace_s`; the ones that this call has fenced."""
         with self._writing() as db:
-            expired = (hosts.c.until < _now(db) - grace_s) & (hosts.c.fenced == "")
+            expired = (hosts.c.until < now(db) - grace_s) & (hosts.c.fenced == "")
             fenced = update(hosts).where(expired).values(epoch=hosts.c.epoch + 1, fenced="expired").returning(hosts.c.id)
             return sorted(db.execute(fenced).scalars())
 
     def all(self) -> list[HostRow]:
         """By id."""
         with self._reading() as db:
-            found = db.execute(select(hosts, (hosts.c.until - _now(db)).label("left_s")).order_by(hosts.c.id)).all()
+            found = db.execute(select(hosts, (hosts.c.until - now(db)).label("left_s")).order_by(hosts.c.id)).all()
             return [HostRow(row.id, row.epoch, row.left_s, row.seen_at, row.fenced, row.document) for row in found]
 
 
-def _now(db: Connection) -> ColumnElement[float]:
+def now(db: Connection) -> ColumnElement[float]:
+    """The database's clock."""
     if db.dialect.name == "postgresql":
         return literal_column("extract(epoch FROM clock_timestamp())::double precision", type_=Double())
     return literal_column("((julianday('now') - 2440587.5) * 86400.0)", type_=Double())

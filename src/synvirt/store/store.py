@@ -37,8 +37,9 @@ from synvirt.store.documents import parsed, readable, rewritten
 from synvirt.store.filters import ALL, Only
 from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
+from synvirt.store.slots import SlotRows
 from synvirt.store.sources import SourceRows
-from synvirt.store.tables import events, ledger, migrations, notes, secrets, watermarks
+from synvirt.store.tables import events, ledger, migrations, notes, secrets, slots, watermarks
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
 
@@ -110,6 +111,7 @@ class Store:
         self.uploads = UploadRows(reading=self._reading, writing=self._writing)
         self.backups = BackupRows(reading=self._reading, writing=self._writing)
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
+        self.slots = SlotRows(reading=self._reading, writing=self._writing)
         self.tokens = TokenRows(reading=self._reading, writing=self._unfenced)
         self.audit = AuditRows(reading=self._reading, writing=self._unfenced)
         self.hosts = HostRows(reading=self._reading, writing=self._unfenced)
@@ -246,6 +248,7 @@ class Store:
             db.execute(update(migrations).where(migrations.c.id == str(job_id)).values(state=after.state, document=document))
             if after.ended:
                 db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
+                db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
             if _told(after) != _told(before):
                 _announce(db, after, document)
             return after

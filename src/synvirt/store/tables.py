@@ -6,6 +6,7 @@ migrations ──< events        a row a move, with the job as it was then: what
            ──< secrets       the sealed credentials of a job that reads from elsewhere
            ──< notes         what a job must remember beyond what it shows (snapshots, change ids)
 hosts                        each host's lease and epoch: what it writes, it writes under these
+slots                        who reads a source's host, or writes a destination, and who waits in which line
 uploads                      the archives that were uploaded whole; their bytes are files of their host
 sources                      the registered platforms, each with its credentials, sealed by its host's key
            ──< trials        the snapshots that deep tests of them make, written before they are made
@@ -128,6 +129,20 @@ hosts = Table(
     Column("seen_at", Double, nullable=False),
     Column("fenced", String(16), nullable=False),
     Column("document", Text, nullable=False),
+)
+
+# `resource`: a host of a source, or a destination; `number`: the place in its line. Held, or waiting.
+slots = Table(
+    "slots",
+    METADATA,
+    Column("number", _SERIAL, primary_key=True, autoincrement=True),
+    Column("resource", Text, nullable=False),
+    Column("job_id", _ID, nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("held", Boolean, nullable=False),
+    UniqueConstraint("job_id", "resource"),
+    Index("ix_slots_resource", "resource"),
+    sqlite_autoincrement=True,
 )
 
 # `usable_from`: the first revision whose service can work with these tables (upgrading.py).
