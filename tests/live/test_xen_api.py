@@ -436,12 +436,54 @@ def test_tracking_that_was_switched_off_between_two_passes_is_told(pool: XenServ
         asked(pool, use, transport="nbd")
 
 
-def test_a_storage_that_refuses_to_track_is_said(pool: XenServer) -> None:
+REFUSALS = [
+    ("LICENCE_RESTRICTION", "CBT"),
+    ("SR_OPERATION_NOT_SUPPORTED", "OpaqueRef:it"),
+    ("SR_BACKEND_FAILURE_44", "", "There is insufficient space", ""),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda one: one[0])
+def test_a_disk_that_refuses_to_be_tracked_has_its_snapshots_compared(pool: XenServer, refusal: tuple[str, ...]) -> None:
+    """It shows by trying alone. By NBD for the whole, and by VHD for what differs; in later sessions, too."""
+    vm_id = pool.pool.add_vm("web", [content(5, VHD_BYTES)], pool.pool.add_store())
+    vdi = pool.pool.tables["VDI"][pool.pool.vdis(vm_id)[0]]
+    key = vdi["uuid"]
+    pool.pool.fault("VDI.enable_cbt", *refusal)
+    asked(pool, lambda adapter: adapter.enable_cbt(vm_id, [key]))
+    assert vdi["other_config"].keys() == {"synvirt-untracked"}
+    vm = asked(pool, lambda adapter: adapter.inspect(vm_id))
+    assert re.search(rf"NBD over TLS; deltas by the difference .*refused to track it: {refusal[0]}", vm.concerns[-1].assessment)
+    first = asked(pool, lambda adapter: adapter.snapshot(vm_id, "synvirt-a-1"))
+
+    async def whole(adapter: XenApi) -> bytes:
+        return (await asyncio.to_thread(read, await adapter.open_disk(vm_id, first, vm.disks[0], None)))[0]
+
+    copy = asked(pool, whole)
+    pool.pool.guest_writes(vm_id, 3 * VHD_BYTES, b"changed")
+    asked(pool, lambda adapter: adapter.release(vm_id, "synvirt-a-1"))
+    second = asked(pool, lambda adapter: adapter.snapshot(vm_id, "synvirt-a-2"))
+
+    async def delta(adapter: XenApi) -> tuple[bytes, int]:
+        spec = await adapter.open_disk(vm_id, second, vm.disks[0], first.change_ids[key])
+        return await asyncio.to_thread(read, spec, copy)
+
+    assert asked(pool, delta) == (pool.pool.disk(vm_id).read_bytes(), VHD_BYTES)
+    for name in ("synvirt-a-1", "synvirt-a-2"):
+        asked(pool, lambda adapter, name=name: adapter.cleanup(vm_id, name))
+    assert (pool.pool.snapshots(), vdi["other_config"], vdi["cbt_enabled"]) == ([], {}, False)
+
+
+@pytest.mark.parametrize(("transport", "config"), [("nbd", {}), ("auto", {"image-format": "qcow2"})])
+def test_a_disk_that_can_neither_be_tracked_nor_compared_is_said(
+    pool: XenServer, transport: str, config: dict[str, str]
+) -> None:
     vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
     vdi = pool.pool.tables["VDI"][pool.pool.vdis(vm_id)[0]]
+    vdi["sm_config"] |= config
     pool.pool.fault("VDI.enable_cbt", "LICENCE_RESTRICTION", "CBT")
-    with pytest.raises(CbtUnsupported, match="LICENCE_RESTRICTION: CBT"):
-        asked(pool, lambda adapter: adapter.enable_cbt(vm_id, [vdi["uuid"]]))
+    with pytest.raises(CbtUnsupported, match="LICENCE_RESTRICTION: CBT; nor can its snapshots be compared"):
+        asked(pool, lambda adapter: adapter.enable_cbt(vm_id, [vdi["uuid"]]), transport=transport)
     assert vdi["other_config"] == {}
 
 

@@ -19,7 +19,7 @@ from synvirt.errors import CbtUnsupported, Internal, SnapshotFailed, SourceUnrea
 from synvirt.live import SnapshotRef
 from synvirt.live.xen.machines import CHAIN_MAX, Machine, chain_lengths, lacking_space
 from synvirt.live.xen.session import XapiFailure, XenSession
-from synvirt.live.xen.ways import Way
+from synvirt.live.xen.ways import REFUSED, Way
 from synvirt.machines.texts import is_true
 from synvirt.machines.xenapi import NULL, Record, listed, table, text
 
@@ -33,12 +33,19 @@ KEPT: Final = "synvirt-kept"
 # In a disk: it was not tracked before we asked for it.
 TRACKED_BY_US: Final = "synvirt-tracked"
 OURS: Final = "synvirt-"
+# A note is for people.
+NOTE_CHARS: Final = 200
 # The id of a «snapshot» that is the VM's own disks, while it is off.
 OFF: Final = "off:"
 METADATA: Final = "cbt_metadata"
 _CANNOT_TRACK: Final = frozenset(
-    {"SR_OPERATION_NOT_SUPPORTED", "LICENCE_RESTRICTION", "FEATURE_RESTRICTED", "VDI_INCOMPATIBLE_TYPE", "SR_FULL"}
-)
+    {
+        "SR_OPERATION_NOT_SUPPORTED", "LICENCE_RESTRICTION", "FEATURE_RESTRICTED", "VDI_INCOMPATIBLE_TYPE", "SR_FULL",
+        "VDI_ON_BOOT_MODE_INCOMPATIBLE_WITH_OPERATION", "OPERATION_NOT_ALLOWED",
+    }
+)  # fmt: skip
+# The storage manager's own, by a number that hangs on its kind: no room for the log of changes is one.
+_STORE_FAILED: Final = "SR_BACKEND_FAILURE"
 _OLD_XAPI: Final = frozenset({"MESSAGE_PARAMETER_COUNT_MISMATCH", "FIELD_TYPE_ERROR"})
 
 log = structlog.get_logger(__name__)
@@ -48,7 +55,8 @@ log = structlog.get_logger(__name__)
 
 
 def enable(session: XenSession, vm: Machine, keys: Collection[str], ways: Mapping[str, Way]) -> None:
-    """Track the changes of these disks from now on; those whose deltas come by VHD need nothing. CbtUnsupported."""
+    """Track the changes of these disks from now on; those whose deltas come by VHD need nothing. One that cannot be tracked,
+    which shows by trying alone, has its deltas by VHD from now on, where it can. CbtUnsupported."""
     for key in keys:
         reference, way = vm.vdis.get(key), ways.get(key)
         if reference is None or way is None:
@@ -56,28 +64,36 @@ def enable(session: XenSession, vm: Machine, keys: Collection[str], ways: Mappin
         if way.deltas is None:
             raise CbtUnsupported(f"disk {key} has no deltas: {way.why}", hint="move the VM cold")
         if way.deltas == "cbt" and not is_true(text(vm.records.at("VDI", reference), "cbt_enabled")):
-            _enable(session, reference, key)
+            _enable(session, reference, key, way)
 
 
-def _enable(session: XenSession, reference: str, key: str) -> None:
+def _enable(session: XenSession, reference: str, key: str, way: Way) -> None:
     # Noted first: tracking that was begun, and not noted, would be left behind.
     _note(session, reference, TRACKED_BY_US)
     try:
         session.asked("VDI.enable_cbt", reference)
     except XapiFailure as failure:
+        refused = failure.code in _CANNOT_TRACK or failure.code.startswith(_STORE_FAILED)
+        if refused and not way.instead:
+            # The way of this disk in every session from now on, until our last snapshot of it goes.
+            _note(session, reference, REFUSED, failure.told[:NOTE_CHARS])
         with suppress(XapiFailure, SynvirtError):
             session.asked("VDI.remove_from_other_config", reference, TRACKED_BY_US)
-        if failure.code in _CANNOT_TRACK:
+        if refused and not way.instead:
+            log.warning("changes of a disk are not tracked: snapshots are compared", disk=key, cause=failure.told)
+            return
+        if refused:
             raise CbtUnsupported(
-                f"{session.host} does not track changed blocks of disk {key}: {failure.told}",
-                hint="set options.transport to export, which needs no tracking; or move the VM cold",
+                f"{session.host} does not track changed blocks of disk {key}: {failure.told}; "
+                f"nor can its snapshots be compared: {way.instead}",
+                hint="move the VM cold",
             ) from failure
         raise session.as_ours(f"track changed blocks of disk {key}", failure) from failure
 
 
-def _note(session: XenSession, vdi_ref: str, key: str) -> None:
+def _note(session: XenSession, vdi_ref: str, key: str, value: str = "true") -> None:
     try:
-        session.asked("VDI.add_to_other_config", vdi_ref, key, "true")
+        session.asked("VDI.add_to_other_config", vdi_ref, key, value)
     except XapiFailure as failure:
         if failure.code != "MAP_DUPLICATE_KEY":
             raise session.as_ours("leave a note on a disk", failure) from failure
@@ -245,12 +261,15 @@ def _untrack(session: XenSession, vm_id: str) -> None:
     for one in listed(vm, "VBDs"):
         reference = text(_record(session, "VBD", one), "VDI")
         vdi = _record(session, "VDI", reference)
-        if TRACKED_BY_US not in table(vdi, "other_config"):
+        notes = {TRACKED_BY_US, REFUSED} & table(vdi, "other_config").keys()
+        if not notes:
             continue
         if any(text(_record(session, "VDI", each), "name_label").startswith(OURS) for each in listed(vdi, "snapshots")):
             continue
-        _quietly(session, "end tracking", "VDI.disable_cbt", reference)
-        _quietly(session, "take a note away", "VDI.remove_from_other_config", reference, TRACKED_BY_US)
+        if TRACKED_BY_US in notes:
+            _quietly(session, "end tracking", "VDI.disable_cbt", reference)
+        for note in sorted(notes):
+            _quietly(session, "take a note away", "VDI.remove_from_other_config", reference, note)
 
 
 def _quietly(session: XenSession, what: str, method: str, *parameters: Any) -> None:

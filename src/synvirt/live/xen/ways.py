@@ -2,6 +2,7 @@
 
 from typing import Final, Literal, NamedTuple
 
+from synvirt.machines.texts import clean
 from synvirt.machines.xenapi import Record, listed, table, text
 from synvirt.sizes import GIB
 
@@ -32,12 +33,18 @@ _VHD_STORES: Final = frozenset(
 THICK_STORES: Final = frozenset({"lvm", "lvmoiscsi", "lvmohba", "lvmofcoe"})
 
 
+# In a disk: it refused to be tracked, for this reason.
+REFUSED: Final = "synvirt-untracked"
+
+
 class Way(NamedTuple):
-    """`deltas` None: there are none, so that the disk moves cold; `why`: what forbids a better way."""
+    """`deltas` None: there are none, so that the disk moves cold; `why`: what forbids a better way. `instead`: what forbids
+    deltas by VHD, where those by tracking turn out not to be had."""
 
     bytes: Bytes
     deltas: Deltas | None
     why: str = ""
+    instead: str = ""
 
     @property
     def told(self) -> str:
@@ -60,6 +67,8 @@ def seen(vdi: Record, sr: Record, *, offers_nbd: bool, no_nbd: str, restrictions
         no_cbt = "the pool's licence has no changed block tracking"
     elif "vdi_enable_cbt" not in listed(sr, "allowed_operations"):
         no_cbt = f"storage of type {text(sr, 'type') or 'unknown'} tracks no changed blocks"
+    elif refusal := text(table(vdi, "other_config"), REFUSED):
+        no_cbt = f"the pool refused to track it: {clean(refusal)}"
     return Seen("" if offers_nbd else no_nbd, no_cbt, _no_vhd(vdi, sr))
 
 
@@ -81,7 +90,7 @@ def way(wished: Transport, found: Seen) -> Way:
     whole: Bytes = "nbd" if by_nbd else ("raw" if found.no_vhd else "vhd")
     reasons = [] if by_nbd or wished == "export" else [found.no_nbd]
     if by_nbd and not found.no_cbt:
-        return Way(whole, "cbt")
+        return Way(whole, "cbt", instead="options.transport nbd forbids exports" if wished == "nbd" else found.no_vhd)
     if by_nbd:
         reasons.append(found.no_cbt)
     if wished != "nbd" and not found.no_vhd:
