@@ -165,6 +165,63 @@ def test_who_answers_and_which_ways_are_open_is_told(by_nfs: Prisms) -> None:
     assert "iSCSI" in next(check.detail for check in about.checks if check.name == "ways")
 
 
+def checks(prisms: Prisms, which: str = "central") -> dict[str, tuple[bool, bool, str]]:
+    """(ok, warning, detail) of each."""
+    about = ask(prisms.access(which), lambda adapter: adapter.about())
+    return {check.name: (check.ok, check.warning, check.detail) for check in about.checks}
+
+
+def test_a_role_is_told_by_its_name(cluster: Prisms) -> None:
+    machine(cluster)
+    assert checks(cluster)["role"] == (True, False, "mover has the role Prism Admin")
+    cluster.central.roles = ["Prism Viewer"]
+    assert checks(cluster)["role"] == (False, False, "mover has the role Prism Viewer, which may change nothing")
+    cluster.central.roles = ["Cluster Admin", "Prism Viewer"]
+    assert checks(cluster)["role"][:2] == (True, False)
+    cluster.central.roles = ["our movers"]
+    assert checks(cluster)["role"] == (True, True, "mover has the role our movers, of which nothing is known here")
+
+
+def test_a_role_that_nobody_tells_is_no_obstacle(cluster: Prisms) -> None:
+    """It comes by a group; it may not be seen; an older Prism Central has no roles of v4."""
+    machine(cluster)
+    cluster.central.by_group = True
+    assert checks(cluster)["role"] == (True, True, "no authorization policy names mover: its role, if any, comes by a group")
+    cluster.fault("authz/roles|authn/users", "403", 100)
+    assert checks(cluster)["role"][:2] == (True, True)
+    assert "cannot list users: 403" in checks(cluster)["role"][2]
+    del cluster.central.version["iam"]
+    assert checks(cluster)["role"][:2] == (True, True)
+    assert "role" not in checks(cluster, "element")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("config/recovery-points", "privilege: see recovery points"),
+        ("config/storage-containers", "privilege: see storage containers"),
+        ("config/clusters", "privilege: see clusters"),
+        ("config/tasks$", "privilege: see tasks"),
+    ],
+)
+def test_a_list_that_is_not_shown_is_a_privilege_that_lacks(cluster: Prisms, path: str, name: str) -> None:
+    machine(cluster)
+    cluster.fault(path, "403", 1000)
+    ok, _, detail = checks(cluster)[name]
+    assert not ok
+    assert "403" in detail
+
+
+def test_a_start_that_moves_no_clock_is_seen_by_the_clusters_counter(cluster: Prisms) -> None:
+    """On and off again within what a time stamp tells apart."""
+    vm = machine(cluster, power="OFF")
+    for which in (("element",), ("central", "element")):
+        before = ask(cluster.access(*which), lambda adapter: adapter.last_start(vm.id))
+        assert before == ask(cluster.access(*which), lambda adapter: adapter.last_start(vm.id))
+        vm.version += 2
+        assert before != ask(cluster.access(*which), lambda adapter: adapter.last_start(vm.id))
+
+
 def test_a_wrong_password_is_told_at_the_login(cluster: Prisms) -> None:
     for which in ("central", "element"):
         with pytest.raises(AuthFailed):

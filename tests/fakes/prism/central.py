@@ -4,12 +4,13 @@ import base64
 import json
 import re
 from typing import Any
-from uuid import uuid4
+from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from tests.fakes.prism.state import Group, GroupDisk, Image, Kept, Refusal, State, VmState, regions
 
 Answer = tuple[int, Any, dict[str, str]]
 REGIONS_MAX = 8
+USER_ID = str(uuid4())
 
 
 def _of(type_: str, /, **fields: Any) -> dict[str, Any]:
@@ -39,6 +40,8 @@ class CentralAnswers:
         self.token_uses = 1000
         self.tokens: dict[str, int] = {}
         self.negotiates = True
+        # Of the one user that there is; by a policy that names it, or its group.
+        self.roles, self.by_group = ["Prism Admin"], False
 
     def answer(
         self, method: str, namespace: str, minor: int, rest: str, query: dict[str, str], headers: dict[str, str], body: Any
@@ -109,6 +112,9 @@ class CentralAnswers:
             errorMessages=[_of("prism.v4.error.AppMessage", message=task["failure"])] if task["failure"] and ended else None,
         )
         return self._one("prism.v4.config.GetTaskApiResponse", entity)
+
+    def list_tasks(self, *, query: dict[str, str], **_: Any) -> Answer:
+        return self._page("prism.v4.config.ListTasksApiResponse", [], query)
 
     # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -281,6 +287,41 @@ class CentralAnswers:
     def subnets(self, *, query: dict[str, str], **_: Any) -> Answer:
         found = [_of("networking.v4.config.Subnet", extId=self.state.subnet_id, name="vlan 12")]
         return self._page("networking.v4.config.ListSubnetsApiResponse", found, query)
+
+    # ── who may what ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def users(self, *, query: dict[str, str], **_: Any) -> Answer:
+        found = [_of("iam.v4.authn.User", extId=USER_ID, username="mover", userType="LOCAL", status="ACTIVE")]
+        asked = query.pop("$filter", "username eq 'mover'")
+        return self._page("iam.v4.authn.ListUsersApiResponse", found if asked == "username eq 'mover'" else [], query)
+
+    def _role_id(self, name: str) -> str:
+        return str(uuid5(NAMESPACE_OID, name))
+
+    def policies(self, *, query: dict[str, str], **_: Any) -> Answer:
+        mine = {"usergroup": {"uuid": {"anyof": [str(uuid4())]}}} if self.by_group else {"user": {"uuid": {"anyof": [USER_ID]}}}
+        another = {"user": {"uuid": {"anyof": [str(uuid4())]}}}
+        kind = "iam.v4.authz.AuthorizationPolicy"
+        entities = [_of("iam.v4.authz.EntityFilter", entityFilter={"*": {"*": {"eq": "*"}}})]
+        found = [
+            _of(
+                kind,
+                extId=str(uuid4()),
+                displayName=f"{role}_acp",
+                role=self._role_id(role),
+                identities=[_of("iam.v4.authz.IdentityFilter", identityFilter=who)],
+                entities=entities,
+            )
+            for role, who in (("Super Admin", another), *((role, mine) for role in self.roles))
+        ]
+        return self._page("iam.v4.authz.ListAuthorizationPoliciesApiResponse", found, query)
+
+    def authz_roles(self, *, query: dict[str, str], **_: Any) -> Answer:
+        names = dict.fromkeys(["Super Admin", "Prism Admin", "Prism Viewer", *self.roles])
+        found = [
+            _of("iam.v4.authz.Role", extId=self._role_id(name), displayName=name, operations=[str(uuid4())]) for name in names
+        ]
+        return self._page("iam.v4.authz.ListRolesApiResponse", found, query)
 
     # ── recovery points ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -475,6 +516,9 @@ def image_of(state: State, name: str, content: bytes) -> Image:
 
 _ID = "([^/]+)"
 ROUTES = [
+    ("iam GET authn/users", "users"),
+    ("iam GET authz/authorization-policies", "policies"),
+    ("iam GET authz/roles", "authz_roles"),
     ("vmm GET ahv/config/vms", "vms"),
     (f"vmm GET ahv/config/vms/{_ID}", "vm"),
     (f"vmm PUT ahv/config/vms/{_ID}", "put_vm"),
@@ -483,6 +527,7 @@ ROUTES = [
     ("vmm POST content/images", "make_image"),
     (f"vmm GET content/images/{_ID}", "image"),
     (f"vmm DELETE content/images/{_ID}", "delete_image"),
+    ("prism GET config/tasks", "list_tasks"),
     (f"prism GET config/tasks/{_ID}", "task"),
     ("clustermgmt GET config/clusters", "clusters"),
     (f"clustermgmt GET config/clusters/{_ID}", "cluster"),

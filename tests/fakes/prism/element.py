@@ -105,6 +105,10 @@ class ElementAnswers:
         vm.touch()
         return 202, {"api_version": "3.1", **self._vm(vm)}
 
+    def counted(self, id_: str, *, body: Any) -> tuple[int, Any]:
+        vm = self.state.vm(id_)
+        return 200, {"uuid": vm.id, "name": vm.name, "power_state": vm.power.lower(), "vm_logical_timestamp": vm.version}
+
     def power(self, id_: str, *, body: Any) -> tuple[int, Any]:
         vm = self.state.vm(id_)
         if body["transition"] == "ON":
@@ -260,6 +264,7 @@ ROUTES = [
     (f"POST {_V3}/vms/list", "vms"),
     (f"GET {_V3}/vms/{_ID}", "vm"),
     (f"PUT {_V3}/vms/{_ID}", "put_vm"),
+    (f"GET {_V2}/vms/{_ID}", "counted"),
     (f"POST {_V2}/vms/{_ID}/set_power_state", "power"),
     (f"POST {_V3}/vm_snapshots/list", "snapshots"),
     (f"POST {_V3}/vm_snapshots", "make_snapshot"),

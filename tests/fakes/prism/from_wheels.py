@@ -19,6 +19,7 @@ WHEELS = {
     "clustermgmt": "4.3.2",
     "volumes": "4.3.2",
     "networking": "4.4.2",
+    "iam": "4.0.1",
 }
 # What the adapter asks, and what an operator's own client asks in the same flows.
 WANTED = """
@@ -32,6 +33,7 @@ dataprotection POST DISK_POINT/$actions/compute-changed-regions
 prism GET config/tasks | prism GET config/tasks/{extId}
 clustermgmt GET config/clusters | clustermgmt GET config/clusters/{extId} | clustermgmt GET config/storage-containers
 networking GET config/subnets
+iam GET authn/users | iam GET authz/authorization-policies | iam GET authz/roles
 volumes GET,POST config/volume-groups | volumes GET,DELETE config/volume-groups/{extId}
 volumes GET,POST config/volume-groups/{volumeGroupExtId}/disks
 volumes POST config/volume-groups/{extId}/$actions/attach-iscsi-client

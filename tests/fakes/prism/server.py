@@ -25,7 +25,7 @@ from tests.fakes.prism.state import Refusal, State
 from tests.remote_servers import Certificates, certificates
 
 USER, PASSWORD = "mover", "s3cret"
-VERSIONS = {"vmm": 1, "dataprotection": 1, "prism": 0, "clustermgmt": 0, "volumes": 1, "networking": 0}
+VERSIONS = {"vmm": 1, "dataprotection": 1, "prism": 0, "clustermgmt": 0, "volumes": 1, "networking": 0, "iam": 0}
 _V4 = re.compile(r"/api/(\w+)/v4\.(\d+)/(.*)")
 
 

@@ -7,14 +7,14 @@ All calls block: each method runs in a thread.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
 from synvirt.disks.specs import ReaderSpec
-from synvirt.errors import BadRequest, CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable, VmNotFound
+from synvirt.errors import AuthFailed, BadRequest, CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
-from synvirt.live.nutanix import images, power, snapshots, volumes
+from synvirt.live.nutanix import images, power, rights, snapshots, volumes
 from synvirt.live.nutanix.allow_list import AllowList
 from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.element import Element
@@ -121,27 +121,27 @@ class PrismApi:
         control = self._control()
         found = control.vms()
         product = "Nutanix Prism Central" if self._central is not None else "Nutanix Prism Element"
-        return About(product, self._version(), (*self._ways_told(found), self._rights(len(found))))
+        allowed = list(self._rights(len(found)))
+        # What is not shown to us would be missed by the ways, too.
+        ways = self._ways_told(found) if all(one.ok for one in allowed) else []
+        return About(product, self._version(), (*ways, *allowed))
 
     def _version(self) -> str:
         if self._central is None:
             return self._element.version() if self._element is not None else ""
-        for one in self._central.all("clustermgmt", "config/clusters", "say its version"):
-            if "PRISM_CENTRAL" in (dig(one, "config", "clusterFunction") or ()):
-                return f"{text(one, 'config', 'buildInfo', 'version')}, API {self._central.version('vmm')}"
+        with suppress(AuthFailed):  # told by its own check
+            for one in self._central.all("clustermgmt", "config/clusters", "say its version"):
+                if "PRISM_CENTRAL" in (dig(one, "config", "clusterFunction") or ()):
+                    return f"{text(one, 'config', 'buildInfo', 'version')}, API {self._central.version('vmm')}"
         return f"API {self._central.version('vmm')}"
 
-    def _rights(self, count: int) -> SourceCheck:
-        """Prism tells nobody his own role in one way for all versions: what can be seen is that VMs are."""
-        if count:
-            return SourceCheck(name="privileges", ok=True, detail=f"{self._login.user} sees {count} VMs")
-        return SourceCheck(
-            name="privileges",
-            ok=True,
-            warning=True,
-            detail=f"{self._login.user} sees no VM",
-            hint="is there none, or does the user lack the role Prism Admin or Cluster Admin?",
-        )
+    def _rights(self, count: int) -> Iterator[SourceCheck]:
+        """By name, as far as Prism Central tells; of Prism Element, that it shows VMs and snapshots."""
+        if self._central is not None:
+            yield from rights.of_central(self._central, self._login.user)
+        detail = f"{self._login.user} sees {count or 'no'} VM{'' if count == 1 else 's'}"
+        hint = None if count else f"is there none? If there is: {rights.HINT}"
+        yield SourceCheck(name="privilege: see VMs", ok=True, warning=not count, detail=detail, hint=hint)
 
     def _ways_told(self, found: list[FoundVm]) -> list[SourceCheck]:
         """By a VM that has a disk, and the containers of its disks alone."""
@@ -297,7 +297,14 @@ class PrismApi:
         await asyncio.to_thread(lambda: power.shut_down(self._control(), vm_id, self._options.shutdown_timeout_s, manner))
 
     async def last_start(self, vm_id: str) -> str:
-        return await asyncio.to_thread(lambda: self._control().vm(vm_id).start)
+        return await asyncio.to_thread(self._last_start, vm_id)
+
+    def _last_start(self, vm_id: str) -> str:
+        """Prism Element's counter of the VM's changes, which a switch on or off is one of: set_power_state compares it. Prism
+        Central has no such counter, and its `updateTime` is what v4 calls the VM's last update."""
+        told = self._control().vm(vm_id).start
+        counted = None if self._element is None else self._element.changes_counted(vm_id)
+        return told if counted is None else f"change {counted}"
 
     async def power_on(self, vm_id: str) -> None:
         await asyncio.to_thread(lambda: power.power_on(self._control(), vm_id))

@@ -26,6 +26,7 @@ KNOWN: Final[Mapping[str, int]] = {
     "clustermgmt": 3,
     "volumes": 3,
     "networking": 4,
+    "iam": 0,
 }
 # v4's lists are cut at 100 an answer.
 PAGE: Final = 100
@@ -44,6 +45,7 @@ _PROBES: Final[Mapping[str, str]] = {
     "clustermgmt": "config/clusters",
     "volumes": "config/volume-groups",
     "networking": "config/subnets",
+    "iam": "authz/roles",
 }
 
 

@@ -76,6 +76,15 @@ class Element:
     def power_state(self, vm_id: str) -> str:
         return text(self.vm(vm_id), "status", "resources", "power_state").upper()
 
+    def changes_counted(self, vm_id: str) -> int | None:
+        """How often this VM was changed, switched or configured: `vm_logical_timestamp`, which v2 compares before it switches
+        one. None: this cluster does not say."""
+        try:
+            found = self.prism.ask("GET", f"{V2}/vms/{quoted(vm_id)}", what=f"look at {vm_id}").json()
+        except Refused:
+            return None
+        return number(dig(found, "vm_logical_timestamp")) or None
+
     def set_power(self, vm_id: str, transition: str) -> None:
         """v3's own PUT answers 405 on Prism Element."""
         self.prism.ask(

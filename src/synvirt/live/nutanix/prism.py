@@ -29,7 +29,7 @@ class Refused(Internal):
 
 
 class Absent(Refused):
-    """There is no such thing, or no such path: 404."""
+    """There is no such thing, or no such path: 404; 501 is Prism Central's word for a path that only a cluster serves."""
 
 
 class Outdated(Refused):
@@ -40,7 +40,7 @@ class Broken(SourceUnreachable):
     """Prism answered 500: a moment's trouble, or all that its v2 says of what it does not know."""
 
 
-_REFUSALS: Final[Mapping[int, type[Refused]]] = {404: Absent, 412: Outdated}
+_REFUSALS: Final[Mapping[int, type[Refused]]] = {404: Absent, 412: Outdated, 501: Absent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Prism:
             return AuthFailed(f"{self.host} refuses {self.where.user or 'its token'}", hint="check user and password")
         if status == 403:
             return AuthFailed(detail, hint=f"{self.where.user} needs the role Prism Admin or Cluster Admin")
-        if status >= 500 or status in _PASSING:
+        if (status >= 500 or status in _PASSING) and status not in _REFUSALS:
             kind = Broken if status == 500 else SourceUnreachable
             return kind(detail, hint="it may be failing over, or busy; see the health of its services")
         return _REFUSALS.get(status, Refused)(detail, http=status, said=said)
