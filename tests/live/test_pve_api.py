@@ -14,6 +14,7 @@ from synvirt.errors import AuthFailed, BadRequest, CbtUnsupported, Internal, Sou
 from synvirt.live import SourceAccess
 from synvirt.live.proxmox import api as pve_api_module
 from synvirt.live.proxmox.adapter import PveApi
+from synvirt.live.proxmox.form import FORM
 from tests.contracts.live import in_session
 from tests.fakes.pve.cluster import PRIVILEGES, Cluster, Paper, User
 from tests.fakes.pve.server import PveServer
@@ -94,12 +95,18 @@ def test_another_certificate_than_the_pinned_one_is_refused(server: PveServer) -
         ("endpoint", "https://root:s3cret@host"),
         ("options", {"scratch_dir": "/var/lib/x;y"}),
         ("options", {"node_hosts": {"pve1": "-oProxyCommand=x"}}),
+        ("options", {"node_hosts": "pve1"}),
     ],
 )
 def test_a_malformed_source_is_refused_before_anything_is_tried(field: str, value: Any) -> None:
     with pytest.raises(BadRequest) as refused:
         PveApi(replace(SourceAccess("https://pve.example", TOKEN), **{field: value}))
     assert "s3cret" not in str(refused.value)
+
+
+def test_nodes_addresses_may_be_one_text_as_a_command_line_has_it() -> None:
+    read = FORM.read_options({"node_hosts": "pve1=10.0.0.1; pve2=fd00::2"})
+    assert read.node_hosts == {"pve1": "10.0.0.1", "pve2": "fd00::2"}
 
 
 # ── what we may ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from synvirt.live import SourceAccess, VmRow
 from synvirt.live.registry import BY_KIND
@@ -217,6 +217,17 @@ def test_every_platforms_form_gives_back_what_it_begins_with(kind: LiveKind) -> 
     assert {one.key for one in known} == set(options.model_fields)
     form = Form({one.name: (one.value,) for one in known if one.value})
     assert options.model_validate(values(known, form)) == options()
+
+
+def test_texts_by_name_are_typed_as_lines_and_shown_so_again() -> None:
+    options = BY_KIND[LiveKind.PVE_API].form.options
+    typed = Form({"node_hosts": ("pve1=10.0.0.1\r\n pve2 = fd00::2\r\n\r\n",)})
+    filled = values(fields(options), typed)
+    assert filled["node_hosts"] == {"pve1": "10.0.0.1", "pve2": "fd00::2"}
+    shown = {one.key: one.value for one in fields(options, values=filled)}
+    assert shown["node_hosts"] == "pve1=10.0.0.1\npve2=fd00::2"
+    with pytest.raises(ValidationError):
+        options.model_validate(values(fields(options), Form({"node_hosts": ("pve1",)})))
 
 
 def test_a_source_that_is_not_there_is_a_page(context: BrowserContext) -> None:

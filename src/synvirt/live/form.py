@@ -11,7 +11,7 @@ A platform's file states it as data:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_origin
 from urllib.parse import urlsplit
@@ -68,14 +68,19 @@ class Form(Generic[C, O]):
         return place, credentials, self.read_options(access.options)
 
     def read_options(self, options: Mapping[str, Any]) -> O:
-        """What has several parts may also be one text, as a command line has it: `10809-10872` or `10809,10872`."""
+        """What has several parts may also be one text, as a command line has it: `10809-10872` or `10809,10872`; and texts by
+        name as `pve1=10.0.0.1;pve2=10.0.0.2`."""
         read: O = _validated(self.options, {key: self._in_parts(key, value) for key, value in options.items()}, "options")
         return read
 
     def _in_parts(self, key: str, value: Any) -> Any:
         field = self.options.model_fields.get(key)
-        parts = isinstance(value, str) and field is not None and get_origin(field.annotation) is tuple
-        return tuple(part.strip() for part in _BETWEEN_PARTS.split(value)) if parts else value
+        if not isinstance(value, str) or field is None:
+            return value
+        origin = get_origin(field.annotation)
+        if origin is tuple:
+            return tuple(part.strip() for part in _BETWEEN_PARTS.split(value))
+        return pairs(value.split(";")) if origin is dict else value
 
     def place(self, endpoint: str) -> Place:
         hint = f"{self.kind} takes " + " or ".join(
@@ -106,6 +111,12 @@ class Form(Generic[C, O]):
             path=url.path.rstrip("/"),
             query=url.query,
         )
+
+
+def pairs(parts: Iterable[str]) -> dict[str, str]:
+    """NAME=VALUE each. One without `=` has an empty value, which its model refuses."""
+    split = (part.partition("=") for part in parts if part.strip())
+    return {name.strip(): value.strip() for name, _, value in split}
 
 
 def _validated(model: type[Any], values: Mapping[str, Any], what: str) -> Any:

@@ -8,6 +8,7 @@ The methods that block say so; the others are asyncio.
 
 import asyncio
 import json
+import math
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -189,18 +190,18 @@ class Sources:
         return result
 
     async def list_vms(
-        self, source_id: UUID, *, limit: int, cursor: int = 0, search: str = "", kept: bool = False
+        self, source_id: UUID, *, limit: int, cursor: int = 0, search: str = "", age_max_s: float | None = None
     ) -> tuple[list[VmRow], int | None]:
-        """A page from row `cursor` on, by name; the first page asks the platform, unless it was asked a moment ago (`kept`: a
-        minute ago will do, for a search while somebody types). `search`: part of a name or an id."""
+        """A page from row `cursor` on, by name. The platform is asked where what it said is older than `age_max_s`: by default
+        LISTING_FRESH_S for the first page, LISTING_KEPT_S for those after it. `search`: part of a name or an id."""
         await asyncio.to_thread(self.get, source_id)
-        until, rows = self._listings.get(source_id, (0.0, []))
-        if cursor == 0 and not kept:
-            until -= LISTING_KEPT_S - LISTING_FRESH_S
-        if time.monotonic() >= until:
+        asked_at, rows = self._listings.get(source_id, (-math.inf, []))
+        if age_max_s is None:
+            age_max_s = LISTING_KEPT_S if cursor else LISTING_FRESH_S
+        if time.monotonic() - asked_at >= age_max_s:
             rows = await self._asked(source_id, lambda adapter: adapter.list_vms())
             rows = sorted(rows, key=lambda row: (row.name.casefold(), row.vm_id))
-            self._listings[source_id] = (time.monotonic() + LISTING_KEPT_S, rows)
+            self._listings[source_id] = (time.monotonic(), rows)
             while len(self._listings) > LISTINGS_KEPT_MAX:
                 self._listings.pop(next(iter(self._listings)))
         wanted = search.casefold()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from synvirt.errors import BadRequest, SynvirtError
+from synvirt.live.form import pairs
 from synvirt.web.forms import Form
 from synvirt.web.words import MISTAKES
 
@@ -33,6 +34,7 @@ LABELS = {
     "keep_weekly": "Weeks",
     "keep_monthly": "Months",
     "keep_yearly": "Years",
+    "node_hosts": "Where SSH reaches the nodes (NODE=ADDRESS, one a line)",
     "quiesce": "File systems held still",
 }
 _CAPITALS = {"nbd", "tls", "vddk", "id", "url", "vm", "sha256"}
@@ -54,7 +56,7 @@ _FORMS = {
 MISTAKES_TOLD = 5
 
 M = TypeVar("M", bound=BaseModel)
-Look = Literal["text", "long", "secret", "long secret", "number", "numbers", "lines", "check", "choice"]
+Look = Literal["text", "long", "secret", "long secret", "number", "numbers", "lines", "pairs", "check", "choice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def fields(model: type[BaseModel], prefix: str = "", values: Mapping[str, Any] |
     return [
         _field(key, {**_alternative(one), "default": (values or {}).get(key, one.get("default"))}, prefix, key in required)
         for key, one in schema.get("properties", {}).items()
-        if "$ref" not in _alternative(one) and _alternative(one).get("type") != "object"
+        if "$ref" not in _alternative(one) and (_alternative(one).get("type") != "object" or _are_pairs(_alternative(one)))
     ]
 
 
@@ -146,8 +148,10 @@ def explained(model: type[BaseModel]) -> str:
 def _field(key: str, schema: Mapping[str, Any], prefix: str, required: bool) -> Field:
     choices = tuple(str(choice) for choice in schema.get("enum", [schema["const"]] if "const" in schema else ()))
     default = schema.get("default")
+    if isinstance(default, Mapping):
+        default = [f"{name}={value}" for name, value in default.items()]
     if isinstance(default, list | tuple):
-        default = ("\n" if _look(key, schema) == "lines" else ", ").join(map(str, default))
+        default = ("\n" if _look(key, schema) in ("lines", "pairs") else ", ").join(map(str, default))
     if default is None or default is False or schema.get("writeOnly"):
         default = ""
     value = "yes" if default is True else str(default)
@@ -158,6 +162,8 @@ def _look(key: str, schema: Mapping[str, Any]) -> Look:
     if "enum" in schema or "const" in schema:
         return "choice"
     kind = schema.get("type")
+    if kind == "object":
+        return "pairs"
     if kind == "array":
         return "numbers" if "prefixItems" in schema else "lines"
     if kind != "string":
@@ -165,6 +171,12 @@ def _look(key: str, schema: Mapping[str, Any]) -> Look:
     if key in _SECRETS or schema.get("format") == "password":
         return "long secret" if key.endswith("private_key") or key == "client_key" else "secret"  # these have lines
     return "long" if schema.get("maxLength", 0) >= LONG_CHARS else "text"
+
+
+def _are_pairs(schema: Mapping[str, Any]) -> bool:
+    """Texts by name, none of them a secret: lines of NAME=VALUE can hold them."""
+    value = schema.get("additionalProperties")
+    return isinstance(value, Mapping) and value.get("type") == "string" and not value.get("writeOnly")
 
 
 def _alternative(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -215,4 +227,5 @@ _READ: Mapping[Look, Callable[[str], Any]] = {
     "number": _number,
     "numbers": lambda text: [_number(part) for part in re.split(r"[\s,;-]+", text)],
     "lines": lambda text: [line.strip() for line in text.splitlines() if line.strip()],
+    "pairs": lambda text: pairs(text.splitlines()),
 }

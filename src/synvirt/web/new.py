@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from synvirt.api.paging import Cursor, number_of
 from synvirt.errors import SynvirtError
-from synvirt.migrations.sources import Sources
+from synvirt.migrations.sources import LISTING_KEPT_S, Sources
 from synvirt.migrations.uploads import Uploads
 from synvirt.offline import browsing
 from synvirt.web.forms import Form
@@ -59,16 +59,22 @@ def new_router(pages: Pages, beginning: Beginning, sources: Sources, uploads: Up
     @router.get("/new/source/{source_id}")
     async def machines(
         source_id: UUID,
+        *,
         search: Annotated[str, Query(max_length=255)] = "",
         cursor: Cursor = None,
         kept: bool = False,
+        anew: bool = False,
         vm_id: Annotated[list[str] | None, Query()] = None,
     ) -> Response:
-        """`kept`: what the platform said a moment ago will do: a search does not ask it at each letter. `vm_id`: those ticked
-        already, which stay so whatever is searched for."""
+        """`kept`: what the platform said a minute ago will do: a search does not ask it at each letter. `anew`: ask it, however
+        lately it was asked. `vm_id`: those ticked already, which stay so whatever is searched for."""
         source = await run_in_threadpool(sources.get, source_id)
         vms, following = await sources.list_vms(
-            source_id, limit=VMS_ON_A_PAGE, cursor=number_of(cursor) or 0, search=search.strip(), kept=kept
+            source_id,
+            limit=VMS_ON_A_PAGE,
+            cursor=number_of(cursor) or 0,
+            search=search.strip(),
+            age_max_s=0.0 if anew else LISTING_KEPT_S if kept else None,
         )
         return pages.page(
             "new/vms.html",
