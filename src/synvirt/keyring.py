@@ -132,11 +132,26 @@ class Keyring:
 
     def seal(self, secret: bytes, *, belongs_to: bytes) -> bytes:
         with self._changing:
+            self._look()
             return seal(self._key, secret, belongs_to=belongs_to)
 
     def unseal(self, sealed: bytes, *, belongs_to: bytes) -> bytes:
+        """Internal, where the key does not open it: the file's by now, where another host's key was laid in its place."""
         with self._changing:
+            with suppress(Internal):
+                return unseal(self._key, sealed, belongs_to=belongs_to)
+            self._look()
             return unseal(self._key, sealed, belongs_to=belongs_to)
+
+    def opens(self, sealed: bytes, belongs_to: bytes) -> bool:
+        """By the key, or by the next one of a change that a crash left."""
+        with self._changing:
+            keys = [self._key, *([_read(self._next)] if self._next.exists() else [])]
+        return any(_opens(key, sealed, belongs_to) for key in keys)
+
+    def _look(self) -> None:
+        with suppress(KeyUnusable):  # gone, or half copied: the one that is known still serves
+            self._key = _read(self._path)
 
     def settle(self, sample: tuple[bytes, bytes] | None) -> None:
         """End a change of keys that a crash left. `sample`: something sealed and what it belongs to; None: nothing is."""

@@ -63,7 +63,7 @@ def test_a_password_comes_by_standard_input_and_is_never_printed(service: Servic
     assert done.exit_code == 0, done.stderr
     assert SECRET not in done.stdout + done.stderr
     source = json.loads(done.stdout)
-    opened, sealed = service.store.sources.opened(source["id"], host="local")
+    opened, sealed = service.store.sources.opened(source["id"])
     assert service.sources._opened(opened.id, sealed) == {"user": "root", "password": SECRET}
 
 
@@ -77,7 +77,7 @@ def test_other_credentials_and_files(service: Service, run: Run, tmp_path: Path)
     assert done.exit_code == 0, done.stderr
     source = json.loads(done.stdout)
     assert source["options"]["fingerprint_sha256"] == ":".join(["AB"] * 32)
-    opened, sealed = service.store.sources.opened(source["id"], host="local")
+    opened, sealed = service.store.sources.opened(source["id"])
     assert service.sources._opened(opened.id, sealed) == {"token_id": "root@pam!mover", "token_secret": SECRET}
 
 

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 from pydantic import SecretStr
 
-from synvirt.errors import Conflict, NotFound, PersistFailed
+from synvirt.errors import AuthFailed, Conflict, NotFound, PersistFailed
 from synvirt.keyring import Keyring, KeyUnusable, Reseal
 from synvirt.live.registry import BY_KIND
 from synvirt.migrations.sources import Sources
@@ -30,10 +30,11 @@ def a_source(name: str = "lab") -> Source:
     return Source(id=uuid4(), name=name, kind=LiveKind.VIM_API, endpoint="https://x", created_at=now())
 
 
-def started(store: Store, folder: Path) -> Sources:
+def started(store: Store, folder: Path, host: str = "h") -> Sources:
     """As a service starts on this folder."""
+    folder.mkdir(exist_ok=True)
     keyring = Keyring(folder / "migrator.key")
-    return Sources(store.sources, keyring, host="h", platforms=BY_KIND, folder=folder / "sources")
+    return Sources(store.sources, keyring, host=host, platforms=BY_KIND, folder=folder / "sources")
 
 
 def registered(sources: Sources, name: str) -> UUID:
@@ -43,23 +44,22 @@ def registered(sources: Sources, name: str) -> UUID:
 
 
 def password(sources: Sources, store: Store, source_id: UUID) -> str:
-    return sources._opened(source_id, store.sources.opened(source_id, host="h")[1])["password"]
+    return sources._opened(source_id, store.sources.opened(source_id)[1])["password"]
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_source_comes_back_as_it_went_in_for_its_own_host(store: Store) -> None:
+def test_a_source_comes_back_as_it_went_in_for_every_host(store: Store) -> None:
     source = a_source("münchen – ✓")
     store.sources.add(source, b"\x00sealed\xff", host="h")
-    found, sealed = store.sources.opened(source.id, host="h")
+    found, sealed = store.sources.opened(source.id)
     assert (Source.model_validate_json(source.model_dump_json()), b"\x00sealed\xff") == (found, sealed)
+    assert [one.id for one in store.sources.page(limit=5)[0]] == [source.id]
     with pytest.raises(NotFound):
-        store.sources.get(source.id, host="another")
-    assert store.sources.page(host="another", limit=5) == ([], None)
-    store.sources.add(a_source("münchen – ✓"), b"x", host="another")
+        store.sources.get(uuid4())
     with pytest.raises(Conflict):
-        store.sources.add(a_source("münchen – ✓"), b"x", host="h")
+        store.sources.add(a_source("münchen – ✓"), b"x", host="another")
 
 
 def test_a_change_and_a_removal(store: Store) -> None:
@@ -68,11 +68,11 @@ def test_a_change_and_a_removal(store: Store) -> None:
     changed = store.sources.change(
         source.id, lambda now_, sealed: (now_.model_copy(update={"name": "n"}), sealed + b"2"), host="h"
     )
-    assert store.sources.opened(source.id, host="h") == (store.sources.get(source.id, host="h"), b"12")
+    assert store.sources.opened(source.id) == (store.sources.get(source.id), b"12")
     assert changed.name == "n"
-    store.sources.remove(source.id, host="h")
+    store.sources.remove(source.id)
     with pytest.raises(NotFound):
-        store.sources.remove(source.id, host="h")
+        store.sources.remove(source.id)
 
 
 # ── sealed ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -82,7 +82,7 @@ def test_credentials_open_for_their_own_source_alone(store: Store, tmp_path: Pat
     """Somebody who can write to the store cannot have one platform's password sent to another."""
     sources = started(store, tmp_path)
     one, other = registered(sources, "one"), registered(sources, "other")
-    stolen = store.sources.opened(one, host="h")[1]
+    stolen = store.sources.opened(one)[1]
     store.sources.change(other, lambda now_, _: (now_, stolen), host="h")
     with pytest.raises(Exception, match="cannot be opened"):
         password(sources, store, other)
@@ -96,6 +96,34 @@ def test_a_change_without_credentials_keeps_them(store: Store, tmp_path: Path) -
     assert password(sources, store, id_) == "secret of one"
     sources.change(id_, SourceChange(credentials={"user": SecretStr("u"), "password": SecretStr("new")}))
     assert password(sources, store, id_) == "new"
+
+
+# ── one key for a fleet ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_another_host_sees_a_source_at_once_and_opens_it_once_it_has_the_key(store: Store, tmp_path: Path) -> None:
+    one, other = started(store, tmp_path / "a", "a"), started(store, tmp_path / "b", "b")
+    id_ = registered(one, "one")
+    assert [source.name for source in other.page(limit=5, cursor=None)[0]] == ["one"]
+    with pytest.raises(AuthFailed, match="key of this host") as refused:
+        other.check_opens(id_)
+    assert "copy keyring/migrator.key" in (refused.value.hint or "")
+    # While it runs: jobs that wait for the source go on.
+    (tmp_path / "b" / "migrator.key").write_bytes((tmp_path / "a" / "migrator.key").read_bytes())
+    assert password(other, store, id_) == "secret of one"
+    assert password(one, store, registered(other, "two")) == "secret of two"
+
+
+def test_a_rotation_leaves_what_only_another_hosts_key_opens(store: Store, tmp_path: Path) -> None:
+    one, other = started(store, tmp_path / "a", "a"), started(store, tmp_path / "b", "b")
+    mine, theirs = registered(one, "one"), registered(other, "two")
+    assert one.rotate_key() == 1
+    assert password(other, store, theirs) == "secret of two"
+    assert password(started(store, tmp_path / "a", "a"), store, mine) == "secret of one"
+    # Given again by the host that could not open them, they are that host's.
+    one.change(theirs, SourceChange(credentials={"user": SecretStr("u"), "password": SecretStr("new")}))
+    assert one.rotate_key() == 2
+    assert password(one, store, theirs) == "new"
 
 
 # ── the key changed ──────────────────────────────────────────────────────────────────────────────────────────────────

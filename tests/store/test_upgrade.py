@@ -88,8 +88,8 @@ def test_a_database_of_each_version_is_taken_over_with_its_rows(database_url: st
         if revision >= "0002":
             assert store.uploads.get(UPLOAD, host="h").filename == "a.ova"
         if revision >= "0003":
-            assert store.sources.get(SOURCE, host="h").name == "lab"
-            assert store.sources.opened(SOURCE, host="h")[1] == b"\0sealed"
+            assert store.sources.get(SOURCE).name == "lab"
+            assert store.sources.opened(SOURCE)[1] == b"\0sealed"
         assert store.sealed(JOB) == (b"\0secret" if revision >= "0004" else None)
         # … and the job goes on: a move, a new event behind the old ones.
         store.change(JOB, State.COPYING_FULL, lambda job: job.model_copy(update={"state": State.STARTING}))

@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from synvirt.errors import BadRequest, InvalidPlan, SourceUnreachable
+from synvirt.errors import AuthFailed, BadRequest, Internal, InvalidPlan, SourceUnreachable
 from synvirt.jobs.waiting import Waiting
 from synvirt.keyring import Keyring, Reseal
 from synvirt.live import LiveAdapter, SourceAccess, VmRow
@@ -40,7 +40,7 @@ from synvirt.model import (
     VmManifest,
     now,
 )
-from synvirt.store.sources import SourceRows
+from synvirt.store.sources import Sealed, SourceRows
 from synvirt.transport import Recorder, tls
 
 # A discovery that is paged is asked of the platform once: the pages after the first come from what it said then.
@@ -59,9 +59,13 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
+class SealedElsewhere(AuthFailed):
+    """Sealed with another key than this host's. It may pass: an operator lays the fleet's key here."""
+
+
 class Sources:
-    """The sources of this host. `folder`: where adapters keep sockets and scratch files, one folder a source. `waiting`: the
-    jobs that wait for one of them, which a change wakes."""
+    """The sources of all hosts that share the store, as this one opens them. `folder`: where adapters keep sockets and scratch
+    files, one folder a source. `waiting`: the jobs that wait for one of them, which a change wakes."""
 
     def __init__(
         self, rows: SourceRows, keyring: Keyring, *, host: str, platforms: Mapping[LiveKind, Platform], folder: Path
@@ -92,10 +96,10 @@ class Sources:
         return source
 
     def get(self, source_id: UUID) -> Source:
-        return self._rows.get(source_id, host=self._host)
+        return self._rows.get(source_id)
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[Source], int | None]:
-        return self._rows.page(host=self._host, limit=limit, cursor=cursor)
+        return self._rows.page(limit=limit, cursor=cursor)
 
     def change(self, source_id: UUID, asked: SourceChange) -> Source:
         """What an old test said of another endpoint, login or certificate is said no more."""
@@ -121,7 +125,7 @@ class Sources:
 
     def remove(self, source_id: UUID) -> None:
         """Conflict while a job that has not ended reads from it."""
-        self._rows.remove(source_id, host=self._host)
+        self._rows.remove(source_id)
         self._listings.pop(source_id, None)
         shutil.rmtree(self._folder / str(source_id), ignore_errors=True)  # an adapter's sockets and scratch files
         log.info("source removed", source=str(source_id))
@@ -148,14 +152,27 @@ class Sources:
             ) from error
 
     def rotate_key(self) -> int:
-        """Seal all credentials with a new key; how many sources there are."""
+        """Seal all credentials with a new key; how many sources there are. What a host without this key has sealed stays."""
 
         def store(anew: Reseal) -> int:
-            return self._rows.reseal(lambda owner, id_, sealed: anew(sealed, belongs_to(owner, id_)), host=self._host)
+            def resealed(one: Sealed) -> bytes | None:
+                try:
+                    return anew(one.sealed, belongs_to(one.owner, one.id))
+                except Internal:
+                    if one.host == self._host:
+                        raise
+                    return None
+
+            return self._rows.reseal(resealed)
 
         count = self._keyring.rotate(store, self._sample)
         log.info("key rotated", sources=count)
         return count
+
+    def check_opens(self, source_id: UUID) -> None:
+        """NotFound; AuthFailed, where this host cannot open the source's credentials."""
+        _, sealed = self._rows.opened(source_id)
+        self._opened(source_id, sealed)
 
     def check_plan(self, kind: LiveKind, source_id: UUID) -> None:
         """NotFound, or InvalidPlan when the source is of another kind."""
@@ -215,7 +232,7 @@ class Sources:
         """What the control plane answers to all that reads and changes nothing, without secrets and names, as JSON lines.
         `vm_ids`: the VMs to be inspected; without any, the first RECORDED_VMS. BadRequest where the platform is not spoken
         to by HTTP."""
-        source, sealed = await asyncio.to_thread(self._rows.opened, source_id, host=self._host)
+        source, sealed = await asyncio.to_thread(self._rows.opened, source_id)
         secrets = self._opened(source_id, sealed)
         recording = Recording()
         adapter = self._made(source, secrets, recording)
@@ -250,7 +267,7 @@ class Sources:
     # ── opened (these block) ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _adapter(self, source_id: UUID) -> LiveAdapter:
-        source, sealed = self._rows.opened(source_id, host=self._host)
+        source, sealed = self._rows.opened(source_id)
         return self._made(source, self._opened(source_id, sealed))
 
     def _made(self, source: Source, secrets: Mapping[str, str], recorder: Recorder | None = None) -> LiveAdapter:
@@ -267,12 +284,22 @@ class Sources:
         return self._keyring.seal(json.dumps(secrets).encode(), belongs_to=belongs_to("source", source_id))
 
     def _opened(self, source_id: UUID, sealed: bytes) -> dict[str, str]:
-        opened: dict[str, str] = json.loads(self._keyring.unseal(sealed, belongs_to=belongs_to("source", source_id)))
+        try:
+            opened: dict[str, str] = json.loads(self._keyring.unseal(sealed, belongs_to=belongs_to("source", source_id)))
+        except Internal as error:
+            raise SealedElsewhere(
+                f"the credentials of source {source_id} cannot be opened with the key of this host",
+                hint="copy keyring/migrator.key from the host that sealed them, or give the credentials again: "
+                "docs/operating.md, «Several hosts»",
+            ) from error
         return opened
 
     def _sample(self) -> tuple[bytes, bytes] | None:
-        found = self._rows.any_sealed(host=self._host)
-        return None if found is None else (found[2], belongs_to(found[0], found[1]))
+        """Something that this host's key opens, or the next one, where there is such a thing."""
+        found = self._rows.sealed()
+        samples = [(one.sealed, belongs_to(one.owner, one.id)) for one in found]
+        own = [sample for one, sample in zip(found, samples, strict=True) if one.host == self._host]
+        return next((sample for sample in samples if self._keyring.opens(*sample)), next(iter(own), None))
 
 
 def _revealed(credentials: Credentials) -> dict[str, str]:

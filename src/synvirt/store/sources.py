@@ -1,11 +1,12 @@
-"""Queries about sources, in the store's transactions. A host's key seals its sources: each asks for its own."""
+"""Queries about sources, in the store's transactions. They are registered once for all hosts; `host` is whose key sealed the
+credentials: hosts of a fleet have one key (docs/decisions/0011-one-key-for-a-fleet.md)."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from synvirt.errors import Conflict, NotFound
 from synvirt.model import ENDS, Migration, Source
@@ -27,33 +28,43 @@ class Trial:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What is sealed: a `source`'s credentials or a `job`'s, whose, and which host sealed it."""
+
+    owner: str
+    id: UUID
+    host: str
+    sealed: bytes
+
+
 class SourceRows:
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 
     def add(self, source: Source, sealed: bytes, *, host: str) -> None:
-        """Conflict when the host has a source of that name."""
+        """Conflict when there is a source of that name."""
         with self._writing() as db:
-            _check_name_free(db, source, host)
+            _check_name_free(db, source)
             db.execute(
                 insert(sources).values(
                     id=str(source.id), host=host, name=source.name, document=source.model_dump_json(), sealed=sealed
                 )
             )
 
-    def get(self, source_id: UUID, *, host: str) -> Source:
+    def get(self, source_id: UUID) -> Source:
         """NotFound."""
         with self._reading() as db:
-            return _source(db, source_id, host)[0]
+            return _source(db, source_id)[0]
 
-    def opened(self, source_id: UUID, *, host: str) -> tuple[Source, bytes]:
+    def opened(self, source_id: UUID) -> tuple[Source, bytes]:
         """The source and its sealed credentials. NotFound."""
         with self._reading() as db:
-            return _source(db, source_id, host)
+            return _source(db, source_id)
 
-    def page(self, *, host: str, limit: int, cursor: int | None = None) -> tuple[list[Source], int | None]:
+    def page(self, *, limit: int, cursor: int | None = None) -> tuple[list[Source], int | None]:
         """Newest first, and the cursor of the next page (None: this was the last)."""
-        query = select(sources.c.number, sources.c.document).where(sources.c.host == host)
+        query = select(sources.c.number, sources.c.document)
         if cursor is not None:
             query = query.where(sources.c.number < cursor)
         with self._reading() as db:
@@ -62,44 +73,46 @@ class SourceRows:
         return found, rows[limit - 1].number if len(rows) > limit else None
 
     def change(self, source_id: UUID, change: Callable[[Source, bytes], tuple[Source, bytes]], *, host: str) -> Source:
-        """NotFound; Conflict when another source of the host has the new name, and when a job that has not ended reads from a
+        """NotFound; Conflict when another source has the new name, and when a job that has not ended reads from a
         source that is to be elsewhere."""
         with self._writing() as db:
-            before, sealed = _source(db, source_id, host)
-            after, sealed = change(before, sealed)
+            before, was_sealed = _source(db, source_id)
+            after, sealed = change(before, was_sealed)
             if after.name != before.name:
-                _check_name_free(db, after, host)
+                _check_name_free(db, after)
             if after.endpoint != before.endpoint:
                 _check_unused(db, before)
-            values = {"name": after.name, "document": after.model_dump_json(), "sealed": sealed}
+            values: dict[str, object] = {"name": after.name, "document": after.model_dump_json()}
+            if sealed != was_sealed:
+                values |= {"sealed": sealed, "host": host}
             db.execute(update(sources).where(sources.c.id == str(source_id)).values(**values))
             return after
 
-    def remove(self, source_id: UUID, *, host: str) -> None:
+    def remove(self, source_id: UUID) -> None:
         """NotFound; Conflict while a job that has not ended reads from it."""
         with self._writing() as db:
-            _check_unused(db, _source(db, source_id, host)[0])
+            _check_unused(db, _source(db, source_id)[0])
             db.execute(delete(sources).where(sources.c.id == str(source_id)))
 
-    def any_sealed(self, *, host: str) -> tuple[str, UUID, bytes] | None:
-        """Something that the host sealed: whether it is a `source`'s or a `job`'s, whose, and the sealed bytes."""
+    def sealed(self) -> list[Sealed]:
+        """All that is sealed, by any host."""
         with self._reading() as db:
-            for owner, table, key in _SEALED:
-                row = db.execute(select(key.label("id"), table.c.sealed).where(table.c.host == host).limit(1)).first()
-                if row is not None:
-                    return owner, UUID(row.id), row.sealed
-        return None
+            return [
+                Sealed(owner, UUID(row.id), row.host, row.sealed)
+                for owner, table, key in _SEALED
+                for row in db.execute(select(key.label("id"), table.c.host, table.c.sealed))
+            ]
 
-    def reseal(self, reseal: Callable[[str, UUID, bytes], bytes], *, host: str) -> int:
-        """All that the host sealed at once, or nothing, named as in `any_sealed`; how many sources there are."""
+    def reseal(self, reseal: Callable[[Sealed], bytes | None]) -> int:
+        """All that is sealed at once, or nothing; None leaves a thing as it is. How many sources there are that were."""
         count = 0
         with self._writing() as db:
             for owner, table, key in _SEALED:
-                rows = db.execute(select(key.label("id"), table.c.sealed).where(table.c.host == host)).all()
-                for row in rows:
-                    sealed = reseal(owner, UUID(row.id), row.sealed)
-                    db.execute(update(table).where(key == row.id).values(sealed=sealed))
-                count += len(rows) if owner == "source" else 0
+                for row in db.execute(select(key.label("id"), table.c.host, table.c.sealed)).all():
+                    sealed = reseal(Sealed(owner, UUID(row.id), row.host, row.sealed))
+                    if sealed is not None:
+                        db.execute(update(table).where(key == row.id).values(sealed=sealed))
+                        count += owner == "source"
         return count
 
     # ── deep tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -107,8 +120,9 @@ class SourceRows:
     def note_trial(self, trial: Trial, *, host: str) -> None:
         """Before the snapshot is made. NotFound, where the source was removed meanwhile."""
         with self._writing() as db:
-            _source(db, trial.source_id, host)
-            db.execute(insert(trials).values(name=trial.name, source_id=str(trial.source_id), vm_id=trial.vm_id))
+            _source(db, trial.source_id)
+            values = {"name": trial.name, "source_id": str(trial.source_id), "vm_id": trial.vm_id, "host": host}
+            db.execute(insert(trials).values(**values))
 
     def strike_trial(self, trial: Trial) -> None:
         """Once the snapshot is gone; again is harmless."""
@@ -116,8 +130,10 @@ class SourceRows:
             db.execute(delete(trials).where(trials.c.name == trial.name))
 
     def trials(self, *, host: str) -> list[Trial]:
-        """All of the host whose snapshots may be there; but not of a VM that a job reads which has not ended."""
-        noted = select(trials).join(sources, sources.c.id == trials.c.source_id).where(sources.c.host == host)
+        """All that the host made whose snapshots may be there; but not of a VM that a job reads which has not ended."""
+        # Earlier versions noted no host: a source was one host's.
+        made_by = func.coalesce(trials.c.host, sources.c.host)
+        noted = select(trials).join(sources, sources.c.id == trials.c.source_id).where(made_by == host)
         unended = select(migrations.c.document).where(migrations.c.state.not_in([str(end) for end in ENDS]))
         with self._reading() as db:
             found = [Trial(UUID(row.source_id), row.vm_id, row.name) for row in db.execute(noted.order_by(trials.c.name))]
@@ -126,8 +142,8 @@ class SourceRows:
         return [one for one in found if (one.source_id, one.vm_id) not in read]
 
 
-def _source(db: Connection, source_id: UUID, host: str) -> tuple[Source, bytes]:
-    query = select(sources.c.document, sources.c.sealed).where(sources.c.id == str(source_id), sources.c.host == host)
+def _source(db: Connection, source_id: UUID) -> tuple[Source, bytes]:
+    query = select(sources.c.document, sources.c.sealed).where(sources.c.id == str(source_id))
     row = db.execute(query).first()
     if row is None:
         raise NotFound(f"there is no source {source_id}", hint="synvirt sources list shows them")
@@ -149,7 +165,7 @@ def _check_unused(db: Connection, source: Source) -> None:
         )
 
 
-def _check_name_free(db: Connection, source: Source, host: str) -> None:
-    same = select(sources.c.id).where(sources.c.host == host, sources.c.name == source.name)
+def _check_name_free(db: Connection, source: Source) -> None:
+    same = select(sources.c.id).where(sources.c.name == source.name)
     if db.execute(same).first() is not None:
         raise Conflict(f"a source named {source.name!r} is registered", hint="choose another name, or change that one")

@@ -8,7 +8,7 @@ migrations ──< events        a row a move, with the job as it was then: what
 hosts                        each host's lease and epoch: what it writes, it writes under these
 slots                        who reads a source's host, or writes a destination, and who waits in which line
 uploads                      the archives that were uploaded whole; their bytes are files of their host
-sources                      the registered platforms, each with its credentials, sealed by its host's key
+sources                      the registered platforms of all hosts, each with its credentials, sealed
            ──< trials        the snapshots that deep tests of them make, written before they are made
 schema_facts                 which versions of the service may use these tables
 backups                      repositories, jobs, runs and restore points; what counts of a point lies in its repository
@@ -164,7 +164,7 @@ uploads = Table(
     sqlite_autoincrement=True,
 )
 
-# `document` is the Source as the API answers it. `sealed` opens with the key of its host alone.
+# `document` is the Source as the API answers it. `sealed` opens with the key of `host`, which hosts of a fleet share.
 sources = Table(
     "sources",
     METADATA,
@@ -185,6 +185,7 @@ trials = Table(
     Column("name", String(255), primary_key=True),
     Column("source_id", _ID, ForeignKey("sources.id", ondelete="CASCADE"), nullable=False),
     Column("vm_id", Text, nullable=False),
+    Column("host", String(255)),
 )
 
 # `document` is the thing as the API answers it; `kind` is repository, job, run or point, `state` what queries ask by.
