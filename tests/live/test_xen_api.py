@@ -469,8 +469,8 @@ def test_a_disk_that_refuses_to_be_tracked_has_its_snapshots_compared(pool: XenS
         return await asyncio.to_thread(read, spec, copy)
 
     assert asked(pool, delta) == (pool.pool.disk(vm_id).read_bytes(), VHD_BYTES)
-    for name in ("synvirt-a-1", "synvirt-a-2"):
-        asked(pool, lambda adapter, name=name: adapter.cleanup(vm_id, name))
+    asked(pool, lambda adapter: adapter.cleanup(vm_id, "synvirt-a-1"))
+    asked(pool, lambda adapter: adapter.cleanup(vm_id, "synvirt-a-2"))
     assert (pool.pool.snapshots(), vdi["other_config"], vdi["cbt_enabled"]) == ([], {}, False)
 
 
