@@ -10,7 +10,18 @@ from playwright.sync_api import Browser, Page, expect
 
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.errors import Conflict
-from synvirt.model import LiveKind, Migration, MigrationPlan, Mode, Source, SourceRequest
+from synvirt.migrations.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
+from synvirt.model import (
+    Concern,
+    Difference,
+    LiveKind,
+    Migration,
+    MigrationPlan,
+    Mode,
+    Source,
+    SourceRequest,
+    VmManifest,
+)
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
 from tests.fakes.service import Service
@@ -35,6 +46,32 @@ def check(plan: MigrationPlan) -> None:
         raise Conflict(f"domain {TAKEN} has the name of the guest", hint="choose another name")
 
 
+def foreseen(plan: MigrationPlan) -> DryRun:
+    """What the engine would find out, of a machine with one disk."""
+    taken = PlanProblem(field="target.name", detail=f"{TAKEN} is the name of a guest here", hint="choose another name")
+    key = "boot" if plan.source.Live else "disk-0"
+    return DryRun(
+        plan=plan,
+        manifest=VmManifest(vm_id="vm", name="vm"),
+        concerns=(
+            Concern(
+                id="usb", category="Warning", label="A USB device", assessment="It stays at its source.", remedy="Unplug it."
+            ),
+            Concern(
+                id="target-too-small",
+                category="Critical",
+                label="Disks do not fit",
+                assessment="They are large.",
+                remedy="Make room.",
+            ),
+        ),
+        ways=(DiskWay(disk_key=key, way="warm", reason="the source tracks its changes"),),
+        forecast=PlanForecast(bytes_to_read=3 << 30, copy_s=75, outage_p50_s=9, outage_p95_s=61, basis="2 jobs of this source"),
+        differences=(Difference(what="Display", source="VMware SVGA", here="VGA", why="QEMU has no such card"),),
+        problems=(taken,) if plan.target.name == TAKEN else (),
+    )
+
+
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> FakePlatform:
     platform = FakePlatform(tmp_path_factory.mktemp("platform"))
@@ -48,7 +85,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> FakePlatform:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, platform: FakePlatform) -> Iterator[tuple[Service, str]]:
     folder = tmp_path_factory.mktemp("web")
-    made = Service(folder, platforms=with_fake(platform), check=check, remote_allowed_hosts=("127.0.0.0/8",))
+    made = Service(folder, platforms=with_fake(platform), check=check, dry_run=foreseen, remote_allowed_hosts=("127.0.0.0/8",))
     made.destinations["small"] = Small(made.settings.volumes_dir)
     imports = made.settings.imports_dir
     appliances.image(imports / "exports & more", "gateway.qcow2", "qcow2", appliances.raw_disk())
@@ -103,6 +140,13 @@ def test_a_vm_of_a_platform_is_migrated_by_keyboard_alone(page: Page, service: S
     page.keyboard.press("Enter")
     expect(page.locator(".changed th")).to_have_text(["Processors", "Memory", "Network"])
     expect(page.locator(".stations b")).to_have_count(7)
+    expect(page.locator("tr", has_text="boot")).to_contain_text("copied, while it runs the source tracks its changes")
+    expect(page.locator("#expected dd")).to_have_text(
+        ["3.0 GiB", "about 1 min 15 s", "about 9 s, 1 min 1 s where it goes badly", "2 jobs of this source"]
+    )
+    expect(page.locator("#told li").first).to_contain_text("It stays at its source")
+    expect(page.locator("#differences tbody tr")).to_have_text([re.compile("Display.*VMware SVGA.*VGA.*no such card")])
+    expect(page.locator("#problems")).to_be_hidden()
     press_until(page, ".bottom button:not([formaction])")
     page.keyboard.press("Enter")
     job = begun(service, page)
@@ -202,6 +246,8 @@ def test_a_plan_that_is_refused_comes_back_with_the_reason(page: Page, service: 
     page.goto(machine_of(service))
     page.fill("#f-name", TAKEN)
     page.click("text=Review the plan")
+    expect(page.locator("#problems li")).to_contain_text("target.name: taken is the name of a guest here")
+    expect(page.locator("#problems .hint")).to_have_text("choose another name")
     page.click("text=Start the migration")
     expect(page.locator(".banner.bad")).to_contain_text("has the name of the guest")
     expect(page.locator(".banner.bad .hint")).to_have_text("choose another name")

@@ -40,6 +40,9 @@ def test_an_appliance_that_is_dropped_becomes_a_domain(
             # Its disk is noise, and boots nowhere.
             page.uncheck("[name=start]")
             page.click("text=Review the plan")
+            expect(page.locator("table.fits")).to_contain_text("from its file read where it lies, as vmdk")
+            expect(page.locator("#expected")).to_contain_text("no job of this source has ended here yet")
+            expect(page.locator("#problems")).to_be_hidden()
             page.click("text=Start the migration")
             expect(page.locator("h1")).to_have_text("branch-office")
             expect(page.locator(".stations .end b")).to_have_text("Completed", timeout=120_000)

@@ -24,7 +24,7 @@ from synvirt.web.forms import Form, Sent
 from synvirt.web.new import Beginning
 from synvirt.web.pages import Pages
 from synvirt.web.plans import critical, filled, networks_of, written
-from synvirt.web.review import expected_way, lines, runs_cold
+from synvirt.web.review import expected, expected_way, lines, runs_cold
 
 SECRETS = sorted(frozenset().union(*CREDENTIALS.values()))
 OPTIONS = ("fingerprint_sha256", "region", "endpoint")
@@ -84,7 +84,9 @@ class Setup:
         return await run_in_threadpool(self._review, found, made.plan)
 
     def _review(self, found: Found, plan: MigrationPlan) -> Response:
+        """With all that can be known before: the service judges the plan as it would when it is sent."""
         default = self.networks()[0]
+        foreseen = self.intake.dry_run(self._whole(plan, found.sealed))
         return self.pages.page(
             "new/review.html",
             found=found,
@@ -93,7 +95,10 @@ class Setup:
             lines=lines(plan, found.manifest, network=default, destination=next(iter(self.finder.destinations))),
             stations=expected_way(plan, found.manifest),
             runs_cold=runs_cold(plan, found.manifest),
-            waived=[one for one in found.manifest.concerns if one.id in plan.waive_concerns],
+            waived=[one for one in foreseen.concerns if one.id in plan.waive_concerns],
+            foreseen=foreseen,
+            ways={way.disk_key: way for way in foreseen.ways},
+            expected=list(expected(foreseen.forecast)),
             plan_json=plan.model_dump_json(exclude_defaults=True),
             envelope=json.dumps({"plan": plan.model_dump(mode="json", exclude_defaults=True)}, indent=2),
             sealed=found.sealed,

@@ -4,19 +4,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
+from synvirt.migrations.foreseen import PlanForecast
 from synvirt.model import Disk, Migration, MigrationPlan, Mode, State, StateVisit, VmManifest, now
 from synvirt.web.stations import Station, stations
-from synvirt.web.words import rate, size
+from synvirt.web.words import duration, rate, size
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`there` at the source, `here` in the plan; `changed`: on purpose."""
+    """`there` at the source, `here` in the plan; `changed`: on purpose. `disk`: the key of the disk that it is about."""
 
     what: str
     there: str
     here: str
     changed: bool = False
+    disk: str | None = None
 
 
 def lines(plan: MigrationPlan, manifest: VmManifest, *, network: str, destination: str) -> list[Line]:
@@ -40,7 +42,7 @@ def lines(plan: MigrationPlan, manifest: VmManifest, *, network: str, destinatio
 def _disks(plan: MigrationPlan, manifest: VmManifest) -> Iterator[Line]:
     for disk in manifest.disks:
         skipped = disk.key in plan.skip_disks
-        yield Line(disk.label, _figures(disk), "left out" if skipped else "copied", skipped)
+        yield Line(disk.label, _figures(disk), "left out" if skipped else "copied", skipped, disk.key)
 
 
 def _figures(disk: Disk) -> str:
@@ -71,6 +73,22 @@ def runs_cold(plan: MigrationPlan, manifest: VmManifest) -> str | None:
     if plan.mode != Mode.WARM or plan.source.Live is None or manifest.cbt_available:
         return None
     return manifest.cbt_reason or "the source does not track this machine's changes"
+
+
+def expected(forecast: PlanForecast | None) -> Iterator[tuple[str, str]]:
+    """How much and how long, in words; what is not known yet is not said."""
+    if forecast is None:
+        return
+    yield "To read", size(forecast.bytes_to_read)
+    if forecast.copy_s is not None:
+        yield "The copy takes", f"about {duration(forecast.copy_s)}"
+    if forecast.outage_p50_s is not None:
+        yield (
+            "The guest is off for",
+            f"about {duration(forecast.outage_p50_s)}, {duration(forecast.outage_p95_s)} where it goes badly",
+        )
+    if forecast.basis:
+        yield "By", forecast.basis
 
 
 def expected_way(plan: MigrationPlan, manifest: VmManifest) -> list[Station]:
