@@ -6,7 +6,7 @@ Heavy modules are imported where they are used, so that `synvirt --help` has not
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from synvirt.doctor import Checkup
     from synvirt.jobs.board import Board
     from synvirt.jobs.lease import Pausable
+    from synvirt.jobs.looking import CagedLooking, Looking
     from synvirt.keyring import Keyring
     from synvirt.migrations.intake import Intake
     from synvirt.migrations.removing import Removal
@@ -105,7 +106,8 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             store.sources, keyring, host=settings.host_id, platforms=PLATFORMS, folder=settings.data_dir / "sources"
         )
         secrets = JobSecrets(store, keyring)
-        rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets)
+        looking = _looking(stack)
+        rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets, looking=looking)
         stack.callback(rooms.hypervisor.close)
         engine = Engine(rooms, host=settings.host_id)
         kinds: list[Pausable] = [engine]
@@ -130,8 +132,18 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             intake,
             settings,
             authenticate=authenticator(settings, announce=announce),
-            routers=_routers(settings, store, rooms, uploads=uploads, sources=sources),
-            pages=_pages(intake, settings, rooms, checkup, sources=sources, uploads=uploads, keyring=keyring, backups=backups),
+            routers=_routers(settings, store, rooms, uploads=uploads, sources=sources, looking=looking),
+            pages=_pages(
+                intake,
+                settings,
+                rooms,
+                checkup,
+                sources=sources,
+                uploads=uploads,
+                keyring=keyring,
+                backups=backups,
+                looking=looking,
+            ),
             checkup=checkup.latest,
         )
         mount(app, backups, settings)
@@ -141,6 +153,15 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         engine.start()
         stack.callback(engine.close)
         yield Service(server, rooms)
+
+
+def _looking(stack: ExitStack) -> "CagedLooking":
+    from synvirt.jobs.looking import CagedLooking
+
+    looking = CagedLooking()
+    stack.callback(looking.close)
+    looking.begin()
+    return looking
 
 
 def _lease(stack: ExitStack, settings: "Settings", rooms: "Rooms", kinds: "Sequence[Pausable]") -> None:
@@ -172,7 +193,7 @@ def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal
 
 
 def _routers(
-    settings: "Settings", store: "Store", rooms: "Rooms", *, uploads: "Uploads", sources: "Sources"
+    settings: "Settings", store: "Store", rooms: "Rooms", *, uploads: "Uploads", sources: "Sources", looking: "Looking"
 ) -> "tuple[APIRouter, ...]":
     from synvirt.api.destinations import destinations_router
     from synvirt.api.host_files import host_files_router
@@ -185,13 +206,13 @@ def _routers(
 
     free_bytes = rooms.destination.free_bytes
     return (
-        host_files_router(settings.imports_dir, free_bytes=free_bytes),
-        uploads_router(uploads, free_bytes=free_bytes),
+        host_files_router(settings.imports_dir, free_bytes=free_bytes, looking=looking),
+        uploads_router(uploads, free_bytes=free_bytes, looking=looking),
         sources_router(sources),
         destinations_router(rooms.destinations),
         hosts_router(Hosts(store, settings.host_id)),
         screenshots_router(store, rooms.hypervisor.screenshot),
-        remote_files_router(rooms.remote_rules, free_bytes=free_bytes),
+        remote_files_router(rooms.remote_rules, free_bytes=free_bytes, looking=looking),
     )
 
 
@@ -205,11 +226,12 @@ def _pages(
     uploads: "Uploads",
     keyring: "Keyring",
     backups: "Backups",
+    looking: "Looking",
 ) -> "Callable[[Callable[[], bool]], tuple[APIRouter, ...]]":
     from synvirt.web import web_routers
     from synvirt.web.finding import Finder
 
-    finder = Finder(sources, uploads, rooms.destinations, rooms.remote_rules, keyring)
+    finder = Finder(sources, uploads, rooms.destinations, rooms.remote_rules, keyring, looking)
     return lambda stopping: web_routers(
         intake,
         settings,
@@ -268,6 +290,7 @@ def _rooms(
     *,
     sources: "Sources",
     secrets: "JobSecrets",
+    looking: "CagedLooking",
 ) -> "Rooms":
     from synvirt.disks.beneath import resolve_beneath
     from synvirt.guests.virt_v2v import VirtV2vInPlace
@@ -277,7 +300,6 @@ def _rooms(
     from synvirt.migrations.rooms import Rooms
     from synvirt.model import OfflineKind
     from synvirt.offline.elsewhere import Rules
-    from synvirt.offline.registry import BY_KIND, detect
     from synvirt.offline.vmcx_tool import vmcx_tool
 
     root = settings.imports_dir
@@ -287,8 +309,9 @@ def _rooms(
         import_root=root,
         resolve=lambda path: resolve_beneath(root, path),
         upload_path=lambda upload_id: uploads.get(upload_id).path,
-        importers=BY_KIND,
-        detect=detect,
+        importers=looking.importers,
+        detect=looking.detect,
+        connected=lambda root: nullcontext(),
         secret_of=secrets.opened,
         remote_rules=Rules(settings.remote_allowed_hosts, settings.remote_ca_file),
         connect=sources.connect,

@@ -31,6 +31,9 @@ GONE_TIMEOUT_S = 10
 GUARD = Path(__file__).with_name("guard.py")
 # Debian keeps administrators' tools (zfs, blkdiscard, libvirtd) here; a service's PATH often lacks them.
 ADMIN_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+# Of a process whose cage starts no programs: what it would have started is noted, so that who ordered it may order it anew.
+forbidden = False
+refused: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +227,14 @@ def output_of(argv: Sequence[str], *, timeout_s: float, missing: type[SynvirtErr
             raise ProgramFailed(Path(argv[0]).name, child.returncode, _tail(said))
 
 
+def refuse_forbidden(program: str, missing: type[SynvirtError] = Internal) -> None:
+    if forbidden:
+        refused.append(program)
+        raise missing(f"the program {program} may not be started here")
+
+
 def _found(program: str, missing: type[SynvirtError]) -> str:
+    refuse_forbidden(program, missing)
     path = find(program)
     if path is None:
         raise missing(f"the program {program} is not installed", hint="run `synvirt doctor`: it says which package has it")

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from synvirt.api.received import documented, json_body
+from synvirt.jobs.looking import Looking
 from synvirt.model import HostFileRequest, HostFolder, Inspection
 from synvirt.offline import browsing
 
@@ -14,8 +15,10 @@ from synvirt.offline import browsing
 PAGE_LIMIT, PAGE_DEFAULT = 1000, 200
 
 
-def host_files_router(import_root: Path, *, free_bytes: Callable[[], int] | None = None) -> APIRouter:
-    """`free_bytes`: the destination's, to say of a VM whether it fits."""
+def host_files_router(
+    import_root: Path, *, free_bytes: Callable[[], int] | None = None, looking: Looking = browsing
+) -> APIRouter:
+    """`free_bytes`: the destination's, to say of a VM whether it fits. `looking`: where files are looked into."""
     router = APIRouter(prefix="/host-files", tags=["host files"])
 
     @router.get("", response_model=HostFolder)
@@ -25,11 +28,11 @@ def host_files_router(import_root: Path, *, free_bytes: Callable[[], int] | None
         cursor: Annotated[str | None, Query(description="`next_cursor` of a page")] = None,
     ) -> HostFolder:
         """Browse inside the import root: folders first, then files, each by name."""
-        return browsing.browse(import_root, path, limit=limit, cursor=cursor)
+        return looking.browse(import_root, path, limit=limit, cursor=cursor)
 
     @router.post("/inspect", response_model=Inspection, openapi_extra=documented(HostFileRequest))
     def inspect_host_file(asked: Annotated[HostFileRequest, Depends(json_body(HostFileRequest))]) -> Inspection:
         """Say of which kind a file or folder is, and which VM is in it."""
-        return browsing.inspect(import_root, asked.path, vm=asked.vm, free_bytes=free_bytes)
+        return looking.inspect(import_root, asked.path, vm=asked.vm, free_bytes=free_bytes)
 
     return router

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 
 from synvirt.api.document import problem_described
 from synvirt.api.received import documented, json_body
+from synvirt.jobs.looking import Looking
 from synvirt.model import Inspection, RemoteFileRequest
 from synvirt.offline import browsing
 from synvirt.offline.elsewhere import Rules, place
@@ -18,14 +19,14 @@ _ELSEWHERE: dict[int | str, dict[str, Any]] = {
 }
 
 
-def remote_files_router(rules: Rules, *, free_bytes: Callable[[], int] | None = None) -> APIRouter:
-    """`free_bytes`: the destination's, to say of a VM whether it fits."""
+def remote_files_router(rules: Rules, *, free_bytes: Callable[[], int] | None = None, looking: Looking = browsing) -> APIRouter:
+    """`free_bytes`: the destination's, to say of a VM whether it fits. `looking`: where files are looked into."""
     router = APIRouter(prefix="/remote-files", tags=["remote files"])
 
     @router.post("/inspect", response_model=Inspection, responses=_ELSEWHERE, openapi_extra=documented(RemoteFileRequest))
     def inspect_remote_file(asked: Annotated[RemoteFileRequest, Depends(json_body(RemoteFileRequest))]) -> Inspection:
         """Say of which kind a file elsewhere is, and which VM is in it. Ranges of it are read; nothing is kept."""
         path, root = place(asked, rules)
-        return browsing.inspect(root, str(path), vm=asked.vm, free_bytes=free_bytes)
+        return looking.inspect(root, str(path), vm=asked.vm, free_bytes=free_bytes)
 
     return router

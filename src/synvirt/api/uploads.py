@@ -17,6 +17,7 @@ from synvirt.api.multipart import UploadForm, refuse_length
 from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.problems import problem
 from synvirt.errors import BadRequest, SynvirtError, UploadRejected, UploadTooLarge
+from synvirt.jobs.looking import Looking
 from synvirt.migrations.uploads import Uploads
 from synvirt.model import Inspection, Model, Upload
 from synvirt.offline import browsing
@@ -62,8 +63,10 @@ class UploadPage(Model):
     next_cursor: str | None
 
 
-def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Callable[[], int] | None = None) -> APIRouter:
-    """`free_bytes`: the destination's, to say of a VM whether it fits."""
+def uploads_router(
+    uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Callable[[], int] | None = None, looking: Looking = browsing
+) -> APIRouter:
+    """`free_bytes`: the destination's, to say of a VM whether it fits. `looking`: where files are looked into."""
     router = APIRouter(prefix="/uploads", tags=["uploads"])
 
     @router.post("", status_code=201, response_model=Upload, openapi_extra=_BODY, responses=_REFUSALS)
@@ -101,7 +104,7 @@ def uploads_router(uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Call
         vm: Annotated[str | None, Query(min_length=1, max_length=255, description="Of several VMs, the one meant")] = None,
     ) -> Inspection:
         """Say of which kind an upload is, and which VM is in it."""
-        return browsing.inspect(uploads.import_root, uploads.get(upload_id).path, vm=vm, free_bytes=free_bytes)
+        return looking.inspect(uploads.import_root, uploads.get(upload_id).path, vm=vm, free_bytes=free_bytes)
 
     return router
 

@@ -55,7 +55,7 @@ _FAMILIES = {
 class Cage:
     """`reads`, `writes`: files, or folders with all beneath. `programs`: it may start others, which are in the same cage.
     `as_root`: it stays the user that it is, since who it speaks to goes by that.
-    `memory_bytes`: of address space. `cpu_s`: None, where only the work's size bounds it."""
+    `memory_bytes`: of address space. `cpu_s`, `written_bytes` (of one file): None, where only the work's size bounds it."""
 
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
@@ -65,6 +65,7 @@ class Cage:
     memory_bytes: int = 8 * GIB
     cpu_s: int | None = None
     files: int = 4096
+    written_bytes: int | None = None
 
 
 def enter(cage: Cage) -> tuple[str, ...]:
@@ -108,10 +109,14 @@ def _limit(cage: Cage) -> None:
     wanted = {resource.RLIMIT_AS: cage.memory_bytes, resource.RLIMIT_NOFILE: cage.files, resource.RLIMIT_CORE: 0}
     if cage.cpu_s is not None:
         wanted[resource.RLIMIT_CPU] = cage.cpu_s
+    if cage.written_bytes is not None:
+        wanted[resource.RLIMIT_FSIZE] = cage.written_bytes
     for limit, value in wanted.items():
         hard = resource.getrlimit(limit)[1]
         most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (most, most))
+        # A second more, so that it is ended by the signal that says why.
+        later = 1 if limit == resource.RLIMIT_CPU and (hard == resource.RLIM_INFINITY or hard > most) else 0
+        resource.setrlimit(limit, (most, most + later))
 
 
 def _own_files() -> list[str]:

@@ -30,3 +30,10 @@ class CopyOrder(WireModel):
     threads: int | None = None
     bandwidth_bps: int | None = None
     flush_every_s: float = 5.0
+
+
+class OpenedBeneath(WireModel):
+    """`offline.OpenedDisk`, as a caged importer answers it."""
+
+    reader: ReaderSpec
+    checksums: tuple[ChecksumSpec, ...] = ()

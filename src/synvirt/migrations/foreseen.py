@@ -14,7 +14,6 @@ from uuid import uuid4
 
 import structlog
 
-from synvirt.disks.roots import connected
 from synvirt.errors import (
     AuthFailed,
     Conflict,
@@ -44,7 +43,6 @@ from synvirt.model import (
     VmManifest,
     now,
 )
-from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
 from synvirt.offline.several import choosing
 
 log = structlog.get_logger(__name__)
@@ -219,7 +217,7 @@ def _offline(rooms: Rooms, plan: MigrationPlan) -> VmManifest:
         served = ", ".join(rooms.importers)
         raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet", hint=f"served are {served}")
     path, root = rooms.place(plan.source_ref)
-    with connected(root, within_s=ELSEWHERE_WITHIN_S):
+    with rooms.connected(root):
         known = rooms.detect(path, root)
         if known.kind != importer.kind:
             raise InvalidPlan(

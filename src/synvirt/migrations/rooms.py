@@ -1,12 +1,13 @@
 """What the steps of a job work with: the rooms of the house, put together by main.py."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
 from synvirt.destinations import Destination
-from synvirt.disks.roots import Root
+from synvirt.disks.roots import Root, connected
 from synvirt.errors import InvalidPlan, NotFound
 from synvirt.guests import GuestPreparer
 from synvirt.hypervisor import Hypervisor
@@ -18,6 +19,7 @@ from synvirt.live import LiveAdapter
 from synvirt.migrations.secrets import no_secrets
 from synvirt.model import HostPathRef, LiveKind, OfflineKind, RemoteUrlRef, UploadRef
 from synvirt.offline import OfflineImporter
+from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
 from synvirt.offline.elsewhere import Rules, place
 from synvirt.offline.passthrough import Passthrough
 from synvirt.store import Store
@@ -25,6 +27,10 @@ from synvirt.store import Store
 
 def _no_source(_kind: LiveKind, source_id: UUID) -> None:
     raise NotFound(f"no source {source_id} is registered")
+
+
+def _connected(root: Root) -> AbstractContextManager[None]:
+    return connected(root, within_s=ELSEWHERE_WITHIN_S)
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class Rooms:
     passthroughs: Mapping[OfflineKind, Passthrough] = field(default_factory=dict)
     secret_of: Callable[[UUID], bytes | None] = no_secrets
     remote_rules: Rules = field(default_factory=Rules)
+    # Holds a Remote open while an importer is asked several things; one that asks elsewhere connects there by itself.
+    connected: Callable[[Root], AbstractContextManager[None]] = _connected
     # How many jobs read from a host of a source at once, or write a destination, over all hosts; and how many work here at all.
     jobs_per_source: int = 4
     jobs_per_destination: int = 16

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from synvirt.disks.roots import Root, connected
+from synvirt.disks.roots import Root
 from synvirt.disks.specs import paths, versions
 from synvirt.errors import CbtUnsupported, DiskReadFailed, DiskWriteFailed, InvalidPlan
 from synvirt.hypervisor import Volume
@@ -24,7 +24,6 @@ from synvirt.migrations.retrying import look_at_volumes
 from synvirt.migrations.states import Facts
 from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, State, VmManifest, now
 from synvirt.offline import OfflineImporter
-from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
 from synvirt.offline.elsewhere import joined
 from synvirt.offline.several import choosing
 
@@ -79,11 +78,11 @@ async def _inspected(job: Job) -> tuple[VmManifest, bool]:
         return await job.with_adapter(ask)
     importer, path, root = await job.in_thread(_offline, job)
     # A server elsewhere may take its time: who cancels does not wait for it.
-    return await job.stop.or_stop(job.in_thread(_manifest, importer, path, root)), False
+    return await job.stop.or_stop(job.in_thread(_manifest, job, importer, path, root)), False
 
 
-def _manifest(importer: OfflineImporter, path: Path, root: Root) -> VmManifest:
-    with connected(root, within_s=ELSEWHERE_WITHIN_S):
+def _manifest(job: Job, importer: OfflineImporter, path: Path, root: Root) -> VmManifest:
+    with job.rooms.connected(root):
         return importer.inspect(path, root)
 
 
@@ -195,7 +194,7 @@ async def _offline_disks(job: Job) -> list[PassDisk]:
 
     def opened() -> list[PassDisk]:
         found = []
-        with connected(root, within_s=ELSEWHERE_WITHIN_S):
+        with job.rooms.connected(root):
             for disk, volume in copied_disks(job):
                 one = importer.open_disk(path, root, disk.key)
                 found.append(PassDisk(disk.key, one.reader, volume, disk.capacity_bytes, one.checksums))

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
@@ -33,7 +33,8 @@ class OfflineImporter(Protocol):
     lie beneath it too.
     """
 
-    kind: ClassVar["OfflineKind"]
+    @property
+    def kind(self) -> "OfflineKind": ...
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool: ...
     def inspect(self, path: Path, root: Root) -> "VmManifest": ...

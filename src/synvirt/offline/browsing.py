@@ -70,10 +70,15 @@ def inspect(root: Root, path: str, *, vm: str | None = None, free_bytes: Callabl
     with connected(root, within_s=ELSEWHERE_WITHIN_S):
         importer = choosing(detect(path, root), vm)
         manifest = importer.inspect(resolve(root, path), root)
+    return with_free_bytes(Inspection(offline_kind=importer.kind, manifest=manifest), free_bytes)
+
+
+def with_free_bytes(found: Inspection, free_bytes: Callable[[], int] | None) -> Inspection:
+    """With a concern where the VM does not fit the destination."""
     if free_bytes is not None:
         with suppress(DiskWriteFailed):  # a destination that is away is no matter of the file's: a plan is told of it
-            manifest = with_room(manifest, free_bytes())
-    return Inspection(offline_kind=importer.kind, manifest=manifest)
+            return found.model_copy(update={"manifest": with_room(found.manifest, free_bytes())})
+    return found
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from synvirt.destinations import Destination
 from synvirt.errors import BadRequest, Internal, SynvirtError
+from synvirt.jobs.looking import Looking
 from synvirt.keyring import Keyring
 from synvirt.machines.concerns import with_room
 from synvirt.migrations.sources import Sources
@@ -53,6 +54,7 @@ class Finder:
     destinations: Mapping[str, Destination]
     rules: Rules
     keyring: Keyring
+    looking: Looking = browsing
 
     async def find(self, ref: SourceRef, sealed: str = "", *, destination: str = "") -> Found:
         """Looks into it. `destination`: where it will go, to say whether it fits; the default, where there is none."""
@@ -72,10 +74,10 @@ class Finder:
                 root, path, where = self.uploads.import_root, upload.path, f"{upload.filename}, uploaded"
             case RemoteUrlRef():
                 there, remote = place(self.opened(ref, sealed), self.rules)
-                found = browsing.inspect(remote, str(there), vm=ref.vm)
+                found = self.looking.inspect(remote, str(there), vm=ref.vm)
                 manifest = self._with_room(found.manifest, destination)
                 return Found(ref, sealed, PlanSource(Offline=found.offline_kind), manifest, ref.url)
-        found = browsing.inspect(root, path, vm=ref.vm)
+        found = self.looking.inspect(root, path, vm=ref.vm)
         return Found(ref, "", PlanSource(Offline=found.offline_kind), self._with_room(found.manifest, destination), where)
 
     def _with_room(self, manifest: VmManifest, destination: str) -> VmManifest:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.errors import SynvirtError
-from synvirt.programs import end_group
+from synvirt.programs import end_group, refuse_forbidden
 
 # Enough to say what went wrong.
 SAID_CHARS = 500
@@ -41,6 +41,7 @@ class Place(NamedTuple):
 
 def place_for(program: str, closing: contextlib.ExitStack) -> Place:
     """A new one, which goes when `closing` is closed."""
+    refuse_forbidden(program)
     folder = Path(tempfile.mkdtemp(prefix=f"synvirt-{program}-"))
     closing.callback(shutil.rmtree, folder, ignore_errors=True)
     return Place(folder)

@@ -1,0 +1,276 @@
+"""Looking into files of strangers, away from the service: what runs there. `looking.py` is the service's side.
+
+    service ─ a byte and two sockets ─▶ looker ─ fork ─▶ child ─▶ its order, its cage, the file, its answer, its end
+                                          │ status socket: the child's pidfd, then how it ended
+
+The looker has imported all that looking needs, and reads nothing of anybody's itself: a child is there within milliseconds,
+and each look has one of its own, so what a file does to its reader, it does to no other file's. It has one thread: a fork
+takes no other thread's locks along.
+
+Order and answer are one JSON object each, ended by the end of the stream.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from synvirt import programs
+from synvirt.cage import Cage, Network, enter
+from synvirt.disks.roots import Root
+from synvirt.errors import Internal, SynvirtError, UnsupportedFormat
+from synvirt.remote import Remote
+from synvirt.sizes import GIB, MIB
+
+# A tenth of it is what the largest real appliance took; a file that makes its reader take more is hostile.
+MEMORY_BYTES = 2 * GIB
+CPU_S = 30
+# What a program says on its standard error, and no more.
+WRITTEN_BYTES = MIB
+# An order is a path and a place: far below.
+ORDER_BYTES_MAX = MIB
+# After the service should have ended the child, and where it has not.
+ALARM_LATER_S = 10
+PLAIN, WITH_PROGRAMS = b"-", b"p"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """`what`: browse, inspect, detect, manifest, open_disk. `kind`: the importer, where it is known; `vm`: which of several
+    machines; `programs`: the reader needs one (qemu-nbd, Samba's client)."""
+
+    what: str
+    root: Root
+    path: str
+    within_s: float
+    vm: str | None = None
+    kind: str | None = None
+    key: str = ""
+    limit: int = 0
+    cursor: str | None = None
+    programs: bool = False
+
+    def line(self) -> bytes:
+        """File names need not be UTF-8: JSON escapes carry what pydantic would refuse."""
+        root = {"remote": asdict(self.root)} if isinstance(self.root, Remote) else {"path": str(self.root)}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "root"}
+        return json.dumps({**fields, "root": root}).encode()
+
+    @classmethod
+    def read(cls, line: bytes) -> "Look":
+        fields = json.loads(line)
+        root = fields.pop("root")
+        return cls(**fields, root=_remote(root["remote"]) if "remote" in root else Path(root["path"]))
+
+
+def _remote(fields: dict[str, Any]) -> Remote:
+    credentials = tuple((name, value) for name, value in fields.pop("credentials"))
+    return Remote(**{**fields, "credentials": credentials, "allowed_hosts": tuple(fields.pop("allowed_hosts"))})
+
+
+def cage_of(look: Look, folder: str | None) -> Cage:
+    """The root that all of a machine's files lie beneath, and nothing else; a network for a file elsewhere. `folder`: its own,
+    for the sockets of programs."""
+    remote = look.root if isinstance(look.root, Remote) else None
+    if remote is None:
+        reads = [str(look.root), str(Path(str(look.root)).resolve())]
+    else:
+        reads = [remote.ca_file] if remote.ca_file else []
+    local = Network.LOCAL if look.programs else Network.NONE
+    return Cage(
+        reads=tuple(reads),
+        writes=() if folder is None else (folder,),
+        network=local if remote is None else Network.ANY,
+        programs=look.programs,
+        memory_bytes=MEMORY_BYTES,
+        cpu_s=CPU_S,
+        written_bytes=WRITTEN_BYTES,
+    )
+
+
+# ── the child ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _look(look: Look) -> str:
+    """The answer's model, as JSON."""
+    from synvirt.disks.roots import connected
+    from synvirt.jobs.orders import OpenedBeneath
+    from synvirt.model import OfflineKind
+    from synvirt.offline import browsing
+    from synvirt.offline.registry import detect, importer_for
+    from synvirt.offline.several import choosing
+
+    match look.what:
+        case "browse":
+            found = browsing.browse(Path(str(look.root)), look.path, limit=look.limit, cursor=look.cursor)
+            return found.model_dump_json()
+        case "inspect":
+            return browsing.inspect(look.root, look.path, vm=look.vm).model_dump_json()
+    path = Path(look.path)
+    with connected(look.root, within_s=look.within_s):
+        if look.what == "detect":
+            return json.dumps(detect(path, look.root).kind)
+        importer = choosing(importer_for(OfflineKind(str(look.kind))), look.vm)
+        if look.what == "manifest":
+            return importer.inspect(path, look.root).model_dump_json()
+        disk = importer.open_disk(path, look.root, look.key)
+        return OpenedBeneath(reader=disk.reader, checksums=disk.checksums).model_dump_json()
+
+
+def _answered(look: Look) -> dict[str, Any]:
+    try:
+        return {"ok": json.loads(_look(look))}
+    except SynvirtError as error:
+        return {"error": _told(error)}
+    except MemoryError:
+        raise
+    except Exception as error:
+        return {"error": _told(Internal(f"looking into it failed: {type(error).__name__}: {error}"))}
+
+
+def _told(error: SynvirtError) -> dict[str, Any]:
+    holds = error.holds if isinstance(error, UnsupportedFormat) else ()
+    return {"kind": type(error).__name__, "code": error.code, "detail": error.detail, "hint": error.hint, "holds": holds}
+
+
+def child(channel: socket.socket, folder: str | None, answered: Callable[[Look], dict[str, Any]] = _answered) -> None:
+    """Its whole life. Nothing is open but the channel."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    _close_all_but(channel.fileno())
+    order = b""
+    while part := channel.recv(1 << 16):
+        order += part
+        if len(order) > ORDER_BYTES_MAX:
+            return
+    look = Look.read(order)
+    if folder is not None:
+        tempfile.tempdir = folder
+        os.environ["TMPDIR"] = folder
+    programs.forbidden = not look.programs
+    signal.alarm(int(look.within_s) + ALARM_LATER_S)
+    enter(cage_of(look, folder))
+    answer = answered(look)
+    if programs.refused:
+        answer = {"needs_programs": programs.refused[:1]}
+    channel.sendall(json.dumps(answer).encode())
+
+
+def _close_all_but(kept: int) -> None:
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor > 2 and descriptor != kept:
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+# ── the looker ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    pid: int
+    status: socket.socket
+    folder: str | None
+
+
+def serve(control: socket.socket, live: Callable[[socket.socket, str | None], None] = child) -> None:
+    """Until the service has closed its end."""
+    poll, running = select.poll(), dict[int, _Running]()
+    poll.register(control, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor != control.fileno():
+                poll.unregister(descriptor)
+                _ended(descriptor, running.pop(descriptor))
+                continue
+            said, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+            if not said:
+                for one in running.values():
+                    with suppress(ProcessLookupError):
+                        os.kill(one.pid, signal.SIGKILL)
+                    _remove(one.folder)
+                return
+            pidfd, one = _begun(said, descriptors, live)
+            running[pidfd] = one
+            poll.register(pidfd, select.POLLIN)
+
+
+def _begun(said: bytes, descriptors: list[int], live: Callable[[socket.socket, str | None], None]) -> tuple[int, _Running]:
+    channel, status = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+    folder = tempfile.mkdtemp(prefix="synvirt-look-") if said == WITH_PROGRAMS else None
+    pid = os.fork()
+    if pid == 0:
+        try:
+            live(channel, folder)
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    channel.close()
+    pidfd = os.pidfd_open(pid)
+    with suppress(OSError):  # who asked has gone
+        socket.send_fds(status, [b"p"], [pidfd])
+    return pidfd, _Running(pid, status, folder)
+
+
+# An exit code of the child's: it took all the memory that it may.
+OUT_OF_MEMORY = 3
+
+
+def _ended(pidfd: int, one: _Running) -> None:
+    os.close(pidfd)
+    _, status = os.waitpid(one.pid, 0)
+    with suppress(OSError):
+        one.status.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    one.status.close()
+    _remove(one.folder)
+
+
+def _remove(folder: str | None) -> None:
+    if folder is not None:
+        programs.end_users(Path(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def preload() -> None:
+    """All that a look may need: a child would load it again, and each time a new one."""
+    import encodings.idna
+    import encodings.utf_16  # noqa: F401
+
+    import synvirt.disks.nbd.qemu
+    import synvirt.disks.qcow2.reader
+    import synvirt.disks.vdi
+    import synvirt.disks.vhd
+    import synvirt.disks.vhdx.reader
+    import synvirt.disks.vmdk.reader
+    import synvirt.disks.xva.reader
+    import synvirt.disks.xva.stream
+    import synvirt.jobs.orders
+    import synvirt.offline.browsing
+    import synvirt.remote.http
+    import synvirt.remote.reading
+    import synvirt.remote.s3  # noqa: F401
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to hear
+    preload()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.send(b"ready")
+    serve(control)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,398 @@
+"""Looking into files of strangers: the service asks, a caged child of the looker (`looker.py`) looks, and its answer is not
+believed further than it can be.
+
+    inspect(…) ─▶ a child of its own, caged ─▶ an answer ─▶ checked: its shape, its size, and that no file lies beyond the root
+
+Blocking code, from any thread. A child that breaks, takes too long, or too much, is an error of the file that it looked into.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
+
+import structlog
+from pydantic import BaseModel, ValidationError
+
+from synvirt import errors
+from synvirt.disks.roots import Root
+from synvirt.disks.specs import (
+    BlankSpec,
+    ChecksumSpec,
+    GzipSpec,
+    ImageSpec,
+    JoinedSpec,
+    QemuSpec,
+    RawSpec,
+    XvaSpec,
+)
+from synvirt.errors import DiskReadFailed, Internal, MalformedArchive, SourceUnreachable, SynvirtError, from_code
+from synvirt.jobs.looker import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY, PLAIN, WITH_PROGRAMS, Look
+from synvirt.jobs.orders import OpenedBeneath
+from synvirt.jobs.process import ENVIRONMENT
+from synvirt.model import HostFolder, Inspection, OfflineKind, VmManifest
+from synvirt.offline import OfflineImporter, OpenedDisk
+from synvirt.offline.browsing import ELSEWHERE_WITHIN_S, with_free_bytes
+from synvirt.offline.registry import BY_KIND
+from synvirt.offline.several import choosing
+from synvirt.remote import Remote
+from synvirt.sizes import MIB
+
+# A page of a folder with a thousand long names is 8 MiB.
+ANSWER_BYTES_MAX = 32 * MIB
+# A look at a file of this host takes milliseconds, on a slow share a second; a share that hangs is told of.
+HERE_WITHIN_S = 60.0
+# Beyond the time that the child itself keeps to when it reads elsewhere.
+GRACE_S = 5.0
+# Each is a core at the most, and waits for a server for minutes.
+AT_ONCE = 16
+# To import all that looking needs, on a busy machine.
+START_WITHIN_S = 120.0
+ENDS_WITHIN_S = 10.0
+# What an importer may say of how its disks are read: kinds that lie over files beneath the root.
+_BENEATH = (RawSpec, ImageSpec, QemuSpec, GzipSpec, JoinedSpec, BlankSpec, XvaSpec, ChecksumSpec)
+
+_log = structlog.get_logger("synvirt.looking")
+
+LOOKER = ("-P", "-m", "synvirt.jobs.looker")
+
+
+class Looking(Protocol):
+    """What may be asked of files before a job reads them; `synvirt.offline.browsing` is one without a cage."""
+
+    def browse(self, root: Path, path: str = "", *, limit: int, cursor: str | None = None) -> HostFolder: ...
+    def inspect(
+        self, root: Root, path: str, *, vm: str | None = None, free_bytes: Callable[[], int] | None = None
+    ) -> Inspection: ...
+
+
+class CagedLooking:
+    """`close()` ends the looker, and whoever looks."""
+
+    def __init__(self, looker: tuple[str, ...] = LOOKER) -> None:
+        self._looker = looker
+        self._turns = threading.BoundedSemaphore(AT_ONCE)
+        self._lock = threading.Lock()
+        self._started: _Looker | None = None
+        self._closed = False
+        self.importers: Mapping[OfflineKind, OfflineImporter] = MappingProxyType({kind: _Caged(self, kind) for kind in BY_KIND})
+
+    def begin(self) -> None:
+        """Have the looker ready before somebody asks. Returns at once."""
+        threading.Thread(target=self._warm, name="looker", daemon=True).start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._started is not None:
+                self._started.close()
+                self._started = None
+
+    def browse(self, root: Path, path: str = "", *, limit: int, cursor: str | None = None) -> HostFolder:
+        look = Look("browse", root, path, HERE_WITHIN_S, limit=limit, cursor=cursor)
+        return _valid(HostFolder, self.ask(look))
+
+    def inspect(
+        self, root: Root, path: str, *, vm: str | None = None, free_bytes: Callable[[], int] | None = None
+    ) -> Inspection:
+        found = _valid(Inspection, self.ask(Look("inspect", root, path, _within_s(root), vm=vm)))
+        return with_free_bytes(found, free_bytes)
+
+    def detect(self, path: Path | str, root: Root) -> OfflineImporter:
+        found = self.ask(Look("detect", root, str(path), _within_s(root)))
+        try:
+            return self.importers[OfflineKind(found)]
+        except (ValueError, KeyError) as error:
+            raise _nonsense() from error
+
+    def ask(self, look: Look) -> Any:
+        """What the child answers, as JSON has it. What it fails with is raised; so is MalformedArchive where it broke."""
+        if isinstance(look.root, Remote) and look.root.url.startswith("smb"):
+            look = replace(look, programs=True)  # Samba's client is one
+        with self._turns:
+            answer = self._answer(look)
+            if "needs_programs" in answer and not look.programs:
+                answer = self._answer(replace(look, programs=True))
+        if "error" in answer:
+            raise _error(answer["error"])
+        if "ok" not in answer:
+            raise _nonsense()
+        return answer["ok"]
+
+    def _answer(self, look: Look) -> dict[str, Any]:
+        for last in (False, True):
+            try:
+                return self._looker_now().answer(look)
+            except _LookerGone as error:
+                if last:
+                    raise Internal("what looks into files does not run", hint="the service's log says why") from error
+        raise AssertionError
+
+    def _looker_now(self) -> "_Looker":
+        with self._lock:
+            if self._closed:
+                raise Internal("the service is ending")
+            if self._started is None or self._started.is_gone():
+                if self._started is not None:
+                    self._started.close()
+                    _log.warning("what looks into files had ended, and is started again")
+                self._started = _Looker(self._looker)
+            return self._started
+
+    def _warm(self) -> None:
+        with suppress(SynvirtError, _LookerGone, OSError):
+            self._looker_now()
+
+
+@dataclass(frozen=True, slots=True)
+class _Caged:
+    """An importer, as jobs and plans know it, whose work is done in a cage. It is asked for no probe: `detect` is."""
+
+    looking: CagedLooking
+    kind: OfflineKind
+    vm: str | None = None
+
+    def of(self, vm: str) -> OfflineImporter:
+        """BadRequest for a kind that holds one machine alone."""
+        choosing(BY_KIND[self.kind], vm)
+        return replace(self, vm=vm)
+
+    def probe(self, path: Path, head: bytes, root: Root = Path("/")) -> bool:
+        raise NotImplementedError("a caged importer is found by CagedLooking.detect")
+
+    def inspect(self, path: Path, root: Root) -> VmManifest:
+        look = Look("manifest", root, str(path), _within_s(root), kind=self.kind, vm=self.vm)
+        return _valid(VmManifest, self.looking.ask(look))
+
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
+        look = Look("open_disk", root, str(path), _within_s(root), kind=self.kind, vm=self.vm, key=disk_key)
+        found = _valid(OpenedBeneath, self.looking.ask(look))
+        vouch((found.reader, *found.checksums), root)
+        return OpenedDisk(found.reader, found.checksums)
+
+
+# ── the answer is a stranger's word ──────────────────────────────────────────────────────────────────────────────────
+
+
+def vouch(specs: object, root: Root) -> None:
+    """A reader that was taken over may name any file to copy: only those beneath the root are believed. Internal."""
+    for spec in _all_of(specs):
+        if isinstance(spec, Remote):
+            if spec != root:
+                raise _nonsense()
+            continue
+        if not isinstance(spec, _BENEATH):
+            raise _nonsense()
+        for field in fields(spec):
+            value = getattr(spec, field.name)
+            is_file = field.name == "path" or (field.name in ("root", "key_file") and isinstance(value, str))
+            if is_file and not _is_beneath(str(value), root, getattr(spec, "remote", None)):
+                raise _nonsense()
+
+
+def _is_beneath(name: str, root: Root, remote: Remote | None) -> bool:
+    path = Path(name)
+    if ".." in path.parts or path.is_absolute() == isinstance(root, Remote):
+        return False
+    if isinstance(root, Remote):
+        return remote == root
+    return path.is_relative_to(root.absolute()) or path.is_relative_to(root.resolve())
+
+
+def _all_of(found: object) -> Iterator[Any]:
+    if is_dataclass(found) and not isinstance(found, type):
+        yield found
+        if not isinstance(found, Remote):
+            for field in fields(found):
+                yield from _all_of(getattr(found, field.name))
+    elif isinstance(found, tuple):
+        for one in found:
+            yield from _all_of(one)
+
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+def _valid(model: type[Answer], content: Any) -> Answer:
+    try:
+        return model.model_validate_json(json.dumps(content))
+    except (ValidationError, ValueError) as error:
+        raise _nonsense() from error
+
+
+def _error(said: Any) -> SynvirtError:
+    """The one that the child met, where it is one of ours."""
+    try:
+        kind, code, detail, hint = (str(said[name]) for name in ("kind", "code", "detail", "hint"))
+        holds = tuple(str(one) for one in said["holds"])
+        no_hint = said["hint"] is None
+    except (TypeError, LookupError):
+        return _nonsense()
+    found = vars(errors).get(kind)
+    if kind == "UnsupportedFormat":
+        return errors.UnsupportedFormat(detail, hint=None if no_hint else hint, holds=holds)
+    if isinstance(found, type) and issubclass(found, SynvirtError):
+        return found(detail, hint=None if no_hint else hint)
+    return from_code(code, detail, None if no_hint else hint)
+
+
+def _nonsense() -> Internal:
+    return Internal("what looked into the file answered what no reader does", hint="the file may be an attack: report it")
+
+
+def _within_s(root: Root) -> float:
+    return ELSEWHERE_WITHIN_S if isinstance(root, Remote) else HERE_WITHIN_S
+
+
+# ── the looker's process ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _LookerGone(Exception):
+    pass
+
+
+class _Looker:
+    def __init__(self, looker: tuple[str, ...]) -> None:
+        """Returns when it is ready. _LookerGone."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, *looker, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                # The service's environment may hold secrets.
+                env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+                start_new_session=True,
+            )
+        self._control = ours
+        self._sending = threading.Lock()
+        ours.settimeout(START_WITHIN_S)
+        try:
+            ready = ours.recv(16)
+        except OSError as error:
+            self.close()
+            raise _LookerGone from error
+        if not ready:
+            self.close()
+            raise _LookerGone
+
+    def is_gone(self) -> bool:
+        return self._child.poll() is not None
+
+    def close(self) -> None:
+        self._control.close()
+        try:
+            self._child.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+    def answer(self, look: Look) -> dict[str, Any]:
+        with ExitStack() as stack:
+            channel, theirs = (stack.enter_context(end) for end in socket.socketpair())
+            status, told = (stack.enter_context(end) for end in socket.socketpair())
+            try:
+                with self._sending:
+                    descriptors = [theirs.fileno(), told.fileno()]
+                    socket.send_fds(self._control, [WITH_PROGRAMS if look.programs else PLAIN], descriptors)
+            except OSError as error:
+                raise _LookerGone from error
+            theirs.close()
+            told.close()
+            deadline = time.monotonic() + look.within_s + GRACE_S
+            try:
+                pidfd = _pidfd(status)
+            except OSError as error:
+                raise _LookerGone from error
+            stack.callback(os.close, pidfd)
+            stack.callback(_end, pidfd)
+            content = _converse(channel, look.line(), deadline)
+            if content is None:
+                raise _late(look)
+            if not content:
+                raise _broken(look, status)
+            return _parsed(content)
+
+
+def _pidfd(status: socket.socket) -> int:
+    status.settimeout(START_WITHIN_S)
+    said, descriptors, _, _ = socket.recv_fds(status, 1, 1)
+    if not said or not descriptors:
+        raise OSError("the looker has ended")
+    return descriptors[0]
+
+
+def _converse(channel: socket.socket, order: bytes, deadline: float) -> bytes | None:
+    """All that the child says to its order. None, where it has not ended in time."""
+    answer = bytearray()
+    try:
+        channel.settimeout(max(0.001, deadline - time.monotonic()))
+        with suppress(BrokenPipeError, ConnectionResetError):
+            channel.sendall(order)
+            channel.shutdown(socket.SHUT_WR)
+        while len(answer) <= ANSWER_BYTES_MAX:
+            channel.settimeout(max(0.001, deadline - time.monotonic()))
+            part = channel.recv(1 << 20)
+            if not part:
+                return bytes(answer)
+            answer += part
+    except TimeoutError:
+        return None
+    except ConnectionResetError:
+        return b""
+    raise _nonsense()
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _nonsense() from error
+    if not isinstance(found, dict):
+        raise _nonsense()
+    return found
+
+
+def _end(pidfd: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def _late(look: Look) -> SynvirtError:
+    if isinstance(look.root, Remote):
+        return SourceUnreachable(f"{look.root.url} did not bring what was needed within {look.within_s:.0f} s")
+    return DiskReadFailed(
+        f"{Path(look.path).name} could not be looked into within {look.within_s:.0f} s",
+        hint="does the disk or the share that it lies on answer?",
+    )
+
+
+def _broken(look: Look, status: socket.socket) -> SynvirtError:
+    """It ended without a word: an error of the file's."""
+    status.settimeout(ENDS_WITHIN_S)
+    try:
+        code = int(status.recv(16) or b"1")
+    except (OSError, ValueError):
+        code = 1
+    name = Path(look.path).name
+    if code == -signal.SIGXCPU:
+        how = f"looking into it took over {CPU_S} s of processor time"
+    elif code == OUT_OF_MEMORY:
+        how = f"looking into it took over {MEMORY_BYTES // MIB} MiB of memory"
+    elif code < 0:
+        how = f"it broke its reader (signal {-code})"
+    else:
+        how = "it broke its reader"
+    _log.warning("a reader was ended", file=name, exit_code=code)
+    return MalformedArchive(f"{name}: {how}", hint="no VM that was exported does that: keep the file, and report it")

@@ -1,0 +1,216 @@
+"""Files are looked into by a child of their own, in a cage: it answers as a reader here would, and misbehaving helps nobody."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synvirt.cage import layers
+from synvirt.disks.roots import Root
+from synvirt.disks.specs import ChecksumSpec, ImageSpec, NbdSpec, QemuSpec, RawSpec
+from synvirt.errors import (
+    BadRequest,
+    DiskReadFailed,
+    HostPathRejected,
+    Internal,
+    MalformedArchive,
+    NotFound,
+    SynvirtError,
+    UnsupportedFormat,
+)
+from synvirt.jobs import looker
+from synvirt.jobs.looker import Look
+from synvirt.jobs.looking import CagedLooking, Looking, vouch
+from synvirt.model import OfflineKind
+from synvirt.offline import browsing
+from synvirt.offline.registry import detect
+from synvirt.offline.several import choosing
+from synvirt.remote import Remote
+from tests.offline import appliances
+
+
+@pytest.fixture(scope="module")
+def looking() -> Iterator[CagedLooking]:
+    made = CagedLooking()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def imports(tmp_path: Path) -> Path:
+    folder = tmp_path / "imports"
+    folder.mkdir()
+    appliances.archive(folder / "web.ova", appliances.appliance("qemu_user"))
+    (folder / "notes.txt").write_text("no machine")
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("not UTF-8")
+    (folder / "inner").mkdir()
+    return folder
+
+
+def page(looking: Looking, imports: Path, limit: int = 10, cursor: str | None = None) -> str:
+    """As a caller sees it: times are told to the millisecond."""
+    return looking.browse(imports, limit=limit, cursor=cursor).model_dump_json()
+
+
+def test_it_answers_as_a_reader_here_does(looking: CagedLooking, imports: Path) -> None:
+    assert page(looking, imports) == page(browsing, imports)
+    cursor = looking.browse(imports, limit=2).next_cursor
+    assert page(looking, imports, 2, cursor) == page(browsing, imports, 2, cursor)
+    found = looking.inspect(imports, "web.ova", free_bytes=lambda: 1)
+    assert found == browsing.inspect(imports, "web.ova", free_bytes=lambda: 1)
+    importer = looking.detect("web.ova", imports)
+    assert importer.kind is OfflineKind.OVA_ARCHIVE
+    path, [disk, *_] = imports / "web.ova", found.manifest.disks
+    assert importer.inspect(path, imports).disks == found.manifest.disks
+    own = detect("web.ova", imports).open_disk(path, imports, disk.key)
+    assert importer.open_disk(path, imports, disk.key) == own
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("nosuch.ova", NotFound),
+        ("../../etc/passwd", HostPathRejected),
+        ("/etc/passwd", HostPathRejected),
+        ("notes.txt", UnsupportedFormat),
+        (os.fsdecode(b"caf\xe9.txt"), UnsupportedFormat),
+    ],
+)
+def test_it_fails_as_a_reader_here_does(looking: CagedLooking, imports: Path, path: str, error: type[SynvirtError]) -> None:
+    with pytest.raises(error) as caged:
+        looking.inspect(imports, path)
+    with pytest.raises(error) as here:
+        browsing.inspect(imports, path)
+    assert (caged.value.detail, caged.value.hint) == (here.value.detail, here.value.hint)
+
+
+def test_of_several_machines_one_is_named(looking: CagedLooking, imports: Path) -> None:
+    with pytest.raises(BadRequest, match="holds one VM"):
+        choosing(looking.importers[OfflineKind.QCOW2], "web")
+    assert choosing(looking.importers[OfflineKind.OVA_ARCHIVE], "web") != looking.importers[OfflineKind.OVA_ARCHIVE]
+
+
+# ── readers that misbehave on purpose ────────────────────────────────────────────────────────────────────────────────
+
+# A looker whose readers do what the order's `vm` says, instead of reading.
+BAD = """
+import os, socket, subprocess, sys, time
+from synvirt.jobs import looker
+looker.CPU_S = 2
+true = looker._look
+def bad(look):
+    return true(look) if look.vm is None else str(eval(look.vm))
+looker._look = bad
+looker.main()
+"""
+
+MISBEHAVIOUR: dict[str, tuple[str, type[SynvirtError], str]] = {
+    "reads the password hashes": ("open('/etc/shadow').read()", Internal, "PermissionError"),
+    "reads another's file": ("os.listdir('/root')", Internal, "PermissionError"),
+    "writes the file that it reads": ("open(str(look.root) + '/web.ova', 'r+')", Internal, "PermissionError"),
+    "connects out": ("socket.create_connection(('127.0.0.1', 9), 1)", Internal, "PermissionError"),
+    "opens a Unix socket": ("socket.socket(socket.AF_UNIX)", Internal, "PermissionError"),
+    "forks": ("os.fork()", Internal, "PermissionError"),
+    "runs a program": ("subprocess.run(['/bin/true'])", Internal, "PermissionError"),
+    "ends what started it": ("os.kill(os.getppid(), 9)", Internal, "PermissionError"),
+    "takes 16 GiB": ("bytearray(16 << 30)", MalformedArchive, "of memory"),
+    "loops": ("[None for _ in iter(int, 1)]", MalformedArchive, "processor time"),
+    "crashes": ("os.abort()", MalformedArchive, "signal 6"),
+    "ends": ("os._exit(0)", MalformedArchive, "broke its reader"),
+    "answers without end": ("'\"' + 'x' * (40 << 20) + '\"'", Internal, "no reader does"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad() -> Iterator[CagedLooking]:
+    made = CagedLooking(("-P", "-c", BAD))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", MISBEHAVIOUR)
+def test_what_misbehaves_fails_and_the_next_look_is_served(bad: CagedLooking, imports: Path, name: str) -> None:
+    missing = [layer for layer, there in layers().items() if not there]
+    assert not missing, f"this host lacks {missing}"
+    does, error, said = MISBEHAVIOUR[name]
+    with pytest.raises(error, match=said) as failed:
+        bad.inspect(imports, "web.ova", vm=does)
+    assert failed.value.code.startswith("E_MIG_")
+    with pytest.raises(UnsupportedFormat):
+        bad.inspect(imports, "notes.txt")
+
+
+@pytest.mark.parametrize("answer", ["[]", '{"offline_kind": "qcow2"}', "1", '{"manifest": {}}'])
+def test_what_is_no_answer_is_not_believed(bad: CagedLooking, imports: Path, answer: str) -> None:
+    with pytest.raises(Internal, match="no reader does"):
+        bad.inspect(imports, "web.ova", vm=repr(answer))
+
+
+def test_one_that_hangs_is_ended_in_time(bad: CagedLooking, imports: Path) -> None:
+    with pytest.raises(DiskReadFailed, match="could not be looked into"):
+        bad.ask(Look("inspect", imports, "web.ova", within_s=-4.5, vm="time.sleep(1000)"))
+
+
+def test_a_child_has_nothing_open_but_its_own(bad: CagedLooking, imports: Path) -> None:
+    """The looker's control socket would let it ask for children without a cage."""
+    does = "'[' + ','.join(str(n) for n in range(3, 100) if os.path.exists(f'/proc/self/fd/{n}')) + ']'"
+    assert len(bad.ask(Look("inspect", imports, "web.ova", within_s=60, vm=does))) == 1
+
+
+def test_a_looker_that_was_ended_is_started_again(looking: CagedLooking, imports: Path) -> None:
+    looking.browse(imports, limit=1)
+    first = looking._started
+    assert first is not None
+    os.kill(first._child.pid, signal.SIGKILL)
+    first._child.wait()
+    assert page(looking, imports) == page(browsing, imports)
+    assert looking._started is not first
+
+
+# ── what a reader that was taken over may name ───────────────────────────────────────────────────────────────────────
+
+ELSEWHERE = Remote(url="https://nas.example/a/", credentials=(("token", "x"),))
+
+
+@pytest.mark.parametrize(
+    ("spec", "root"),
+    [
+        (RawSpec(path="/etc/shadow"), Path("/imports")),
+        (RawSpec(path="etc/shadow"), Path("/imports")),
+        (RawSpec(path="/imports/../etc/shadow"), Path("/imports")),
+        (RawSpec(path="/imports2/a"), Path("/imports")),
+        (ImageSpec(format="vmdk", over=RawSpec(path="/imports/a"), root="/"), Path("/imports")),
+        (ImageSpec(format="vdi", over=RawSpec(path="/imports/a"), parent=RawSpec(path="/dev/sda")), Path("/imports")),
+        (QemuSpec(driver="qcow2", path="/imports/a", key_file="/etc/shadow"), Path("/imports")),
+        (NbdSpec(uri="nbd://192.0.2.1/x"), Path("/imports")),
+        (RawSpec(path="a", remote=ELSEWHERE), Path("/imports")),
+        (RawSpec(path="/etc/shadow"), ELSEWHERE),
+        (RawSpec(path="a", remote=Remote(url="https://other.example/")), ELSEWHERE),
+        (RawSpec(path="etc/shadow"), ELSEWHERE),
+        (RawSpec(path="../b/secret", remote=ELSEWHERE), ELSEWHERE),
+        (ChecksumSpec(path="/etc/shadow", length=1, algorithm="sha256", expected="0", name="a"), Path("/imports")),
+    ],
+)
+def test_files_beyond_the_root_are_not_believed(spec: object, root: Root) -> None:
+    with pytest.raises(Internal, match="no reader does"):
+        vouch(spec, root)
+
+
+def test_files_beneath_the_root_are() -> None:
+    vouch(ImageSpec(format="vmdk", over=RawSpec(path="/imports/a"), root="/imports", name="a"), Path("/imports"))
+    vouch(RawSpec(path="a/b", remote=ELSEWHERE), ELSEWHERE)
+
+
+def test_an_order_is_what_was_asked(tmp_path: Path) -> None:
+    for root in (tmp_path, ELSEWHERE):
+        look = Look("detect", root, os.fsdecode(b"caf\xe9"), 1.5, vm="a", limit=3)
+        assert Look.read(look.line()) == look
+
+
+def test_the_cage_of_a_look(tmp_path: Path) -> None:
+    here = looker.cage_of(Look("detect", tmp_path, "a", 1), None)
+    assert (set(here.reads), here.writes, here.network.value, here.programs) == ({str(tmp_path)}, (), "none", False)
+    there = looker.cage_of(Look("detect", ELSEWHERE, "a", 1), None)
+    assert (there.reads, there.writes, there.network.value) == ((), (), "any")
