@@ -9,7 +9,7 @@ import pytest
 
 from synvirt.errors import SynvirtError
 from synvirt.kvm.library import load
-from synvirt.live import SourceAccess
+from synvirt.live import SourceAccess, holding
 from synvirt.live.libvirt import freeze as libvirt_remote_freeze
 from synvirt.live.libvirt.freeze import _thaw, frozen
 from tests.libvirt_lab import until
@@ -62,7 +62,7 @@ def test_a_guest_that_does_not_thaw_is_not_waited_for_and_not_given_up(tmp_path:
     _program(
         tmp_path, f"echo frozen; cat > /dev/null; while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; touch {thawed}", monkeypatch
     )
-    monkeypatch.setattr(libvirt_remote_freeze, "THAW_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(holding, "THAW_TIMEOUT_S", 0.0)
     with frozen(SourceAccess("qemu:///session"), "web"):
         pass
     assert not thawed.exists()

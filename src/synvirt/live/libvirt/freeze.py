@@ -1,114 +1,26 @@
-"""A guest's file systems are frozen by a process of its own, which thaws them whatever becomes of the service.
+"""The process that holds a guest of a libvirt host still (holding.py): `python -m synvirt.live.libvirt.freeze`."""
 
-    stdin   one line: which guest, and how its host is reached; then it stays open, and its end means: thaw
-    stdout  «frozen», or why not
-
-`python -m synvirt.live.libvirt.freeze`. A guest that stays frozen hangs until somebody knows what to do about it: so a
-service that is killed in that moment must not be the only one who does.
-"""
-
-import contextlib
 import itertools
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Final
-
-import structlog
+from contextlib import AbstractContextManager
+from typing import Any
 
 from synvirt.errors import Internal, SynvirtError
-from synvirt.live import SourceAccess
+from synvirt.live import SourceAccess, holding
+from synvirt.live.holding import FROZEN_MOST_S, THAW_MOST_S, THAW_PAUSES_S, Hold
 from synvirt.live.libvirt import domain as domains
 from synvirt.live.libvirt.form import FORM
 from synvirt.live.libvirt.host import Host, library
 
-log = structlog.get_logger(__name__)
-
-# Longer than a backup takes to begin, shorter than what users of the guest would call a fault.
-FROZEN_MOST_S: Final = 15.0
-# To connect there, and to ask the agent.
-SAY_TIMEOUT_S: Final = domains.FREEZE_TIMEOUT_S + 30.0
-# For a guest that thaws. One that does not, or that froze when nobody waited for it any more, is thawed again and again by the
-# process that froze it, by new connections, also after the service has gone on.
-THAW_TIMEOUT_S: Final = 60.0
-THAW_MOST_S: Final = 600.0
-THAW_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0)
-_FROZEN: Final = "frozen"
-# Where a user's own libvirt is found, and the keys in an agent; the rest of the service's environment may hold secrets.
-_ENVIRONMENT: Final = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
+__all__ = ["FROZEN_MOST_S", "Hold", "frozen"]
 
 
-class Hold:
-    """Does the guest stand still? `quiet` once, and `lasted` until now. `killed`: nobody has thawed it, nor will."""
-
-    def __init__(self, child: "subprocess.Popen[str] | None" = None, *, quiet: bool = False) -> None:
-        self._child, self.quiet = child, quiet
-
-    def lasted(self) -> bool:
-        """The process says it when it thaws of itself."""
-        if not self.quiet or self._child is None or self._child.stdout is None:
-            return False
-        ready, _, _ = select.select([self._child.stdout], [], [], 0)
-        return not ready
-
-    @property
-    def killed(self) -> bool:
-        return self._child is not None and self._child.poll() not in (None, 0)
-
-
-@contextlib.contextmanager
-def frozen(access: SourceAccess, vm_id: str) -> Iterator[Hold]:
-    """Thawed at the end of the block, or after FROZEN_MOST_S, or when this process ends."""
-    order = {"endpoint": access.endpoint, "credentials": dict(access.credentials), "options": dict(access.options)}
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
-        start_new_session=True,
-    )
-    if child.stdin is None or child.stdout is None:
-        raise RuntimeError("a child has pipes")
-    said = ""
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(json.dumps({**order, "vm_id": vm_id}) + "\n")
-            child.stdin.flush()
-        ready, _, _ = select.select([child.stdout], [], [], SAY_TIMEOUT_S)
-        said = _line(child.stdout.fileno()) if ready else "it took too long"
-        if said != _FROZEN:
-            log.warning("guest does not freeze", vm=vm_id, cause=said)
-        yield Hold(child, quiet=said == _FROZEN)
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.close()
-        try:
-            child.wait(THAW_TIMEOUT_S if said == _FROZEN else 0)
-        except subprocess.TimeoutExpired:
-            if said == _FROZEN:
-                log.warning("guest does not thaw yet", vm=vm_id)
-            threading.Thread(target=child.wait, name="thawing", daemon=True).start()
-        child.stdout.close()
-
-
-def _line(descriptor: int) -> str:
-    """Byte by byte: what comes after it must be left for `select` to see."""
-    said = bytearray()
-    while (one := os.read(descriptor, 1)) not in (b"", b"\n"):
-        said += one
-    return said.decode(errors="replace").strip()
+def frozen(access: SourceAccess, vm_id: str) -> AbstractContextManager[Hold]:
+    return holding.frozen("synvirt.live.libvirt.freeze", access, vm_id)
 
 
 def _hold(order: dict[str, Any]) -> None:
-    place, login, options = FORM.read(SourceAccess(order["endpoint"], order["credentials"], order["options"]))
+    place, login, options = FORM.read(holding.access_of(order))
     host = Host(place, login, options)
     host.open()
     try:
@@ -118,14 +30,11 @@ def _hold(order: dict[str, Any]) -> None:
         limit_s = THAW_MOST_S
         try:
             domains.freeze(domain)
-            _say(_FROZEN)
-            ended, _, _ = select.select([sys.stdin], [], [], FROZEN_MOST_S)
-            if not ended:
-                _say("it was thawed")
+            holding.while_wanted()
         except library().libvirtError as error:
             if domains.agent_refused(error):
                 limit_s = 0.0
-            _say(str(error))
+            holding.say(str(error))
         finally:
             _thaw(host, order["vm_id"], limit_s)
     finally:
@@ -151,18 +60,5 @@ def _thaw(host: Host, vm_id: str, limit_s: float) -> None:
         time.sleep(pause_s)
 
 
-def _say(what: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        print(" ".join(what.split())[:400], flush=True)  # noqa: T201 - the service listens
-
-
-def main() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who stops the service stops all its processes, and this one has yet to thaw
-    try:
-        _hold(json.loads(sys.stdin.readline()))
-    except (SynvirtError, ValueError, KeyError, library().libvirtError) as error:
-        _say(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    holding.main(_hold, library().libvirtError)
