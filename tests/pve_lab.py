@@ -24,6 +24,7 @@ from uuid import uuid4
 from synvirt.live import SourceAccess
 from synvirt.programs import end_group
 from tests.fakes.pve.cluster import Cluster, Refused, Vm
+from tests.fakes.pve.qmp import BackupAccess
 from tests.fakes.pve.server import PveServer
 from tests.libvirt_lab import until
 from tests.needs import need, need_root
@@ -69,10 +70,12 @@ class Machine:
         self._lab = lab
         self._run = lab.folder / vm.node / "run"
         (self._run / "qemu-server").mkdir(exist_ok=True)
-        self.qmp = self._run / f"qemu-server/{vm.vmid}.qmp"
+        front = self._run / f"qemu-server/{vm.vmid}.qmp"
+        self.qmp = self._run / f"{vm.vmid}.own" if vm.vmid in lab.with_access else front
         self.test_qmp, self.qga = self._run / f"{vm.vmid}.test", self._run / f"{vm.vmid}.qga"
-        for old in (self.qmp, self.test_qmp, self.qga):
+        for old in (front, self.qmp, self.test_qmp, self.qga):
             old.unlink(missing_ok=True)
+        self.access = BackupAccess(front, self.qmp) if self.qmp != front else None
         argv = [need("qemu-system-x86_64", "qemu-system-x86"), "-name", f"{vm.vmid}", "-no-shutdown", "-nodefaults"]
         argv += ["-display", "none", "-m", str(vm.config["memory"]), "-machine", "q35,accel=tcg"]
         for name, path, more in (
@@ -129,6 +132,8 @@ class Machine:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        if self.access is not None:
+            self.access.close()
 
 
 class PveLab:
@@ -138,6 +143,8 @@ class PveLab:
         self.folder = folder
         self.ssh_port = free_port()
         self.machines: dict[int, Machine] = {}
+        # Those whose QEMU has Proxmox VE's own commands for backup tools.
+        self.with_access: set[int] = set()
         self._children: list[subprocess.Popen[bytes]] = []
         self._watchers: list[Qmeventd] = []
         self._closing = contextlib.ExitStack()
@@ -195,7 +202,10 @@ class PveLab:
         (folder / "scratch").chmod(0o700)
         values = {"lab": self.folder, "folder": folder, "port": self.ssh_port, "address": address}
         (folder / "sshd_config").write_text(_SSHD_CONFIG.format(**values))
-        programs = {"pvesm": _PVESM.format(**values), "pveversion": "#!/bin/sh\necho pve-manager/8.4.1/deadbeef\n"}
+        programs = {
+            "pvesm": _PVESM.format(**values),
+            "pveversion": "#!/bin/sh\necho pve-manager: 8.4.1\necho pve-qemu-kvm: 7.2.22-1\necho qemu-server: 8.4.0\n",
+        }
         for program, text in programs.items():
             (folder / "bin" / program).write_text(text)
             (folder / "bin" / program).chmod(0o755)
@@ -300,7 +310,8 @@ class PveLab:
         machine = self.machines.get(vm.vmid)
         if machine is not None and machine.alive:
             for node in machine.ask("query-named-block-nodes", flat=True):
-                found += [str(node["node-name"])] if str(node["node-name"]).startswith("sv-") else []
+                ours = str(node["node-name"]).startswith(("sv-", "pve-")) or str(node["node-name"]).endswith("-fleecing")
+                found += [str(node["node-name"])] if ours else []
                 found += [str(one.get("name")) for one in node.get("dirty-bitmaps", ()) if one.get("name")]
             found += [str(one["id"]) for one in machine.ask("query-block-exports")]
         return found

@@ -6,9 +6,11 @@ import pytest
 
 from synvirt.errors import Internal
 from synvirt.live.proxmox import config as settings
+from synvirt.live.proxmox import keys
 from synvirt.live.proxmox.manifest import Seen, Volume, manifest
 from synvirt.live.proxmox.node import argv
 from synvirt.model import GIB, MIB, VmManifest
+from tests.fakes.pve import schema
 
 RUNS = {"status": "running", "qmpstatus": "running", "running-qemu": "9.2.0"}
 FULL = {
@@ -62,7 +64,10 @@ def test_all_that_makes_hardware_is_read() -> None:
         ("net0", "bc:24:11:00:00:01", "virtio", "vmbr0.7", True),
         ("net1", "bc:24:11:00:00:02", "e1000", "vmbr1", False),
     ]
-    assert {concern.id for concern in vm.concerns} == {"host-devices", "cloud-init", "unused-volumes", "pve.read_by"}
+    assert {concern.id for concern in vm.concerns} == {
+        *("host-devices", "cloud-init", "unused-volumes", "pve.read_by"),
+        *("ballooning", "network-rules", "settings-not-taken-over"),
+    }
     assert vm.cbt_available
 
 
@@ -102,10 +107,44 @@ def test_what_it_is_doing_now(status: dict[str, Any], power: str, concern: str |
         ({"args": "-device x"}, "qemu-arguments"),
         ({"virtiofs0": "share"}, "shared-folders"),
         ({"cpu": "custom-mine,flags=+aes"}, "custom-cpu"),
+        ({"arch": "aarch64"}, "other-processor"),
+        ({"amd-sev": "type=snp"}, "encrypted-memory"),
+        ({"hookscript": "local:snippets/x.pl"}, "hook-script"),
+        ({"memory": "2048", "balloon": 512}, "ballooning"),
+        ({"net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0,firewall=1"}, "network-rules"),
+        ({"numa": 1, "numa0": "cpus=0-1,memory=512"}, "settings-not-taken-over"),
+        ({"audio0": "device=ich9-intel-hda"}, "settings-not-taken-over"),
+        ({"warp-drive": 1}, "settings-unknown"),
+        ({"scsi0": "a:b,size=1G,snapshot=1"}, "disk-forgets:scsi0"),
+        ({"scsi0": "a:b,size=1G,serial=X1"}, "disk-number:scsi0"),
     ],
 )
 def test_concerns(config: dict[str, Any], concern: str) -> None:
     assert concern in {one.id for one in read(config).concerns}
+
+
+def test_each_key_of_the_vendors_schema_is_read_or_told_of_or_left_out_for_a_reason() -> None:
+    said = schema.loaded()["paths"]["/nodes/{node}/qemu/{vmid}/config"]
+    keys_of_all = {*said["POST"]["params"], *said["GET"].get("returns", {}).get("properties", {})}
+    assert {key for key in keys_of_all if keys.kind(key) not in keys._ALL} == set()
+    groups = (keys.IN_MANIFEST, keys.TOLD, keys.NOT_TAKEN_OVER, keys._NO_ACCOUNT)
+    assert sum(map(len, groups)) == len(keys._ALL)  # none is in two
+
+
+def test_what_is_off_and_what_is_replicated() -> None:
+    config = {"name": "x", "scsi0": "san:b,size=1G", "numa": 0, "memory": "512", "balloon": 0}
+    vm = read(config, storages={"san": "iscsidirect"}, replicated_to=["pve2"])
+    found = {one.id: one for one in vm.concerns}
+    assert set(found) == {"disk-storage:scsi0", "replication", "pve.read_by"}
+    assert found["disk-storage:scsi0"].category == "Critical"
+    assert "pve2" in found["replication"].assessment
+
+
+@pytest.mark.parametrize(
+    ("agent", "may"), [("1", True), ("0", False), ("enabled=1,freeze-fs-on-backup=0", False), ("1,guest-fsfreeze=1", True)]
+)
+def test_who_may_be_frozen(agent: str, may: bool) -> None:
+    assert settings.may_freeze({"agent": agent}) == may
 
 
 def test_an_older_boot_order_is_read() -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -12,6 +13,7 @@ from synvirt.live import LiveAdapter
 from synvirt.live.proxmox.adapter import pve_api
 from synvirt.model import MIB
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
+from tests.fakes.pve.cluster import Vm
 from tests.pve_lab import PveLab, pve_lab
 
 
@@ -22,8 +24,10 @@ def lab() -> Iterator[PveLab]:
         assert running.server.wrong == [], "the stand-in's answers keep the vendor's schema"
 
 
-def case_of(lab: PveLab, *, key: str = "scsi", fmt: str = "raw") -> LiveCase:
+def case_of(lab: PveLab, *, key: str = "scsi", fmt: str = "raw", access: bool = False) -> LiveCase:
     vm = lab.vm("8M", key=key, fmt=fmt)
+    if access:
+        lab.with_access.add(vm.vmid)
     lab.start(vm.vmid)
     lab.write(vm, f"{key}0", MIB, random.Random(3).randbytes(2 * MIB))
     lab.write(vm, f"{key}0", 7 * MIB, b"the end of the disk is near")
@@ -59,6 +63,47 @@ class TestPveApi(LiveContract):
 @pytest.mark.parametrize(("key", "fmt"), [("virtio", "qcow2"), ("sata", "raw")])
 def test_disks_of_other_kinds(lab: PveLab, key: str, fmt: str) -> None:
     LiveContract().test_deltas_hold_what_changed_and_make_the_copy_whole(case_of(lab, key=key, fmt=fmt))
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        LiveContract.test_a_snapshot_is_the_disk_as_it_was,
+        LiveContract.test_a_snapshot_of_one_name_is_made_once,
+        LiveContract.test_deltas_hold_what_changed_and_make_the_copy_whole,
+        LiveContract.test_a_lost_change_tracking_is_told_before_anything_is_copied,
+    ],
+)
+def test_the_laws_hold_by_backup_access_too(lab: PveLab, law: Callable[[LiveContract, LiveCase], None]) -> None:
+    law(LiveContract(), case_of(lab, access=True))
+
+
+def test_the_way_is_chosen_by_what_qemu_has_and_shown(lab: PveLab) -> None:
+    def shown(vm: Vm, **options: Any) -> str:
+        manifest = in_session(lambda: pve_api(lab.access(**options)), lambda adapter: adapter.inspect(str(vm.vmid)))
+        return next(one.assessment for one in manifest.concerns if one.id == "pve.read_by")
+
+    plain, own, off = lab.vm("1M"), lab.vm("1M"), lab.vm("1M")
+    lab.with_access.add(own.vmid)
+    for vm in (plain, own):
+        lab.start(vm.vmid)
+    assert "held still by copy-before-write filters of QEMU's own" in shown(plain)
+    assert "backup-access-setup" in shown(own)
+    assert "backup-access-setup" not in shown(own, backup_access=False)
+    assert "by qemu-nbd on node pve1" in shown(off)
+
+
+def test_the_versions_of_each_node_and_the_ways_of_each_storage_are_told(lab: PveLab) -> None:
+    lab.cluster.storages["san"] = "iscsidirect"
+    try:
+        about = in_session(lambda: pve_api(lab.access()), lambda adapter: adapter.about())
+    finally:
+        del lab.cluster.storages["san"]
+    said = {check.name: check for check in about.checks}
+    assert said["ssh pve1"].detail == "Proxmox VE 8.4.1, pve-qemu-kvm 7.2.22-1, qemu-server 8.4.0"
+    assert "a file (raw, qcow2 or vmdk)" in said["storage local"].detail
+    assert (said["storage san"].ok, said["storage san"].warning) == (True, True)
+    assert "cannot be moved" in said["storage san"].detail
 
 
 def test_a_delta_reads_what_changed_and_hardly_more(lab: PveLab) -> None:

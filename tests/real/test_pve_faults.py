@@ -15,7 +15,9 @@ import pytest
 from synvirt.disks import open_reader
 from synvirt.errors import CbtReset, DiskReadFailed, SnapshotFailed, SourceUnreachable
 from synvirt.live import SnapshotRef
+from synvirt.live.proxmox import bitmaps
 from synvirt.live.proxmox.adapter import PveApi
+from synvirt.live.proxmox.reading import Reading
 from synvirt.model import MIB
 from tests.contracts.live import in_session, read
 from tests.fakes.pve.cluster import Vm
@@ -77,6 +79,66 @@ def test_a_backup_at_the_same_time_disturbs_nobody(lab: PveLab, vm: Vm, tmp_path
     machine.ask("blockdev-del", **{"node-name": "backup"})
     ask(lab, lambda adapter: adapter.cleanup(str(vm.vmid), ours))
     assert lab.leftovers(vm) == []
+
+
+def test_who_has_backup_access_already_is_left_alone(lab: PveLab) -> None:
+    """vzdump, or another tool: QEMU lets only one in. The disks are read all the same, by QEMU's own filters."""
+    vm, ours = lab.vm("8M"), name()
+    lab.with_access.add(vm.vmid)
+    lab.start(vm.vmid)
+    lab.write(vm, "scsi0", 0, b"before")
+    access = lab.machines[vm.vmid].access
+    assert access is not None
+    access.active = "Proxmox"
+    before = lab.content(vm, "scsi0")
+
+    async def use(adapter: PveApi) -> bytes:
+        snapshot = await adapter.snapshot(str(vm.vmid), ours)
+        lab.write(vm, "scsi0", 0, b"after!")
+        return await copied(adapter, vm, snapshot, None)
+
+    assert ask(lab, use) == before
+    ask(lab, lambda adapter: adapter.cleanup(str(vm.vmid), ours))
+    assert access.active == "Proxmox"
+    assert lab.leftovers(vm) == []
+
+
+def test_a_backup_access_that_was_cut_off_in_the_middle_is_begun_anew(lab: PveLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by kill -9 before anybody had its nodes' names: nothing was served yet."""
+    vm, ours = lab.vm("8M", "8M"), name()
+    lab.with_access.add(vm.vmid)
+    lab.start(vm.vmid)
+    access = lab.machines[vm.vmid].access
+    assert access is not None
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    async def cut_off() -> None:
+        adapter = PveApi(lab.access())
+        await adapter.connect()
+        with monkeypatch.context() as patched:
+            patched.setattr(bitmaps, "_serve", killed)
+            patched.setattr(Reading, "release", lambda *_: None)
+            with pytest.raises(KeyboardInterrupt):
+                await adapter.snapshot(str(vm.vmid), ours)
+        await adapter.close()
+
+    asyncio.run(cut_off())
+    assert access.active == ours
+    assert lab.leftovers(vm) != []
+    lab.write(vm, "scsi0", 0, b"meanwhile")
+    before = lab.content(vm, "scsi0")
+    assert ask(lab, lambda adapter: _of_now(adapter, lab, vm, ours)) == before
+    ask(lab, lambda adapter: adapter.cleanup(str(vm.vmid), ours))
+    assert access.held == {}
+    assert lab.leftovers(vm) == []
+
+
+async def _of_now(adapter: PveApi, lab: PveLab, vm: Vm, ours: str) -> bytes:
+    snapshot = await adapter.snapshot(str(vm.vmid), ours)
+    lab.write(vm, "scsi0", 0, b"later")
+    return await copied(adapter, vm, snapshot, None)
 
 
 def test_a_full_scratch_folder_costs_us_the_snapshot_and_never_the_guest(lab: PveLab, vm: Vm) -> None:

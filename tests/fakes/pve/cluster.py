@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-PRIVILEGES = frozenset({"VM.Audit", "VM.PowerMgmt", "VM.Config.Options", "VM.GuestAgent.Audit", "Sys.Audit", "Datastore.Audit"})
+PRIVILEGES = frozenset(
+    {
+        *("VM.Audit", "VM.PowerMgmt", "VM.Config.Options", "VM.GuestAgent.Audit", "VM.GuestAgent.FileSystemMgmt"),
+        *("Sys.Audit", "Datastore.Audit"),
+    }
+)
 
 
 class Refused(Exception):
@@ -102,6 +107,7 @@ class Cluster:
         self.containers: dict[int, str] = {}
         self.storages: dict[str, str] = {"local": "dir", "local-lvm": "dir"}
         self.volumes: dict[str, dict[str, Any]] = {}
+        self.replications: dict[str, str] = {}
         self.tasks: list[Task] = []
         self.away: set[str] = set()
         self._lock = threading.RLock()
@@ -129,6 +135,14 @@ class Cluster:
             ("GET", "/cluster/status"): self._status,
             ("GET", "/nodes"): lambda: [
                 {"node": name, "status": "offline" if name in self.away else "online"} for name in self.nodes
+            ],
+            ("GET", "/nodes/{node}/version"): lambda: {
+                "version": self.version,
+                "release": self.version[:3],
+                "repoid": "deadbeef",
+            },
+            ("GET", "/cluster/replication"): lambda: [
+                {"id": job, "guest": int(job.partition("-")[0]), "target": target} for job, target in self.replications.items()
             ],
             ("GET", "/nodes/{node}/storage"): lambda: [
                 {"storage": name, "type": kind, "content": "images"} for name, kind in self.storages.items()

@@ -9,8 +9,11 @@ in the whole cluster; the node it is on is asked anew each time, for it may have
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -18,12 +21,14 @@ from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import CbtUnsupported, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.folder import private_folder
+from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox import privileges
 from synvirt.live.proxmox.api import Api
 from synvirt.live.proxmox.cluster import Cluster
 from synvirt.live.proxmox.farewell import Notes
 from synvirt.live.proxmox.form import FORM, Login, Options
-from synvirt.live.proxmox.manifest import manifest
+from synvirt.live.proxmox.freeze import frozen
+from synvirt.live.proxmox.manifest import Seen, manifest
 from synvirt.live.proxmox.node import Node
 from synvirt.live.proxmox.reading import Reading
 from synvirt.live.ssh import Door
@@ -36,6 +41,9 @@ SSH_HINT: Final = "give the source ssh_private_key or ssh_password; docs/platfor
 # Of one call: to shut a guest down has a limit of its own beside it.
 ANSWER_TIMEOUT_S: Final = 600.0
 
+# `pveversion --verbose`: a package a line.
+_VERSIONS: Final = re.compile(r"^(pve-qemu-kvm|qemu-server): ([0-9][0-9A-Za-z.+~-]{0,30})", re.MULTILINE)
+
 T = TypeVar("T")
 
 
@@ -43,6 +51,7 @@ class PveApi:
     """The LiveAdapter of Proxmox VE."""
 
     def __init__(self, access: SourceAccess) -> None:
+        self._access = access
         place, self._login, self._options = FORM.read(access)
         self._api = Api(place, self._login, self._options, access.recorder)
         self._cluster = Cluster(self._api)
@@ -77,18 +86,30 @@ class PveApi:
         return await self._asked(self._about)
 
     def _about(self) -> About:
-        checks = privileges.checks(self._api)
-        checks += [self._reach(name) for name in self._cluster.node_names()]
+        nodes = self._cluster.node_names()
+        checks = [*privileges.checks(self._api), *(self._reach(name) for name in nodes), *self._storages(nodes)]
         return About("Proxmox VE", self._cluster.version(), tuple(checks))
 
     def _reach(self, name: str) -> SourceCheck:
-        if not self._login.has_ssh:
-            return SourceCheck(name=f"ssh {name}", ok=False, detail=NO_SSH, hint=SSH_HINT)
+        """With the versions there: not all nodes of a cluster need have the same."""
         try:
-            said = self._node(name).run("version").strip()
+            version = f"Proxmox VE {self._cluster.node_version(name)}"
+            if not self._login.has_ssh:
+                return SourceCheck(name=f"ssh {name}", ok=False, detail=f"{version}; {NO_SSH}", hint=SSH_HINT)
+            said = _VERSIONS.findall(self._node(name).run("version"))
         except SynvirtError as error:
             return SourceCheck(name=f"ssh {name}", ok=False, detail=error.detail, hint=error.hint or SSH_HINT)
-        return SourceCheck(name=f"ssh {name}", ok=True, detail=said.splitlines()[-1][:200] if said else "let in")
+        # A VM runs in the QEMU that was there when it was started: its own is in its inspection.
+        return SourceCheck(name=f"ssh {name}", ok=True, detail=", ".join((version, *(" ".join(one) for one in said)))[:200])
+
+    def _storages(self, nodes: Collection[str]) -> list[SourceCheck]:
+        """The ways to the disks on each; a storage of one name is the same on all nodes."""
+        found: dict[str, tuple[str, list[str]]] = {}
+        for node in nodes:
+            with contextlib.suppress(SynvirtError):
+                for storage, kind in self._cluster.storages(node).items():
+                    found.setdefault(storage, (kind, []))[1].append(node)
+        return [_storage_check(storage, kind, where) for storage, (kind, where) in sorted(found.items())]
 
     async def supports_warm(self) -> bool:
         return self._login.has_ssh
@@ -99,7 +120,17 @@ class PveApi:
         return await self._asked(self._cluster.vms)
 
     async def inspect(self, vm_id: str) -> VmManifest:
-        return await self._asked(lambda: manifest(self._cluster.seen(vm_id, None if self._login.has_ssh else NO_SSH)))
+        return await self._asked(lambda: manifest(self._seen(vm_id)))
+
+    def _seen(self, vm_id: str) -> Seen:
+        """With the way its disks take while it runs, which only its QEMU knows."""
+        seen = self._cluster.seen(vm_id, None if self._login.has_ssh else NO_SSH)
+        if not self._login.has_ssh or seen.power_state != "on":
+            return seen
+        try:
+            return replace(seen, way=self._reading(vm_id).way())
+        except SynvirtError:
+            return seen
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:
         return await self._asked(lambda: self._reading(vm_id).uefi_variables(f"synvirt-variables-{vm_id}"))
@@ -147,7 +178,9 @@ class PveApi:
         row = self._cluster.row(vm_id)
         if not self._login.has_ssh:
             raise CbtUnsupported(f"VM {vm_id} cannot be read: {NO_SSH}", hint=SSH_HINT)
-        return Reading(self._cluster, self._node(str(row.get("node", ""))), row, self._notes, self._node)
+        node = self._node(str(row.get("node", "")))
+        held = partial(frozen, self._access, vm_id)
+        return Reading(self._cluster, node, row, notes=self._notes, other=self._node, options=self._options, frozen=held)
 
     def _node(self, name: str) -> Node:
         if name not in self._nodes:
@@ -187,6 +220,19 @@ class PveApi:
             raise SourceUnreachable(
                 f"{self._api.host}: no answer within {limit_s:.0f} s", hint="is the cluster, or one of its nodes, overloaded?"
             ) from error
+
+
+def _storage_check(storage: str, kind: str, nodes: Collection[str]) -> SourceCheck:
+    name, where = f"storage {storage}", f"{kind} on {', '.join(nodes)}"
+    if why := settings.unreadable(kind):
+        return SourceCheck(name=name, ok=True, warning=True, detail=f"{where}: {why}: disks on it cannot be moved")
+    if kind not in settings.OFF_WAYS:
+        return SourceCheck(name=name, ok=True, warning=True, detail=f"{where}: not known here; tried as a path of the node")
+    return SourceCheck(
+        name=name,
+        ok=True,
+        detail=f"{where}: of running VMs from their QEMU, warm or cold; of others as {settings.OFF_WAYS[kind]}",
+    )
 
 
 def pve_api(access: SourceAccess) -> PveApi:

@@ -8,17 +8,20 @@ QEMU's docs/interop/bitmaps.rst, qapi/block-core.json, and iotests/tests/image-f
 scratch folder breaks our snapshot, never the guest's write. A bitmap is made before its filter, and an older one is copied
 after it: each covers a little more than it must, and nothing is missed in between.
 
-All names come from the snapshot's name: whoever finds them after a crash knows whose they are.
+Where QEMU is Proxmox VE's own and has `backup-access-setup`, that holds the disks still instead of our filters, all at one
+moment (backup_access.py); bitmaps and exports are the same. All names come from the snapshot's name: whoever finds them after
+a crash knows whose they are.
 """
 
 import hashlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from synvirt.errors import Internal, SnapshotFailed
-from synvirt.live.proxmox.qmp import Qmp, QmpError
+from synvirt.live.proxmox import backup_access
+from synvirt.live.proxmox.qmp import Qmp, QmpError, rows
 
 # The finest that is worth a question of its own, and that an overlay copies by.
 GRANULARITY_BYTES: Final = 65536
@@ -42,7 +45,7 @@ class Device:
 def devices(qmp: Qmp) -> dict[str, Device]:
     """By the key in the configuration: Proxmox VE calls a device, or its drive, by that."""
     found = {}
-    for one in _rows(qmp.ask("query-block")):
+    for one in rows(qmp.ask("query-block")):
         inserted = one.get("inserted")
         if not isinstance(inserted, dict) or not (node := str(inserted.get("node-name", ""))):
             continue
@@ -77,30 +80,43 @@ def _node(name: str, key: str, part: str) -> str:
 # ── begin ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def begin(qmp: Qmp, name: str, overlays: Mapping[str, str], socket: str) -> None:
+def begin(qmp: Qmp, name: str, overlays: Mapping[str, str], socket: str, *, by_access: bool = False) -> None:
     """Hold these disks still, by key with the file of each one's overlay, and serve them at `socket`. Found again, where that
-    was begun before; SnapshotFailed."""
+    was begun before; SnapshotFailed. `by_access`: by Proxmox VE's own call, unless that is refused."""
     nodes, there = Nodes(qmp), devices(qmp)
-    for key, overlay in overlays.items():
-        if nodes.has(_node(name, key, "access")):
-            continue
+    wanted = {key: overlay for key, overlay in overlays.items() if not nodes.has(_node(name, key, "access"))}
+    for key in wanted:
         if key not in there:
             raise SnapshotFailed(f"{qmp.what}: QEMU has no disk {key}", hint="was it detached, or is it still to be attached?")
-        _hold(qmp, nodes, name, there[key], overlay)
+    access: Mapping[str, str] = {}
+    if by_access and wanted == dict(overlays):
+        for key in wanted:
+            _mark(qmp, nodes, name, there[key])
+        access = backup_access.begin(qmp, name, overlays)
+    if not access:
+        for key, overlay in wanted.items():
+            _hold(qmp, Nodes(qmp), name, there[key], overlay)
     _remember_changes(qmp, name, overlays)
-    _serve(qmp, name, overlays, socket)
+    _serve(qmp, name, {key: access.get(key) or _node(name, key, "access") for key in overlays}, socket)
+
+
+def _mark(qmp: Qmp, nodes: "Nodes", name: str, device: Device) -> str:
+    """The node that has the bitmap of this disk."""
+    found = nodes.with_bitmap(export_name(name, device.key))
+    if found is not None:
+        return found
+    if device.node.startswith("sv-"):
+        raise SnapshotFailed(
+            f"{qmp.what}: disk {device.key} is being read already", hint="another job of SynVirt's reads it: wait"
+        )
+    bitmap = {"node": device.node, "name": export_name(name, device.key), "granularity": GRANULARITY_BYTES}
+    qmp.ask("block-dirty-bitmap-add", bitmap)
+    return device.node
 
 
 def _hold(qmp: Qmp, nodes: "Nodes", name: str, device: Device, overlay: str) -> None:
     key = device.key
-    source = nodes.with_bitmap(export_name(name, key)) or device.node
-    if source.startswith("sv-"):
-        raise SnapshotFailed(f"{qmp.what}: disk {key} is being read already", hint="another job of SynVirt's reads it: wait")
-    if not nodes.with_bitmap(export_name(name, key)):
-        qmp.ask(
-            "block-dirty-bitmap-add",
-            {"node": source, "name": export_name(name, key), "granularity": GRANULARITY_BYTES},
-        )
+    source = _mark(qmp, nodes, name, device)
     if not nodes.has(_node(name, key, "save")):
         file = {"driver": "file", "filename": overlay}
         qmp.ask("blockdev-add", {"driver": "qcow2", "node-name": _node(name, key, "save"), "file": file})
@@ -144,9 +160,10 @@ def _remember_changes(qmp: Qmp, name: str, keys: Mapping[str, object]) -> None:
                 qmp.ask("transaction", {"actions": actions})
 
 
-def _serve(qmp: Qmp, name: str, keys: Mapping[str, object], socket: str) -> None:
+def _serve(qmp: Qmp, name: str, accesses: Mapping[str, str], socket: str) -> None:
+    """`accesses`: by key the node of the disk as it was."""
     exported = exports(qmp)
-    wanted = [key for key in keys if export_name(name, key) not in exported]
+    wanted = [key for key in accesses if export_name(name, key) not in exported]
     if not wanted:
         return
     _open_server(qmp, socket, in_use=bool(exported))
@@ -155,7 +172,7 @@ def _serve(qmp: Qmp, name: str, keys: Mapping[str, object], socket: str) -> None
         source = nodes.with_bitmap(export_name(name, key))
         prefix = f"{export_name(name, key)}.since."
         bitmaps = [one for one in nodes.bitmaps.get(source or "", ()) if one.startswith(prefix)]
-        serve(qmp, export_name(name, key), _node(name, key, "access"), source or "", bitmaps)
+        serve(qmp, export_name(name, key), accesses[key], source or "", bitmaps)
 
 
 def serve(qmp: Qmp, export: str, node: str, bitmap_node: str, bitmaps: list[str]) -> None:
@@ -197,7 +214,7 @@ class Nodes:
 
     def __init__(self, qmp: Qmp) -> None:
         self.bitmaps: dict[str, list[str]] = {}
-        for one in _rows(qmp.ask("query-named-block-nodes", {"flat": True})):
+        for one in rows(qmp.ask("query-named-block-nodes", {"flat": True})):
             found = one.get("dirty-bitmaps")
             names = [str(bitmap.get("name", "")) for bitmap in found if isinstance(bitmap, dict)] if found else []
             self.bitmaps[str(one.get("node-name", ""))] = names
@@ -211,19 +228,18 @@ class Nodes:
 
 
 def exports(qmp: Qmp) -> list[str]:
-    return [str(one.get("id", "")) for one in _rows(qmp.ask("query-block-exports"))]
+    return [str(one.get("id", "")) for one in rows(qmp.ask("query-block-exports"))]
 
 
 def held(qmp: Qmp) -> list[str]:
     """The snapshots of ours that hold disks still, by the bitmaps and filters that are there."""
     nodes = Nodes(qmp)
-    return sorted(
-        {
-            snapshot
-            for snapshot, key in _marks(nodes)
-            if nodes.has(_node(snapshot, key, "access")) or nodes.has(_node(snapshot, key, "filter"))
-        }
-    )
+    filtered = {
+        snapshot
+        for snapshot, key in _marks(nodes)
+        if nodes.has(_node(snapshot, key, "access")) or nodes.has(_node(snapshot, key, "filter"))
+    }
+    return sorted(filtered | set(backup_access.held(qmp).values()))
 
 
 def marked(qmp: Qmp) -> list[str]:
@@ -241,7 +257,9 @@ def _marks(nodes: Nodes) -> Iterator[tuple[str, str]]:
 
 
 def is_held(qmp: Qmp, name: str, key: str) -> bool:
-    return Nodes(qmp).has(_node(name, key, "access")) and export_name(name, key) in exports(qmp)
+    if export_name(name, key) not in exports(qmp):
+        return False
+    return Nodes(qmp).has(_node(name, key, "access")) or backup_access.held(qmp).get(backup_access.fleecing(key)) == name
 
 
 def saving(qmp: Qmp, name: str, keys: Collection[str]) -> list[str]:
@@ -261,6 +279,7 @@ def end(qmp: Qmp, name: str, *, forget: bool) -> None:
     """Nothing is held still any more by this snapshot, and the guest writes straight to its disks. `forget`: what records the
     changes since it goes, too. Idempotent."""
     end_exports(qmp, lambda export: export.startswith(f"{name}."))
+    backup_access.end(qmp, name)
     _let_go(qmp, name)
     nodes = Nodes(qmp)
     for node, names in nodes.bitmaps.items():
@@ -302,9 +321,3 @@ def _until(happened: Callable[[], bool], otherwise: str) -> None:
         if time.monotonic() > deadline:
             raise Internal(otherwise)
         time.sleep(_POLL_S)
-
-
-def _rows(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise Internal("QEMU's monitor answers with something else than a list")
-    return [one for one in value if isinstance(one, dict)]

@@ -2,7 +2,8 @@
 
 import contextlib
 import time
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import structlog
@@ -13,6 +14,7 @@ from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox.api import BUSY_HINT, Api, mapping, refuse_failed, rows
 from synvirt.live.proxmox.manifest import Seen, Volume, power_state
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 # Tasks after which a VM has run: PVE::API2::Qemu's worker types, and those of the HA manager.
@@ -45,6 +47,14 @@ class Cluster:
         """Those that are on."""
         found = rows(self.api.get("/nodes"), "its nodes")
         return sorted(str(one.get("node", "")) for one in found if one.get("status") == "online")
+
+    def node_version(self, node: str) -> str:
+        return str(mapping(self.api.get(f"/nodes/{quote(node, safe='')}/version"), "a node's version").get("version", ""))
+
+    def storages(self, node: str) -> dict[str, str]:
+        """The type of each that holds disks of VMs there."""
+        listed = rows(self.api.get(f"/nodes/{quote(node, safe='')}/storage", content="images"), "its storages")
+        return {str(one.get("storage", "")): str(one.get("type", "")) for one in listed}
 
     def addresses(self) -> dict[str, str]:
         """Of each node in the cluster's own network; empty where our user may not know."""
@@ -97,14 +107,44 @@ class Cluster:
             snapshots=rows(self.api.get(f"{self.path(row)}/snapshot"), "a VM's snapshots"),
             os_info=told if isinstance(told, dict) else {},
             interfaces=[one for one in cards if isinstance(one, dict)] if isinstance(cards, list) else [],
+            storages=self._unless_refused(lambda: self.storage_types(row)) or {},
+            replicated_to=self._unless_refused(lambda: self._replicated_to(vm_id)) or (),
             no_reading=no_reading,
         )
+
+    def _unless_refused(self, ask: Callable[[], T]) -> T | None:
+        """What only tells more: a user who may not ask it still moves the VM."""
+        with contextlib.suppress(SynvirtError):
+            return ask()
+        return None
+
+    def _replicated_to(self, vm_id: str) -> list[str]:
+        """Its storage's replication jobs are called `100-0` and so on."""
+        listed = rows(self.api.get("/cluster/replication"), "its replication jobs")
+        return [
+            str(one.get("target") or one.get("id"))
+            for one in listed
+            if str(one.get("guest") or str(one.get("id", "")).partition("-")[0]) == vm_id
+        ]
 
     def _agent(self, row: dict[str, Any], question: str) -> Any:
         """None, where it does not answer or may not be asked."""
         with contextlib.suppress(SynvirtError):
             return mapping(self.api.get(f"{self.path(row)}/agent/{question}"), "the agent's answer").get("result")
         return None
+
+    def freeze(self, vm_id: str) -> None:
+        """Its file systems, by its agent. Internal, where that says no."""
+        self._ask_agent(vm_id, "fsfreeze-freeze")
+
+    def thaw(self, vm_id: str) -> None:
+        self._ask_agent(vm_id, "fsfreeze-thaw")
+
+    def _ask_agent(self, vm_id: str, command: str) -> None:
+        row = self.row(vm_id)
+        said = mapping(self.api.post(f"{self.path(row)}/agent/{command}"), "the agent's answer").get("result")
+        if isinstance(said, dict) and isinstance(said.get("error"), dict):
+            raise Internal(f"VM {vm_id}: its agent refuses {command}: {str(said['error'].get('desc', ''))[:200]}")
 
     def volumes(self, row: dict[str, Any], config: dict[str, Any]) -> dict[str, Volume]:
         """Where our user may not look into a storage, the configuration says the size."""

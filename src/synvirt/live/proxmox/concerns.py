@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from synvirt.live.proxmox import config as settings
+from synvirt.live.proxmox import keys
 from synvirt.live.proxmox.config import VOLUME, Drive
 from synvirt.model import Concern
 
@@ -60,7 +61,35 @@ def _custom_cpu(seen: "Seen") -> object:
     return kind if kind.startswith("custom-") else None
 
 
+def _balloon(seen: "Seen") -> object:
+    least = settings.number(seen.config.get("balloon"), 0)
+    most = settings.number(settings.options(seen.config.get("memory", 512), "current").get("current"), 512)
+    return f"{least} of {most} MiB" if 0 < least < most else None
+
+
+def _arch(seen: "Seen") -> object:
+    arch = seen.config.get("arch")
+    return arch if arch not in (None, "x86_64") else None
+
+
+def _firewall(seen: "Seen") -> object:
+    return ", ".join(key for key, card in settings.nets(seen.config) if settings.is_on(card.get("firewall")))
+
+
+def _not_taken_over(seen: "Seen") -> object:
+    # Off is as good as not set: numa=0 is what the vendor's own wizard writes.
+    return ", ".join(keys.not_taken_over(key for key, value in seen.config.items() if str(value) != "0"))
+
+
 TABLE: Final = (
+    _Line(
+        "other-processor",
+        "Critical",
+        _arch,
+        "Another kind of processor",
+        "it is made for {}, and runs here by emulation at best",
+        "Move it to a host with such processors.",
+    ),
     _Line(
         "disks-unreadable",
         "Critical",
@@ -126,6 +155,62 @@ TABLE: Final = (
         "See what they are for, and set the same here after the migration.",
     ),
     _Line(
+        "encrypted-memory",
+        "Warning",
+        lambda seen: seen.config.get("amd-sev") or seen.config.get("intel-tdx"),
+        "Memory that its host cannot read",
+        "it runs with encrypted memory ({}), and does not here; a guest that seals its disks with it does not open them",
+        "Have its keys at hand.",
+    ),
+    _Line(
+        "hook-script",
+        "Warning",
+        _set("hookscript"),
+        "Script of the node",
+        "its node runs {} when it starts and stops, and nothing does so here",
+        "See what the script is for.",
+    ),
+    _Line(
+        "replication",
+        "Information",
+        lambda seen: ", ".join(seen.replicated_to),
+        "Replicated",
+        "Proxmox VE copies its volumes to {}, and goes on doing so after the migration",
+        "Remove the replication job there once the migration is done.",
+    ),
+    _Line(
+        "ballooning",
+        "Information",
+        _balloon,
+        "Memory that may shrink",
+        "its host may take memory from it ({} are its own in any case); here it has all of it",
+        "Give it less memory here if all of it is too much.",
+    ),
+    _Line(
+        "network-rules",
+        "Information",
+        _firewall,
+        "Firewall of the cluster",
+        "the cluster's firewall stands before {}, and its rules are not taken over",
+        "Set the same here, or in the guest.",
+    ),
+    _Line(
+        "settings-not-taken-over",
+        "Information",
+        _not_taken_over,
+        "Settings that are not taken over",
+        "it has settings that it does not have here: {}",
+        "Set the same here after the migration, where they matter.",
+    ),
+    _Line(
+        "settings-unknown",
+        "Information",
+        lambda seen: ", ".join(keys.unknown(seen.config)),
+        "Settings that are not known",
+        "a newer Proxmox VE gave it settings that this version of SynVirt does not know: {}",
+        "See what they are for.",
+    ),
+    _Line(
         "cloud-init",
         "Information",
         lambda seen: settings.cloud_init(seen.config),
@@ -172,13 +257,21 @@ def concerns(seen: "Seen", drives: Sequence[Drive]) -> Iterator[Concern]:
 
 
 def _read_by(seen: "Seen", drives: Sequence[Drive]) -> str:
-    keys = ", ".join(drive.key for drive in drives)
+    disks = ", ".join(drive.key for drive in drives)
     if seen.power_state == "off":
-        return f"{keys}: by qemu-nbd on node {seen.row.get('node', '')} through SSH, read-only, while the VM is off"
+        return f"{disks}: by qemu-nbd on node {seen.row.get('node', '')} through SSH, read-only, while the VM is off"
+    held = _HELD.get(seen.way or "", "a copy-before-write filter of one kind or the other")
     return (
-        f"{keys}: from the QEMU of the VM on node {seen.row.get('node', '')} through SSH, held still by a copy-before-write "
-        "filter, with dirty bitmaps; once the VM is off by qemu-nbd there"
+        f"{disks}: from the QEMU of the VM on node {seen.row.get('node', '')} through SSH, held still by {held}, "
+        "with dirty bitmaps; once the VM is off by qemu-nbd there"
     )
+
+
+# By what Reading.way says.
+_HELD: Final = {
+    "backup-access": "Proxmox VE's own backup access (backup-access-setup)",
+    "qemu": "copy-before-write filters of QEMU's own",
+}
 
 
 def _of_disk(seen: "Seen", drive: Drive) -> Iterator[Concern]:
@@ -191,6 +284,30 @@ def _of_disk(seen: "Seen", drive: Drive) -> Iterator[Concern]:
             "Disk of unknown size",
             f"neither the configuration nor the storage says how large disk {key} is",
             "`qm disk rescan` there; or name the disk in skip_disks.",
+        )
+    if why := settings.unreadable(seen.storages.get(drive.storage, "")):
+        yield _made(
+            f"disk-storage:{key}",
+            "Critical",
+            "Storage that cannot be read",
+            f"disk {key} is on storage {drive.storage}, {why}",
+            "Move the disk to another storage there, or name it in skip_disks and copy it by itself.",
+        )
+    if drive.is_on("snapshot"):
+        yield _made(
+            f"disk-forgets:{key}",
+            "Warning",
+            "Disk that forgets",
+            f"disk {key} loses what the guest wrote when the VM stops (snapshot=1), and does not do so here",
+            "Nothing, if the guest may keep what it writes.",
+        )
+    if drive.options.get("serial") or drive.options.get("wwn"):
+        yield _made(
+            f"disk-number:{key}",
+            "Information",
+            "Serial number of a disk",
+            f"disk {key} has a serial number or name of its own, and another one here",
+            "Where the guest finds its disks by /dev/disk/by-id, have it find them by UUID.",
         )
     if drive.is_on("shared") and not VOLUME.fullmatch(drive.volume):
         yield _made(

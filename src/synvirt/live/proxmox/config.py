@@ -20,6 +20,26 @@ _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([KMGT]?)")
 VOLUME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}:[A-Za-z0-9][A-Za-z0-9._/+@=:-]{0,400}")
 
 
+# How the disks of each type of storage are reached while their VM is off (pve-storage, PVE/Storage/*Plugin.pm: path). While it
+# runs its QEMU gives them, wherever they are.
+OFF_WAYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("dir", "nfs", "cifs", "cephfs", "btrfs"), "a file (raw, qcow2 or vmdk)"),
+    **dict.fromkeys(("lvm", "lvmthin"), "a logical volume, active for that time"),
+    "zfspool": "a zvol",
+    "rbd": "an image of Ceph as QEMU names it (not with krbd, which is mapped only while the VM runs)",
+}
+_NO_WAYS: Final[Mapping[str, str]] = {
+    "iscsidirect": "whose volumes are in its target alone, and no path of the node",
+    "zfs": "ZFS over iSCSI, whose volumes are in its target alone, and no path of the node",
+    "glusterfs": "whose volumes have no path on the node",
+}
+
+
+def unreadable(storage_type: str) -> str | None:
+    """Why volumes on such a storage cannot be read once their VM is off; so neither at the end of a warm migration."""
+    return _NO_WAYS.get(storage_type)
+
+
 @dataclass(frozen=True, slots=True)
 class Drive:
     """A disk of the VM. `volume`: STORAGE:NAME, or a path of the node's own."""
@@ -112,6 +132,13 @@ def boot_order(config: Mapping[str, Any]) -> list[str]:
         return [key for key in re.split(r"[;,]", read["order"]) if key]
     disk = str(config.get("bootdisk", "")) or next((drive.key for drive in drives(config)), "")
     return [disk] if "c" in read.get("legacy", "cdn") and disk else []
+
+
+def may_freeze(config: Mapping[str, Any]) -> bool:
+    """It has an agent, and nobody has switched off that backups freeze it (`guest-fsfreeze`, once `freeze-fs-on-backup`)."""
+    agent = options(config.get("agent", "0"), "enabled")
+    wish = agent.get("guest-fsfreeze", agent.get("freeze-fs-on-backup", agent.get("freeze-fs", "1")))
+    return is_on(agent.get("enabled", "0")) and is_on(wish)
 
 
 def numbered(config: Mapping[str, Any], name: str) -> list[str]:

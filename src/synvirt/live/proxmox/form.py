@@ -1,6 +1,6 @@
 """What a Proxmox VE source takes: its endpoint, its credentials, its options."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, StringConstraints, model_validator
 
@@ -62,12 +62,16 @@ class Options(SourceOptions):
     """`fingerprint_sha256` is of the API's certificate. `ssh_known_hosts`: lines of such a file, with the keys of all nodes.
 
     `node_hosts`: where a node's SSH is reached, by the node's name, where that is not the address in the cluster's own network.
-    `scratch_dir`: a folder on each node for what guests overwrite while their disks are read, and for sockets."""
+    `scratch_dir`: a folder on each node for what guests overwrite while they are read, and for sockets. `quiesce`: freeze
+    the guest's file systems, by its agent, for the moment of a snapshot. `backup_access`: Proxmox VE's own call for backup
+    tools holds a running guest's disks still where its QEMU has that; without, filters that any QEMU has."""
 
     ssh_port: _Port = 22
     ssh_known_hosts: Annotated[str, StringConstraints(min_length=1, max_length=65536)] | None = None
     node_hosts: dict[str, _Host] = Field(default_factory=dict, max_length=64)
     scratch_dir: _Path = "/var/lib/synvirt"
+    quiesce: Literal["off", "try", "require"] = "try"
+    backup_access: bool = True
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 180
 
 

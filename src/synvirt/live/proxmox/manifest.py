@@ -63,8 +63,9 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All that was asked about a VM. `row`: its line in the cluster's resources; `no_reading`: why its disks cannot be read at
-    all; `tracked`: keys whose changes are tracked already."""
+    """All that was asked about a VM. `row`: its line in the cluster's resources; `storages`: the type of each; `replicated_to`:
+    nodes; `no_reading`: why its disks cannot be read at all; `way`: how QEMU holds them still (Reading.way); `tracked`: keys
+    whose changes are tracked already."""
 
     vm_id: str
     row: Mapping[str, Any]
@@ -75,7 +76,10 @@ class Seen:
     os_info: Mapping[str, Any] = field(default_factory=dict)
     interfaces: Sequence[Mapping[str, Any]] = ()
     tracked: frozenset[str] = frozenset()
+    storages: Mapping[str, str] = field(default_factory=dict)
+    replicated_to: Sequence[str] = ()
     no_reading: str | None = None
+    way: str | None = None
 
     @property
     def power_state(self) -> PowerState:

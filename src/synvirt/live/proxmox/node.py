@@ -24,7 +24,7 @@ COMMAND_TIMEOUT_S: Final = 60.0
 
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "version": ("pveversion",),
+        "version": ("pveversion", "--verbose"),
         "path": ("pvesm", "path", "{volume}"),
         "make": ("mkdir", "-p", "-m", "0700", "{folder}"),
         "list": ("ls", "-1", "{folder}"),

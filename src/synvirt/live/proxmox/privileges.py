@@ -31,6 +31,12 @@ NEEDS: Final = (
         "ask the guest's agent for its system and addresses",
         warning=True,
     ),
+    _Need(
+        ("VM.GuestAgent.FileSystemMgmt", "VM.GuestAgent.Unrestricted", "VM.Monitor"),
+        "/vms",
+        "freeze the guest's file systems for the moment of a snapshot",
+        warning=True,
+    ),
 )
 
 

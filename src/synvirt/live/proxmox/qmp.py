@@ -101,3 +101,10 @@ class Qmp:
         if not isinstance(found, dict):
             raise SourceUnreachable(f"{self.what}: its monitor does not speak QMP")
         return found
+
+
+def rows(value: Any) -> list[dict[str, Any]]:
+    """Internal, where it is no list."""
+    if not isinstance(value, list):
+        raise Internal("QEMU's monitor answers with something else than a list")
+    return [one for one in value if isinstance(one, dict)]

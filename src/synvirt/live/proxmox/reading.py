@@ -4,6 +4,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -21,10 +22,12 @@ from synvirt.errors import (
     SourceUnreachable,
 )
 from synvirt.live import SnapshotRef, stays_on
-from synvirt.live.proxmox import bitmaps, farewell
+from synvirt.live.holding import FROZEN_MOST_S, Hold
+from synvirt.live.proxmox import backup_access, bitmaps, farewell
 from synvirt.live.proxmox.cluster import SETTLE_S, Cluster
-from synvirt.live.proxmox.config import Drive, drives, volume_of
+from synvirt.live.proxmox.config import Drive, drives, may_freeze, volume_of
 from synvirt.live.proxmox.farewell import Notes
+from synvirt.live.proxmox.form import Options
 from synvirt.live.proxmox.manifest import Seen, disk_format, power_state, untracked, untracked_vm
 from synvirt.live.proxmox.node import QMP_SOCKET, Node
 from synvirt.live.proxmox.qmp import NoQemu, Qmp
@@ -46,9 +49,20 @@ _POLL_S: Final = 0.5
 class Reading:
     """One VM of one session, on the node where it is now."""
 
-    def __init__(self, cluster: Cluster, node: Node, row: dict[str, Any], notes: Notes, other: Callable[[str], Node]) -> None:
-        """`other`: another node of the cluster, by name."""
-        self._cluster, self._node, self._row, self._notes, self._other = cluster, node, row, notes, other
+    def __init__(
+        self,
+        cluster: Cluster,
+        node: Node,
+        row: dict[str, Any],
+        *,
+        notes: Notes,
+        other: Callable[[str], Node],
+        options: Options,
+        frozen: Callable[[], AbstractContextManager[Hold]],
+    ) -> None:
+        """`other`: another node of the cluster, by name. `frozen`: the guest's file systems are, while the block lasts."""
+        self._cluster, self._node, self._row = cluster, node, row
+        self._notes, self._other, self._options, self._frozen = notes, other, options, frozen
         self.vm_id = str(row.get("vmid", ""))
         self.what = f"VM {self.vm_id} ({row.get('name', '')})"
 
@@ -67,10 +81,10 @@ class Reading:
         reasons = [*untracked_vm(seen), *(reason for drive in there if (reason := untracked(drive, seen)))]
         if reasons:
             raise SnapshotFailed(f"{self.what} cannot be read while it runs: {'; '.join(reasons)}", hint="move it cold")
-        self._hold(name, there)
+        self._hold(name, there, seen.config)
         return SnapshotRef(id=name, change_ids={drive.key: name for drive in there})
 
-    def _hold(self, name: str, there: Collection[Drive]) -> None:
+    def _hold(self, name: str, there: Collection[Drive], config: Mapping[str, Any]) -> None:
         with self.qmp() as qmp:
             if all(bitmaps.is_held(qmp, name, drive.key) for drive in there):
                 return
@@ -78,17 +92,56 @@ class Reading:
             for other in bitmaps.held(qmp):
                 if other != name and other.rpartition("-")[0] != job:
                     raise SnapshotFailed(f"{self.what} is read by another job ({other})", hint="wait until it is over")
-                if other != name:
-                    # Its pass is done, and its bitmap stays: what it froze is of no use any more.
+                if other != name or name in backup_access.held(qmp).values():
+                    # Its pass is done, and its bitmap stays: what it froze is of no use any more. Nor is one of our own that
+                    # was cut off before anybody had its nodes' names.
                     self._end(qmp, other, forget=False)
+            by_access = self._options.backup_access and backup_access.offered(qmp)
         overlays = self._overlays(name, there)
         try:
-            with self.qmp() as qmp:
-                bitmaps.begin(qmp, name, overlays, self._socket(name))
+            with self._quiet(config), self.qmp() as qmp:
+                bitmaps.begin(qmp, name, overlays, self._socket(name), by_access=by_access)
         except BaseException:
             with contextlib.suppress(Internal, SourceUnreachable):
                 self.release(name)
             raise
+
+    @contextlib.contextmanager
+    def _quiet(self, config: Mapping[str, Any]) -> Iterator[None]:
+        """The guest's file systems frozen, where its agent does so; thawed again, whatever happens."""
+        wish = self._options.quiesce
+        if wish == "off":
+            yield
+            return
+        holding = self._frozen() if may_freeze(config) else contextlib.nullcontext(Hold())
+        with contextlib.ExitStack() as after, holding as hold:
+            after.callback(self._thaw_if_killed, hold)
+            if wish == "require" and not hold.quiet:
+                raise SnapshotFailed(
+                    f"{self.what} cannot be quiesced: its guest agent does not answer, or our user may not ask it to freeze",
+                    hint="install qemu-guest-agent in it and switch it on in its options, or set options.quiesce to try",
+                )
+            yield
+            if hold.quiet and not hold.lasted():
+                log.warning("guest was thawed before it was held still", vm=self.vm_id)
+                if wish == "require":
+                    raise SnapshotFailed(
+                        f"{self.what} was thawed after {FROZEN_MOST_S:.0f} s, before it was held still",
+                        hint="its node is busy: it is tried again; or set options.quiesce to try",
+                    )
+
+    def _thaw_if_killed(self, hold: Hold) -> None:
+        """The process that was to thaw it is gone."""
+        if hold.killed:
+            self._cluster.thaw(self.vm_id)
+
+    def way(self) -> str | None:
+        """How its disks are held still while it runs: `backup-access` or `qemu`; None, where its QEMU does not say."""
+        try:
+            with self.qmp() as qmp:
+                return "backup-access" if self._options.backup_access and backup_access.offered(qmp) else "qemu"
+        except (SourceUnreachable, Internal):
+            return None
 
     def _overlays(self, name: str, there: Collection[Drive]) -> dict[str, str]:
         """Files on the node for what the guest overwrites. SnapshotFailed, where there is no room."""

@@ -1,0 +1,62 @@
+"""The process that holds a guest of Proxmox VE still (holding.py): `python -m synvirt.live.proxmox.freeze`.
+
+By the guest's agent, through the API: POST agent/fsfreeze-freeze and -thaw. Which node the VM is on is asked each time.
+"""
+
+import itertools
+import time
+from contextlib import AbstractContextManager
+from typing import Any
+
+from synvirt.errors import Internal, SynvirtError, VmNotFound
+from synvirt.live import SourceAccess, holding
+from synvirt.live.holding import THAW_MOST_S, THAW_PAUSES_S, Hold
+from synvirt.live.proxmox.api import Api
+from synvirt.live.proxmox.cluster import Cluster
+from synvirt.live.proxmox.form import FORM
+
+
+def frozen(access: SourceAccess, vm_id: str) -> AbstractContextManager[Hold]:
+    return holding.frozen("synvirt.live.proxmox.freeze", access, vm_id)
+
+
+def _hold(order: dict[str, Any]) -> None:
+    place, login, options = FORM.read(holding.access_of(order))
+    api, vm_id = Api(place, login, options), str(order["vm_id"])
+    api.open()
+    try:
+        limit_s = THAW_MOST_S
+        try:
+            Cluster(api).freeze(vm_id)
+            holding.while_wanted()
+        except Internal as error:
+            limit_s = 0.0  # its agent is not there, or says no
+            holding.say(error.detail)
+        except SynvirtError as error:
+            holding.say(error.detail)  # it may freeze all the same, later
+        finally:
+            thaw(api, vm_id, limit_s)
+    finally:
+        api.close()
+
+
+def thaw(api: Api, vm_id: str, limit_s: float) -> None:
+    """Once at least, and until it is so; by a new session where the old one is lost."""
+    deadline = time.monotonic() + limit_s
+    for pause_s in itertools.chain(THAW_PAUSES_S, itertools.repeat(THAW_PAUSES_S[-1])):
+        try:
+            api.open()
+            Cluster(api).thaw(vm_id)
+        except VmNotFound:
+            return
+        except SynvirtError:
+            api.close()
+        else:
+            return
+        if time.monotonic() + pause_s > deadline:
+            return
+        time.sleep(pause_s)
+
+
+if __name__ == "__main__":
+    holding.main(_hold)

@@ -1,0 +1,74 @@
+"""Every key of a VM's configuration, and what becomes of it. No I/O.
+
+The keys are those of `PUT /nodes/{node}/qemu/{vmid}/config` (pve-docs 9.1.3); `[n]` stands for a number. Tests hold this table
+against the vendor's schema, so that a key is either read, or told of, or left out for a reason that stands here.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+IN_MANIFEST: Final = frozenset(
+    (
+        *(
+            "name",
+            "bios",
+            "cores",
+            "sockets",
+            "smp",
+            "vcpus",
+            "memory",
+            "ostype",
+            "agent",
+            "boot",
+            "bootdisk",
+            "scsihw",
+            "smbios1",
+        ),
+        *("efidisk0", "tpmstate0", "ide[n]", "sata[n]", "scsi[n]", "virtio[n]", "net[n]"),
+    )
+)
+# Each with a concern of its own (concerns.py).
+TOLD: Final = frozenset(
+    (
+        *("args", "hostpci[n]", "usb[n]", "virtiofs[n]", "unused[n]", "lock", "template", "cpu", "balloon", "arch"),
+        *("amd-sev", "intel-tdx", "hookscript"),
+    )
+)
+# Told of together: hardware, or limits, that the VM does not have here unless somebody gives it to it.
+NOT_TAKEN_OVER: Final = frozenset(
+    (
+        *("numa", "numa[n]", "hugepages", "keephugepages", "affinity", "cpulimit", "cpuunits", "shares", "machine", "vga"),
+        *("audio0", "rng0", "serial[n]", "parallel[n]", "watchdog", "ivshmem", "localtime", "startdate", "kvm", "startup"),
+    )
+)
+# What says nothing of a machine that runs elsewhere, and why.
+OF_NO_ACCOUNT: Final = {
+    "acpi, hotplug, tablet, keyboard, spice_enhancements, tdf, allow-ksm": "how the old host runs or shows it",
+    "autostart, onboot, freeze, reboot, protection, vmstatestorage": "when the old host starts it; onboot goes off at the end",
+    "description, tags": "notes of people there",
+    "vmgenid": "a machine on a new host gets a new one, as it must",
+    "migrate_downtime, migrate_speed": "migrations there",
+    "cicustom, cipassword, citype, ciupgrade, ciuser, ipconfig[n], nameserver, searchdomain, sshkeys": "cloud-init has run",
+    "cdrom": "media are not copied",
+    # Beside a VM's own: what GET answers with, snapshots, and what only a request has.
+    "digest, meta, parent, snaptime, snapstate, vmstate, runningmachine, runningcpu, running-nets-host-mtu": "no hardware",
+    "background_delay, delete, force, import-working-storage, node, revert, skiplock, vmid": "of the request",
+}
+
+_NO_ACCOUNT: Final = frozenset(key for keys in OF_NO_ACCOUNT for key in keys.split(", "))
+_ALL: Final = IN_MANIFEST | TOLD | NOT_TAKEN_OVER | _NO_ACCOUNT
+
+
+def kind(key: str) -> str:
+    """`scsi0` is one of `scsi[n]`; `audio0` is itself."""
+    return key if key in _ALL else re.sub(r"[0-9]+$", "[n]", key)
+
+
+def not_taken_over(keys: Iterable[str]) -> list[str]:
+    return sorted(key for key in keys if kind(key) in NOT_TAKEN_OVER)
+
+
+def unknown(keys: Iterable[str]) -> list[str]:
+    """Of a version that is newer than this table."""
+    return sorted(key for key in keys if kind(key) not in _ALL)
