@@ -6,6 +6,7 @@ again by a new House over the same folder, is a service that was killed and star
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,7 +22,7 @@ from synvirt.jobs.stop import Stop
 from synvirt.keyring import Keyring
 from synvirt.live import LiveAdapter
 from synvirt.migrations.advance import advance
-from synvirt.migrations.intake import Intake, check_plan
+from synvirt.migrations.intake import Intake, check_corrected, check_free, check_plan
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.uploads import Uploads
@@ -103,6 +104,8 @@ class House:
             begin=lambda job_id: None,
             wake=self.wake,
             secrets=self.secrets,
+            check_corrected=partial(check_corrected, self.rooms),
+            claim=partial(check_free, self.rooms),
         )
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:

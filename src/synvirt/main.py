@@ -85,7 +85,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.live.vsphere.session import warn_if_missing
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.foreseen import dry_run
-    from synvirt.migrations.intake import Intake, check_plan
+    from synvirt.migrations.intake import Intake, check_corrected, check_free, check_plan
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources import Sources
     from synvirt.migrations.trials import swept as trials_swept
@@ -123,6 +123,8 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             secrets=secrets,
             removal=removal,
             dry_run=partial(dry_run, rooms),
+            check_corrected=partial(check_corrected, rooms),
+            claim=partial(check_free, rooms),
         )
         checkup = Checkup(settings)
         checkup.begin()

@@ -659,6 +659,13 @@ class ProgressUpdate(Model):
     progress: Progress
 
 
+class RetryRequest(Received):
+    """What of a failed job's plan shall be otherwise: a JSON merge patch of it (RFC 7396), null taking a field back to its
+    default. What took effect already cannot be changed."""
+
+    plan: dict[str, Any] = Field(default_factory=dict)
+
+
 class PlanEnvelope(Received):
     """Body of POST /migrations."""
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.cli.foretelling import as_options
-from synvirt.errors import Conflict
+from synvirt.cli.foretelling import as_options, patch_of
+from synvirt.errors import BadRequest, Conflict
 from synvirt.kvm.identity import CLASH_HINT
 from synvirt.migrations.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
-from synvirt.model import Difference, MigrationPlan, VmManifest
+from synvirt.model import Difference, MigrationPlan, State, VmManifest
 from tests.cli.conftest import Run
-from tests.fakes.service import PLAN, Service
+from tests.fakes.service import PLAN, Service, failed
 
 PROBLEM = PlanProblem(field="target.network_map[0].target", detail="there is no network", hint="did you mean bridge:br0?")
 
@@ -40,6 +40,29 @@ def service(tmp_path: Path) -> Iterator[Service]:
     with made.served():
         yield made
     made.close()
+
+
+def test_a_failed_job_is_tried_again_with_what_was_wrong_corrected(tmp_path: Path, run: Run) -> None:
+    made = Service(tmp_path)
+    with made.served():
+        job = made.submit(PLAN)
+        assert "only a failed job" in run("migrations", "retry", job.id).stderr
+        made.move(job.id, State.FAILED, error=failed())
+        done = run(
+            "migrations", "retry", job.id, "--set", "target.start=false", "--set", "target.name=web2", "--disk-bus", "sata"
+        )
+        assert (done.exit_code, done.stdout.endswith(" begins anew\n")) == (0, True), done.stderr
+        again = made.store.get(made.begun[-1])
+        assert again.plan.target == PLAN.target.model_copy(update={"start": False, "name": "web2", "disk_bus": "sata"})
+        wrong = run("migrations", "retry", job.id, "--set", "target.nmae=web2")
+        assert "plan.target.nmae" in wrong.stderr
+    made.close()
+
+
+@pytest.mark.parametrize("changes", [["target.name"], ["=x"], ["target=1", "target.name=x"], ["a..b=1"]])
+def test_a_correction_is_a_field_and_its_value(changes: list[str]) -> None:
+    with pytest.raises(BadRequest, match="--set"):
+        patch_of(changes)
 
 
 def test_a_plan_in_a_file_is_foretold_and_makes_no_job(service: Service, run: Run, tmp_path: Path) -> None:

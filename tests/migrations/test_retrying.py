@@ -1,14 +1,21 @@
 """A failed job taken up again: what its copy cost is not paid twice."""
 
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from random import Random
+from types import NoneType
+from typing import Any
 
 import pytest
 
-from synvirt.errors import Conflict
-from synvirt.model import Migration, State
+from synvirt.errors import Conflict, InvalidPlan
+from synvirt.migrations.intake import Intake, check_free
+from synvirt.model import Migration, MigrationPlan, State
 from tests.fakes.guests import MARK, FakePreparer
-from tests.house import Crash, House, crash_at, live_plan, offline_plan, states
+from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan, states
 
 MIB = 1 << 20
 DISK = "disk-0"
@@ -88,7 +95,7 @@ def test_a_cancelled_retry_keeps_nothing(house: House) -> None:
     assert house.leftovers() == []
 
 
-def test_only_a_whole_copy_of_a_failed_offline_job_is_taken_up(tmp_path: Path, house: House) -> None:
+def test_without_a_whole_copy_it_begins_anew(house: House) -> None:
     before = failed(house)
     mended(house)
     done = house.run(house.intake.retry(before.id, {}).id)
@@ -96,12 +103,76 @@ def test_only_a_whole_copy_of_a_failed_offline_job_is_taken_up(tmp_path: Path, h
         house.intake.retry(done.id, {})
     gone = house.run(house.intake.submit(offline_plan(house.imports / "appliance")).id)
     assert gone.state == State.FAILED
-    with pytest.raises(Conflict, match="has left no whole copy"):
-        house.intake.retry(gone.id, {})
-    live = house.run(house.intake.submit(live_plan()).id)
+    (house.imports / "appliance" / f"{DISK}.raw").write_bytes(Random(4).randbytes(3 * MIB))
+    again = house.run(house.intake.retry(gone.id, {"target": {"name": "corrected"}}).id)
+    assert (again.state, again.retry_of, again.plan.target.name) == (State.COMPLETED, None, "corrected")
+
+
+def test_a_live_job_begins_anew_with_what_was_wrong_corrected(house: House) -> None:
+    """Its source was switched on again when it failed: a copy of it is of yesterday."""
+    house.platform.add_vm(VM, {DISK: Random(5).randbytes(MIB)}, family="windows")
+    live = house.run(house.intake.submit(live_plan(target={"start": True})).id)
     assert live.state == State.FAILED
-    with pytest.raises(Conflict, match="has left no whole copy"):
-        house.intake.retry(live.id, {})
+    patch = {"conversion": "never", "target": {"start": False}, "warm": {"max_passes": 3}}
+    again = house.run(house.intake.retry(live.id, patch).id)
+    assert (again.state, again.retry_of) == (State.COMPLETED, None), again.last_error
+    assert (again.plan.target.start, again.plan.warm.max_passes) == (False, 3)
+    assert again.passes
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        ({"source_ref": {"path": "/imports/other"}}, "plan.source_ref: cannot be changed any more: its copy was made so"),
+        ({"skip_disks": [DISK]}, "plan.skip_disks: cannot"),
+        ({"target": {"destination": "elsewhere"}}, "plan.target.destination: cannot"),
+        ({"target": {"cpu_count": 0}}, "plan.target.cpu_count: Input should be greater than or equal to 1"),
+        ({"nosuch": 1}, "plan.nosuch: Extra inputs are not permitted"),
+        ({"mode": None}, "plan.mode: Field required"),
+    ],
+)
+def test_what_took_effect_or_is_wrong_is_not_changed(house: House, patch: dict[str, Any], said: str) -> None:
+    before = failed(house)
+    with pytest.raises(InvalidPlan, match=re.escape(said)):
+        house.intake.retry(before.id, patch)
+    assert house.store.get(before.id).retried_by is None
+
+
+def test_a_correction_is_checked_though_the_source_is_gone(house: House) -> None:
+    before = failed(house)
+    house.platform.add_vm(VM, {DISK: bytes(MIB)})
+    holder = live_plan(mode="Cold", conversion="never", target={"name": "holder", "start": False, "identity": "new"})
+    assert house.run(house.intake.submit(holder).id).state == State.COMPLETED
+    mended(house)
+    with pytest.raises(Conflict, match="holder"):
+        house.intake.retry(before.id, {"target": {"name": "holder"}})
+    again = house.run(house.intake.retry(before.id, {"target": {"name": "free", "cpu_count": 3}}).id)
+    assert (again.state, again.plan.target.cpu_count) == (State.COMPLETED, 3), again.last_error
+
+
+def test_two_plans_for_one_vm_that_are_checked_at_once_are_not_both_taken(house: House) -> None:
+    """Both have been checked before either is kept."""
+    both = threading.Barrier(2)
+
+    def check(plan: MigrationPlan) -> None:
+        both.wait(60)
+
+    intake = Intake(
+        house.store,
+        house.board,
+        host="local",
+        check=check,
+        begin=lambda job_id: None,
+        wake=house.wake,
+        claim=partial(check_free, house.rooms),
+    )
+
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(intake.submit, live_plan()) for _ in range(2)]
+        errors = [one.exception(60) for one in asked]
+    assert sorted(map(type, errors), key=str) == [NoneType, Conflict]
+    assert "is at work on" in str(errors)
+    assert len(house.store.unended()) == 1
 
 
 def test_a_volume_that_was_removed_meanwhile_is_missed_and_not_made_anew(house: House) -> None:

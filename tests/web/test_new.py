@@ -20,11 +20,12 @@ from synvirt.model import (
     Mode,
     Source,
     SourceRequest,
+    State,
     VmManifest,
 )
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
-from tests.fakes.service import Service
+from tests.fakes.service import Service, failed
 from tests.offline import appliances
 from tests.remote_servers import PASSWORD as PASSWORD_THERE
 from tests.remote_servers import USER as USER_THERE
@@ -253,6 +254,29 @@ def test_a_plan_that_is_refused_comes_back_with_the_reason(page: Page, service: 
     expect(page.locator(".banner.bad .hint")).to_have_text("choose another name")
     expect(page.locator("#f-name")).to_have_value(TAKEN)
     assert len(service.begun) == before
+
+
+def test_the_plan_of_a_failed_job_is_corrected_and_begun_anew(page: Page, service: Service, source: Source) -> None:
+    plan = MigrationPlan.model_validate(
+        {
+            "source": {"Live": "libvirt_remote"},
+            "source_ref": {"kind": "live_vm", "source_id": source.id, "vm_id": "vm-web-3"},
+            "mode": "Warm",
+            "target": {"cpu_count": 3, "network_map": [{"source": "", "target": "bridge:br0"}]},
+        }
+    )
+    job = service.submit(plan)
+    service.move(job.id, State.FAILED, error=failed())
+    page.goto(f"/migrations/{job.id}")
+    page.click("#correct")
+    expect(page.locator("#f-cpu_count")).to_have_value("3")
+    expect(page.locator("#f-network-1")).to_have_value("bridge:br0")
+    page.fill("#f-cpu_count", "5")
+    page.click("text=Review the plan")
+    page.click("text=Start the migration")
+    again = begun(service, page).plan
+    assert (again.source_ref, again.mode) == (plan.source_ref, plan.mode)
+    assert again.target == plan.target.model_copy(update={"cpu_count": 5})
 
 
 def test_of_several_machines_in_a_file_one_is_chosen(page: Page) -> None:

@@ -23,6 +23,7 @@ from synvirt.model import (
     ProblemDetails,
     ProgressUpdate,
     RemoteFileRequest,
+    RetryRequest,
     SourceChange,
     SourceRequest,
 )
@@ -31,6 +32,7 @@ _REF = "#/components/schemas/{model}"
 # Named by hand-written parts of the document, so FastAPI does not see them.
 _MODELS = (
     PlanEnvelope,
+    RetryRequest,
     HostFileRequest,
     RemoteFileRequest,
     SourceRequest,

@@ -13,12 +13,13 @@ from fastapi.sse import EventSourceResponse
 from starlette.responses import StreamingResponse
 
 from synvirt.api.paging import Cursor, number_of
-from synvirt.api.received import documented, json_body
+from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Pace, changes, event_id_of, sent
 from synvirt.jobs.board import Board
 from synvirt.migrations.foreseen import DryRun
 from synvirt.migrations.intake import Intake
-from synvirt.model import DiskBus, Migration, Model, PlanEnvelope, State
+from synvirt.migrations.retrying import merged
+from synvirt.model import DiskBus, Migration, Model, PlanEnvelope, RetryRequest, State
 from synvirt.store.documents import parsed
 from synvirt.store.filters import Only
 
@@ -127,21 +128,26 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         """Ask a job to stop; it ends in Cancelled once what it made is swept. A job that has ended: 409."""
         return _current(intake.cancel(migration_id), board)
 
-    @router.post("/{migration_id}/retry", status_code=201, response_model=Migration)
+    @router.post(
+        "/{migration_id}/retry",
+        status_code=201,
+        response_model=Migration,
+        openapi_extra=documented(RetryRequest, required=False),
+    )
     def retry(
+        asked: Annotated[RetryRequest, Depends(optional_json_body(RetryRequest))],
         migration_id: UUID,
         request: Request,
         response: Response,
+        *,
         conversion: Annotated[Literal["auto", "always", "never"] | None, Query(description="in place of the plan's")] = None,
         disk_bus: Annotated[DiskBus | None, Query(description="in place of the plan's")] = None,
     ) -> Migration:
-        """Take up a failed Offline job whose copy is whole: a new job goes on with its volumes, and copies nothing. A job with
-        nothing to go on with: 409."""
-        target = intake.store.get(migration_id).plan.target
-        changes: dict[str, object] = {} if conversion is None else {"conversion": conversion}
-        if disk_bus is not None:
-            changes["target"] = target.model_copy(update={"disk_bus": disk_bus}).model_dump()
-        job = intake.retry(migration_id, changes)
+        """Try a failed job again, with another plan where the body has a patch of it. An Offline job whose copy is whole: a new
+        job goes on with its volumes, copies nothing, and has `retry_of`; what the copy was made by (`source`, `source_ref`,
+        `mode`, `skip_disks`, `target.destination`) is as it was. Every other job begins anew; `source` and `source_ref` are as
+        they were. A job that has not failed, or that needs a password again: 409."""
+        job = intake.retry(migration_id, merged(asked.plan, _patch(conversion, disk_bus)))
         response.headers["Location"] = f"{request.url.path.rsplit('/', 2)[0]}/{job.id}"
         return job
 
@@ -169,6 +175,12 @@ async def page(documents: list[str], following: int | None, board: Board) -> Asy
         before = ","
     cursor = f'"{following}"' if following is not None else "null"
     yield f'{before if not documents else ""}],"next_cursor":{cursor}}}'.encode()
+
+
+def _patch(conversion: str | None, disk_bus: str | None) -> dict[str, Any]:
+    """The query's part of a plan's patch."""
+    patch: dict[str, Any] = {} if conversion is None else {"conversion": conversion}
+    return patch if disk_bus is None else patch | {"target": {"disk_bus": disk_bus}}
 
 
 def _current(job: Migration, board: Board) -> Migration:

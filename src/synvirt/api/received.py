@@ -35,10 +35,21 @@ def json_body(model: type[Body]) -> Callable[[Request], Awaitable[Body]]:
     return read
 
 
-def documented(model: type[Received]) -> dict[str, Any]:
+def optional_json_body(model: type[Body]) -> Callable[[Request], Awaitable[Body]]:
+    """As `json_body`; the model's defaults, where there is no body at all."""
+    read = json_body(model)
+
+    async def read_or_default(request: Request) -> Body:
+        sends = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+        return await read(request) if sends else model()
+
+    return read_or_default
+
+
+def documented(model: type[Received], *, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of an operation that takes `model`; document.py adds the model itself."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
 def _check_type(content_type: str) -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,27 @@ def plan_in(path: Path) -> dict[str, Any]:
     if not isinstance(plan, dict):
         raise BadRequest(f"{path} holds no plan: an object with source, source_ref and mode")
     return plan
+
+
+def patch_of(changes: Sequence[str]) -> dict[str, Any]:
+    """`target.name=web2` each, as a patch of a plan. A value that is JSON is that, and a text otherwise. BadRequest."""
+    patch: dict[str, Any] = {}
+    for change in changes:
+        path, equals, text = change.partition("=")
+        names = path.split(".")
+        if not equals or not all(names):
+            raise BadRequest(f"--set {change}: is not FIELD=VALUE", hint="--set target.name=web2, for example")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        inner = patch
+        for name in names[:-1]:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise BadRequest(f"--set {path}: a part of it is set besides")
+        inner[names[-1]] = value
+    return patch
 
 
 def foretell(options: Options, client: "Client", plan: dict[str, Any]) -> None:

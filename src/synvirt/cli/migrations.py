@@ -144,20 +144,32 @@ def retry(
     job: JobId,
     conversion: Annotated[str | None, typer.Option(help="auto, always or never, in place of the plan's")] = None,
     disk_bus: Annotated[str | None, typer.Option(help="virtio, scsi, sata …, in place of the plan's")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="A field of the plan, target.name=web2 for example; VALUE may be JSON"
+        ),
+    ] = None,
 ) -> None:
-    """Take up a failed job whose copy is whole: a new job goes on with its volumes, and copies nothing.
+    """Try a failed job again, with another plan where that was wrong. Where its copy is whole, a new job goes on with its
+    volumes and copies nothing; else it begins anew.
 
-    Example: synvirt migrations retry 1f3a --disk-bus sata
+    Example: synvirt migrations retry 1f3a --disk-bus sata --set target.start=false
     """
+    import json
+
+    from synvirt.cli.foretelling import patch_of
+
     changes = {key: value for key, value in (("conversion", conversion), ("disk_bus", disk_bus)) if value}
+    patch = patch_of(change or [])
     with options.connect() as client:
-        answer = client.ask("POST", f"/migrations/{full_id(client, 'migration', job)}/retry", params=changes)
+        path = f"/migrations/{full_id(client, 'migration', job)}/retry"
+        answer = client.ask("POST", path, params=changes, json={"plan": patch} if patch else None)
     if options.json:
         print(answer)
     else:
-        import json
-
-        print(f"Job {json.loads(answer)['id']} goes on with the copy of job {job}")
+        found = json.loads(answer)
+        print(f"Job {found['id']} " + (f"goes on with the copy of job {job}" if found["retry_of"] else "begins anew"))
 
 
 @app.command()

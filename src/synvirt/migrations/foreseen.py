@@ -145,10 +145,15 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
         if plan.conversion == "always" or (plan.conversion == "auto" and rooms.preparer.wants(found.manifest)):
             with found.at("conversion"):
                 rooms.preparer.check()
+    networks_and_host(rooms, found)
+    return found
+
+
+def networks_and_host(rooms: Rooms, found: Foreseen) -> None:
+    """What this host says of the plan."""
     _networks(rooms, found)
     with found.at("target"):
-        found.differences = check_host(rooms, plan, found.manifest)
-    return found
+        found.differences = check_host(rooms, found.plan, found.manifest)
 
 
 def dry_run(rooms: Rooms, plan: MigrationPlan) -> DryRun:
@@ -181,7 +186,7 @@ def _live(rooms: Rooms, ref: LiveVmRef, found: Foreseen) -> None:
     if found.refused and found.refused[-1][0] == "source_ref.source_id":
         return
     with found.at("source_ref.vm_id"):
-        _refuse_taken(rooms, ref)
+        refuse_taken(rooms, ref)
 
     async def ask() -> tuple[VmManifest, bool]:
         adapter = await rooms.connect(kind, ref.source_id)
@@ -198,7 +203,7 @@ def _live(rooms: Rooms, ref: LiveVmRef, found: Foreseen) -> None:
         found.manifest, found.supports_warm = asyncio.run(ask())
 
 
-def _refuse_taken(rooms: Rooms, ref: LiveVmRef) -> None:
+def refuse_taken(rooms: Rooms, ref: LiveVmRef) -> None:
     """Two jobs would power one VM off under each other."""
     for other in rooms.store.unended():
         theirs = other.plan.source_ref

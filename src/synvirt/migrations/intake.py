@@ -4,26 +4,29 @@ A plan is refused here when it can be known at once that it cannot work (a path 
 kind): what takes longer to find out is found out by the job itself, in Queued.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 from synvirt.errors import Conflict, Internal
 from synvirt.jobs.board import Board
-from synvirt.migrations.foreseen import DryRun, foresee, refuse
+from synvirt.migrations.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse, refuse_taken
 from synvirt.migrations.removing import Removal, Volumes
-from synvirt.migrations.retrying import taken_up
+from synvirt.migrations.retrying import corrected, has_whole_copy, taken_up
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
-from synvirt.model import Migration, MigrationPlan, State, StateVisit, now
+from synvirt.model import Migration, MigrationPlan, State, StateVisit, VmManifest, now
 from synvirt.offline.elsewhere import name_of, separated
 from synvirt.store import Store
 
 
 class Intake:
-    """`check(plan)` raises what is wrong with the plan, `dry_run(plan)` lists it; `begin(job_id)` hands the job to the engine,
-    `wake(job_id)` tells the engine that the operator asked something of a running job. Both of the latter return at once and
-    are idempotent."""
+    """`check(plan)` raises what is wrong with the plan, `dry_run(plan)` lists it; `check_corrected(plan, manifest)` raises what
+    is wrong with the plan of a machine that is copied already; `claim(plan)` raises Conflict where another job has its VM.
+    `begin(job_id)` hands the job to the engine, `wake(job_id)` tells the engine that the operator asked something of a running
+    job: both return at once and are idempotent."""
 
     def __init__(
         self,
@@ -37,6 +40,8 @@ class Intake:
         secrets: JobSecrets | None = None,
         removal: Removal | None = None,
         dry_run: Callable[[MigrationPlan], DryRun] | None = None,
+        check_corrected: Callable[[MigrationPlan, VmManifest | None], None] = lambda plan, manifest: None,
+        claim: Callable[[MigrationPlan], None] = lambda plan: None,
     ) -> None:
         self.store = store
         self.board = board
@@ -47,6 +52,9 @@ class Intake:
         self._secrets = secrets
         self._removal = removal
         self._dry_run = dry_run
+        self._check_corrected = check_corrected
+        self._claim = claim
+        self._adding = threading.Lock()
 
     def dry_run(self, plan: MigrationPlan) -> DryRun:
         """The plan as its job would run, with all that is wrong with it. Nothing is kept."""
@@ -72,6 +80,15 @@ class Intake:
             created_at=created_at,
             history=(StateVisit(state=State.QUEUED, at=created_at),),
         )
+        # Checking takes as long as the source takes to answer: of two plans for one VM that are checked at once, the second is
+        # refused here.
+        with self._adding:
+            self._claim(plan)
+            self._add(job, secret)
+        self._begin(job.id)
+        return job
+
+    def _add(self, job: Migration, secret: bytes | None) -> None:
         if secret is None:
             self.store.add(job, host=self._host)
         elif self._secrets is None:
@@ -79,14 +96,26 @@ class Intake:
         else:
             with self._secrets.sealed(job.id, secret) as sealed:
                 self.store.add(job, host=self._host, sealed=sealed)
-        self._begin(job.id)
-        return job
 
-    def retry(self, job_id: UUID, changes: dict[str, object]) -> Migration:
-        """A new job that goes on with the whole copy of a failed one. Conflict, where there is none."""
+    def retry(self, job_id: UUID, patch: Mapping[str, Any]) -> Migration:
+        """A failed job again, its plan patched: a new job goes on with its copy where that is whole (`retry_of`), and begins
+        anew otherwise. Conflict, InvalidPlan."""
         if (host := self.store.host_of(job_id)) != self._host:
             raise Conflict(f"the copy of job {job_id} is on host {host}", hint="ask that host to take it up")
-        job = taken_up(self.store, job_id, changes, host=self._host)
+        before = self.store.get(job_id)
+        if before.state is not State.FAILED:
+            raise Conflict(f"job {job_id} is {before.state}: only a failed job is tried again")
+        plan = corrected(before, patch)
+        if not has_whole_copy(before):
+            if plan.source_ref.kind == "remote_url":
+                raise Conflict(
+                    f"job {job_id} has left no whole copy, and what opened {plan.source_ref.url} is not kept",
+                    hint="submit its plan again",
+                )
+            return self.submit(plan)
+        if patch:
+            self._check_corrected(plan, before.manifest)
+        job = taken_up(self.store, before, plan, host=self._host)
         self._begin(job.id)
         return job
 
@@ -127,3 +156,16 @@ class Intake:
 def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
     """What no job could get past is said at once (see `foreseen`)."""
     refuse(foresee(rooms, plan))
+
+
+def check_corrected(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> None:
+    """The same of a plan whose machine is copied already: its source may be gone."""
+    found = Foreseen(plan, manifest)
+    networks_and_host(rooms, found)
+    refuse(found)
+
+
+def check_free(rooms: Rooms, plan: MigrationPlan) -> None:
+    """Conflict, where another job is at work on the plan's VM. Quick: nothing is asked but the store."""
+    if plan.source_ref.kind == "live_vm":
+        refuse_taken(rooms, plan.source_ref)

@@ -1,33 +1,81 @@
-"""A failed job taken up again where its copy is whole: a new job has the volumes of the failed one, and copies nothing.
+"""A failed job tried again, with another plan where that was wrong.
 
     job A: … CopyingFull ─▶ V2vProcessing ─✗ Failed, its volumes kept
     job B: Queued ─▶ CopyingFull (they are there) ─▶ V2vProcessing ─▶ …
 
-Offline jobs only: the source of a live job that failed was switched on again, and has gone on since.
+Where its copy is whole, a new job has the volumes of the failed one, and copies nothing: of Offline jobs only, since the source
+of a Live job that failed was switched on again, and has gone on since. Every other one begins anew.
 """
 
 import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
 from uuid import UUID, uuid4
+
+from pydantic import ValidationError
 
 from synvirt.disks import open_reader
 from synvirt.disks.specs import written
-from synvirt.errors import Conflict, NotFound
+from synvirt.errors import Conflict, InvalidPlan, NotFound
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.states import KEPT_ON_FAILURE
 from synvirt.model import Migration, MigrationPlan, State, StateVisit, now
 from synvirt.store import Store
 
+# What a whole copy was made by: as paths in the plan.
+_COPIED_BY = ("source", "source_ref", "mode", "skip_disks", "target.destination")
+# What makes it the same machine.
+_MACHINE = ("source", "source_ref")
 
-def taken_up(store: Store, job_id: UUID, changes: dict[str, object], *, host: str) -> Migration:
-    """The job that takes up a failed one, with `changes` of its plan; noted there first, so that no two have the same volumes.
-    Conflict, where there is nothing to take up. Blocks."""
-    before = store.get(job_id)
+
+def merged(document: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON merge patch (RFC 7396): null takes a member out."""
+    found = dict(document)
+    for name, value in patch.items():
+        if value is None:
+            found.pop(name, None)
+        elif isinstance(value, Mapping):
+            before = found.get(name)
+            found[name] = merged(before if isinstance(before, Mapping) else {}, value)
+        else:
+            found[name] = value
+    return found
+
+
+def corrected(job: Migration, patch: Mapping[str, Any]) -> MigrationPlan:
+    """Its plan with `patch`. InvalidPlan, where that is none, or changes what took effect already."""
+    try:
+        plan = MigrationPlan.model_validate_json(json.dumps(merged(job.plan.model_dump(mode="json"), patch)))
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False, include_input=False, include_context=False)
+        told = "; ".join(f"plan.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in mistakes[:5])
+        raise InvalidPlan(told) from None
+    whole = has_whole_copy(job)
+    for path in _COPIED_BY if whole else _MACHINE:
+        if _at(plan, path) != _at(job.plan, path):
+            why = "its copy was made so" if whole else "the job is of that machine"
+            raise InvalidPlan(f"plan.{path}: cannot be changed any more: {why}", hint="submit a plan of its own")
+    return plan
+
+
+def _at(plan: MigrationPlan, path: str) -> object:
+    found: object = plan
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def taken_up(store: Store, before: Migration, plan: MigrationPlan, *, host: str) -> Migration:
+    """The job that takes up a failed one, with another plan; noted there first, so that no two have the same volumes. Conflict,
+    where there is nothing to take up. Blocks."""
+    job_id = before.id
     _refuse(before)
     created_at = now()
     again = Migration(
         id=uuid4(),
         name=before.name,
-        plan=MigrationPlan.model_validate(before.plan.model_dump() | changes),
+        plan=plan,
         mode_effective=before.mode_effective,
         retry_of=before.id,
         manifest=before.manifest,
@@ -54,7 +102,7 @@ def taken_up(store: Store, job_id: UUID, changes: dict[str, object], *, host: st
 
 def _refuse(job: Migration) -> None:
     if job.state != State.FAILED or job.last_error is None:
-        raise Conflict(f"job {job.id} is {job.state}: only a failed job is taken up again")
+        raise Conflict(f"job {job.id} is {job.state}: only a failed job is tried again")
     whole = all(disk.state in ("copied", "skipped") for disk in job.disks) and kept_on_failure(job)
     half_converted = job.last_error.state == State.V2V_PROCESSING and _converted(job)
     if job.plan.source.Live is not None or not whole or half_converted:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -109,6 +110,12 @@ class Setup:
         found = await self.finder.find(plan.source_ref, form.text("sealed"), destination=plan.target.destination or "")
         return await self.shown(found, written(plan, found.manifest))
 
+    async def again(self, job_id: UUID) -> Response:
+        """The plan of a job that ended badly, to be corrected and begun anew."""
+        plan = (await run_in_threadpool(self.intake.store.get, job_id)).plan
+        found = await self.finder.find(plan.source_ref, destination=plan.target.destination or "")
+        return await self.shown(found, written(plan, found.manifest))
+
     async def submit(self, form: Form) -> Response:
         plan, sealed = planned(form), form.text("sealed")
         try:
@@ -153,6 +160,10 @@ def machine_router(setup: Setup, beginning: Beginning) -> APIRouter:
     @router.get("/new/machine")
     async def machine(request: Request) -> Response:
         return await setup.machine(reference({name: value for name, value in request.query_params.items() if value}))
+
+    @router.get("/new/again/{job_id}")
+    async def again(job_id: UUID) -> Response:
+        return await setup.again(job_id)
 
     @router.post("/new/machine")
     async def chosen(form: Sent) -> Response:
