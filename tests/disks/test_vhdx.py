@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synvirt.disks import open_reader
 from synvirt.disks.raw.files import RawReader
+from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.disks.vhdx.reader import VhdxReader
+from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.programs import ProgramFailed, run
 from tests.cases import cases
 from tests.disks.block_images import (
@@ -111,6 +114,45 @@ def test_differencing_images_read_as_the_specification_says(
     image = replace(image, locator=locator("base.vhdx"))
     with scratch() as folder:
         read_as_specified(folder, image, replace(parent, identity=PARENT_IDENTITY), seed, places)
+
+
+@cases(20)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_a_differencing_image_alone_is_what_its_disk_has_over_its_parents(data: st.DataObject, seed: int) -> None:
+    """The parent is not looked for: it is not there. What is in no extent is the parent's."""
+    image = data.draw(vhdxs(differencing=True), "image")
+    parent = data.draw(vhdxs(differencing=False, sector_bytes=image.sector_bytes), "parent")
+    image = replace(image, locator=locator("gone.vhdx"))
+    with scratch() as folder:
+        write(parent, folder / "base.vhdx", seed=seed + 1)
+        write(image, folder / "disk.vhdx", seed=seed, raw=folder / "raw", parent_raw=folder / "base.raw")
+        reader = VhdxReader(RawReader(str(folder / "disk.vhdx")), name="disk.vhdx", alone=True)
+        try:
+            assert reader.size == image.size
+            with (folder / "base.raw").open("r+b") as disk, (folder / "raw").open("rb") as meant:
+                disk.truncate(image.size)
+                for extent in reader.extents():
+                    for at in range(extent.start, extent.end, MIB):
+                        buffer = bytearray(min(MIB, extent.end - at))
+                        if not extent.zero:
+                            reader.read_into(at, memoryview(buffer))
+                        disk.seek(at)
+                        disk.write(buffer)
+                disk.seek(0)
+                while block := meant.read(MIB):
+                    assert disk.read(MIB) == block
+        finally:
+            reader.close()
+
+
+def test_only_a_differencing_image_can_be_read_alone(tmp_path: Path) -> None:
+    """Of any other its empty blocks are zeros, and no silence."""
+    run(["qemu-img", "create", "-q", "-f", "vhdx", str(tmp_path / "disk.vhdx"), "4M"], timeout_s=60)
+    with pytest.raises(MalformedArchive, match="no differencing image"):
+        VhdxReader(RawReader(str(tmp_path / "disk.vhdx")), name="disk.vhdx", alone=True)
+    spec = ImageSpec(format="qcow2", over=RawSpec(path=str(tmp_path / "disk.vhdx")), alone=True)
+    with pytest.raises(UnsupportedFormat, match="without its parent"):
+        open_reader(spec)
 
 
 @cases(15)

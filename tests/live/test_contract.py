@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 from uuid import uuid4
 
 import pytest
 
 from synvirt.errors import BadRequest
 from synvirt.live import SourceAccess
+from synvirt.live.hyperv import exporting
 from synvirt.live.hyperv.adapter import WmiApi
 from synvirt.live.registry import PLATFORMS
 from synvirt.model import LiveKind
 from tests.contracts.live import LiveCase, LiveContract
-from tests.fakes.hyperv.host import FakeHost
+from tests.fakes.hyperv.host import EXPORTING, FakeHost
 from tests.fakes.hyperv.model import OFF, RUNNING
 from tests.fakes.live import TRACKED_BYTES, FakeAdapter, FakePlatform
 
@@ -33,6 +35,8 @@ def malformed(good: SourceAccess) -> tuple[SourceAccess, ...]:
 class TestWmiApi(LiveContract):
     """On a host of our own, whose files are real: tests/fakes/hyperv."""
 
+    options: ClassVar[dict[str, str]] = {}
+
     @pytest.fixture
     def case(self, hyperv: FakeHost) -> LiveCase:
         vm = hyperv.hyperv.add_vm(f"web-{uuid4().hex[:8]}", bytes(range(256)) * (4 << 12))
@@ -45,7 +49,7 @@ class TestWmiApi(LiveContract):
                 hyperv.hyperv.power(vm, state)
 
         return LiveCase(
-            open=lambda: WmiApi(hyperv.access()),
+            open=lambda: WmiApi(hyperv.access(**self.options)),
             vm_id=vm.id,
             content=lambda: hyperv.hyperv.content(vm),
             write=write,
@@ -54,6 +58,16 @@ class TestWmiApi(LiveContract):
             lose_tracking=lambda: hyperv.hyperv.lose_tracking(vm),
             restart=restart,
         )
+
+
+class TestWmiApiExporting(TestWmiApi):
+    """The same host; it writes the disks to a share, and from there they are read."""
+
+    @pytest.fixture(autouse=True)
+    def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(exporting, "POLL_S", 0.01)
+
+    options = EXPORTING
 
 
 class TestWmiApiForm:

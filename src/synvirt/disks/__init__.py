@@ -57,7 +57,7 @@ def _qcow2(over: DiskReader, spec: ImageSpec) -> DiskReader:
 def _vhdx(over: DiskReader, spec: ImageSpec) -> DiskReader:
     from synvirt.disks.vhdx.reader import VhdxReader
 
-    return VhdxReader(over, root=spec.root, name=spec.name)
+    return VhdxReader(over, root=spec.root, name=spec.name, alone=spec.alone)
 
 
 def _vdi(over: DiskReader, spec: ImageSpec) -> DiskReader:
@@ -285,6 +285,8 @@ def _laid_over(over: DiskReader, spec: ImageSpec | AllocatedSpec | ChangedSpec |
     opener = IMAGES.get(spec.format)
     if opener is None:
         raise UnsupportedFormat(f"{spec.name or 'the image'} is a {spec.format} image, which is not read yet")
+    if spec.alone and spec.format != "vhdx":
+        raise UnsupportedFormat(f"{spec.name or 'the image'} is a {spec.format} image, which is not read without its parent")
     return opener(over, spec)
 
 

@@ -213,14 +213,21 @@ class MappedDisk:
     """Extents and reads of a disk of which a map (a BlockMap, say) says where its bytes lie in `over`.
 
     `parent` is what lies beneath: it may be smaller than the disk, which then goes on with zeros. Without one, what is the
-    parent's is zeros. `partial` makes runs of a partly present block.
+    parent's is zeros; `alone`: in no extent. `partial` makes runs of a partly present block.
     """
 
     def __init__(
-        self, over: DiskReader, blocks: Mapping, *, name: str, parent: DiskReader | None = None, partial: Partial | None = None
+        self,
+        over: DiskReader,
+        blocks: Mapping,
+        *,
+        name: str,
+        parent: DiskReader | None = None,
+        partial: Partial | None = None,
+        alone: bool = False,
     ) -> None:
         self._over, self._blocks, self._partial, self._name = over, blocks, partial, name
-        self.parent = parent
+        self.parent, self._alone = parent, alone
         self.size = blocks.size
 
     @property
@@ -242,7 +249,7 @@ class MappedDisk:
                     pieces = holes.split(place, place + end - start)
                     for (piece, zero), (stop, _) in pairwise([*pieces, (place + end - start, False)]):
                         yield Extent(start + piece - place, stop - piece, zero)
-                else:
+                elif place == ZERO or not self._alone:
                     at = start
                     if place == PARENT and parent is not None:
                         at = max(start, min(end, parent_end))

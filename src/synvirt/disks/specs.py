@@ -57,6 +57,7 @@ class ImageSpec(Spec):
     `name` is how errors call the image: a file or member name, never a host path. Where `root` is set it is the image's path
     beneath `root`, so that what the image names is looked for in the image's own folder.
     `parent` is what a differencing image lies over, where the image itself cannot say: VirtualBox' VDI and VMDK.
+    `alone`: of a differencing VHDX what it holds itself, as extents; its parent is not looked for, and the rest is left out.
     """
 
     format: ImageFormat
@@ -64,6 +65,7 @@ class ImageSpec(Spec):
     root: ImageRoot | None = None
     name: str = ""
     parent: "ReaderSpec | None" = None
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +197,8 @@ class XapiExportSpec(Spec):
 
 
 def comes_once(spec: "ReaderSpec") -> bool:
-    """Is the disk a stream, of which nothing is read that its extents leave out?"""
-    return isinstance(spec, XapiExportSpec | LeaseSpec)
+    """Has the reader nothing to show of what its extents leave out: a stream, a difference without what it lies over?"""
+    return isinstance(spec, XapiExportSpec | LeaseSpec) or (isinstance(spec, ImageSpec) and spec.alone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

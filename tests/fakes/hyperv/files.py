@@ -80,6 +80,32 @@ class DiskFiles:
             orders = ["-c", f"write -s {piece} {start} {end - start}"]
             run(["qemu-io", "-f", "vhdx", *orders, str(self.chain[0])], timeout_s=60)
 
+    def exported(self, path: Path, grains: list[int] | None = None) -> None:
+        """What is beneath the newest file, written to another: whole, or those pieces of 4 KiB alone, as a differencing VHDX
+        over a disk that is not there. A block that changed nearly all over is written whole."""
+        beneath = self.below[0]
+        if grains is None:
+            run(["qemu-img", "convert", "-f", "raw", "-O", "vhdx", str(beneath), str(path)], timeout_s=60)
+            return
+        content = beneath.read_bytes()
+        blocks = []
+        for start in range(0, len(content), MIB):
+            inside = [one * 4096 - start for one in grains if start <= one * 4096 < start + MIB]
+            sectors = tuple((at // SECTOR, min(4096, len(content) - start - at) // SECTOR) for at in inside)
+            whole = len(inside) > 128
+            blocks.append(Block(FULL if whole else PARTIAL if inside else NOT_PRESENT, present=() if whole else sectors))
+        locator = (("parent_linkage", f"{{{uuid4()}}}"), ("relative_path", ".\\gone.vhdx"))
+        image = Vhdx(len(content), tuple(blocks), locator=locator, identity=uuid4())
+        scratch = self.raw.with_suffix(".seen")
+        places = write(image, path, raw=scratch, parent_raw=beneath)
+        scratch.unlink()
+        with path.open("r+b") as file:
+            for number, at in places.blocks.items():
+                for first, count in blocks[number].present or ((0, MIB // SECTOR),):
+                    start = number * MIB + first * SECTOR
+                    file.seek(at + first * SECTOR)
+                    file.write(content[start : start + count * SECTOR])
+
     def _differ(self) -> None:
         """The newest file, anew: what differs from the disk beneath, and nothing else."""
         beneath, content = self.below[0].read_bytes(), self.raw.read_bytes()

@@ -14,6 +14,7 @@ from tests.remote_servers import PASSWORD, Certificates, Samba, certificates, sa
 
 USER = "root"
 DISK_BYTES = 4 << 20
+EXPORTING = {"read_by": "export", "export_to": "D:\\Exports"}
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class FakeHost:
         )
 
     def snapshots(self, vm: FakeVm) -> list[str]:
-        """What is left of ours at the VM; its journal, where that alone is."""
-        made = [*(one.id for one in vm.snapshots), *(one["id"] for one in vm.points)]
+        """What is left of ours at the VM and on the share; its journal, where that alone is."""
+        exported = (self.files.folder / "Exports").glob("*")
+        made = [*(one.id for one in vm.snapshots), *(one["id"] for one in vm.points), *(one.name for one in exported)]
         return made or [line for line in vm.notes.splitlines() if line.startswith(MARK)]
 
     def called(self, name: str) -> int:

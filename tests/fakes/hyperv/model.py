@@ -37,6 +37,11 @@ class FakeDisk:
     physical: bool = False
     shared: bool = False
 
+    def grains(self, since: int, until: int) -> list[int]:
+        """Which were written after the write `since`, up to `until`."""
+        written = ((at, count) for number, at, count in self.journal if since < number <= until)
+        return sorted({grain for at, count in written for grain in range(at // GRAIN, (at + count - 1) // GRAIN + 1)})
+
 
 @dataclass
 class Taken:
@@ -79,6 +84,11 @@ class HyperV:
         self.refusals: list[tuple[str, dict[str, Any], Refusal]] = []
         self.about: dict[str, Any] = {}
         self.quiet_fails = False
+        # Of exports: how often a job is asked for until it is done; where to, and by what changed; how jobs fail.
+        self.job_asks = 1
+        self.jobs: dict[str, int] = {}
+        self.exported: list[tuple[str, bool]] = []
+        self.job_fails: tuple[int, str] | None = None
 
     def add_vm(self, name: str, *contents: bytes, vm_id: str | None = None) -> FakeVm:
         vm = FakeVm(vm_id or str(uuid4()), name)
@@ -232,6 +242,46 @@ class HyperV:
         vm.points = [one for one in vm.points if one["id"] != point_id]
         return {"destroyed": True}
 
+    def _export(self, node: str, vm_id: str, snapshot_id: str, point_id: str, folder: str) -> Any:
+        vm = self._vm(node, vm_id)
+        taken = next((one for one in vm.snapshots if one.id == snapshot_id), None)
+        if taken is None:
+            raise Refusal("Msvm_VirtualSystemSettingData", NOT_FOUND, "there is no recovery snapshot")
+        point = next((one for one in vm.points if one["id"] == point_id), None)
+        if point_id and point is None:
+            raise Refusal("Msvm_VirtualSystemReferencePoint", NOT_FOUND, "there is no reference point")
+        to = self.shared / folder.removeprefix(self.drive).replace("\\", "/")
+        assert to.is_dir(), f"{folder} is not there"
+        assert not list(to.iterdir()), f"{folder} is not empty"
+        self.exported.append((folder, bool(point_id)))
+        written = to / "Virtual Hard Disks"
+        written.mkdir()
+        (to / "Virtual Machines").mkdir()
+        (to / "Virtual Machines" / f"{vm.id.upper()}.vmcx").write_bytes(b"configuration")
+        for number, disk in enumerate(vm.disks):
+            if disk.physical:
+                continue
+            frozen, until = taken.frozen[number]
+            if point is None:
+                disk.files.exported(written / frozen.with_suffix(".vhdx").name)
+                continue
+            tracker, since = str(point["trackings"][number]).split(":")[1:]
+            if tracker != disk.tracker:
+                raise Refusal("ExportSystemDefinition", FAILED, "The change tracking identifier is invalid.")
+            disk.files.exported(written / frozen.name, disk.grains(int(since, 16), until))
+        job = f"{uuid4()}".upper()
+        self.jobs[job] = self.job_asks
+        return {"job": job}
+
+    def _job(self, node: str, job_id: str) -> Any:
+        if job_id not in self.jobs:
+            return {"state": 0, "percent": 0, "code": 0, "text": ""}
+        if self.job_fails is not None:
+            return {"state": 10, "percent": 40, "code": self.job_fails[0], "text": self.job_fails[1]}
+        self.jobs[job_id] -= 1
+        done = self.jobs[job_id] <= 0
+        return {"state": 7 if done else 4, "percent": 100 if done else 50, "code": 0, "text": ""}
+
     def _changes(self, node: str, path: str, limit_id: str, offset: int, length: int) -> Any:
         for vm in self.vms.values():
             for number, disk in enumerate(vm.disks):
@@ -247,14 +297,7 @@ class HyperV:
             raise Refusal("GetVirtualDiskChanges", FAILED, "The change tracking identifier is invalid.")
         assert offset + length <= disk.files.size
         since, processed = int(limit.rpartition(":")[2], 16), min(length, ANSWERED_BYTES)
-        grains = {
-            grain
-            for number, at, count in disk.journal
-            if since < number <= until
-            for grain in range(at // GRAIN, (at + count - 1) // GRAIN + 1)
-            if offset <= grain * GRAIN < offset + processed
-        }
-        found = sorted(grains)
+        found = [grain for grain in disk.grains(since, until) if offset <= grain * GRAIN < offset + processed]
         return {
             "processed": processed,
             "offsets": [grain * GRAIN for grain in found] or None,

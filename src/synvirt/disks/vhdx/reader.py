@@ -68,10 +68,19 @@ class VhdxReader:
     """The guest's disk in the VHDX image whose bytes are `over`, which it owns: close() closes it, and its parent.
 
     `root` and `name` are ImageSpec's: the image's path beneath the import root. `chain` is for images that are parents.
-    `replayed` is how many log entries had to be replayed: 0 for an image that was closed.
+    `replayed` is how many log entries had to be replayed: 0 for an image that was closed. `alone`: a differencing image
+    without its parent, whose extents are what it holds itself.
     """
 
-    def __init__(self, over: DiskReader, *, root: ImageRoot | None = None, name: str = "", chain: Chain | None = None) -> None:
+    def __init__(
+        self,
+        over: DiskReader,
+        *,
+        root: ImageRoot | None = None,
+        name: str = "",
+        chain: Chain | None = None,
+        alone: bool = False,
+    ) -> None:
         self._name = name or "the VHDX image"
         chain = chain or Chain()
         self.header: Header = read_header(over, self._name)
@@ -87,10 +96,12 @@ class VhdxReader:
         )
         blocks.check_places(over.size, [*_taken(self.header, regions), *self._table.bitmap_regions()])
         parent: VhdxReader | None = None
-        if self.metadata.parent is not None:
+        if alone and self.metadata.parent is None:
+            raise MalformedArchive(f"{self._name} is no differencing image: it does not say what it leaves out")
+        if self.metadata.parent is not None and not alone:
             chain = Chain(chain.files, chain.depth, blocks.runs_with_before)
             parent = _open_parent(root, self._name, self.metadata, self.metadata.parent, chain)
-        self._disk = MappedDisk(over, blocks, name=self._name, parent=parent, partial=self._partial)
+        self._disk = MappedDisk(over, blocks, name=self._name, parent=parent, partial=self._partial, alone=alone)
 
     def _partial(self, run: Run) -> Iterator[Run]:
         chunk, skipped = divmod(run.start, self.metadata.chunk_blocks * self.metadata.block_bytes)

@@ -6,25 +6,31 @@
                                             tracking  recovery snapshots, reference points, RCT
                                             journal   which of them are ours, in the VM's notes   no I/O
                                             places    Windows paths as shares             no I/O
+                                            exporting the second way: Hyper-V writes disks to a share
                                             power     off, on, marked
 
 Never run against Windows: docs/platforms/hyper-v.md.
 """
 
 import asyncio
-import contextlib
+import threading
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
+
+import structlog
 
 from synvirt.disks.specs import ChangedSpec, ReaderSpec
 from synvirt.errors import CbtUnsupported, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
-from synvirt.live.hyperv import machines, power, tracking
+from synvirt.live.hyperv import exporting, machines, power, tracking, ways
+from synvirt.live.hyperv.exporting import Exporting
 from synvirt.live.hyperv.form import FORM
 from synvirt.live.hyperv.hosts import Host, Hosts
 from synvirt.model import Disk, LiveKind, Shutdown, SourceCheck, VmManifest
 
 __all__ = ["FORM", "WmiApi"]
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -38,11 +44,14 @@ class WmiApi:
         place, login, self._options = FORM.read(access)
         # A recorder is given each script that was run: its name as a path, its parameters, what it answered.
         self._hosts = Hosts(place, login, self._options, access.recorder)
+        self._closed = threading.Event()
 
     async def connect(self) -> None:
+        self._closed.clear()
         await asyncio.to_thread(self._hosts.open)
 
     async def close(self) -> None:
+        self._closed.set()
         await asyncio.shield(asyncio.to_thread(self._hosts.close))
 
     async def about(self) -> About:
@@ -79,7 +88,8 @@ class WmiApi:
 
     async def inspect(self, vm_id: str) -> VmManifest:
         def inspected(host: Host) -> VmManifest:
-            return machines.manifest(vm_id, host.run("inspect", VmId=vm_id), host.shares, node=host.node)
+            found = host.run("inspect", VmId=vm_id)
+            return machines.manifest(vm_id, found, ways.read_by(host, found["drives"]), node=host.node)
 
         return await self._at(vm_id, inspected)
 
@@ -94,17 +104,37 @@ class WmiApi:
 
     async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
         """Of the whole VM: Hyper-V knows no less."""
-        return await self._at(vm_id, lambda host: tracking.take(host, vm_id, name))
+
+        def taken(host: Host) -> SnapshotRef:
+            return tracking.take(host, vm_id, name, lambda state: ways.exports_of(host, state["drives"]) is None)
+
+        return await self._at(vm_id, taken)
 
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
-        return await self._at(vm_id, lambda host: _opened(host, vm_id, snapshot, disk.key, since))
+        return await self._at(vm_id, lambda host: self._opened(host, vm_id, snapshot, disk, since))
+
+    def _opened(self, host: Host, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        state, drive = tracking.drive_in(host, vm_id, snapshot, disk.key)
+        exports = ways.exports_of(host, state["drives"])
+        # One of a VM that is off has no snapshot, if its files were to be read in place when it was taken.
+        if exports is not None and snapshot.id != tracking.OFF:
+            return Exporting(host, exports, vm_id, self._closed).opened(snapshot, disk, since)
+        whole = host.shares.reader(drive["chain"], frozen=snapshot.id != tracking.OFF)
+        if since is None:
+            return whole
+        return ChangedSpec(over=whole, areas=tracking.areas(host, vm_id, state, drive, since))
 
     async def release(self, vm_id: str, name: str) -> None:
         await self._at(vm_id, lambda host: tracking.release(host, vm_id, name))
 
     async def cleanup(self, vm_id: str, name: str) -> None:
-        with contextlib.suppress(VmNotFound):
+        try:
             await self._at(vm_id, lambda host: tracking.cleanup(host, vm_id, name))
+        except VmNotFound:
+            log.info("a VM is no more, and with it what we had made of it", vm=vm_id)
+            # On a share nothing goes by itself.
+            if (exports := self._hosts.first.exports) is not None:
+                await asyncio.to_thread(exporting.remove, exports, exports.path(name))
 
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -123,14 +153,6 @@ class WmiApi:
     async def _at(self, vm_id: str, use: Callable[[Host], T]) -> T:
         """By the host that has the VM."""
         return await asyncio.to_thread(lambda: self._hosts.at(vm_id, use))
-
-
-def _opened(host: Host, vm_id: str, snapshot: SnapshotRef, key: str, since: str | None) -> ReaderSpec:
-    state, drive = tracking.drive_in(host, vm_id, snapshot, key)
-    whole = host.shares.reader(drive["chain"], frozen=snapshot.id != tracking.OFF)
-    if since is None:
-        return whole
-    return ChangedSpec(over=whole, areas=tracking.areas(host, vm_id, state, drive, since))
 
 
 def _share_check(found: Any, *, named: bool) -> SourceCheck:

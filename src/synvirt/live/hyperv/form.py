@@ -33,6 +33,10 @@ def _are_pairs(text: str) -> str:
 _Pairs = Annotated[str, StringConstraints(max_length=16384, pattern=r"^[^\x00-\x1f\x7f]*$"), AfterValidator(_are_pairs)]
 
 
+# A folder of a share, or of a drive of the host; never a drive's root, which is nobody's to fill.
+_FOLDER = r"^$|^(\\\\[^\\/?.*<>|\":\x00-\x1f][^\\/?*<>|\":\x00-\x1f]*|[A-Za-z]:)(\\[^\\/?*<>|\":\x00-\x1f]+)+\\?$"
+
+
 class Login(Received):
     """A local user, `DOMAIN\\user` or `user@domain`; or a client certificate that WinRM maps to one. SMB knows no certificates:
     then `smb_user` reads the disks. `smb_user` and `smb_password` may be others than those of WinRM in any case."""
@@ -62,14 +66,26 @@ class Login(Received):
 class Options(SourceOptions):
     """`auth`: how WinRM is logged in to; negotiate is Kerberos where it can be had, else NTLM. `shares`: named shares of
     folders, `D:\\VMs=vms;E:\\=disks`, instead of the administrative ones (`D$`). `nodes`: addresses of a cluster's nodes,
-    `NODE1=10.0.0.1`, where their names lead nowhere from here. `shutdown_timeout_s`: how long a guest may take to shut itself
-    down, before it is switched off."""
+    `NODE1=10.0.0.1`, where their names lead nowhere from here. `read_by`: in place; `export`: Hyper-V writes each snapshot's
+    disks to the folder `export_to` first, which is a share (`\\\\files\\exports`) or lies in one (`D:\\Exports`); `auto`: in
+    place where that can be. `shutdown_timeout_s`: how long a guest may take to shut itself down, before it is switched
+    off."""
 
     auth: Literal["negotiate", "kerberos", "ntlm", "basic", "certificate"] = "negotiate"
     shares: _Pairs = ""
     nodes: _Pairs = ""
+    read_by: Literal["auto", "in_place", "export"] = "auto"
+    export_to: Annotated[str, StringConstraints(max_length=1024, pattern=_FOLDER)] = ""
     smb_port: Annotated[int, Field(ge=1, le=65535)] = SMB_PORT
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 300
+
+    @model_validator(mode="after")
+    def _somewhere_to_export_to(self) -> Self:
+        if self.read_by == "export" and not self.export_to:
+            raise ValueError("read_by=export needs export_to, a folder that Hyper-V and this user may write to")
+        if {".", ".."} & set(self.export_to.split("\\")):
+            raise ValueError("export_to: leads up from where it begins")
+        return self
 
 
 FORM = Form(LiveKind.WMI_API, {"https": HTTPS_PORT, "http": HTTP_PORT}, Login, Options)

@@ -16,7 +16,8 @@ from synvirt.errors import BadRequest, SourceUnreachable, SynvirtError, VmNotFou
 from synvirt.live import VmRow
 from synvirt.live.folder import private_folder
 from synvirt.live.form import Place
-from synvirt.live.hyperv import machines
+from synvirt.live.hyperv import exporting, machines
+from synvirt.live.hyperv.exporting import Exports
 from synvirt.live.hyperv.form import Login, Options, pairs
 from synvirt.live.hyperv.places import Shares
 from synvirt.live.hyperv.session import Address, Credentials, Session
@@ -29,13 +30,20 @@ NODES_MAX: Final = 64
 
 
 class Host:
-    """One host: its session, and how its files are reached. `node`: its name in a cluster, else empty."""
+    """One host: its session, and how its files are reached. `node`: its name in a cluster, else empty. `exports`: where it may
+    write disks for us, if it may."""
 
-    def __init__(self, session: Session, shares: Shares, node: str = "") -> None:
-        self.session, self.shares, self.node = session, shares, node
+    def __init__(self, session: Session, shares: Shares, node: str = "", exports: Exports | None = None) -> None:
+        self.session, self.shares, self.node, self.exports = session, shares, node, exports
+        # Of each share's URL: how it is spoken to, and whether it lets us in. See ways.py.
+        self.spoken: dict[str, tuple[str, bool]] = {}
 
     def run(self, name: str, **parameters: object) -> Any:
         return self.session.run(name, **parameters)
+
+    def remove_export(self, path: str) -> None:
+        # The options may name another folder by now, or none: it goes from where it was written to.
+        exporting.remove(self.exports or Exports(self.shares, "", always=False), path)
 
 
 class Hosts:
@@ -82,7 +90,10 @@ class Hosts:
         where = Address(address, port, self._tls, options.verify_tls, options.fingerprint_sha256)
         smb_password = login.smb_password.get_secret_value() if login.smb_password else password
         shares = Shares(address, options.smb_port, login.smb_user or user, smb_password, pairs(options.shares))
-        return Host(Session(where, credentials, self._recorder), shares, node)
+        exports = None
+        if options.export_to and options.read_by != "in_place":
+            exports = Exports(shares, options.export_to, always=options.read_by == "export")
+        return Host(Session(where, credentials, self._recorder), shares, node, exports)
 
     def _keep_certificate(self) -> tuple[Path, Path]:
         """As files, since the library reads nothing else: in memory, ours alone, and gone with the session."""

@@ -25,6 +25,7 @@ _Id = Annotated[str, StringConstraints(max_length=512)]
 
 class Entry(Model):
     """`s`: the snapshot's id, empty while it is not known. `b`: the recovery snapshots that were there before it was made.
+    `x`: the folder that its disks are exported to, if they are; `e`: of each export there Hyper-V's job, or that it is whole.
     `p`: the reference point that it became. `q`: the reference points before that. `sure`: `p` was answered by Hyper-V itself;
     one that was found afterwards may be removed, and never says what changed."""
 
@@ -33,6 +34,8 @@ class Entry(Model):
     p: _Id = ""
     q: Annotated[tuple[_Id, ...], Field(max_length=256)] | None = None
     sure: bool = True
+    x: Annotated[str, StringConstraints(max_length=2048)] = ""
+    e: Annotated[dict[_Id, _Id], Field(max_length=16)] = Field(default_factory=dict)
 
 
 Journal = dict[str, Entry]

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from synvirt import xml_document
-from synvirt.errors import MalformedArchive, SynvirtError
+from synvirt.errors import MalformedArchive
 from synvirt.live import VmRow
 from synvirt.live.hyperv import concerns
-from synvirt.live.hyperv.places import Shares
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean
 from synvirt.model import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
@@ -46,9 +45,9 @@ def row(found: Mapping[str, Any], node: str) -> VmRow:
     )
 
 
-def manifest(vm_id: str, found: Mapping[str, Any], shares: Shares, *, node: str = "") -> VmManifest:
-    """`node`: its owner's name in a cluster."""
-    disks = _disks(found, shares)
+def manifest(vm_id: str, found: Mapping[str, Any], read_by: Concern, *, node: str = "") -> VmManifest:
+    """`node`: its owner's name in a cluster. `read_by`: the way to the disks' bytes."""
+    disks = _disks(found)
     of_vm = untracked(found)
     reason = of_vm or "; ".join(disk.cbt_reason for disk in disks if disk.cbt_reason) or None
     if not disks:
@@ -77,7 +76,7 @@ def manifest(vm_id: str, found: Mapping[str, Any], shares: Shares, *, node: str 
             Snapshot(id=str(one["id"]), name=str(one["name"]), created_at=one["created"]) for one in found["checkpoints"]
         ),
         concerns=(
-            *_read_by(found, shares),
+            read_by,
             *concerns.of_machine(found, guest),
             *(one for drive in found["drives"] for one in concerns.of_disk(key_of(drive), drive)),
         ),
@@ -115,7 +114,7 @@ def untracked_disk(drive: Mapping[str, Any]) -> str | None:
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _disks(found: Mapping[str, Any], shares: Shares) -> tuple[Disk, ...]:
+def _disks(found: Mapping[str, Any]) -> tuple[Disk, ...]:
     of_all = untracked(found)
     order = [key_of(one) for one in found["firmware"]["boot"]]
     if int(found["generation"]) != 2:
@@ -186,27 +185,6 @@ def _pair(text: str) -> tuple[str, str] | None:
     values = {one.get("NAME"): (one.findtext("VALUE") or "").strip() for one in root.iter("PROPERTY")}
     name, data = values.get("Name"), values.get("Data")
     return (name, clean(data)) if name and data else None
-
-
-def _read_by(found: Mapping[str, Any], shares: Shares) -> list[Concern]:
-    ways = []
-    for drive in found["drives"]:
-        if drive["physical"] or not drive["path"]:
-            continue
-        try:
-            place = shares.place(str(drive["path"]))
-            ways.append(f"{key_of(drive)}: \\\\{place.host or shares.host}\\{place.share}")
-        except SynvirtError as error:
-            ways.append(f"{key_of(drive)}: {error.detail}")
-    return [
-        Concern(
-            id="hyperv.read_by",
-            category="Information",
-            label="How the disks are read",
-            assessment=f"In place, over SMB. {'; '.join(ways) or 'There is no disk in a file.'}",
-            remedy="options.shares of the source names other shares than the administrative ones.",
-        )
-    ]
 
 
 def _count(value: object) -> int | None:

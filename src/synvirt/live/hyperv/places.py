@@ -61,7 +61,8 @@ class Shares:
             return Place(found[1], found[2], _slashes(found[3]))
         raise UnsupportedFormat(f"{path[:300]!r} is no file of a drive or a share", hint=_SHARES_HINT)
 
-    def remote(self, place: Place, *, frozen: bool = False) -> Remote:
+    def remote(self, place: Place, *, frozen: bool = False, named: bool = False) -> Remote:
+        """`named`: the operator did, and no answer of Hyper-V's."""
         host = place.host or self.host
         authority = f"[{host}]" if ":" in host else host
         domain, backslash, user = self.user.rpartition("\\")
@@ -70,7 +71,7 @@ class Shares:
             url=f"smb://{authority}:{self.port}/{quote(place.share, safe='$')}/",
             credentials=tuple(credentials),
             # The operator named this host. One that Hyper-V names is none by which this machine reaches itself.
-            allowed_hosts=(self.host,) if place.host is None else (),
+            allowed_hosts=(host,) if named or place.host is None else (),
             frozen=frozen,
         )
 

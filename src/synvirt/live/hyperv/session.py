@@ -24,7 +24,9 @@ from synvirt.transport import Answer, Recorder, tls
 
 log = structlog.get_logger(__name__)
 
-SCRIPTS: Final = ("about", "list", "inspect", "state", "take", "convert", "destroy", "changes", "power", "notes")
+SCRIPTS: Final = (
+    *("about", "list", "inspect", "state", "take", "convert", "destroy", "changes", "export", "job", "power", "notes"),
+)
 CONNECT_TIMEOUT_S: Final = 10
 # WinRM answers a question that takes longer with «not yet» after OPERATION_TIMEOUT_S, and is asked again.
 OPERATION_TIMEOUT_S: Final = 20

@@ -8,12 +8,12 @@ The cycle is that of Microsoft's sample xHyper-VBackup. The journal in the VM's 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import structlog
 
-from synvirt.errors import AuthFailed, CbtReset, Internal, SnapshotFailed, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.errors import AuthFailed, CbtReset, Internal, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.live import SnapshotRef
 from synvirt.live.hyperv import journal as journals
 from synvirt.live.hyperv import machines
@@ -48,6 +48,9 @@ State = Mapping[str, Any]
 class Runs(Protocol):
     def run(self, name: str, **parameters: object) -> Any: ...
 
+    def remove_export(self, path: str) -> None:
+        """The folder that a snapshot's disks were exported to; nothing to do where it is not there."""
+
 
 def state_of(host: Runs, vm_id: str) -> State:
     found: State = host.run("state", VmId=vm_id)
@@ -57,17 +60,19 @@ def state_of(host: Runs, vm_id: str) -> State:
 # ── taken ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def take(host: Runs, vm_id: str, name: str) -> SnapshotRef:
-    """The snapshot of this name, made if there is none. Of a VM that is off none is needed: nothing changes its files."""
+def take(host: Runs, vm_id: str, name: str, in_place: Callable[[State], bool] = lambda _: True) -> SnapshotRef:
+    """The snapshot of this name, made if there is none. Of a VM that is off none is needed where its files are read in place:
+    nothing changes them."""
     state = state_of(host, vm_id)
     if machines.power_of(state["state"]) == "off":
         _merged(host, vm_id, state)
-        return SnapshotRef(id=OFF)
+        if in_place(state):
+            return SnapshotRef(id=OFF)
     journal = journals.read(state["notes"])
     present = _found(state, name, journal.get(name))
     if present is not None:
         if journal[name].s != present:
-            _write(host, vm_id, state, journal | {name: journal[name].model_copy(update={"s": present})})
+            write(host, vm_id, state, journal | {name: journal[name].model_copy(update={"s": present})})
         return _reference(state, name, present)
     if name in journal:
         cleanup(host, vm_id, name)  # of one that somebody has removed, or that was released: it is made anew
@@ -76,7 +81,7 @@ def take(host: Runs, vm_id: str, name: str) -> SnapshotRef:
     state = state_of(host, vm_id)
     journal = journals.read(state["notes"])
     before = tuple(str(one["id"]) for one in state["snapshots"])
-    _write(host, vm_id, state, journal | {name: Entry(b=before)})
+    write(host, vm_id, state, journal | {name: Entry(b=before)})
     _make(host, vm_id)
     state = state_of(host, vm_id)
     journal = journals.read(state["notes"])
@@ -86,7 +91,7 @@ def take(host: Runs, vm_id: str, name: str) -> SnapshotRef:
             f"Hyper-V made a recovery snapshot of {vm_id}, and which of {len(state['snapshots'])} it is cannot be said",
             hint="another program backs this VM up at the same time: try when it has ended",
         )
-    _write(host, vm_id, state, journal | {name: Entry(s=made, b=before)})
+    write(host, vm_id, state, journal | {name: Entry(s=made, b=before)})
     return _reference(state, name, made)
 
 
@@ -209,10 +214,8 @@ def _asked(host: Runs, key: str, **question: object) -> Mapping[str, Any]:
     return answer
 
 
-def _tracking_id(vm_id: str, state: State, drive: Mapping[str, Any], since: str) -> str:
-    """The RCT id of this disk in the reference point that the snapshot `since` became. A disk is found by its own identifier;
-    by its place in the list only where there is no other."""
-    key = machines.key_of(drive)
+def point_of(vm_id: str, state: State, key: str, since: str) -> Mapping[str, Any]:
+    """The reference point that the snapshot `since` became; CbtReset where there is none, or it is not sure which it is."""
     entry = journals.read(state["notes"]).get(since)
     point = None if entry is None else next((one for one in state["points"] if one["id"] == entry.p), None)
     if entry is None or point is None or not entry.sure:
@@ -220,6 +223,15 @@ def _tracking_id(vm_id: str, state: State, drive: Mapping[str, Any], since: str)
             f"disk {key} of {vm_id}: the reference point of {since} is no more",
             hint="somebody removed it, or its line in the VM's notes: the whole disk is compared once",
         )
+    found: Mapping[str, Any] = point
+    return found
+
+
+def _tracking_id(vm_id: str, state: State, drive: Mapping[str, Any], since: str) -> str:
+    """The RCT id of this disk in the reference point that the snapshot `since` became. A disk is found by its own identifier;
+    by its place in the list only where there is no other."""
+    key = machines.key_of(drive)
+    point = point_of(vm_id, state, key, since)
     disks = [str(one or "") for one in point["disks"] or ()]
     trackings = [str(one or "") for one in point["trackings"] or ()]
     identifier = str(drive["chain"][0].get("id") or "").strip("{}").lower()
@@ -259,6 +271,12 @@ def release(host: Runs, vm_id: str, name: str) -> None:
     state = state_of(host, vm_id)
     journal = journals.read(state["notes"])
     entry = journal.get(name)
+    if entry is not None and entry.x:
+        host.remove_export(entry.x)
+        entry = entry.model_copy(update={"x": "", "e": {}})
+        write(host, vm_id, state, journal | {name: entry})
+        state = state_of(host, vm_id)
+        journal = journals.read(state["notes"])
     if entry is None or entry.p:
         return
     snapshot = _found(state, name, entry)
@@ -267,13 +285,13 @@ def release(host: Runs, vm_id: str, name: str) -> None:
         return
     points = tuple(str(one["id"]) for one in state["points"])
     entry = entry.model_copy(update={"s": snapshot, "q": points})
-    _write(host, vm_id, state, journal | {name: entry})
+    write(host, vm_id, state, journal | {name: entry})
     made = _done(lambda: host.run("convert", VmId=vm_id, SnapshotId=snapshot))
     state = state_of(host, vm_id)
     journal = journals.read(state["notes"])
     answered = [str(one) for one in (made or {}).get("points") or () if one]
     if len(answered) == 1:
-        _write(host, vm_id, state, journal | {name: entry.model_copy(update={"p": answered[0]})})
+        write(host, vm_id, state, journal | {name: entry.model_copy(update={"p": answered[0]})})
     else:
         _adopt(host, vm_id, state, name)
 
@@ -286,29 +304,28 @@ def _adopt(host: Runs, vm_id: str, state: State, name: str) -> None:
         return
     found = journals.only_new((str(one["id"]) for one in state["points"] if one["type"] == _RCT), entry.q)
     if found is not None:
-        _write(host, vm_id, state, journal | {name: entry.model_copy(update={"p": found, "sure": False})})
+        write(host, vm_id, state, journal | {name: entry.model_copy(update={"p": found, "sure": False})})
 
 
 def cleanup(host: Runs, vm_id: str, name: str) -> None:
-    """Nothing of that name is left, nor its entry. Nothing to do where the VM is no more."""
-    try:
+    """Nothing of that name is left, nor its entry. VmNotFound: neither is the VM, and what there was of ours with it."""
+    state = state_of(host, vm_id)
+    entry = journals.read(state["notes"]).get(name)
+    if entry is None:
+        return
+    if entry.x:
+        host.remove_export(entry.x)
+    if (snapshot := _found(state, name, entry)) is not None:
+        _done(lambda: host.run("destroy", VmId=vm_id, SnapshotId=snapshot, PointId=""))
+    elif not entry.p:
+        _adopt(host, vm_id, state, name)
         state = state_of(host, vm_id)
-        entry = journals.read(state["notes"]).get(name)
-        if entry is None:
-            return
-        if (snapshot := _found(state, name, entry)) is not None:
-            _done(lambda: host.run("destroy", VmId=vm_id, SnapshotId=snapshot, PointId=""))
-        elif not entry.p:
-            _adopt(host, vm_id, state, name)
-            state = state_of(host, vm_id)
-            entry = journals.read(state["notes"]).get(name, entry)
-        if entry.p:
-            _done(lambda: host.run("destroy", VmId=vm_id, SnapshotId="", PointId=entry.p))
-        state = state_of(host, vm_id)
-        left = {one: kept for one, kept in journals.read(state["notes"]).items() if one != name}
-        _write(host, vm_id, state, left)
-    except VmNotFound:
-        log.info("a VM is no more, and with it what we had made of it", vm=vm_id)
+        entry = journals.read(state["notes"]).get(name, entry)
+    if entry.p:
+        _done(lambda: host.run("destroy", VmId=vm_id, SnapshotId="", PointId=entry.p))
+    state = state_of(host, vm_id)
+    left = {one: kept for one, kept in journals.read(state["notes"]).items() if one != name}
+    write(host, vm_id, state, left)
 
 
 def _done(ask: Any) -> Any:
@@ -322,10 +339,14 @@ def _done(ask: Any) -> Any:
 
 
 def _passing(error: HyperVRefused) -> SynvirtError | None:
-    if error.value in _PASSING:
-        return SourceUnreachable(f"{error.detail}: the VM is busy", hint="it is tried again; another backup may be at work")
+    return passing(error.value, error.detail)
+
+
+def passing(code: int, detail: str) -> SynvirtError | None:
+    if code in _PASSING:
+        return SourceUnreachable(f"{detail}: the VM is busy", hint="it is tried again; another backup may be at work")
     return None
 
 
-def _write(host: Runs, vm_id: str, state: State, journal: Journal) -> None:
+def write(host: Runs, vm_id: str, state: State, journal: Journal) -> None:
     host.run("notes", VmId=vm_id, Notes=journals.written(str(state["notes"]), journal))

@@ -60,6 +60,14 @@ function ConvertTo-SynVirtText {
     [System.Text.Encoding]::Unicode.GetString($bytes)
 }
 
+# Where WMI finds an instance again, as one object names another.
+function ConvertTo-SynVirtPath {
+    param($Instance)
+    $name = $Instance.CimClass.CimClassName
+    $id = $Instance.InstanceID.Replace('\', '\\').Replace('"', '\"')
+    '\\{0}\{1}:{2}.InstanceID="{3}"' -f $env:COMPUTERNAME, $SynVirtNamespace, $name, $id
+}
+
 # Hyper-V's own snapshots for backups, found by their type.
 function Get-SynVirtRecoverySnapshot {
     param($System)
