@@ -1,4 +1,5 @@
-"""A disk that virt-v2v takes for a Windows Server 2022: NTFS, two registry hives and a program's header. Nothing in it can run.
+"""A disk that virt-v2v takes for a Windows Server 2022: NTFS, two registry hives and a program's header. Nothing in it can run,
+but a boot record that says what Windows' emergency console does, where it is asked for.
 
 The tools that write it are those of Debian: mkntfs, ntfs-3g, sfdisk, hivexregedit. Real virtio drivers may not be had here, so
 the driver image holds phony ones by the same names; what a conversion does with them (files, registry, boot-start service) is
@@ -75,8 +76,14 @@ _SYSTEM = r"""
 _DRIVERS = {"viostor": "viostor", "vioscsi": "vioscsi", "NetKVM": "netkvm", "Balloon": "balloon", "vioserial": "vioser"}
 
 
-def disk(path: Path, work: Path, *, hibernated: bool = False, encrypted: bool = False) -> Path:
-    """Makes the raw disk at `path`. `hibernated`: Windows was put to sleep, as Fast Startup does; `encrypted`: by BitLocker."""
+# 16 bits: each character of what follows goes to the first serial port, once that takes one; then the processor halts.
+_SAYS = bytes.fromhex("31c0 8ed8 fa be217c ac 84c0 7411 88c4 bafd03 ec a820 74fb b2f8 88e0 ee ebea f4 ebfd")
+_PROMPT = b"\r\nComputer is booting, SAC started and initialized.\r\n\r\nSAC>\0"
+
+
+def disk(path: Path, work: Path, *, hibernated: bool = False, encrypted: bool = False, boots: bool = False) -> Path:
+    """Makes the raw disk at `path`. `hibernated`: Windows was put to sleep, as Fast Startup does; `encrypted`: by BitLocker;
+    `boots`: a BIOS finds what says the prompt of Windows' emergency console at the serial port."""
     ntfs = work / "ntfs.img"
     with ntfs.open("wb") as file:
         file.truncate(NTFS_BYTES)
@@ -92,6 +99,9 @@ def disk(path: Path, work: Path, *, hibernated: bool = False, encrypted: bool = 
     table.write_text("label: dos\n2048,,7,*\n")
     run(["sh", "-c", f"sfdisk -q {path} < {table}"], timeout_s=60)
     with path.open("r+b") as file, ntfs.open("rb") as part:
+        if boots:
+            assert len(_SAYS) == 0x21
+            file.write(_SAYS + _PROMPT)
         file.seek(440)
         file.write(DISK_ID)
         at = START_SECTOR * 512

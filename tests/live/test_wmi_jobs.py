@@ -2,7 +2,8 @@
 and AVHDX chains on a real Samba."""
 
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -10,23 +11,40 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.live import LiveAdapter
+from synvirt.live.hyperv import exporting, power
 from synvirt.live.hyperv.adapter import WmiApi
+from synvirt.live.hyperv.session import Session
 from synvirt.model import LiveKind, Migration, Mode, State
-from tests.fakes.hyperv.host import FakeHost
+from synvirt.remote import reading
+from tests.fakes.hyperv.host import EXPORTING, FakeHost
 from tests.fakes.hyperv.model import OFF, RUNNING, FakeVm
+from tests.fakes.hyperv.wsman import Refusal, Wsman, served
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan
+from tests.patience import quick_tries
+from tests.remote_servers import wire
 
 pytestmark = pytest.mark.timeout(600)
 DISK_BYTES = 3 << 20
 
 
 class WmiHouse(House):
-    def __init__(self, folder: Path, host: FakeHost) -> None:
+    """`options`: of its source."""
+
+    def __init__(self, folder: Path, host: FakeHost, **options: str | int) -> None:
         super().__init__(folder)
         self.host = host
+        self.options: Mapping[str, Any] = options
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
-        return WmiApi(self.host.access())
+        return WmiApi(self.host.access(**self.options))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "POLL_S", 0.01)
+    monkeypatch.setattr(power, "POLL_S", 0.01)
+    monkeypatch.setattr(reading, "PAUSES_S", (0.05,) * 7)
+    quick_tries(monkeypatch)
 
 
 @pytest.fixture
@@ -134,6 +152,174 @@ def test_a_reset_costs_one_pass_over_the_whole_disk(house: WmiHouse, vm: FakeVm,
     assert ended.last_error is not None
     assert (ended.last_error.code, ended.last_error.fatal) == ("E_MIG_CBT_RESET", False)
     assert [one.whole for one in ended.passes].count(True) == 1
+
+
+def test_a_guest_whose_disks_are_exported_is_moved_warm_too(house: WmiHouse, vm: FakeVm) -> None:
+    """Over a checkpoint: whole once, then what changed, the last time of a guest that is off."""
+    house.options = EXPORTING
+    house.host.hyperv.exported.clear()
+    for disk in vm.disks:
+        disk.files.checkpoint()
+    written = writing_at_commits(house, vm)
+    asked = house.host.called("changes")
+    job = house.run(house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 1 << 20})).id)
+    moved(house, vm, job)
+    assert (job.mode_effective, written[0] > 0) == (Mode.WARM, True)
+    assert not any(one.whole for one in job.passes)
+    assert all(one.bytes < 1 << 20 for one in job.passes[1:])
+    assert [by_changes for _, by_changes in house.host.hyperv.exported] == [False, *[True] * (len(job.passes) - 1)]
+    assert house.host.called("changes") == asked
+
+
+def test_a_guest_whose_disks_are_exported_is_moved_cold(house: WmiHouse, vm: FakeVm) -> None:
+    house.options = EXPORTING
+    house.host.hyperv.exported.clear()
+    job = house.run(house.intake.submit(plan(vm, "Cold")).id)
+    moved(house, vm, job)
+    assert job.mode_effective is Mode.COLD
+    assert [by_changes for _, by_changes in house.host.hyperv.exported] == [False]
+
+
+def test_a_reset_costs_one_whole_export(house: WmiHouse, vm: FakeVm) -> None:
+    house.options = EXPORTING
+    hyperv = house.host.hyperv
+    hyperv.exported.clear()
+    job = house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 0, "max_passes": 20}))
+
+    def committed() -> None:
+        if house.store.noted(job.id, "released:1") is not None:
+            house.store.on_commit = lambda: None
+            hyperv.guest_writes(vm, 777, b"not tracked", tracked=False)
+            hyperv.lose_tracking(vm)
+
+    house.store.on_commit = committed
+    ended = house.run(job.id)
+    moved(house, vm, ended)
+    assert [one.whole for one in ended.passes].count(True) == 1
+    assert ended.last_error is not None
+    assert (ended.last_error.code, ended.last_error.fatal) == ("E_MIG_CBT_RESET", False)
+    # The one that was refused is not there; the one that took its place is whole.
+    assert [by_changes for _, by_changes in hyperv.exported][:1] == [False]
+
+
+@pytest.mark.parametrize("way", ["in place", "exported"])
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_service_that_dies_at_any_call_of_its_source_leaves_nothing(
+    tmp_path: Path, hyperv: FakeHost, vm: FakeVm, monkeypatch: pytest.MonkeyPatch, way: str, *, answered: bool
+) -> None:
+    """At each kind of call that does something, before the host hears of it or before we hear its answer; at those that write
+    the journal again and again."""
+    folder = tmp_path / "house"
+    folder.mkdir()
+    options: dict[str, str | int] = dict(EXPORTING) if way == "exported" else {}
+    house = WmiHouse(folder, hyperv, **options)
+    job = house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 1 << 20}))
+    calls, run, died = Counter[str](), Session.run, list[str]()
+
+    def mortal(self: Session, name: str, **parameters: object) -> Any:
+        calls[name] += 1
+        at = (1, 3, 6, 10) if name == "notes" else (1,) if name not in ("about", "list", "inspect", "state") else ()
+        dies = calls[name] in at
+        if dies and not answered:
+            died.append(name)
+            raise Crash
+        found = run(self, name, **parameters)
+        if dies:
+            died.append(name)
+            raise Crash
+        return found
+
+    monkeypatch.setattr(Session, "run", mortal)
+    ended: Migration | None = None
+    while ended is None:
+        try:
+            ended = house.run(job.id)
+        except Crash:
+            hyperv.hyperv.guest_writes(vm, len(died) * 70_000, b"after a crash")
+            house.close()
+            house = WmiHouse(folder, hyperv, **options)
+    moved(house, vm, ended)
+    assert {"take", "convert", "destroy", "power", "notes"} | ({"export", "job"} if way == "exported" else set()) <= set(died)
+    house.close()
+
+
+def test_a_quota_a_cut_share_and_a_busy_vm_in_the_middle_cost_nothing_but_time(
+    tmp_path: Path, hyperv: FakeHost, vm: FakeVm
+) -> None:
+    folder = tmp_path / "house"
+    folder.mkdir()
+    with wire(hyperv.files.port) as between:
+        house = WmiHouse(folder, hyperv, smb_port=between.port)
+        job = house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 1 << 20}))
+        struck = set[str]()
+
+        def committed() -> None:
+            if house.store.noted(job.id, "snapshot:1") and "share" not in struck:
+                struck.add("share")
+                between.cuts = {between.connections + one: 200_000 * one for one in range(1, 5)}
+            if house.store.noted(job.id, "released:1") and "quota" not in struck:
+                struck.add("quota")
+                hyperv.wsman.faults["quota"] = 1
+                busy = Refusal("CreateSnapshot", 32774)
+                for level in (1, 2):
+                    hyperv.hyperv.refuse("take", busy, VmId=vm.id, Level=level)
+
+        house.store.on_commit = committed
+        moved(house, vm, house.run(job.id))
+        house.close()
+    assert struck == {"share", "quota"}
+    assert hyperv.wsman.faults["quota"] == 0
+    assert not hyperv.hyperv.refusals
+
+
+def test_a_host_whose_disk_is_full_fails_the_job_and_nothing_is_left(house: WmiHouse, vm: FakeVm) -> None:
+    """By both ways: Hyper-V has no room for the files that a snapshot needs, or for what it exports."""
+    hyperv = house.host.hyperv
+    full = "There is not enough space on the disk. (0x80070070)"
+    for level in (1, 2):
+        for _ in range(10):
+            hyperv.refuse("take", Refusal("CreateSnapshot", 32768, full), VmId=vm.id, Level=level)
+    ways: tuple[Mapping[str, str], ...] = ({}, EXPORTING)
+    for options in ways:
+        house.options = options
+        ended = house.run(house.intake.submit(plan(vm)).id)
+        assert ended.state is State.FAILED
+        assert ended.last_error is not None
+        assert ended.last_error.code == "E_MIG_SNAPSHOT_FAILED"
+        assert "space" in ended.last_error.message
+        assert (house.host.snapshots(vm), vm.notes, vm.state) == ([], "", RUNNING)
+        hyperv.refusals.clear()
+        hyperv.job_fails = (-2147024784, full)
+    hyperv.job_fails = None
+
+
+def test_a_vm_that_fails_over_between_two_passes_is_moved_from_its_new_node(
+    tmp_path: Path, hyperv: FakeHost, vm: FakeVm
+) -> None:
+    model, certificate = hyperv.hyperv, (str(hyperv.certificate.certificate), str(hyperv.certificate.key))
+    one, two = (Wsman(model.answers(node), hyperv.wsman.user, hyperv.wsman.password) for node in ("NODE1", "NODE2"))
+    model.nodes, vm.node = {"NODE1": True, "NODE2": True}, "NODE1"
+    folder = tmp_path / "house"
+    folder.mkdir()
+    try:
+        with served(one, certificate) as first, served(two, certificate) as second:
+            house = WmiHouse(folder, hyperv, nodes=f"NODE1=127.0.0.1:{first};NODE2=127.0.0.1:{second}")
+            job = house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 1 << 20}))
+
+            def committed() -> None:
+                if house.store.noted(job.id, "released:1") is not None:
+                    house.store.on_commit = lambda: None
+                    model.guest_writes(vm, 123_456, b"on the first node")
+                    vm.node, model.nodes["NODE1"] = "NODE2", False
+
+            house.store.on_commit = committed
+            ended = house.run(job.id)
+            moved(house, vm, ended)
+            assert "power" in [name for name, _ in two.calls]
+            assert not any(done.whole for done in ended.passes)
+            house.close()
+    finally:
+        model.nodes, vm.node = {}, ""
 
 
 def test_a_service_that_dies_anywhere_goes_on_and_leaves_nothing(tmp_path: Path, hyperv: FakeHost, vm: FakeVm) -> None:

@@ -142,6 +142,20 @@ def test_classes_methods_and_their_parameters_are_known(name: str) -> None:
         assert set(re.findall(r"\$answer\.(\w+)", text)) <= {"ReturnValue", *gives}
 
 
+@pytest.mark.parametrize(
+    ("name", "class_name", "count"),
+    [("take", "Msvm_VirtualSystemSnapshotSettingData", 2), ("export", "Msvm_VirtualSystemExportSettingData", 7)],
+)
+def test_settings_have_the_properties_of_their_class(name: str, class_name: str, count: int) -> None:
+    text = script(name)
+    assert f"-ClassName {class_name}" in text
+    block = re.search(r"(?:\$wishes =|-Property) @\{(.*?)\}\n", text, re.DOTALL)
+    assert block is not None
+    used = {*re.findall(r"(\w+) = ", block[1]), *re.findall(r"\$wishes\.(\w+)", text)}
+    assert len(used) == count
+    assert used <= set(SCHEMA["classes"][class_name]["properties"])
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_parameters_are_data(name: str) -> None:
     """No script makes code of a text: ids are GUIDs by their type, wishes are of a set, and nothing is evaluated."""

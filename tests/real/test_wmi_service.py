@@ -3,6 +3,7 @@ on a real Samba; and the guest that was moved, booted here."""
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -13,16 +14,22 @@ from typing import Any
 
 import pytest
 
+from synvirt.model import MigrationPlan, State
 from synvirt.sample import build
-from tests.fakes.hyperv.host import USER, FakeHost, hyperv_host
+from tests.fakes.hyperv.host import EXPORTING, USER, FakeHost, hyperv_host
+from tests.fakes.hyperv.model import OFF
+from tests.guests import phony_windows
+from tests.guests.conversions import need_conversions
+from tests.processes import until
 from tests.real.test_service import service
 from tests.remote_servers import PASSWORD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-OS_NAME = (
-    '<INSTANCE CLASSNAME="Msvm_KvpExchangeDataItem"><PROPERTY NAME="Data" TYPE="string"><VALUE>Debian GNU/Linux 12</VALUE>'
-    '</PROPERTY><PROPERTY NAME="Name" TYPE="string"><VALUE>OSName</VALUE></PROPERTY></INSTANCE>'
+KVP = (
+    '<INSTANCE CLASSNAME="Msvm_KvpExchangeDataItem"><PROPERTY NAME="Data" TYPE="string"><VALUE>{}</VALUE></PROPERTY>'
+    '<PROPERTY NAME="Name" TYPE="string"><VALUE>{}</VALUE></PROPERTY></INSTANCE>'
 )
+OS_NAME = KVP.format("Debian GNU/Linux 12", "OSName")
 # Between the boot sector and the first partition: no file system has it.
 GAP = 64 << 10
 
@@ -44,6 +51,85 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
                 os.kill(int(entry.parent.name), signal.SIGKILL)
         except OSError:
             continue
+
+
+def asked(data_dir: Path, *arguments: str, typed: str = "") -> str:
+    argv = [sys.executable, "-m", "synvirt", "--data-dir", str(data_dir), *arguments]
+    done = subprocess.run(argv, input=typed, capture_output=True, text=True, timeout=600, env=os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def added(data_dir: Path, host: FakeHost, **more: str) -> None:
+    address = f"https://127.0.0.1:{host.port}"
+    pin = host.certificate.fingerprint
+    pairs = (f"{key}={value}" for key, value in host.access(**more).options.items() if key != "fingerprint_sha256")
+    given = [part for pair in pairs for part in ("--option", pair)]
+    user = ("--source-user", USER, "--fingerprint", pin)
+    asked(data_dir, "sources", "add", "hv", address, "--kind", "wmi_api", *user, *given, typed=f"{PASSWORD}\n")
+
+
+def test_a_windows_guest_is_moved_cold_and_boots_with_its_drivers(
+    tmp_path: Path, host: FakeHost, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NTFS, a registry that says Windows Server 2022, a boot record with its emergency console: the conversion's drivers are in
+    its registry, and it says its prompt here."""
+    need_conversions(monkeypatch)
+    raw = phony_windows.disk(tmp_path / "windows.raw", tmp_path, boots=True)
+    monkeypatch.setenv("SYNVIRT_VIRTIO_WIN_ISO", str(phony_windows.driver_image(tmp_path / "virtio.iso", tmp_path)))
+    vm = host.hyperv.add_vm("windows", raw.read_bytes())
+    raw.unlink()
+    items = (("OSName", "Windows Server 2022 Standard"), ("OSVersion", "10.0.20348"))
+    vm.generation, vm.extra = 1, {"kvp": [KVP.format(value, name) for name, value in items]}
+    vm.disks[0].bus = 0
+    with service(data_dir):
+        added(data_dir, host, read_by="auto")
+        job = json.loads(asked(data_dir, "import", "windows", "--source", "hv", "--mode", "cold", "--wait", "--json"))
+    assert (job["state"], job["mode_effective"]) == ("Completed", "Cold"), job["last_error"]
+    assert job["boot_sign"]
+    assert any("virtio drivers installed" in one["text"] for one in job["conversion"]["messages"])
+    assert (host.called("take"), host.snapshots(vm), host.wsman.shells) == (0, [], {})
+    volume = data_dir / "volumes" / job["disks"][0]["volume"]
+    with phony_windows.volume_of(volume, tmp_path) as root:
+        assert (root / "Windows/System32/drivers/viostor.sys").exists()
+
+
+@pytest.mark.parametrize("way", ["in_place", "export"])
+def test_a_killed_service_goes_on_and_leaves_nothing_on_the_host(
+    tmp_path: Path, host: FakeHost, data_dir: Path, way: str
+) -> None:
+    """kill -9 in the first pass and in a later one: snapshot, reference point, export and our line in the notes are found."""
+    vm = host.hyperv.add_vm("busy", random.Random(5).randbytes(24 << 20))
+    options = EXPORTING if way == "export" else {"read_by": way}
+    plan = {
+        "source": {"Live": "wmi_api"}, "mode": "Warm", "target": {"start": False},
+        "limits": {"bandwidth_bps": 12 << 20}, "warm": {"cutover": "manual", "interval_s": 3600},
+    }  # fmt: skip
+    with service(data_dir) as (process, client):
+        added(data_dir, host, **options)
+        source = json.loads(asked(data_dir, "sources", "list", "--json"))["items"][0]["id"]
+        plan |= {"source_ref": {"kind": "live_vm", "source_id": source, "vm_id": vm.id}}
+        job = client.submit(MigrationPlan.model_validate(plan))
+        until(lambda: client.migration(job.id).progress.bytes_done > 0, 240)
+        assert len(vm.snapshots) == 1
+        process.kill()
+        process.wait()
+    host.hyperv.guest_writes(vm, 12_345_678, b"written while nobody looked")
+    with service(data_dir) as (process, client):
+        until(lambda: vm.points and client.migration(job.id).state is State.DELTA_SYNCING, 240)
+        for number in range(12):
+            host.hyperv.guest_writes(vm, number << 21, random.Random(-number).randbytes(1 << 20))
+        client.ask("POST", f"/migrations/{job.id}/cutover")
+        until(lambda: len(vm.snapshots) == 1 or vm.state == OFF, 240)
+        process.kill()
+        process.wait()
+    with service(data_dir) as (_, client):
+        until(lambda: client.migration(job.id).ended, 240)
+        last = client.migration(job.id)
+        assert last.state is State.COMPLETED, last.last_error
+        content = (data_dir / "volumes" / str(last.disks[0].volume)).read_bytes()
+    assert content == host.hyperv.content(vm)
+    assert (host.snapshots(vm), vm.state) == ([], OFF)
 
 
 def test_from_an_unknown_certificate_to_a_guest_that_runs_here(tmp_path: Path, host: FakeHost, data_dir: Path) -> None:
