@@ -34,9 +34,12 @@ def _copy(order: CopyOrder, wire: Wire) -> None:
         copy_disks(order, wire, Openers(reader=partial(_open, None), writer=open_writer))
 
 
-def _cage(order: CopyOrder) -> "Cage | None":
-    """None for a restore: its repository keeps a cache of its own beside what the order names."""
-    return None if any(isinstance(disk.reader, PointSpec) for disk in order.disks) else cage_of(order)
+def _cage(order: CopyOrder) -> "Cage":
+    if not any(isinstance(disk.reader, PointSpec) for disk in order.disks):
+        return cage_of(order)
+    from synvirt.backups.caging import cage_of_restore
+
+    return cage_of_restore(order)
 
 
 def _open(repositories: "OpenRepositories | None", spec: "ReaderSpec | PointSpec") -> "DiskReader":

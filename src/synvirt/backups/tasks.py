@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from synvirt.backups.caging import cage_of_look, cage_of_serving, cage_of_take
 from synvirt.backups.orders import (
     ChangesSpec,
     Commit,
@@ -211,8 +212,8 @@ def serve(order: ServeOrder, wire: Wire) -> None:
 
 
 TASKS: dict[str, Task[Any]] = {
-    "take": Task(TakeOrder, take_disks),
-    "verify_point": Task(VerifyPointOrder, verify_one),
-    "verify_repository": Task(VerifyRepositoryOrder, verify_all),
-    "serve": Task(ServeOrder, serve),
+    "take": Task(TakeOrder, take_disks, cage_of_take),
+    "verify_point": Task(VerifyPointOrder, verify_one, cage_of_look),
+    "verify_repository": Task(VerifyRepositoryOrder, verify_all, cage_of_look),
+    "serve": Task(ServeOrder, serve, cage_of_serving),
 }

@@ -1,0 +1,77 @@
+"""The cages of what backups order: the repository, the host's cache of it, and what the order itself names; nothing else.
+
+Such a worker stays root without root's privileges: it writes files that the service, other hosts by NFS, and QEMU open again,
+and those go by who owns them.
+"""
+
+import os
+import posixpath
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+
+from synvirt.backups.orders import ServeOrder, TakeOrder, VerifyPointOrder, VerifyRepositoryOrder, ZfsChangesSpec
+from synvirt.cage import Cage, Network
+from synvirt.disks.specs import BlankSpec, FileWriterSpec, Qcow2WriterSpec
+from synvirt.jobs.caging import cage_of
+from synvirt.jobs.orders import CopyOrder, DiskOrder
+from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
+
+# Nothing is read of it: it stands for a reader that has a cage of its own.
+_NOTHING = BlankSpec(size_bytes=512)
+
+
+def cage_of_take(order: TakeOrder) -> Cage | None:
+    """None where `zfs send` says what has changed: zfs asks for root's privileges."""
+    if any(isinstance(disk.changes, ZfsChangesSpec) for disk in order.disks):
+        return None
+    readers = [spec for disk in order.disks for spec in (disk.reader, disk.changes) if spec is not None]
+    assumed = FileWriterSpec(path=os.devnull, size_bytes=0)
+    disks = [
+        DiskOrder(key=str(number), reader=spec, writer=assumed)
+        for number, spec in enumerate(readers)
+        if not isinstance(spec, ZfsChangesSpec)
+    ]
+    own = cage_of(CopyOrder(disks=tuple(disks)))
+    journal = () if order.journal is None else (posixpath.dirname(order.journal),)
+    return _with(replace(own, writes=(*own.writes, *journal)), [order.repository], writes_points=True)
+
+
+def cage_of_look(order: VerifyPointOrder | VerifyRepositoryOrder) -> Cage:
+    return _with(Cage(), [order.repository])
+
+
+def cage_of_serving(order: ServeOrder) -> Cage:
+    """Its sockets' folder, for QEMU to connect to."""
+    folders = dict.fromkeys(posixpath.dirname(path) for path in order.sockets.values())
+    return _with(Cage(writes=tuple(folders), network=Network.LOCAL), [order.repository])
+
+
+def cage_of_restore(order: CopyOrder) -> Cage:
+    """Of an order whose readers are disks of points, some or all."""
+    disks, made = [], list[str]()
+    programs = any(isinstance(disk.writer, Qcow2WriterSpec) for disk in order.disks)
+    for disk in order.disks:
+        writer = disk.writer
+        if isinstance(writer, Qcow2WriterSpec):
+            made.append(posixpath.dirname(writer.path))  # a new file's name is written there
+            writer = FileWriterSpec(path=writer.path, size_bytes=0)
+        reader = _NOTHING if isinstance(disk.reader, PointSpec) else disk.reader
+        disks.append(disk.model_copy(update={"reader": reader, "writer": writer}))
+    own = cage_of(order.model_copy(update={"disks": tuple(disks)}))
+    if programs:  # qemu-img writes qcow2, and reads the disk from a socket
+        local = Network.LOCAL if own.network is Network.NONE else own.network
+        own = replace(own, programs=True, network=local, writes=(*own.writes, *made, tempfile.gettempdir()))
+    return _with(own, [disk.reader.repository for disk in order.disks if isinstance(disk.reader, PointSpec)])
+
+
+def _with(own: Cage, repositories: Iterable[RepositorySpec], *, writes_points: bool = False) -> Cage:
+    reads, writes, network = list(own.reads), list(own.writes), own.network
+    for repository in dict.fromkeys(repositories):
+        if isinstance(repository.place, FolderSpec):
+            (writes if writes_points else reads).append(repository.place.path)
+        else:
+            network = Network.ANY
+        # SQLite makes files beside its own, and without a name in the temporary folder.
+        writes.append(tempfile.gettempdir() if repository.cache is None else posixpath.dirname(repository.cache))
+    return replace(own, reads=tuple(reads), writes=tuple(dict.fromkeys(writes)), network=network, as_root=True)

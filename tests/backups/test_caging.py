@@ -1,0 +1,78 @@
+"""Which cage an order of backups gets: the repository, the host's cache of it, and what the order names; and that it holds."""
+
+import tempfile
+from dataclasses import replace
+
+import pytest
+
+from synvirt.backups.caging import cage_of_look, cage_of_restore, cage_of_serving, cage_of_take
+from synvirt.backups.orders import DiskToTake, ServeOrder, TakeOrder, VerifyPointOrder, ZfsChangesSpec
+from synvirt.backups.tasks import TASKS
+from synvirt.cage import Network
+from synvirt.disks.specs import FileWriterSpec, NbdSpec, Qcow2WriterSpec, RawSpec, ReaderSpec
+from synvirt.jobs.orders import CopyOrder, DiskOrder
+from synvirt.repository.specs import FolderSpec, PeerSpec, PointSpec, RepositorySpec
+
+# A key in base64 may begin like a path.
+HERE = RepositorySpec(place=FolderSpec(path="/backups"), key="/etc/", cache="/data/backups/1.footers")
+PEER = replace(HERE, place=PeerSpec(url="https://peer/", fingerprint_sha256="0", username="u", password="/etc/shadow"))
+POINT = PointSpec(repository=HERE, point_id="p", number=0)
+CACHE = "/data/backups"
+
+
+def take(reader: ReaderSpec, repository: RepositorySpec = HERE, **more: object) -> TakeOrder:
+    disk = DiskToTake(key="a", reader=reader)
+    return TakeOrder.model_validate({"repository": repository, "disks": (disk,), "journal": "/data/backups/j", **more})
+
+
+@pytest.mark.parametrize(
+    ("reader", "repository", "reads", "network"),
+    [
+        (RawSpec(path="/vms/a"), HERE, {"/vms/a"}, Network.NONE),
+        (NbdSpec(uri="nbd+unix:///x?socket=/run/n"), HERE, {"/run/n"}, Network.LOCAL),
+        (RawSpec(path="/vms/a"), PEER, {"/vms/a"}, Network.ANY),
+    ],
+)
+def test_taking(reader: ReaderSpec, repository: RepositorySpec, reads: set[str], network: Network) -> None:
+    cage = cage_of_take(take(reader, repository))
+    assert cage is not None
+    own = {"/backups"} if repository is HERE else set()
+    assert (set(cage.reads), set(cage.writes) - {"/dev/null"}, cage.network) == (reads, {CACHE} | own, network)
+    assert (cage.as_root, cage.programs) == (True, False)
+
+
+def test_zfs_asks_for_root() -> None:
+    changes = ZfsChangesSpec(program="/sbin/zfs", since="a@1", guid="1", until="a@2", size_bytes=512)
+    disk = DiskToTake(key="a", reader=RawSpec(path="/dev/zvol/a"), changes=changes)
+    assert cage_of_take(TakeOrder(repository=HERE, disks=(disk,))) is None
+
+
+def test_looking_for_damage_writes_nothing_but_the_cache() -> None:
+    cage = cage_of_look(VerifyPointOrder(repository=HERE, point_id="p"))
+    assert (cage.reads, cage.writes, cage.network, cage.programs) == (("/backups",), (CACHE,), Network.NONE, False)
+    assert cage_of_look(VerifyPointOrder(repository=PEER, point_id="p")).network is Network.ANY
+
+
+def test_serving_listens_in_its_folder() -> None:
+    cage = cage_of_serving(ServeOrder(repository=HERE, point_id="p", sockets={0: "/run/s/0", 1: "/run/s/1"}))
+    assert (cage.reads, set(cage.writes), cage.network) == (("/backups",), {"/run/s", CACHE}, Network.LOCAL)
+
+
+def test_restoring() -> None:
+    to_file = DiskOrder(key="a", reader=POINT, writer=FileWriterSpec(path="/volumes/a", size_bytes=512))
+    cage = cage_of_restore(CopyOrder(disks=(to_file,)))
+    assert (cage.reads, set(cage.writes), cage.network, cage.programs) == (
+        ("/backups",),
+        {"/volumes/a", CACHE},
+        Network.NONE,
+        False,
+    )
+    to_qcow2 = DiskOrder(key="a", reader=POINT, writer=Qcow2WriterSpec(path="/exports/a.qcow2"))
+    cage = cage_of_restore(CopyOrder(disks=(to_qcow2,)))
+    assert (cage.network, cage.programs) == (Network.LOCAL, True)
+    assert set(cage.writes) == {"/exports", "/exports/a.qcow2", tempfile.gettempdir(), CACHE}
+
+
+def test_every_kind_of_order_has_a_cage() -> None:
+    assert set(TASKS) == {"take", "verify_point", "verify_repository", "serve"}
+    assert all(task.cage is not type(task).cage for task in TASKS.values())
