@@ -111,7 +111,7 @@ def _xva(over: DiskReader, spec: XvaSpec) -> DiskReader:
 
 
 def _raw(spec: RawSpec) -> DiskReader:
-    if spec.remote is None:
+    if spec.remote is None and spec.beneath is None:
         return RawReader(spec.path, spec.offset, spec.length)
     from synvirt.disks.roots import open_spec
 
@@ -207,6 +207,7 @@ def _qemu(spec: QemuSpec) -> DiskReader:
         length=spec.length,
         name=spec.name,
         passphrase=passphrase(spec),
+        beneath=spec.beneath,
     )
 
 

@@ -15,7 +15,7 @@ from synvirt.disks.beneath import open_beneath, resolve_beneath
 from synvirt.disks.beneath import open_reference as open_reference_beneath
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import RawSpec
-from synvirt.errors import AuthFailed, HostPathRejected, MalformedArchive, NotFound
+from synvirt.errors import AuthFailed, DiskReadFailed, HostPathRejected, MalformedArchive, NotFound
 from synvirt.remote import Remote
 
 # What reads elsewhere (`synvirt.remote.reading`) is imported when something elsewhere is read: a copy of a local disk starts
@@ -95,7 +95,7 @@ def raw_spec(root: Root, path: Path, offset: int = 0, length: int | None = None)
         from synvirt.remote.reading import version_of
 
         return RawSpec(path=str(path), offset=offset, length=length, remote=root, version=version_of(root, str(path)))
-    return RawSpec(path=str(path), offset=offset, length=length)
+    return RawSpec(path=str(path), offset=offset, length=length, beneath=None if root == HOST else str(root.absolute()))
 
 
 def open_spec(spec: RawSpec) -> DiskReader:
@@ -103,7 +103,28 @@ def open_spec(spec: RawSpec) -> DiskReader:
         from synvirt.remote.reading import RemoteReader
 
         return RemoteReader(spec.remote, spec.path, spec.offset, spec.length, version=spec.version)
-    return RawReader(spec.path, spec.offset, spec.length)
+    return open_here(spec.path, spec.offset, spec.length, spec.beneath)
+
+
+def open_here(path: str, offset: int, length: int | None, beneath: str | None) -> RawReader:
+    """A file of this host by the path that a spec has. HostPathRejected, where it has come to lead out of `beneath`."""
+    return RawReader(path, offset, length, descriptor=None if beneath is None else opened_beneath(beneath, path))
+
+
+def opened_beneath(root: str, path: str) -> int:
+    """`open_beneath`, of a file that was there when somebody looked."""
+    name = Path(path).name
+    try:
+        return open_beneath(root, path)
+    except NotFound as problem:
+        raise DiskReadFailed(
+            f"{name} cannot be opened: it is not there", hint="it was removed or renamed meanwhile"
+        ) from problem
+    except HostPathRejected as problem:
+        raise HostPathRejected(
+            f"{name} leads out of the import root, or is no plain file, and was one when it was looked at",
+            hint="somebody changed it meanwhile: who may write to the import root?",
+        ) from problem
 
 
 def open_reference(

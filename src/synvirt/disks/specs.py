@@ -38,7 +38,8 @@ class Spec:
 class RawSpec(Spec):
     """A range of a file or block device, as it is. A tar member is one; `length` None means up to its end.
 
-    With `remote`, `path` is the file's name beneath it, and `version` what it must still be.
+    With `remote`, `path` is the file's name beneath it, and `version` what it must still be. `beneath`: the folder that the
+    file must lie in when it is opened, whatever links have become of its name since it was looked at.
     """
 
     format: Literal["raw"] = "raw"
@@ -47,6 +48,7 @@ class RawSpec(Spec):
     length: int | None = None
     remote: Remote | None = None
     version: str | None = None
+    beneath: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,8 @@ def comes_once(spec: "ReaderSpec") -> bool:
 class QemuSpec(Spec):
     """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed.
 
-    `key_file` holds the passphrase of an encrypted one: the spec is stored and shown, the passphrase never is.
+    `key_file` holds the passphrase of an encrypted one: the spec is stored and shown, the passphrase never is. `beneath`: as in
+    RawSpec, for both files.
     """
 
     format: Literal["qemu"] = "qemu"
@@ -215,6 +218,7 @@ class QemuSpec(Spec):
     length: int | None = None
     name: str = ""
     key_file: str | None = None
+    beneath: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +424,7 @@ class ChecksumSpec(Spec):
     name: str
     remote: Remote | None = None
     version: str | None = None
+    beneath: str | None = field(default=None, compare=False)
 
 
 def format_name(spec: ReaderSpec) -> str:

@@ -104,7 +104,8 @@ def _specs(found: object) -> Iterator[object]:
 def _paths(spec: object) -> Iterator[str]:
     for field in fields(spec):  # type: ignore[arg-type]
         value = getattr(spec, field.name)
-        if isinstance(value, str) and value.startswith("/"):
+        # What a file lies beneath bounds it, and is not read itself.
+        if isinstance(value, str) and value.startswith("/") and field.name != "beneath":
             yield value
     if (conf := getattr(spec, "conf", "")).startswith("/"):
         yield posixpath.dirname(conf)  # Ceph's keys lie beside its settings

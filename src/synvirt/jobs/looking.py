@@ -195,7 +195,7 @@ def vouch(specs: object, root: Root) -> None:
             raise _nonsense()
         for field in fields(spec):
             value = getattr(spec, field.name)
-            is_file = field.name == "path" or (field.name in ("root", "key_file") and isinstance(value, str))
+            is_file = field.name == "path" or (field.name in ("root", "key_file", "beneath") and isinstance(value, str))
             if is_file and not _is_beneath(str(value), root, getattr(spec, "remote", None)):
                 raise _nonsense()
 

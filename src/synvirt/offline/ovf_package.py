@@ -202,6 +202,7 @@ def _checksum(file: FileRange, digest: Digest, root: Root) -> ChecksumSpec:
         name=file.name,
         remote=where.remote,
         version=where.version,
+        beneath=where.beneath,
     )
 
 

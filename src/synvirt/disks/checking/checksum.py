@@ -32,6 +32,7 @@ def check(checksum: ChecksumSpec, stop: Callable[[], bool] = lambda: False) -> N
             length=checksum.length,
             remote=checksum.remote,
             version=checksum.version,
+            beneath=checksum.beneath,
         )
     )
     try:

@@ -5,13 +5,15 @@ the job, and after a crash; an image that is damaged, or names files it may not 
 QEMU. Only a file of this host, or a range of one, can be given to QEMU: an image packed in something else stays refused.
 """
 
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from synvirt.blocks import DiskReader
 from synvirt.disks.raw.files import RawReader
+from synvirt.disks.roots import open_here, opened_beneath
 from synvirt.disks.specs import ImageSpec, QemuDriver, QemuSpec, RawSpec, ReaderSpec
 from synvirt.errors import BadRequest, UnsupportedFormat
 
@@ -67,7 +69,7 @@ def readable(spec: ReaderSpec, *, key_file: str | None = None) -> ReaderSpec:
     ):
         return spec
     raw = spec.over
-    reader = RawReader(raw.path, raw.offset, raw.length)
+    reader = open_here(raw.path, raw.offset, raw.length, raw.beneath)
     try:
         driver = driver_of(reader)
     finally:
@@ -78,7 +80,15 @@ def readable(spec: ReaderSpec, *, key_file: str | None = None) -> ReaderSpec:
 
 
 def qemu_spec(raw: RawSpec, driver: QemuDriver, name: str, *, key_file: str | None = None) -> QemuSpec:
-    return QemuSpec(driver=driver, path=raw.path, offset=raw.offset, length=raw.length, name=name, key_file=key_file)
+    return QemuSpec(
+        driver=driver,
+        path=raw.path,
+        offset=raw.offset,
+        length=raw.length,
+        name=name,
+        key_file=key_file,
+        beneath=raw.beneath,
+    )
 
 
 def with_key(spec: ReaderSpec, key_file: str | None, *, needed: bool = True) -> ReaderSpec:
@@ -109,7 +119,7 @@ def passphrase(spec: QemuSpec) -> str | None:
         return None
     name = Path(spec.key_file).name
     try:
-        with Path(spec.key_file).open("rb") as file:
+        with _key_file(spec.key_file, spec.beneath) as file:
             content = file.read(_KEY_BYTES_MAX + 1)
         text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -118,6 +128,10 @@ def passphrase(spec: QemuSpec) -> str | None:
     if not content or len(content) > _KEY_BYTES_MAX:
         raise UnsupportedFormat(f"the key file {name} is empty, or has more than {_KEY_BYTES_MAX} bytes")
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def _key_file(path: str, beneath: str | None) -> IO[bytes]:
+    return Path(path).open("rb") if beneath is None else os.fdopen(opened_beneath(beneath, path), "rb")
 
 
 def _bytes_at(reader: DiskReader, at: int, length: int) -> bytes:

@@ -18,7 +18,7 @@ from synvirt.blocks import DiskReader, Extent
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.nbd.served import place_for, reader_of
 from synvirt.disks.qcow2.header import ENCRYPTIONS, read_header
-from synvirt.disks.raw.files import RawReader
+from synvirt.disks.roots import open_here
 from synvirt.errors import HostPathRejected, MalformedArchive, SourceUnreachable, UnsupportedFormat
 from synvirt.programs import start
 
@@ -43,19 +43,20 @@ class QemuNbdReader:
         length: int | None = None,
         passphrase: str | None = None,
         name: str = "",
+        beneath: str | None = None,
     ) -> None:
         self._name = name or Path(path).name
         self._closing = contextlib.ExitStack()
         try:
-            reader = RawReader(path, offset, length)
+            reader = open_here(path, offset, length, beneath)
             self._closing.callback(reader.close)
             options = _options(reader, driver, self._name, locked=passphrase is None)
-            self._nbd = self._served(path, options, (offset, reader.size), passphrase)
+            self._nbd = self._served(reader.descriptor, options, (offset, reader.size), passphrase)
         except BaseException:
             self.close()
             raise
 
-    def _served(self, path: str, options: dict[str, Any], part: tuple[int, int], passphrase: str | None) -> NbdReader:
+    def _served(self, opened: int, options: dict[str, Any], part: tuple[int, int], passphrase: str | None) -> NbdReader:
         place = place_for("qemu-nbd", self._closing)
         argv = ["qemu-nbd", "-r", "-k", str(place.socket), "-e", str(_CONNECTIONS), "--pid-file", str(place.ready)]
         if passphrase is not None:
@@ -64,7 +65,8 @@ class QemuNbdReader:
             secret.touch(mode=0o600)
             secret.write_text(passphrase)
             argv += ["--object", f"secret,id=secret,file={secret}"]
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # The very file that was looked at; and open anew, since a descriptor's place is shared with its copies.
+        descriptor = os.open(f"/proc/self/fd/{opened}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             offset, length = part
             file = {"driver": "file", "filename": f"/proc/self/fd/{descriptor}"}

@@ -68,6 +68,11 @@ class RawReader:
                 hint="the file is cut off: copy it again from where it came",
             )
 
+    @property
+    def descriptor(self) -> int:
+        """Of the file, which stays the reader's."""
+        return self._fd
+
     def extents(self) -> Iterator[Extent]:
         at, end = self._offset, self._offset + self.size
         while at < end:
