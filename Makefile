@@ -1,7 +1,8 @@
 # make run: install what is needed and do the main job. make test: prove it. make check: style, types, layers.
 # make lab: build the guest with zfs that some tests boot; once, some minutes, as root; kept in ~/.cache/synvirt-lab.
 # make deb: a Debian package of it, in dist/.
-# make bench: speed, as ratios against other tools in the same run.
+# make bench: speed, as ratios against other tools in the same run, written into docs/performance.md and the README; refused
+# where others work on the machine meanwhile.
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
@@ -55,7 +56,7 @@ deb: setup
 	packaging/build-deb.sh dist
 
 bench: setup-test
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench --write
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import backup
+from bench import backup, report
 from bench.measure import Result, RunFailed, measure
 from bench.reflink import NoReflinks, reflink_folder
 from bench.rows import ROWS, Row
@@ -35,6 +35,9 @@ def main() -> None:
     missing = [f"{name} (apt-get install {package})" for name, package in wanted.items() if find(name) is None]
     if not (rows or backups) or missing:
         sys.exit(f"needs {', '.join(missing)}" if missing else f"no row is named so; there are: {[row.name for row in ROWS]}")
+    if options.write:
+        _refuse_to_write(options)
+    watch = report.Watch()
     folder = _folder(options.folder, options.data_mib, keep=options.keep)
     target = folder / f"target-{os.getpid()}.raw"
     results: list[Result] = []
@@ -48,6 +51,7 @@ def main() -> None:
             print(f"measuring {row.name} …", file=sys.stderr, flush=True)
             try:
                 results.append(_measured(row, sources, target, options.rounds))
+                print(_line(results[-1]), file=sys.stderr, flush=True)
             except (RunFailed, NoReflinks) as failure:
                 failures.append(f"{row.name}: {failure}")
             if not options.keep:
@@ -69,6 +73,25 @@ def main() -> None:
         print("\n\n".join([*([_table(results)] if results else []), *([backup.table(lines)] if lines else [])]))
     if failures:
         sys.exit("\n".join(["not measured:", *failures]))
+    if options.write:
+        _write(results, lines, options, watch)
+
+
+def _refuse_to_write(options: argparse.Namespace) -> None:
+    if options.rows or options.fast:
+        sys.exit("--write is of all rows, measured in full")
+    if complaint := report.complaint_now():
+        sys.exit(f"{complaint}: figures of a busy machine are not written. Measure without --write, or when it is idle")
+
+
+def _write(results: list[Result], lines: list[backup.Line], options: argparse.Namespace, watch: report.Watch) -> None:
+    if complaint := watch.complaint():
+        sys.exit(f"{complaint} meanwhile: nothing is written")
+    others = report.others_share(watch.since, report.moment(), watch.cores)
+    about = report.provenance(options.data_mib, options.rounds, others)
+    report.write(report.DOCUMENT, "\n\n".join([about, _table(results), backup.table(lines)]))
+    shown = [result for result in results if result.row.name in report.HEADLINES]
+    report.write(report.README, f"{about}\n\n{_table(shown)}")
 
 
 def _measured(row: Row, sources: Sources, target: Path, rounds: int) -> Result:
@@ -94,6 +117,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data-mib", type=int, default=2300, help="real files on the disk")
     parser.add_argument("--folder", type=Path, help="where to work: by default in memory, if there is room")
     parser.add_argument("--keep", action="store_true", help="leave the images for the next run")
+    parser.add_argument("--write", action="store_true", help="write the tables of docs/performance.md and README.md")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.fast:
@@ -134,14 +158,16 @@ def _table(results: list[Result]) -> str:
         "| row | ours s (cpu) | peer s (cpu) | ratio | reach | peak MiB | ok |",
         "|---|---:|---:|---:|---:|---:|---|",
     ]
-    for result in results:
-        verdict = "yes" if result.reached else "wrong content" if not result.equal else "no"
-        lines.append(
-            f"| {result.row.name} | {result.seconds:.2f} ({result.cpu_seconds:.2f})"
-            f" | {result.peer_seconds:.2f} ({result.peer_cpu_seconds:.2f})"
-            f" | {result.ratio:.2f} | {_reach(result.row)} | {result.memory_mib:.0f} | {verdict} |"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(_line, results)])
+
+
+def _line(result: Result) -> str:
+    verdict = "yes" if result.reached else "wrong content" if not result.equal else "no"
+    return (
+        f"| {result.row.name} | {result.seconds:.2f} ({result.cpu_seconds:.2f})"
+        f" | {result.peer_seconds:.2f} ({result.peer_cpu_seconds:.2f})"
+        f" | {result.ratio:.2f} | {_reach(result.row)} | {result.memory_mib:.0f} | {verdict} |"
+    )
 
 
 def _reach(row: Row) -> str:

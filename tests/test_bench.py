@@ -1,0 +1,58 @@
+"""What `make bench` writes, and when it refuses to."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from bench import report
+from bench.rows import ROWS
+
+
+def test_a_table_is_written_between_the_marks_alone(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    for table in ("| one |", "| two |"):
+        report.write(document, table)
+        assert document.read_text() == f"before\n{report.BEGIN}\n{table}\n{report.END}\nafter\n"
+    assert list(tmp_path.iterdir()) == [document]
+
+
+@pytest.mark.parametrize(
+    "text", ["none", f"{report.BEGIN} alone", f"{report.END}{report.BEGIN}", f"{report.BEGIN}{report.END}" * 2]
+)
+def test_a_document_without_its_marks_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    document = tmp_path / "page.md"
+    document.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(report.BEGIN)):
+        report.write(document, "| one |")
+    assert document.read_text() == text
+
+
+@pytest.mark.parametrize("document", [report.DOCUMENT, report.README])
+def test_the_documents_have_their_marks(document: Path) -> None:
+    text = document.read_text()
+    assert (text.count(report.BEGIN), text.count(report.END)) == (1, 1)
+    assert text.index(report.BEGIN) < text.index(report.END)
+
+
+def test_the_headlines_are_rows() -> None:
+    assert set(report.HEADLINES) <= {row.name for row in ROWS}
+
+
+def test_what_others_do_is_told_from_what_we_do() -> None:
+    before = report.moment("cpu  100 0 50 1000 40 0 0 0 0 0\n")
+    ticks = os.sysconf("SC_CLK_TCK")
+    busy = report.moment(f"cpu  {100 + 8 * ticks} 0 50 2000 90 0 0 0 0 0\n")
+    # Ten seconds of two cores, of which eight were busy: three by us, five by others.
+    since = report.Moment(0.0, before.spent, 0.0)
+    share = report.others_share(since, report.Moment(10.0, busy.spent, 3.0), 2)
+    assert share == pytest.approx(0.25)
+    assert share > report.OTHERS_MAX
+    assert report.others_share(since, report.Moment(10.0, busy.spent, 8.0), 2) == pytest.approx(0.0)
+
+
+def test_figures_say_what_they_are_of() -> None:
+    said = report.provenance(1000, 3, 0.02)
+    assert re.search(r"^Measured \d{4}-\d\d-\d\d at commit \S+ by .*1000 MiB.*medians of 3.*\d+ cores.*others had 2%\.$", said)
