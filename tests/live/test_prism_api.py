@@ -129,6 +129,46 @@ def test_a_manifest_has_what_the_platform_knows(cluster: Prisms, which: str) -> 
 
 
 @pytest.mark.parametrize("which", ["central", "element"])
+def test_what_does_not_come_along_is_a_concern_with_its_name(cluster: Prisms, which: str) -> None:
+    """GPUs each, devices by their number, a volume group once however many disks it has; nothing of a VM that has none."""
+    plain = machine(cluster)
+    vm = machine(cluster, gpus=2, passed_through=3 if which == "central" else 0)
+    group = cluster.state.cluster_id
+    vm.disks += [replace(vm.disks[0], id=str(number), device=vm.id, index=number, group=group) for number in (7, 8)]
+    manifest = ask(cluster.access(which), lambda adapter: adapter.inspect(vm.id))
+    told = {concern.id: (concern.category, concern.assessment) for concern in manifest.concerns}
+    assert told["nutanix.gpu:0"] == ("Warning", "The guest has vGPU of its host; here it has none.")
+    assert "nutanix.gpu:1" in told
+    assert told[f"nutanix.volume_group:{group}"][0] == "Critical"
+    assert group in told[f"nutanix.volume_group:{group}"][1]
+    assert [name for name in told if name.startswith("nutanix.volume_group")] == [f"nutanix.volume_group:{group}"]
+    # v3 has no word for them.
+    assert told.get("nutanix.passthrough") == (
+        ("Warning", "3 devices of its host stay behind.") if which == "central" else None
+    )
+    # What is not moved is not among the disks.
+    assert [disk.key for disk in manifest.disks] == ["scsi.0", "sata.1"]
+    others = ask(cluster.access(which), lambda adapter: adapter.inspect(plain.id)).concerns
+    assert {one.id for one in others} == {"nutanix.read_by", "nutanix.guest_tools"}
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({}, "They are not seen: snapshots are as after a crash."),
+        ({"tools": True}, "They are installed, and hold its file systems still for a snapshot."),
+        ({"tools": True, "holds_still": False}, "They are installed, and do not hold its file systems still."),
+        ({"tools": True, "power": "OFF"}, "They are installed, and do not hold its file systems still: it does not run."),
+    ],
+)
+def test_the_state_of_guest_tools_is_told(cluster: Prisms, which: str, fields: dict[str, Any], state: str) -> None:
+    vm = machine(cluster, **fields)
+    manifest = ask(cluster.access(which), lambda adapter: adapter.inspect(vm.id))
+    assert [one.assessment for one in manifest.concerns if one.id == "nutanix.guest_tools"] == [state]
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
 def test_2000_vms_are_listed_page_by_page(cluster: Prisms, which: str) -> None:
     for number in range(1203):
         vm = VmState(f"00000000-0000-0000-0000-{number:012}", f"vm {number}", [])

@@ -132,7 +132,7 @@ class CentralAnswers:
             isInstalled=vm.tools,
             isEnabled=vm.tools,
             isReachable=vm.tools and vm.power == "ON",
-            isVssSnapshotCapable=vm.tools,
+            isVssSnapshotCapable=vm.tools and vm.holds_still,
             guestInfo=_vm_type("GuestInfo", guestOsFullName=vm.guest),
         )
         return _vm_type(
@@ -166,6 +166,7 @@ class CentralAnswers:
                     ),
                 )
             ],
+            pcieDevices=[_vm_type("PcieDevice", extId=str(uuid4())) for _ in range(vm.passed_through)] or None,
             gpus=[_vm_type("Gpu", mode="VIRTUAL", vendor="NVIDIA", name="vGPU") for _ in range(vm.gpus)] or None,
         )
 

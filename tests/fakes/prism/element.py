@@ -50,7 +50,7 @@ class ElementAnswers:
             "gpu_list": [{"mode": "VIRTUAL", "name": "vGPU"} for _ in range(vm.gpus)],
         }
         if vm.tools:
-            tools = {"state": "ENABLED", "vss_snapshot_capable": True, "is_reachable": vm.power == "ON"}
+            tools = {"state": "ENABLED", "vss_snapshot_capable": vm.holds_still, "is_reachable": vm.power == "ON"}
             resources["guest_tools"] = {"nutanix_guest_tools": {**tools, "guest_os_version": vm.guest}}
         cluster = {"kind": "cluster", "name": "cluster", "uuid": self.state.cluster_id}
         shared = {"name": vm.name, "description": vm.description, "cluster_reference": cluster}

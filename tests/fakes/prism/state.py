@@ -53,6 +53,8 @@ class VmState:
     secure_boot: bool = False
     tpm: bool = False
     tools: bool = False
+    holds_still: bool = True  # as far as its tools go
+    passed_through: int = 0
     guest: str = ""
     description: str = ""
     gpus: int = 0

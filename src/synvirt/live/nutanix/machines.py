@@ -291,14 +291,21 @@ def _concerns(vm: FoundVm, way: Way, disks: Sequence[Disk]) -> Iterator[Concern]
             assessment="What it has in its memory is not moved, and is lost when it is powered off for the cut-over.",
             remedy="Resume it, or power it off, at the source first.",
         )
+    state, remedy = _guest_tools(vm)
     yield Concern(
-        id="nutanix.guest_tools",
-        category="Information",
-        label="Nutanix Guest Tools",
-        assessment="They are installed, and of no use here."
-        if vm.tools
-        else "They are not seen: snapshots are as after a crash.",
-        remedy="Remove them after the move." if vm.tools else "Nothing: file systems with a journal take that.",
+        id="nutanix.guest_tools", category="Information", label="Nutanix Guest Tools", assessment=state, remedy=remedy
+    )
+
+
+def _guest_tools(vm: FoundVm) -> tuple[str, str]:
+    """What they do for its snapshots, and what to do about it."""
+    if not vm.tools:
+        return "They are not seen: snapshots are as after a crash.", "Nothing: file systems with a journal take that."
+    if vm.quiescible:
+        return "They are installed, and hold its file systems still for a snapshot.", "Remove them after the move."
+    return (
+        f"They are installed, and do not hold its file systems still{'' if vm.power == 'on' else ': it does not run'}.",
+        "Enable their VSS snapshots, or take snapshots as after a crash; remove them after the move.",
     )
 
 
