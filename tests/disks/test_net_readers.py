@@ -1,6 +1,7 @@
 """Disks that come over NFS and iSCSI from real servers: the laws of DiskReader, then what servers do wrong."""
 
 import random
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from synvirt.disks import nfs as nfs_module
 from synvirt.disks import open_reader
 from synvirt.disks.nfs import knock
 from synvirt.disks.specs import AllocatedSpec, IscsiSpec, NfsSpec
@@ -28,10 +30,13 @@ def content() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def nfs(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> Iterator[NfsSpec]:
-    folder = tmp_path_factory.mktemp("nfs")
-    (folder / "containers").mkdir()
-    state = State(folder / "containers")
+def container(tmp_path_factory: pytest.TempPathFactory) -> State:
+    return State(tmp_path_factory.mktemp("containers"))
+
+
+@pytest.fixture(scope="module")
+def nfs(tmp_path_factory: pytest.TempPathFactory, container: State, content: bytes) -> Iterator[NfsSpec]:
+    folder, state = tmp_path_factory.mktemp("nfs"), container
     state.cluster_list.append(HERE)
     (state.folder / "default" / "disk").write_bytes(content)
     with nfs_server(folder / "server", state) as ports:
@@ -87,6 +92,33 @@ def test_what_nfs_refuses_is_told_by_its_cause(nfs: NfsSpec) -> None:
         closed.bind(("127.0.0.1", 0))
         with pytest.raises(SourceUnreachable, match="takes no connection"):
             open_reader(replace(nfs, mount_port=closed.getsockname()[1]))
+
+
+def test_an_nfs_server_that_hangs_while_it_is_read_is_told_and_found_again(
+    nfs: NfsSpec, container: State, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that fails over for longer than we wait: each read is told in time, as the server's silence and not as an
+    allow-list's; the same reader goes on once it answers."""
+    monkeypatch.setattr(nfs_module, "READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(nfs_module, "MOUNT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(nfs_module, "RETRY_DELAYS_S", (0.0, 0.0))
+    reader, buffer = open_reader(nfs), bytearray(1 << 20)
+    try:
+        reader.read_into(0, memoryview(buffer))
+        container.signal_nfs(signal.SIGSTOP)
+        for _ in range(2):  # on the connection that it had, then on none
+            with pytest.raises(SourceUnreachable, match=r"127\.0\.0\.1 was lost while disk was read by NFS at offset 0"):
+                reader.read_into(0, memoryview(buffer))
+        # A stranger's mount hangs like this: who was never let in is told so.
+        with pytest.raises(AuthFailed, match="no answer within 1 s"):
+            open_reader(nfs)
+        container.signal_nfs(signal.SIGCONT)
+        monkeypatch.undo()  # a loaded machine answers in its own time
+        reader.read_into(0, memoryview(buffer))
+        assert bytes(buffer) == content[: 1 << 20]
+    finally:
+        container.signal_nfs(signal.SIGCONT)
+        reader.close()
 
 
 def test_what_iscsi_refuses_is_told_by_its_cause(iscsi: IscsiSpec, tmp_path: Path) -> None:

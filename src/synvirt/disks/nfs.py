@@ -58,6 +58,10 @@ class _Lost(Exception):
     """This attempt failed in a way that another may not."""
 
 
+class _Silent(AuthFailed):
+    """No answer to a mount: an allow-list that this host is not on, or a server that is away for a moment."""
+
+
 class _Stat(ctypes.Structure):
     _fields_ = tuple((f"nfs_{name}", ctypes.c_uint64) for name in _STAT)
 
@@ -154,7 +158,7 @@ class _Connection:
         if code in _FORBIDDEN or code == errno.ENOENT:
             return AuthFailed(f"{what}{self._said()}", hint=ALLOW_LIST_HINT)
         if code == errno.EINTR:
-            return AuthFailed(f"{what}no answer within {MOUNT_TIMEOUT_S:.0f} s", hint=ALLOW_LIST_HINT)
+            return _Silent(f"{what}no answer within {MOUNT_TIMEOUT_S:.0f} s", hint=ALLOW_LIST_HINT)
         return SourceUnreachable(f"{what}{self._said()}", hint="is its NFS service up?")
 
     def size(self) -> int:
@@ -198,7 +202,8 @@ class _Connection:
 
 class NfsReader:
     """`spec.path` beneath `spec.export`. AuthFailed: this host is not let in, told within 10 s; FileGone: the file is no more;
-    SourceUnreachable: the server is."""
+    SourceUnreachable: the server is, or says nothing while it is read. That is told within READ_TIMEOUT_S and two mounts, and
+    the next read may find it back."""
 
     max_readers = CONNECTIONS
 
@@ -206,7 +211,9 @@ class NfsReader:
         self._spec = spec
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
+        self._was_let_in = False
         self.size = self._tried(lambda connection: connection.size(), "its size", delays_s=())
+        self._was_let_in = True
         if spec.size_bytes not in (None, self.size):
             self.close()
             raise DiskReadFailed(f"{spec.name} has {self.size} bytes on {spec.host}, and its disk {spec.size_bytes}")
@@ -233,9 +240,11 @@ class NfsReader:
             try:
                 connection = self._borrowed()
                 found = attempt(connection)
-            except (_Lost, SourceUnreachable) as error:
+            except (_Lost, SourceUnreachable, _Silent) as error:
                 if connection is not None:
                     connection.close()
+                if isinstance(error, _Silent) and not self._was_let_in:
+                    raise  # waiting lets nobody in
                 if delay_s is None:
                     raise SourceUnreachable(
                         f"{self._spec.host} was lost while {self._spec.name} was read by NFS at {where}: {error}",

@@ -50,9 +50,12 @@ def nfs_server(folder: Path, state: State) -> Iterator[tuple[int, int]]:
                     _wait(child, log, REREAD, before)
 
                 state.on_list = reread
+                state.signal_nfs = lambda number: os.killpg(child.pid, number)
                 yield ports
             finally:
-                state.on_list = lambda: None
+                state.on_list, state.signal_nfs = lambda: None, lambda _number: None
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGCONT)
                 end_group(child)
 
 

@@ -136,6 +136,8 @@ class State:
         self.on_group: Callable[[str, Group], None] = lambda _what, _group: None
         # Told of allow-lists: a real NFS server, where there is one.
         self.on_list: Callable[[], None] = lambda: None
+        # A real NFS server says nothing any more, or goes on (signal.SIGSTOP, SIGCONT).
+        self.signal_nfs: Callable[[int], None] = lambda _number: None
         self.data_services: str | None = None
         self.snapshot_number = 0
         self.add_container("default")
