@@ -496,6 +496,22 @@ def test_what_others_did_to_the_list_meanwhile_stays(by_nfs: Prisms, tmp_path: P
     assert state.listed("default") == ["127.0.0.7/255.255.255.255", "127.0.0.8/255.255.255.255"]
 
 
+def test_a_list_that_was_put_back_is_not_put_back_twice(by_nfs: Prisms, tmp_path: Path) -> None:
+    """A service that was killed between the two: the container inherits again, and nobody is shut out of it."""
+    vm, state, own = machine(by_nfs), by_nfs.state, tmp_path / "own"
+    state.cluster_list[:] = ["127.0.0.7/255.255.255.255"]
+    state.on_list()
+    access = by_nfs.access("element", folder=own, extend_allow_list=True, client_address="127.0.0.1")
+    ask(access, lambda adapter: opened(adapter, vm.id))
+    (note,) = own.iterdir()
+    kept = note.read_bytes()
+    ask(access, lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
+    note.write_bytes(kept)
+    ask(access, lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
+    assert state.listed("default") == ["127.0.0.7/255.255.255.255"]
+    assert list(own.iterdir()) == []
+
+
 def test_a_cluster_that_lets_a_strangers_mount_hang_is_told_in_time(by_nfs: Prisms) -> None:
     """As Nutanix does: it takes the connection, and says nothing."""
     vm = machine(by_nfs)

@@ -1,9 +1,11 @@
 """Whole jobs from a Prism to a volume: the warm engine, prism_api and the copy worker as they are, bytes by real servers."""
 
+import json
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,11 +13,14 @@ from uuid import UUID
 import pytest
 
 from synvirt.live import LiveAdapter
+from synvirt.live.nutanix import prism
 from synvirt.live.nutanix.adapter import PrismApi
+from synvirt.migrations import patience
 from synvirt.model import LiveKind, Migration, Mode, State
 from tests.fakes.prism.server import Prisms
 from tests.fakes.prism.state import VmState
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan
+from tests.patience import quick_tries
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -61,15 +66,15 @@ def plan(vm: VmState, mode: str = "Warm", **fields: Any) -> Any:
 
 
 @contextmanager
-def busy_guest(prisms: Prisms, vm: VmState) -> Iterator[list[int]]:
-    """Writes small pieces all over its disk for as long as it runs; how often, in the end."""
+def busy_guest(prisms: Prisms, vm: VmState, address: str = "scsi.0", size: int = SIZE) -> Iterator[list[int]]:
+    """Writes small pieces all over a disk for as long as it runs; how often, in the end."""
     written, over = [0], threading.Event()
 
     def write() -> None:
         generator = random.Random(3)
         while not over.is_set():
             data = generator.randbytes(generator.randrange(1, 4096))
-            written[0] += prisms.state.guest_writes(vm.id, "scsi.0", generator.randrange(SIZE - 4096), data)
+            written[0] += prisms.state.guest_writes(vm.id, address, generator.randrange(size - 4096), data)
             over.wait(0.01)
 
     thread = threading.Thread(target=write)
@@ -148,6 +153,44 @@ def test_a_snapshot_that_others_removed_costs_one_comparison(house: Made, by_nfs
     assert by_nfs.names() == []
 
 
+def test_a_cluster_that_fails_over_for_longer_than_a_request_waits_is_waited_for_and_told(
+    house: Made, by_nfs: Prisms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two passes its Prism answers 503, and its NFS server nothing: the job says so, and goes on."""
+    quick_tries(monkeypatch)
+    monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
+    monkeypatch.setattr(prism, "RETRY_PAUSES_S", (0.01, 0.01))
+    here, vm = house(by_nfs, "element"), machine(by_nfs)
+    job = here.intake.submit(plan(vm, warm={"delta_threshold_bytes": 64 << 20}))
+    told: list[tuple[str, bool, str]] = []
+    away = False
+
+    def committed() -> None:
+        nonlocal away
+        here.store.on_commit = lambda: None
+        now = here.store.get(job.id)
+        if not away and any(one.finished_at for one in now.passes):
+            away = True
+            # Some three times as many as one request asks again.
+            by_nfs.fault("element (POST|GET) ", "503", 11)
+            by_nfs.state.guest_writes(vm.id, "scsi.0", 999, b"during the fail-over")
+        if now.last_error is not None:
+            told.append((now.last_error.code, now.last_error.fatal, now.last_error.message))
+        here.store.on_commit = committed
+
+    here.store.on_commit = committed
+    ended = here.run(job.id)
+    assert ended.state is State.COMPLETED, ended.last_error
+    assert told
+    assert {(code, fatal) for code, fatal, _ in told} == {("E_MIG_SOURCE_UNREACHABLE", False)}
+    assert "503" in told[0][2]
+    assert "It is tried again every" in told[0][2]
+    assert ended.last_error is None
+    assert not any(one.whole for one in ended.passes[1:])  # it goes on with deltas
+    assert same(here, ended, vm)
+    assert by_nfs.names() == []
+
+
 @pytest.mark.parametrize("commit", [8, 16, 24])
 def test_a_service_that_is_killed_goes_on_and_leaves_nothing(house: Made, by_nfs: Prisms, commit: int) -> None:
     first, vm = house(by_nfs, "element"), machine(by_nfs)
@@ -181,3 +224,70 @@ def test_a_job_that_fails_leaves_the_source_as_it_was(house: Made, by_nfs: Prism
     assert here.leftovers() == []
     assert by_nfs.names() == []
     assert vm.power == "ON"
+
+
+# What looks, by the word its path ends with; anything else that is not a GET makes, changes or removes a thing.
+LOOKING = re.compile(r"/(list|changed_regions|compute-changed-regions|discover-cluster|info)$")
+
+
+def dies_after(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """The service, with the cluster's answer to its so manieth request that changes something there. What it asked for."""
+    whole, asked = prism.Prism.ask, list[str]()
+
+    def ask(self: prism.Prism, method: str, path: str, **more: Any) -> Any:
+        answer = whole(self, method, path, **more)
+        if method not in ("GET", "OPTIONS") and not LOOKING.search(path):
+            asked.append(f"{method} {path}")
+            if len(asked) == number:
+                raise Crash
+        return answer
+
+    monkeypatch.setattr(prism.Prism, "ask", ask)
+    return asked
+
+
+@pytest.mark.parametrize("way", ["nfs", "iscsi", "image"])
+def test_a_service_that_dies_with_any_answer_of_the_cluster_leaves_nothing_there(
+    house: Made, way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each thing made, changed or removed: snapshots, recovery points, volume groups, images, an allow-list, the power.
+    Every second job is called off when the service is back, the others go on."""
+    prisms: Prisms = request.getfixturevalue({"nfs": "by_nfs", "iscsi": "by_iscsi", "image": "cluster"}[way])
+    options: dict[str, Any] = {"transport": way}
+    if way == "nfs":
+        prisms.state.cluster_list[:] = ["127.0.0.7/255.255.255.255"]
+        prisms.state.on_list()
+        options |= {"extend_allow_list": True, "client_address": "127.0.0.1"}
+    containers = json.dumps(prisms.state.containers)
+    content, crashes, changed = random.Random(5).randbytes(1 << 18), 0, set[str]()
+    while True:
+        vm = prisms.state.add_vm(f"web-{crashes}", {"scsi.0": content})
+        with monkeypatch.context() as patched:
+            asked = dies_after(patched, crashes + 1)
+            first = house(prisms, **options)
+            job = first.intake.submit(plan(vm, "Cold"))
+            with suppress(Crash):
+                first.run(job.id)
+            first.close()
+        died = len(asked) > crashes
+        changed.update(re.sub(r"[0-9a-f-]{36}", "ID", one) for one in asked)
+        again = house(prisms, **options)
+        if died and crashes % 2:
+            again.intake.cancel(job.id)
+        ended = again.run(job.id)
+        where = f"crash {crashes + 1}, after {asked[-1]}"
+        assert ended.state in (State.COMPLETED, State.CANCELLED), (where, ended.last_error)
+        assert prisms.names() == [], where
+        assert [group.name for group in prisms.state.groups.values()] == [], where
+        assert json.dumps(prisms.state.containers) == containers, where
+        assert list(again.folder.glob("own/allow-list-*")) == [], where
+        if ended.state is State.COMPLETED:
+            assert same(again, ended, vm), where
+        else:
+            assert vm.power == "ON", where
+        again.close()
+        del prisms.state.vms[vm.id]
+        if not died:
+            break
+        crashes += 1
+    assert crashes >= {"nfs": 5, "iscsi": 8, "image": 4}[way], changed

@@ -51,7 +51,8 @@ class AllowList:
         for note in sorted(self._folder.glob("allow-list-*.json")) if self._folder.is_dir() else ():
             kept = json.loads(note.read_text())
             for found in self._element.containers():
-                if _id(found) == kept["container"]:
+                # Gone already: a service was killed after it put the list back, and before it struck out its note.
+                if _id(found) == kept["container"] and kept["entry"] in (found.get("nfs_whitelist") or ()):
                     self._element.change_container(self._without(found, kept))
             note.unlink(missing_ok=True)
 

@@ -132,7 +132,8 @@ class Volumes:
 
     def _group(self, vm: FoundVm, name: str) -> str:
         if found := self._groups(name):
-            return found[0]
+            # A service that was killed did not come to let itself in.
+            return found[0] if self._clients(found[0]) else self._opened(found[0], vm)
         wanted = {
             "$objectType": "volumes.v4.config.VolumeGroup",
             "name": name,
@@ -146,6 +147,10 @@ class Volumes:
         if not found:
             raise SnapshotFailed(f"{self._central.host} made volume group {name} and does not list it")
         return self._opened(found[0], vm)
+
+    def _clients(self, group_id: str) -> list[dict[str, Any]]:
+        rest = f"config/volume-groups/{quoted(group_id)}/external-iscsi-attachments"
+        return self._central.all("volumes", rest, "list iSCSI clients")
 
     def _opened(self, group_id: str, vm: FoundVm) -> str:
         client = {
@@ -191,7 +196,7 @@ class Volumes:
     def release(self, name: str) -> None:
         for group_id in self._groups(name):
             rest = f"config/volume-groups/{quoted(group_id)}"
-            for client in self._central.all("volumes", f"{rest}/external-iscsi-attachments", "list iSCSI clients"):
+            for client in self._clients(group_id):
                 wanted = {
                     "$objectType": "volumes.v4.config.IscsiClientAttachment",
                     "extId": text(client, "extId"),
