@@ -335,12 +335,14 @@ class Target(Received):
 
 
 class Warm(Received):
-    """The delta loop's settings: it converges when a pass reads no more than `delta_threshold_bytes`."""
+    """The delta loop's settings: it converges when a pass reads no more than `delta_threshold_bytes`. `verify`: how what the
+    source calls unchanged is doubted; by a sample in each pass, or in full too, once, while the guest still runs."""
 
     max_passes: Annotated[int, Field(ge=1, le=1000), WHOLE] = 10
     delta_threshold_bytes: Annotated[int, Field(ge=0, le=64 * TIB), WHOLE] = 256 * MIB
     interval_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0
     cutover: Literal["auto", "manual"] = "auto"
+    verify: Literal["sample", "full"] = "sample"
 
 
 class Limits(Received):
@@ -429,7 +431,7 @@ class DiskProgress(Model):
 class Pass(Model):
     """`seconds` are those spent copying: what passes while the service is down does not count. `snapshot_at`: the moment of the
     source that it copied. `whole`: a delta that compared whole disks, since what had changed was not known for sure.
-    `bytes_checked` of what should not have changed were compared, beside `bytes`."""
+    `bytes_checked` of what should not have changed were compared, beside `bytes`; all of it, where it is to `verify`."""
 
     number: int
     kind: Literal["full", "delta", "final"]
@@ -437,6 +439,7 @@ class Pass(Model):
     seconds: float = 0.0
     snapshot_at: Time | None = None
     whole: bool = False
+    verify: bool = False
     bytes_checked: Bytes = 0
     finished_at: Time | None = None
 

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from synvirt.disks.changed import ChangedReader
 from synvirt.disks.checking.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing
+from synvirt.disks.checking.unchanged import all_unchanged
 from synvirt.errors import SourceUnreachable, SynvirtError
 from synvirt.jobs.slots import source_host
 from synvirt.jobs.stop import Stop
@@ -113,6 +115,78 @@ def test_a_source_that_lies_in_the_last_moment_is_found_out_too(house: House) ->
     ended = house.run(job.id)
     assert ended.state == State.COMPLETED
     assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
+def test_one_lie_that_a_sample_would_miss_is_found_where_all_is_compared(house: House) -> None:
+    """One block of 8 MiB; then it is compared whole from there on."""
+    house.platform.add_vm(VM, {DISK: content(8 * MIB)})
+    job = house.intake.submit(live_plan(warm={"verify": "full"}))
+
+    def lie() -> None:
+        house.platform.guest_writes(VM, DISK, 5 * MIB + 512, b"x" * 512, tracked=False)
+
+    once(house, job, lambda job: len(job.passes) == 2 and job.passes[1].finished_at is not None, lie)
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+    assert [(one.kind, one.verify, one.whole) for one in ended.passes] == [
+        ("full", False, False),
+        ("delta", False, False),
+        ("delta", True, True),
+        ("delta", False, True),
+        ("final", False, True),
+    ]
+    assert ended.last_error is not None
+    assert ended.last_error.message.startswith(
+        f"disk {DISK}: the source called 1 blocks of 4096 bytes unchanged that have changed, the first at offsets {5 * MIB}; "
+    )
+
+
+def test_a_source_that_tells_the_truth_is_compared_once_before_the_cut_over(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: content(8 * MIB)})
+    job = house.intake.submit(live_plan(warm={"verify": "full"}))
+    once(house, job, in_state(State.DELTA_SYNCING), lambda: house.platform.guest_writes(VM, DISK, MIB, content(MIB, 7)))
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+    assert [one.verify for one in ended.passes] == [False, False, True, False, False]
+    compared = ended.passes[2]
+    assert compared.bytes_checked == 8 * MIB - compared.bytes
+    assert all(one.bytes_checked <= LEAST_BLOCKS * BLOCK_BYTES for one in ended.passes if not one.verify)
+
+
+def test_a_job_that_holds_compares_all_once_a_day(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.platform.add_vm(VM, {DISK: content(4 * MIB)})
+    job = house.intake.submit(live_plan(warm={"verify": "full", "cutover": "manual", "interval_s": 0.01}))
+
+    def next_day() -> None:
+        done = [one.verify for one in house.store.get(job.id).passes if one.finished_at is not None]
+        if len(done) == 3:
+            monkeypatch.setattr(warm, "VERIFIED_FOR_S", 0.0)
+        elif done.count(True) == 2:
+            house.store.on_commit = lambda: None
+            house.intake.cutover(job.id)
+
+    house.store.on_commit = next_day
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert [one.verify for one in ended.passes[:3]] == [False, True, False]
+    assert sum(one.verify for one in ended.passes) == 2
+
+
+@given(changed=st.lists(st.booleans(), min_size=1, max_size=12), data=st.data())
+@cases(200)
+def test_every_block_that_is_left_out_and_differs_is_counted(changed: list[bool], data: st.DataObject) -> None:
+    letters = st.text("AB0", min_size=len(changed), max_size=len(changed))
+    there, here = data.draw(letters), data.draw(letters)
+    areas = [(at * DISK_BLOCK_BYTES, DISK_BLOCK_BYTES) for at, one in enumerate(changed) if one]
+    found = all_unchanged(ChangedReader(MemoryReader(there), areas), MemoryReader(here))
+    wrong = [at for at, one in enumerate(changed) if not one and there[at] != here[at]]
+    places = sorted({at * DISK_BLOCK_BYTES // BLOCK_BYTES * BLOCK_BYTES for at in wrong})
+    assert found.checked_bytes == changed.count(False) * DISK_BLOCK_BYTES
+    assert len(places) <= found.blocks <= len(wrong) * max(1, DISK_BLOCK_BYTES // BLOCK_BYTES)
+    assert found.places[:1] == tuple(places[:1])
+    assert (found.missed_by_sample(0) < 1) == bool(wrong)
 
 
 def test_looking_for_lies_reads_little(house: House) -> None:

@@ -66,6 +66,7 @@ PLANS = st.builds(
         delta_threshold_bytes=st.integers(0, 1 << 45),
         interval_s=st.floats(0, 7 * 86400),
         cutover=st.sampled_from(["auto", "manual"]),
+        verify=st.sampled_from(["sample", "full"]),
     ),
     limits=st.fixed_dictionaries({"bandwidth_bps": st.none() | st.integers(64 << 10, 1 << 40)}),
 )

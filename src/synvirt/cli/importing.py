@@ -46,6 +46,7 @@ BUSES = ("virtio", "scsi", "sata", "ide", "nvme")
 _WORDS: dict[str, Sequence[str]] = {
     "mode": ("warm", "cold"),
     "cutover": ("auto", "manual"),
+    "verify": ("sample", "full"),
     "conversion": CONVERSIONS,
     "shutdown": ("polite", "hold", "force"),
     "kind": KINDS,
@@ -71,6 +72,10 @@ def import_(
     cutover: Annotated[
         str, typer.Option(help="Of a warm one: auto, or manual: by migrations cutover", metavar="WHEN")
     ] = "auto",
+    verify: Annotated[
+        str,
+        typer.Option(help="Of a warm one: full compares once all that the source calls unchanged, not a sample", metavar="HOW"),
+    ] = "sample",
     max_passes: Annotated[int | None, typer.Option(min=1, help="Of a warm one: after so many deltas it fails")] = None,
     delta_threshold: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Of a warm one: a delta as small as this is the last before the cut-over")
@@ -123,7 +128,15 @@ def import_(
     Examples: synvirt import web.ova --name web --wait; synvirt import web --source lab --mode warm;
     synvirt import smb://nas.example/exports/web.ova --login importer
     """
-    _check_chosen(mode=mode.lower(), cutover=cutover, conversion=conversion, shutdown=shutdown, kind=kind, disk_bus=disk_bus)
+    _check_chosen(
+        mode=mode.lower(),
+        cutover=cutover,
+        verify=verify,
+        conversion=conversion,
+        shutdown=shutdown,
+        kind=kind,
+        disk_bus=disk_bus,
+    )
     target = {
         "name": name,
         "cpu_count": cpus,
@@ -136,6 +149,7 @@ def import_(
     }
     warm = {
         "cutover": cutover,
+        "verify": verify,
         "max_passes": max_passes,
         "delta_threshold_bytes": _size(delta_threshold, "--delta-threshold"),
         "interval_s": interval,

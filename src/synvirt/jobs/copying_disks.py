@@ -6,12 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.copying import Copied, copy, default_threads
 from synvirt.disks.checking.checksum import Checksums
-from synvirt.disks.checking.sampling import UNWRITTEN_BLOCKS, ChangesMissed, blocks_to_check, differing
+from synvirt.disks.checking.sampling import BLOCK_BYTES, UNWRITTEN_BLOCKS, ChangesMissed, blocks_to_check, differing
+from synvirt.disks.checking.unchanged import Differing, all_unchanged
 from synvirt.disks.passing import PassingWriter
 from synvirt.disks.raw.cloning import clone
 from synvirt.disks.rewriting import ComparingWriter
@@ -38,6 +40,7 @@ LOCK_WAIT_S = 15.0
 WAITING_THREADS = 8
 # Twice what a client sees (2 a second), so that none of its figures is old.
 PROGRESS_EVERY_S = 0.25
+TRACKING_HINT = "its change tracking cannot be trusted: look for a newer version of the platform, and check its disks"
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,26 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) 
             writer.flush()
         # Not finished before the archive's own digest says that what was copied is what was exported.
         checksums.verify()
-        progress.flushed(copied, finished=True, bytes_checked=_sampled(disk, reader, copied.bytes_total, openers))
+        if disk.verify and disk.sample is not None:
+            compared = partial(
+                all_unchanged,
+                reader,
+                threads=order.threads,
+                bandwidth_bps=order.bandwidth_bps,
+                stop=wire.stop,
+                on_progress=lambda done: progress.moved(_together(copied, done)),
+            )
+            checked = _verified(disk, copied, openers, compared)
+        else:
+            checked = _sampled(disk, reader, copied.bytes_total, openers)
+        progress.flushed(copied, finished=True, bytes_checked=checked)
+
+
+def _together(copied: Copied, compared: Copied) -> Copied:
+    """Of a pass that compares after it has copied."""
+    return replace(
+        copied, bytes_total=copied.bytes_total + compared.bytes_total, bytes_done=copied.bytes_done + compared.bytes_done
+    )
 
 
 def _as_qcow2(disk: DiskOrder, path: Path, wire: Wire, openers: Openers) -> None:
@@ -155,6 +177,21 @@ def _waits(spec: ReaderSpec | PointSpec) -> bool:
     return not isinstance(spec, PointSpec) and elsewhere(spec)
 
 
+def _verified(disk: DiskOrder, copied: Copied, openers: Openers, compared: Callable[[DiskReader], Differing]) -> int:
+    """How many bytes were compared: all that the source calls unchanged. ChangesMissed."""
+    assert not isinstance(disk.writer, Qcow2WriterSpec)
+    with contextlib.closing(openers.reader(written(disk.writer))) as volume:
+        found = compared(volume)
+    if found.blocks:
+        missed = found.missed_by_sample(copied.bytes_total)
+        raise ChangesMissed(
+            f"the source called {found.blocks} blocks of {BLOCK_BYTES} bytes unchanged that have changed, the first at offsets "
+            f"{', '.join(map(str, found.places))}; the chance that a sample misses them all is {missed:.0%}",
+            hint=TRACKING_HINT,
+        )
+    return found.checked_bytes
+
+
 def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Openers) -> int:
     """How many bytes were compared. ChangesMissed."""
     if disk.sample is None or isinstance(disk.reader, PointSpec) or isinstance(disk.writer, Qcow2WriterSpec):
@@ -171,7 +208,7 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Ope
         told = "empty, and it is not" if empty else "unchanged, and it has changed"
         raise ChangesMissed(
             f"the source called the block at offset {offset} {told}",
-            hint="its change tracking cannot be trusted: look for a newer version of the platform, and check its disks",
+            hint=TRACKING_HINT,
         )
     return checked
 

@@ -10,8 +10,8 @@ from synvirt.repository.specs import PointSpec
 class DiskOrder(WireModel):
     """One disk of a pass. `since_bytes`: all before it is on the destination already. `fresh`: what is there reads as zeros,
     or as this same pass wrote it, so zeros need no writing. `compare`: what is there may be right already, and is then left as
-    it is. `sample`: what the reader's extents leave out is looked at here and there, at places that hang on this text.
-    `zero_rest`: the writer is larger than the disk, and zeros behind it."""
+    it is. `sample`: what the reader's extents leave out is looked at here and there, at places that hang on this text;
+    with `verify`, all of it is. `zero_rest`: the writer is larger than the disk, and zeros behind it."""
 
     key: str
     reader: ReaderSpec | PointSpec
@@ -21,6 +21,7 @@ class DiskOrder(WireModel):
     fresh: bool = True
     compare: bool = False
     sample: str | None = None
+    verify: bool = False
     zero_rest: bool = False
 
 

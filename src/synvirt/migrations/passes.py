@@ -42,7 +42,7 @@ ANSWERED: dict[str, type[SynvirtError]] = {kind.__name__: kind for kind in (Chan
 
 @dataclass(frozen=True, slots=True)
 class PassDisk:
-    """A disk of a pass, ready to be read and written. `compare` and `sample`: see the worker's DiskOrder."""
+    """A disk of a pass, ready to be read and written. `compare`, `sample` and `verify`: see the worker's DiskOrder."""
 
     key: str
     reader: ReaderSpec
@@ -51,6 +51,7 @@ class PassDisk:
     checksums: tuple[ChecksumSpec, ...] = ()
     compare: bool = False
     sample: str | None = None
+    verify: bool = False
 
 
 # Opens the disks of a pass, for one attempt: what a session with a source answers is good while the session lasts.
@@ -199,6 +200,7 @@ def _disk_order(job: Job, disk: PassDisk, marks: dict[str, Watermark], *, fresh:
         fresh=fresh,
         compare=disk.compare,
         sample=disk.sample,
+        verify=disk.verify,
     )
 
 

@@ -58,6 +58,8 @@ FRESH_S = 30.0
 HELD_UP_S, HELD_UPS_MAX = 600.0, 20
 # A job that is held has thousands of them, and its document is written at each watermark. The first is kept, too.
 PASSES_KEPT = 20
+# A job that holds compares all that is called unchanged once a day: it reads the whole source.
+VERIFIED_FOR_S = 86400.0
 # A guest that is shut down and starts again by itself will do so always.
 SHUT_DOWNS_MAX = 3
 
@@ -100,7 +102,23 @@ async def sync(job: Job) -> bool:
         if _age_s(last) <= FRESH_S or await _is_distrusted(job):
             return True
         await job.in_thread(job.rooms.store.note, job.id, "last_delta", str(last.number + 1))
-    return await _converged(job, await _copy(job, last.number + 1, "delta"))
+    elif await _is_to_be_verified(job, last):
+        await job.change(passes=(*job.migration.passes, Pass(number=last.number + 1, kind="delta", verify=True)))
+    delta = await _copy(job, last.number + 1, "delta")
+    # To compare takes as long as a full copy: what has changed meanwhile is for the next.
+    return not delta.verify and await _converged(job, delta) and not await _is_to_be_verified(job, delta)
+
+
+async def _is_to_be_verified(job: Job, last: Pass) -> bool:
+    """Does the next pass compare all that the source calls unchanged? Once before the cut-over, as late as that can be; where
+    that is asked for by hand, each day, since nobody knows when."""
+    warm = job.migration.plan.warm
+    if warm.verify == "sample" or await _is_distrusted(job):
+        return False
+    verified = [one for one in job.migration.passes if one.verify and one.finished_at is not None]
+    if warm.cutover == "manual":
+        return not verified or _age_s(verified[-1]) >= VERIFIED_FOR_S
+    return not verified and last.number > 1 and await _converged(job, last)
 
 
 async def cut_over(job: Job) -> None:
@@ -284,11 +302,12 @@ async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass 
     whole = await _is_whole(job, number)
     before = await _noted_snapshot(job, number - 1) if number > 1 and not whole else None
     retaken = await job.in_thread(store.noted, job.id, f"retaken:{number}") is not None
+    verify = any(one.number == number and one.verify for one in job.migration.passes)
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Sequence[PassDisk]]:
         async with job.session() as adapter:
-            yield await job.stop.or_stop(_opened_disks(job, adapter, snapshot, before, number, whole=whole))
+            yield await job.stop.or_stop(_opened_disks(job, adapter, snapshot, before, number, whole=whole, verify=verify))
 
     await _stamp(job, number, kind, whole=whole and number > 1)
     try:
@@ -304,9 +323,17 @@ async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass 
 
 
 async def _opened_disks(
-    job: Job, adapter: LiveAdapter, snapshot: SnapshotRef, before: SnapshotRef | None, number: int, *, whole: bool
+    job: Job,
+    adapter: LiveAdapter,
+    snapshot: SnapshotRef,
+    before: SnapshotRef | None,
+    number: int,
+    *,
+    whole: bool,
+    verify: bool,
 ) -> list[PassDisk]:
-    """`whole`: what the source says of changes, and of what was never written, is not believed."""
+    """`whole`: what the source says of changes, and of what was never written, is not believed. `verify`: it is believed, and
+    all of it compared."""
 
     async def opened(disk: Disk, volume: str) -> PassDisk:
         since = None if before is None else before.change_ids.get(disk.key)
@@ -317,7 +344,15 @@ async def _opened_disks(
             reader = read_whole(reader)
         doubted = (since is not None and not comes_once(reader)) or told_empty(reader)
         sample = f"{job.id} {number} {disk.key}" if doubted else None
-        return PassDisk(disk.key, reader, volume, disk.capacity_bytes, compare=since is None and number > 1, sample=sample)
+        return PassDisk(
+            disk.key,
+            reader,
+            volume,
+            disk.capacity_bytes,
+            compare=since is None and number > 1,
+            sample=sample,
+            verify=since is not None and verify,
+        )
 
     return [await opened(disk, volume) for disk, volume in copied_disks(job)]
 

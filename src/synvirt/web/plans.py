@@ -28,6 +28,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "mode": ("mode",),
     "conversion": ("conversion",),
     "cutover": ("warm", "cutover"),
+    "verify": ("warm", "verify"),
     "max_passes": ("warm", "max_passes"),
     "delta_threshold": ("warm", "delta_threshold_bytes"),
     "interval": ("warm", "interval_s"),

@@ -1,0 +1,146 @@
+"""Change tracking is not believed at all: everything that the source calls unchanged is read there and here, and compared.
+
+    reader ─▶ what its extents leave out ─▶ copy() ─▶ a writer that compares and writes nothing
+
+`sampling` looks at some of it in each pass. This looks at all of it, once, while the guest still runs, and says what that
+sample would have missed.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from synvirt.blocks import DiskReader, Extent
+from synvirt.copying import Copied, copy
+from synvirt.disks.checking.sampling import BLOCK_BYTES, blocks_to_check
+from synvirt.disks.memory import is_zero
+from synvirt.errors import DiskWriteFailed
+
+# Of the places that differ so many are named: enough to look for a pattern, few enough for a message.
+PLACES_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """`checked_bytes` were compared. `blocks` of BLOCK_BYTES differ, of them the first `places` by their offsets."""
+
+    checked_bytes: int
+    blocks: int
+    places: tuple[int, ...]
+
+    def missed_by_sample(self, delta_bytes: int) -> float:
+        """How likely it was that the sample of a pass which copied `delta_bytes` sees none of them: 0 to 1."""
+        share = self.blocks / max(1, -(-self.checked_bytes // BLOCK_BYTES))
+        return float(max(0.0, 1 - share) ** blocks_to_check(delta_bytes))
+
+
+def all_unchanged(
+    source: DiskReader,
+    volume: DiskReader,
+    *,
+    threads: int | None = None,
+    bandwidth_bps: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[Copied], None] = lambda copied: None,
+) -> Differing:
+    """`volume` compared with all that the extents of `source` leave out. DiskReadFailed; Cancelled, once `stop()` is true."""
+    compared = _Comparison(volume)
+    done = copy(
+        LeftOut(source),
+        compared,
+        fresh=False,
+        threads=threads,
+        bandwidth_bps=bandwidth_bps,
+        stop=stop,
+        on_progress=on_progress,
+    )
+    return Differing(done.bytes_done, compared.blocks, compared.places)
+
+
+class LeftOut:
+    """`over`, with the extents that it has not. Nothing is known of zeros there."""
+
+    def __init__(self, over: DiskReader) -> None:
+        self._over = over
+
+    @property
+    def size(self) -> int:
+        return self._over.size
+
+    @property
+    def max_readers(self) -> int:
+        return self._over.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        at = 0
+        for extent in self._over.extents():
+            if extent.start > at:
+                yield Extent(at, extent.start - at)
+            at = extent.end
+        if at < self.size:
+            yield Extent(at, self.size - at)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._over.read_into(offset, buffer)
+
+    def close(self) -> None:
+        """The one beneath belongs to who opened it."""
+
+
+class _Comparison:
+    """A writer that only looks: what is written must be there already."""
+
+    def __init__(self, volume: DiskReader) -> None:
+        self._volume = volume
+        self._lock = threading.Lock()
+        self.blocks = 0
+        self.places: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return self._volume.size
+
+    @property
+    def max_writers(self) -> int:
+        return self._volume.max_readers
+
+    def write(self, offset: int, buffer: memoryview) -> None:
+        present = self._there(offset, len(buffer))
+        if present != buffer:  # one memcmp
+            self._note([at for at in _blocks(offset, len(buffer)) if not _same(present, buffer, at, offset)])
+
+    def zero(self, offset: int, length: int) -> None:
+        present = memoryview(self._there(offset, length))
+        if not is_zero(present):
+            self._note([at for at in _blocks(offset, length) if not is_zero(_part(present, at, offset))])
+
+    def flush(self) -> None:
+        """Nothing is written."""
+
+    def close(self) -> None:
+        """The volume belongs to who opened it."""
+
+    def _there(self, offset: int, length: int) -> bytearray:
+        if not 0 <= offset <= self.size - length:
+            raise DiskWriteFailed(f"offset {offset} lies outside the volume")
+        present = bytearray(length)
+        self._volume.read_into(offset, memoryview(present))
+        return present
+
+    def _note(self, places: list[int]) -> None:
+        with self._lock:
+            self.blocks += len(places)
+            self.places = tuple(sorted([*self.places, *places[:PLACES_NAMED]])[:PLACES_NAMED])
+
+
+def _blocks(offset: int, length: int) -> range:
+    """Where the blocks begin that these bytes touch."""
+    return range(offset - offset % BLOCK_BYTES, offset + length, BLOCK_BYTES)
+
+
+def _part(view: memoryview, at: int, offset: int) -> memoryview:
+    return view[max(0, at - offset) : at + BLOCK_BYTES - offset]
+
+
+def _same(present: bytearray, buffer: memoryview, at: int, offset: int) -> bool:
+    return _part(memoryview(present), at, offset) == _part(buffer, at, offset)
