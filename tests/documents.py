@@ -98,6 +98,8 @@ def api(document: dict[str, Any]) -> str:
                 continue
             lines.append(f"**{method.upper()}** {_first(operation)}")
             lines.append("")
+            if "x-required-role" in operation:
+                lines += [f"- role {operation['x-required-role']}"]
             rows = [_parameter(one) for one in operation.get("parameters", []) if one["in"] != "path"]
             rows += [f"- body: {_body(operation['requestBody'])}"] if "requestBody" in operation else []
             rows.append(

@@ -77,6 +77,8 @@ def test_every_operation_behind_the_door_says_so_and_tells_its_problems(document
             problems = {status: answer for status, answer in operation["responses"].items() if status >= "400"}
             assert "500" in problems
             assert ("401" in problems) == guarded
+            by_peers = "/backup/peer/" in path
+            assert ("x-required-role" in operation) == ("403" in problems) == (guarded and not by_peers)
             names_a_thing = "{" in path or path.endswith(("/stream", "/host-files")) or "PlanEnvelope" in str(operation)
             assert ("404" in problems) or not names_a_thing
             for answer in problems.values():

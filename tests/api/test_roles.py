@@ -33,7 +33,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, 
     for role in reversed(Role):
         set_password(users, str(role), "pw", role)
     accounts = FileAccounts(users)
-    service = Service(folder, check_password=accounts, role_of=accounts.role_of, tls=False)
+    service = Service(folder, check_password=Throttled(accounts), role_of=accounts.role_of, tls=False)
     with service.served() as server, httpx.Client(base_url=server.address, timeout=60) as client:
         yield service, client
     service.close()
@@ -72,6 +72,24 @@ def test_every_route_by_every_role(served: tuple[Service, httpx.Client]) -> None
                 continue  # it would be done
             with client.stream(method, path, headers=basic(str(role))) as answer:
                 assert (answer.status_code == 403) is not role.reaches(needed), f"{role} {method} {path}: {answer.status_code}"
+
+
+def test_the_document_says_the_role_of_each_operation(served: tuple[Service, httpx.Client]) -> None:
+    for path, operations in served[0].app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            if path.startswith(API) and "/peer/" not in path:
+                assert operation["x-required-role"] == needed_role(method.upper(), path.replace("{", "").replace("}", ""))
+
+
+def test_a_refused_login_is_counted(served: tuple[Service, httpx.Client]) -> None:
+    def refused() -> float:
+        text = served[1].get("/metrics", headers=basic("viewer")).text
+        return float(next(line.split()[1] for line in text.splitlines() if line.startswith("synvirt_logins_refused_total ")))
+
+    before = refused()
+    headers = {"Authorization": "Basic " + base64.b64encode(b"viewer:wrong").decode()}
+    assert served[1].get(f"{PREFIX}/migrations", headers=headers).status_code == 401
+    assert refused() == before + 1
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,9 @@ class Service:
         self.app = create_app(
             self.intake,
             self.settings,
-            authenticate=Remembering(check_password, role_of=role_of),
+            authenticate=Remembering(
+                check_password, role_of=role_of, refusals=lambda: int(getattr(check_password, "refused", 0))
+            ),
             routers=routers,
             pages=lambda stopping: web_routers(
                 self.intake,

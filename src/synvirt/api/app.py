@@ -89,7 +89,13 @@ def create_app(
         detail = None if found is None else Checkup(checked_at=found[0], ok=needs_met(found[1]), checks=found[1])
         return Health(status="ok", version=__version__, detail=detail)
 
-    metrics = Metrics(intake.store, intake.board, host=settings.host_id, jobs_at_once=settings.jobs_at_once)
+    metrics = Metrics(
+        intake.store,
+        intake.board,
+        host=settings.host_id,
+        jobs_at_once=settings.jobs_at_once,
+        refusals=authenticate.refusals,
+    )
     app.state.metrics = metrics
     app.include_router(metrics_router(metrics))
     app.openapi = cache(lambda: described(app, api_prefix=api_prefix))  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from synvirt.api.problems import MEDIA_TYPE
+from synvirt.api.roles import needed_role
 from synvirt.api.tokens import TokenRequest
 from synvirt.backups.model import (
     BackupJobChange,
@@ -49,6 +50,8 @@ _MODELS = (
     Migration,
 )
 
+# Whose accounts have no role, and may call nothing else.
+_OF_PEERS = "/backup/peer/"
 # Paths whose query names a thing that may not be there, as a plan or another body does.
 _NAMING = ("/stream", "/host-files")
 
@@ -58,6 +61,9 @@ _CALLER = {
         "description": "E_MIG_AUTH_FAILED: the caller's credentials are missing or wrong",
         "headers": {"WWW-Authenticate": {"schema": {"type": "string"}}},
     }
+}
+_ROLE = {
+    "403": {"description": "E_MIG_FORBIDDEN: the caller's role does not reach that far; `x-required-role` is the one needed"}
 }
 _HOST = {
     "500": {"description": "E_MIG_PERSIST_FAILED, E_MIG_INTERNAL: the host's fault; `detail` has what the log knows it by"},
@@ -90,7 +96,12 @@ def described(app: FastAPI, *, api_prefix: str) -> dict[str, Any]:
     document["components"]["securitySchemes"] = {"basic": {"type": "http", "scheme": "basic"}}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            _complete(operation, method, path, guarded=path.startswith(api_prefix))
+            guarded = path.startswith(api_prefix)
+            _complete(operation, method, path, guarded=guarded)
+            if guarded and not path.startswith(f"{api_prefix}{_OF_PEERS}"):
+                beneath = path.removeprefix(api_prefix.removesuffix("/api/v1"))
+                operation["x-required-role"] = str(needed_role(method.upper(), beneath))
+                operation["responses"].setdefault("403", _ROLE["403"] | _PROBLEM)
     return document
 
 

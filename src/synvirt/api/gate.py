@@ -37,6 +37,11 @@ class Authenticate(Protocol):
         """Of an account whose password was right. Forbidden, where it has none. Blocking, and quick."""
         ...
 
+    @property
+    def refusals(self) -> Callable[[], int]:
+        """How many log-ins were refused since the service's start. At once."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:

@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -56,9 +56,12 @@ class _Seen:
 
 
 class Metrics:
-    """One per service. `host`: whose jobs are counted, where several share a database."""
+    """One per service. `host`: whose jobs are counted, where several share a database. `refusals`: of log-ins, so far."""
 
-    def __init__(self, store: Store, board: Board, *, host: str, jobs_at_once: int) -> None:
+    def __init__(
+        self, store: Store, board: Board, *, host: str, jobs_at_once: int, refusals: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._refusals = refusals
         self._store, self._board, self._host, self._jobs_at_once = store, board, host, jobs_at_once
         self._lock = threading.Lock()
         self._began_at = _json_time()
@@ -97,6 +100,9 @@ class Metrics:
     def present(self) -> Iterator[Metric]:
         """What is so at this moment."""
         yield _gauge("synvirt_build", "The version that runs", ["version"], {(__version__,): 1})
+        refused = CounterMetricFamily("synvirt_logins_refused", "Log-ins that were refused")
+        refused.add_metric([], self._refusals())
+        yield refused
         counts = self._store.count_by_state(host=self._host)
         states: dict[tuple[str, ...], float] = {(str(state),): counts.get(state, 0) for state in State}
         yield _gauge("synvirt_jobs", "Jobs in the store", ["state"], states)
