@@ -35,7 +35,16 @@ def server() -> Iterator[str]:
     def run(*argv: str | Path) -> None:
         subprocess.run([*as_account, *map(str, argv)], check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=250)
 
-    run(programs / "initdb", "--auth=trust", "--no-sync", f"--username={account}", "-D", data)
+    run(
+        programs / "initdb",
+        "--auth=trust",
+        "--no-sync",
+        "--encoding=UTF8",
+        "--locale=C.UTF-8",
+        f"--username={account}",
+        "-D",
+        data,
+    )
     # fsync off: this server's crashes are not what is tested, and a test machine's disk is slow.
     options = f"-k {folder} -c listen_addresses='' -c fsync=off"
     run(programs / "pg_ctl", "-w", "-D", data, "-l", folder / "log", "-o", options, "start")

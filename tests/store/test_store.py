@@ -4,12 +4,13 @@ import threading
 from collections.abc import Callable, Iterator
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, make_url
 
-from synvirt.errors import Conflict, NotFound, PersistFailed
+from synvirt.errors import BadRequest, Conflict, NotFound, PersistFailed
 from synvirt.model import Migration, MigrationPlan, Mode, Problem, Progress, State, now
 from synvirt.store import LedgerEntry, Store, Watermark
 from synvirt.store.tables import METADATA
@@ -36,6 +37,15 @@ def store(database_url: str) -> Iterator[Store]:
     store = Store(database_url)
     yield store
     store.close()
+
+
+def test_a_database_in_another_encoding_is_said_at_the_start(postgres_server: str) -> None:
+    """As initdb makes one under LC_ALL=C."""
+    with psycopg.connect(postgres_server % "postgres", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(BadRequest, match="encoding is SQL_ASCII") as refused:
+        Store(postgres_server % "ascii")
+    assert "createdb --encoding=UTF8" in str(refused.value.hint)
 
 
 def test_the_alembic_versions_make_the_tables_of_tables_py(store: Store, database_url: str) -> None:

@@ -52,6 +52,8 @@ class UploadForm:
         self._sha256: str | None = None
         self._sink: Sink | None = None
         self._ended = self._closed = False
+        # Of the file: a form in which nobody chose one sends neither.
+        self._named = self._filled = False
         # When the service ends, `discard` is called while a piece may still be on its way to the disk.
         self._lock = threading.Lock()
         self._parser = _parser(content_type, self)
@@ -74,6 +76,8 @@ class UploadForm:
                 raise BadRequest("the body ends before its last boundary: the upload was cut off", hint="send the file again")
             if self._sink is None:
                 raise BadRequest("the part `file` is missing", hint=_HINT)
+            if not (self._named or self._filled):
+                raise BadRequest("no file was chosen: the part `file` has no name and no bytes", hint=_HINT)
             upload = self._sink.finish(self._sha256)
             self._closed = True
             return upload
@@ -110,6 +114,7 @@ class UploadForm:
             raise BadRequest("a part is not form-data in plain bytes", hint=_HINT)
         match self._name:
             case "file" if self._sink is None:
+                self._named = bool(options.get(b"filename"))
                 self._sink = self._begin(_filename(options.get(b"filename", b"")))
             case "sha256" if self._sha256 is None and not self._announced:
                 pass
@@ -120,6 +125,7 @@ class UploadForm:
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == "file" and self._sink is not None:
+            self._filled = self._filled or end > start
             self._sink.write(memoryview(data)[start:end])
         else:
             self._announced += data[start:end]

@@ -13,6 +13,7 @@ from uuid import UUID
 from sqlalchemy import (
     Column,
     Connection,
+    Dialect,
     Engine,
     Row,
     create_engine,
@@ -29,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from synvirt.errors import Conflict, NotFound, PersistFailed
+from synvirt.errors import BadRequest, Conflict, NotFound, PersistFailed
 from synvirt.model import ENDS, Migration, State
 from synvirt.store.access import AuditRows, TokenRows
 from synvirt.store.backups import BackupRows
@@ -462,7 +463,11 @@ class Store:
 def _open(url: str) -> Engine:
     parsed = make_url(url)
     if parsed.get_backend_name() == "postgresql":
-        return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=POSTGRESQL_LIMITS)
+        postgresql = create_engine(
+            parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=POSTGRESQL_LIMITS
+        )
+        event.listen(postgresql, "do_connect", _in_utf8)
+        return postgresql
     engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     @event.listens_for(engine, "connect")
@@ -481,6 +486,19 @@ def _open(url: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _in_utf8(dialect: Dialect, _record: Any, arguments: Any, options: Any) -> Any:
+    """A connection, if its database can hold what we write: one in SQL_ASCII gives bytes for texts. BadRequest."""
+    connection = dialect.connect(*arguments, **options)
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        connection.close()
+        raise BadRequest(
+            f"setting store_url: the database's encoding is {encoding}, and names and messages need UTF8",
+            hint="make it anew: createdb --encoding=UTF8 --locale=C.UTF-8 --template=template0 NAME",
+        )
+    return connection
 
 
 def _told(job: Migration) -> tuple[object, ...]:
