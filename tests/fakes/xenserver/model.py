@@ -5,7 +5,7 @@ The stand-in is held to it: a call that it does not name is refused, and so is a
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -100,23 +100,35 @@ def check_parameters(told: Message, given: list[Any]) -> None:
 
 def fits(value: Any, kind: str) -> bool:
     """Is the value of this type of the model's?"""
+    return _judge(kind)(value)
+
+
+@cache
+def _judge(kind: str) -> Callable[[Any], bool]:
+    """Made once a type: thousands of records are judged a second."""
     if kind.endswith(" set"):
-        return isinstance(value, list) and all(fits(one, kind.removesuffix(" set")) for one in value)
+        each = _judge(kind.removesuffix(" set"))
+        return lambda value: isinstance(value, list) and all(map(each, value))
     if (found := re.fullmatch(r"\((.+?) -> (.+)\) map", kind)) is not None:
-        return isinstance(value, Mapping) and all(fits(k, found[1]) and fits(v, found[2]) for k, v in value.items())
+        of_key, of_value = _judge(found[1]), _judge(found[2])
+        return lambda value: isinstance(value, Mapping) and all(of_key(k) and of_value(v) for k, v in value.items())
     if kind.endswith(" ref"):
-        return isinstance(value, str) and value.startswith("OpaqueRef:")
+        return lambda value: isinstance(value, str) and value.startswith("OpaqueRef:")
     if kind.endswith(" record"):
-        told = fields(kind.removesuffix(" record"))
-        return isinstance(value, Mapping) and value.keys() == told.keys() and all(fits(value[k], t) for k, t in told.items())
+        told = {name: _judge(type_) for name, type_ in fields(kind.removesuffix(" record")).items()}
+        return lambda value: (
+            isinstance(value, Mapping) and value.keys() == told.keys() and all(fit(value[name]) for name, fit in told.items())
+        )
     if kind.startswith("enum "):
-        return value in _enum(kind.removeprefix("enum "))
+        allowed = _enum(kind.removeprefix("enum "))
+        return lambda value: value in allowed
     if kind == "void":
-        return not value
+        return lambda value: not value
     if kind == "bool":
-        return isinstance(value, bool)
+        return lambda value: isinstance(value, bool)
     wanted: dict[str, Any] = {"string": str, "int": int, "float": (float, int), "datetime": datetime}
-    return isinstance(value, wanted[kind]) and not isinstance(value, bool)
+    type_ = wanted[kind]
+    return lambda value: isinstance(value, type_) and not isinstance(value, bool)
 
 
 @cache

@@ -45,6 +45,9 @@ class Pool:
         self.export_faults: list[str] = []
         self.nbd_servers: list[Record] = []
         self.deaf: set[str] = set()
+        # Cleared: what is done in the background waits.
+        self.at_work = threading.Event()
+        self.at_work.set()
         self._journal: dict[str, list[tuple[int, int, int]]] = {}
         self._moments: dict[str, tuple[str, int]] = {}
         self._tracking: dict[str, str] = {}
@@ -240,15 +243,20 @@ class Pool:
 
     def _background(self, session: str, told: model.Message, parameters: list[Any]) -> str:
         task = self.add("task", name_label=f"Async.{told.name}", status="pending", created=self._clock)
+        doing: Record = self.at("VM", parameters[0])["current_operations"] if told.name == "VM.snapshot" else {}
+        doing[task] = "snapshot"
 
         def run() -> None:
             record = self.tables["task"][task]
+            self.at_work.wait(60)
             try:
                 answer = self._answered(session, told, parameters)
             except Failure as failure:
                 record |= {"error_info": failure.description, "status": "failure"}
             else:
                 record |= {"result": f"<value>{answer}</value>" if answer != "" else "", "status": "success"}
+            finally:
+                del doing[task]
 
         threading.Thread(target=run, daemon=True).start()
         return task
@@ -339,6 +347,7 @@ class Pool:
         made = self.add("VM", **{**source, "uuid": str(uuid4()), "name_label": name, "VBDs": [], "VIFs": [], "snapshots": []})
         snapshot = self.tables["VM"][made]
         snapshot |= {"is_a_snapshot": True, "snapshot_of": vm, "power_state": "Halted", "is_a_template": True}
+        snapshot |= {"current_operations": {}, "other_config": dict(source["other_config"])}
         try:
             for one in list(source["VBDs"]):
                 vbd = self.tables["VBD"][one]

@@ -117,7 +117,7 @@ class XenSession:
 
     def _log_in_at(self, address: str, *, redirected: bool = False) -> None:
         client = HttpClient(origin(address, self.port), self.trust(address), recorder=self._recorder)
-        login = self.login_
+        login, earlier = self.login_, self._id
         try:
             with self.translated("log in"):
                 self._id = str(
@@ -137,6 +137,9 @@ class XenSession:
             client.close()
             raise
         if self._client is not None:
+            # Sessions are the pool's: a coordinator that changed left us one that nobody uses any more.
+            with suppress(SynvirtError, XapiFailure, _Elsewhere):
+                self._ask(client, "session.logout", earlier)
             self._client.close()
         self._client, self.host = client, address
         self._logins += 1
@@ -233,7 +236,7 @@ class XenSession:
         """XapiFailure as it is."""
         task = str(self.asked(f"Async.{method}", *parameters))
         deadline = time.monotonic() + timeout_s
-        for pause_s in _pauses():
+        for pause_s in pauses():
             try:
                 record: Record = self.asked("task.get_record", task)
             except XapiFailure as error:
@@ -328,7 +331,7 @@ def origin(address: str, port: int) -> str:
     return f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
 
 
-def _pauses() -> Iterator[float]:
+def pauses() -> Iterator[float]:
     yield from TASK_PAUSES_S
     while True:
         yield TASK_PAUSES_S[-1]

@@ -18,7 +18,7 @@ import structlog
 from synvirt.errors import CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live import SnapshotRef
 from synvirt.live.xen.machines import CHAIN_MAX, Machine, chain_lengths, lacking_space
-from synvirt.live.xen.session import XapiFailure, XenSession
+from synvirt.live.xen.session import XapiFailure, XenSession, pauses
 from synvirt.live.xen.ways import REFUSED, Way
 from synvirt.machines.texts import is_true
 from synvirt.machines.xenapi import NULL, Record, listed, table, text
@@ -105,6 +105,8 @@ def _note(session: XenSession, vdi_ref: str, key: str, value: str = "true") -> N
 def take(session: XenSession, vm: Machine, name: str, keys: Collection[str] | None, ways: Mapping[str, Way]) -> SnapshotRef:
     """The snapshot of this name, made if there is none. Of a VM that is off and cannot be snapshot: its disks as they are."""
     made = _snapshot_of(session, vm, name)
+    if made is None and _awaited(session, vm.reference):
+        made = _snapshot_of(session, vm, name)
     if made is None:
         try:
             made = _made(session, vm, name, keys)
@@ -128,6 +130,26 @@ def take(session: XenSession, vm: Machine, name: str, keys: Collection[str] | No
         if deltas == "vhd" or (deltas == "cbt" and is_true(text(vdi, "cbt_enabled"))):
             change_ids[key] = f"{deltas}:{text(vdi, 'uuid')}"
     return SnapshotRef(id=name, change_ids=change_ids)
+
+
+def _awaited(session: XenSession, vm_ref: str) -> bool:
+    """Was a snapshot of it on its way, and is over now? One that a session asked for which did not live to see it comes all the
+    same: whoever looks for it, or tidies up, has to wait. SourceUnreachable."""
+    until, waited = time.monotonic() + SNAPSHOT_TIMEOUT_S, False
+    for pause_s in pauses():
+        try:
+            doing: Record = session.asked("VM.get_current_operations", vm_ref)
+        except XapiFailure as failure:
+            if failure.code == "HANDLE_INVALID":
+                return waited
+            raise session.as_ours("see what is done to a VM", failure) from failure
+        if "snapshot" not in doing.values():
+            return waited
+        if time.monotonic() > until:
+            raise SourceUnreachable(f"{session.host} has not finished a snapshot for {SNAPSHOT_TIMEOUT_S:.0f} s")
+        waited = True
+        time.sleep(pause_s)
+    raise AssertionError("pauses have no end")
 
 
 def _snapshot_of(session: XenSession, vm: Machine, name: str) -> str | None:
@@ -234,6 +256,8 @@ def release(session: XenSession, name: str) -> None:
 
 def cleanup(session: XenSession, vm_id: str, name: str) -> None:
     """All of that name; then tracking that we began ends, where nothing of ours is left on the disk."""
+    with suppress(XapiFailure):  # a VM that is gone has none on its way
+        _awaited(session, str(session.asked("VM.get_by_uuid", vm_id)))
     _forget_vm(session, name)
     for reference in _named(session, name):
         _destroy(session, reference)
