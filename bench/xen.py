@@ -5,16 +5,19 @@ Against the tests' stand-in of a pool, whose NBD server is a real nbdkit: a list
 
 import argparse
 import asyncio
+import gc
 import os
+import resource
 import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from synvirt.copying import copy
-from synvirt.disks import open_reader, open_writer
-from synvirt.disks.specs import FileWriterSpec, NbdTlsSpec
+from synvirt.disks import open_reader
+from synvirt.disks.specs import NbdTlsSpec
 from synvirt.live import SourceAccess
 from synvirt.live.xen.adapter import XenApi
 from tests.fakes.xenserver import XenServer, xenserver
@@ -31,19 +34,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one goes before them")
     options = parser.parse_args()
     print("| row | median | each | reach | ok |\n|---|---:|---|---:|---|")
-    with (
-        tempfile.TemporaryDirectory(prefix="synvirt-bench-", dir="/var/tmp") as folder,
-        xenserver(Path(folder) / "pool") as pool,
-    ):
-        store = pool.pool.add_store()
-        for number in range(options.vms):
-            pool.pool.add_vm(f"web-{number}", [bytes(512), bytes(512)], store)
-        took = [asyncio.run(_listed(pool.access(), options.vms)) for _ in range(options.rounds + 1)][1:]
+    with tempfile.TemporaryDirectory(prefix="synvirt-bench-", dir="/var/tmp") as folder:
+        with xenserver(Path(folder) / "many") as pool:
+            store = pool.pool.add_store()
+            for number in range(options.vms):
+                pool.pool.add_vm(f"web-{number}", [bytes(512), bytes(512)], store)
+            took = [asyncio.run(_listed(pool.access(), options.vms)) for _ in range(options.rounds + 1)][1:]
         _row(f"{options.vms} VMs listed", took, f"< {LISTED_REACH_S} s", ok=statistics.median(took) < LISTED_REACH_S)
-        ours, theirs = _read(pool, Path(folder), options.data_mib, options.rounds)
-        ratio = statistics.median(theirs) / statistics.median(ours)
-        _row("NBD over TLS, nbdcopy", theirs, "", ok=True)
-        _row(f"NBD over TLS, ours ({ratio:.2f}x)", ours, f">= {NBD_REACH}x", ok=ratio >= NBD_REACH)
+        # Another pool: with the records of the first the collector of this process would stop the copy, which has one of its
+        # own in the service.
+        del pool
+        gc.collect()
+        with xenserver(Path(folder) / "one") as pool:
+            ours, theirs = _read(pool, options.data_mib, options.rounds)
+        for name, at in (("", 0), (", processor", 1)):
+            our, their = [one[at] for one in ours], [one[at] for one in theirs]
+            ratio = statistics.median(their) / statistics.median(our)
+            _row(f"NBD over TLS, nbdcopy{name}", their, "", ok=True)
+            _row(f"NBD over TLS, ours{name} ({ratio:.2f}x)", our, f">= {NBD_REACH}x", ok=ratio >= NBD_REACH)
 
 
 def _row(name: str, took: list[float], reach: str, *, ok: bool) -> None:
@@ -63,31 +71,50 @@ async def _listed(access: SourceAccess, expected: int) -> float:
     return time.monotonic() - began
 
 
-def _read(pool: XenServer, folder: Path, data_mib: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of each round, ours and nbdcopy's by turns."""
+class _Nowhere:
+    """Takes all and keeps nothing, as nbdcopy's `null:` does."""
+
+    max_writers = 64
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def write(self, offset: int, buffer: memoryview) -> None: ...
+    def zero(self, offset: int, length: int) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+Took = tuple[float, float]
+
+
+def _read(pool: XenServer, data_mib: int, rounds: int) -> tuple[list[Took], list[Took]]:
+    """Seconds of each round, of the clock and of processors, ours and nbdcopy's by turns. Nothing is written: the page cache of
+    a target costs more than TLS does. On a machine that others use, too, the clock says who got more of it."""
     with (pool.pool.exports / "disk").open("wb") as disk:
         for _ in range(data_mib):
             disk.write(os.urandom(1 << 20))
-    trusted, target = pool.folder / "keys-1", folder / "target"
+    trusted = pool.folder / "keys-1"
     spec = NbdTlsSpec(host="127.0.0.1", port=pool.nbd.port, export="disk", trusted=str(trusted))
     uri = f"nbds://127.0.0.1:{pool.nbd.port}/disk?tls-certificates={trusted}"
-    ours: list[float] = []
-    theirs: list[float] = []
-    for _ in range(rounds + 1):
-        began = time.monotonic()
-        subprocess.run(["nbdcopy", "--flush", uri, str(target)], check=True)
-        theirs.append(time.monotonic() - began)
-        target.unlink()
-        target.touch()
-        os.truncate(target, data_mib << 20)
-        began = time.monotonic()
-        reader, writer = open_reader(spec), open_writer(FileWriterSpec(path=str(target), size_bytes=data_mib << 20))
-        copy(reader, writer, threads=_THREADS)
-        ours.append(time.monotonic() - began)
+
+    def ours() -> None:
+        reader = open_reader(spec)
+        copy(reader, _Nowhere(data_mib << 20), threads=_THREADS)
         reader.close()
-        writer.close()
-        target.unlink()
-    return ours[1:], theirs[1:]
+
+    def theirs() -> None:
+        subprocess.run(["nbdcopy", uri, "null:"], check=True)
+
+    pairs = [(_timed(ours, resource.RUSAGE_SELF), _timed(theirs, resource.RUSAGE_CHILDREN)) for _ in range(rounds + 1)][1:]
+    return [one for one, _ in pairs], [one for _, one in pairs]
+
+
+def _timed(use: Callable[[], None], who: int) -> Took:
+    before, began = resource.getrusage(who), time.monotonic()
+    use()
+    after = resource.getrusage(who)
+    return time.monotonic() - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

@@ -148,6 +148,7 @@ def test_a_vm_of_a_pool(pool: XenServer) -> None:
             {"HVM_boot_params": {"firmware": "uefi"}, "platform": {"secureboot": "true"}},
             {"uefi-state-lost", "secure-boot"},
         ),
+        ({"VTPMs": ["OpaqueRef:a-tpm"]}, {"tpm"}),
         ({"power_state": "Suspended"}, {"xen.suspended"}),
         ({"power_state": "Paused"}, {"xen.suspended"}),
         ({"other_config": {"pci": "0/0000:04:00.0"}}, {"passthrough-device:0000:04:00.0", "guest-unknown"}),

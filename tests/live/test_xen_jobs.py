@@ -1,8 +1,9 @@
 """Whole jobs from a pool to a volume: the warm engine, xen_api and the copy worker as they are; disks come over real TLS."""
 
+import dataclasses
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from synvirt.live import LiveAdapter
 from synvirt.live.xen.adapter import XenApi
 from synvirt.model import LiveKind, Migration, Mode, State
-from tests.fakes.xenserver import XenServer, xenserver
+from tests.fakes.workers import in_process
+from tests.fakes.xenserver import ADDRESSES, XenServer, xenserver
 from tests.house import SOURCE_ID, House, live_plan
 
 DISK_BYTES = (9 << 20) + (12 << 10)
@@ -158,5 +160,65 @@ def test_an_export_that_breaks_off_goes_on_from_its_watermark(house: XenHouse) -
     house.server.pool.export_faults = ["cut", "body500"]
     job = house.moved("Cold")
     assert job.state is State.COMPLETED, job.last_error
+    assert house.same(job)
+    assert house.left() == []
+
+
+# ── trouble in the middle ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _coordinator_changes(house: XenHouse) -> None:
+    house.server.pool.master = ADDRESSES[1]
+
+
+def _sessions_end(house: XenHouse) -> None:
+    for session in list(house.server.pool.sessions):
+        house.server.pool.end_session(session)
+
+
+def _disk_is_in_use(house: XenHouse) -> None:
+    """By the storage's garbage collector, for a moment."""
+    for method in ("VDI.list_changed_blocks", "VDI.data_destroy", "VDI.destroy"):
+        house.server.pool.fault(method, "VDI_IN_USE", "OpaqueRef:it", "its operation")
+
+
+def _exports_fail(house: XenHouse) -> None:
+    house.server.pool.export_faults = ["body500", "cut"]
+
+
+@pytest.mark.parametrize(
+    ("house", "trouble"),
+    [
+        ("nbd", _coordinator_changes),
+        ("nbd", _sessions_end),
+        ("nbd", _disk_is_in_use),
+        ("export", _coordinator_changes),
+        ("export", _sessions_end),
+        ("export", _disk_is_in_use),
+        ("export", _exports_fail),
+    ],
+    indirect=["house"],
+)
+def test_trouble_before_a_delta_is_got_over(
+    house: XenHouse, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[XenHouse], None]
+) -> None:
+    """Between the first pass and the second, once the second's snapshot is asked for; the move goes on and loses nothing."""
+    house.rooms = dataclasses.replace(house.rooms, workers=in_process)
+    pool = house.server.pool
+    dispatch, asked = pool.dispatch, list[str]()
+
+    def troubled(address: str, method: str, given: list[Any]) -> Any:
+        if method == "Async.VM.snapshot":
+            asked.append(method)
+            if len(asked) == 2:
+                pool.guest_writes(house.vm_id, 5 << 20, b"before the delta")
+                trouble(house)
+        return dispatch(address, method, given)
+
+    monkeypatch.setattr(pool, "dispatch", troubled)
+    job = house.moved(warm={"delta_threshold_bytes": 64 << 20})
+    assert job.state is State.COMPLETED, job.last_error
+    assert job.mode_effective is Mode.WARM
+    assert len(asked) >= 3
     assert house.same(job)
     assert house.left() == []

@@ -2,17 +2,21 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from synvirt.model import MigrationPlan, Mode, State
 from synvirt.sample import build
 from tests.fakes.xenserver import PASSWORD, USER, xenserver
+from tests.processes import until, workers
 from tests.real.test_service import _guests, service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -61,3 +65,67 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path) -> None:
     for secret in (PASSWORD, "session_id=", "OpaqueRef:"):
         assert secret not in said
         assert [path for path in kept if secret.encode() in path.read_bytes()] == []
+
+
+def test_a_service_killed_in_the_middle_moves_all_that_it_had_begun(tmp_path: Path) -> None:
+    """Four VMs at once, in confined workers: warm by both ways of deltas, one of which loses its tracking while nobody looks;
+    one without deltas, which is moved cold; one that was to be."""
+    data_dir, generator = tmp_path / "data", random.Random(18)
+    wished = {"nbd": "Warm", "export": "Warm", "downgraded": "Warm", "cold": "Cold"}
+    with xenserver(tmp_path / "pool") as platform:
+        pool = platform.pool
+        store = pool.add_store()
+        machine = {"memory_static_max": 256 << 20, "VCPUs_at_startup": 1, "VCPUs_max": 1}
+        vms = {name: pool.add_vm(name, [generator.randbytes((8 << 20) + 512)], store, **machine) for name in wished}
+        for vdi in pool.vdis(vms["downgraded"]):
+            pool.tables["VDI"][vdi]["sm_config"]["image-format"] = "qcow2"
+
+        def plan(name: str, source_id: str) -> MigrationPlan:
+            return MigrationPlan.model_validate(
+                {
+                    "source": {"Live": "xen_api"},
+                    "source_ref": {"kind": "live_vm", "source_id": source_id, "vm_id": vms[name]},
+                    "mode": wished[name],
+                    "warm": {"cutover": "manual" if name == "nbd" else "auto"},
+                    "target": {"start": False, "name": name, "identity": "new"},
+                    "limits": {"bandwidth_bps": 2 << 20},
+                }
+            )
+
+        jobs: dict[str, UUID] = {}
+        with service(data_dir) as (process, client):
+            sources = {}
+            for transport in ("auto", "export"):
+                options = {"transport": transport, "fingerprint_sha256": platform.fingerprint()}
+                asked = {"name": transport, "kind": "xen_api", "endpoint": platform.url, "options": options}
+                credentials = {"user": USER, "password": PASSWORD}
+                made = client.ask("POST", "/sources", json={**asked, "credentials": credentials})
+                sources[transport] = json.loads(made)["id"]
+            for name in wished:
+                by = "auto" if name == "nbd" else "export"
+                jobs[name] = client.submit(plan(name, sources[by])).id
+            until(lambda: all(client.migration(job).disks[0].bytes_done for job in jobs.values()), 240)
+            confined = [Path(f"/proc/{pid}/status").read_text() for pid in workers(process.pid)]
+            assert any("NoNewPrivs:\t1" in one and "Seccomp:\t2" in one for one in confined), confined
+            process.kill()
+            process.wait(60)
+        for name, vm_id in vms.items():
+            pool.guest_writes(vm_id, 5 << 20, f"{name}: while the service was away".encode())
+        pool.lose_tracking(vms["nbd"])
+        with service(data_dir) as (_, client):
+            client.cutover(jobs["nbd"])
+            until(lambda: all(client.migration(job).ended for job in jobs.values()), 400)
+            ended = {name: client.migration(job) for name, job in jobs.items()}
+        assert {name: job.state for name, job in ended.items()} == dict.fromkeys(wished, State.COMPLETED), ended
+        assert {name: job.mode_effective for name, job in ended.items()} == {
+            "nbd": Mode.WARM, "export": Mode.WARM, "downgraded": Mode.COLD, "cold": Mode.COLD,
+        }  # fmt: skip
+        told = {name: job.last_error.code for name, job in ended.items() if job.last_error is not None}
+        assert told["downgraded"] == "E_MIG_CBT_UNSUPPORTED"
+        assert told["nbd"] == "E_MIG_CBT_RESET"
+        for name, job in ended.items():
+            (disk,) = job.disks
+            assert disk.volume is not None
+            assert (data_dir / "volumes" / disk.volume).read_bytes() == pool.disk(vms[name]).read_bytes(), name
+        assert pool.snapshots() == []
+        assert [one["uuid"] for one in pool.tables["VDI"].values() if one["cbt_enabled"] or one["other_config"]] == []

@@ -1,6 +1,7 @@
 """The stand-in of a pool, asked by others: the vendor's own client, and qemu-img for its VHDs."""
 
 import base64
+import json
 import random
 import subprocess
 from collections.abc import Iterator
@@ -92,3 +93,41 @@ def test_its_vhds_are_what_qemu_reads(tmp_path: Path, size: int) -> None:
     argv = [need("qemu-img", "qemu-utils"), "compare", "--image-opts", options, f"driver=raw,file.filename={disk}"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_differences_are_what_qemu_reads(tmp_path: Path) -> None:
+    """With `base=`: QEMU knows no parents, so what is in no block reads as zeros. Blocks are there where something differs,
+    and hold what is new."""
+    generator = random.Random(6)
+    size, block = (9 << 20) + 777 * 512, vhd.BLOCK_BYTES
+    content = bytearray(generator.randbytes(size))
+    (tmp_path / "old.raw").write_bytes(content)
+    for at in (3, block - 1, 3 * block, size - 2):
+        content[at : at + 2] = b"ab"
+    (tmp_path / "new.raw").write_bytes(content)
+    changed = {0, 1, 3, 4}
+    file = tmp_path / "difference.vhd"
+    file.write_bytes(b"".join(vhd.stream(tmp_path / "new.raw", tmp_path / "old.raw")))
+    options = f"driver=vpc,force_size_calc=current_size,file.filename={file}"
+    qemu_img = need("qemu-img", "qemu-utils")
+    found = subprocess.run(
+        [qemu_img, "map", "--output=json", "--image-opts", options], capture_output=True, check=True, timeout=60
+    )
+    there = {
+        at // block
+        for one in json.loads(found.stdout)
+        if one["data"]
+        for at in range(one["start"], one["start"] + one["length"], 512)
+    }
+    assert there == changed
+    subprocess.run(
+        [qemu_img, "convert", "--image-opts", options, "-O", "raw", tmp_path / "seen.raw"],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    seen = (tmp_path / "seen.raw").read_bytes()
+    assert len(seen) == size
+    for number in range(-(-size // block)):
+        new = bytes(content[number * block : (number + 1) * block])
+        assert seen[number * block : (number + 1) * block] == (new if number in changed else bytes(len(new)))
