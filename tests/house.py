@@ -44,6 +44,17 @@ class Crash(BaseException):
     """The service dies here: nothing of ours may catch it."""
 
 
+class SharedDirectory(DirectoryDestination):
+    """A folder that several hosts reach, as a Ceph pool."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        folder.mkdir(exist_ok=True)
+
+    def shared_id(self) -> str:
+        return str(self.folder)
+
+
 class House:
     def __init__(
         self,
@@ -59,10 +70,13 @@ class House:
         real_importers: bool = False,
         workers: Workers = started,
         host: str = "local",
+        shared: Path | None = None,
     ) -> None:
-        """`real_importers`: those of the product, instead of the fake that serves ovf_folder."""
+        """`shared`: the folder of what several hosts reach, the platform and the destination. `real_importers`: those of the
+        product, instead of the fake that serves ovf_folder."""
         self.folder = folder
-        self.platform = FakePlatform(folder / "platform")
+        folder.mkdir(exist_ok=True)
+        self.platform = FakePlatform((shared or folder) / "platform")
         self.store = Store(store_url or f"sqlite:///{folder / 'store.db'}")
         self.uploads = Uploads(self.store.uploads, Settings(data_dir=folder))
         self.hypervisor = hypervisor or FakeHypervisor()
@@ -71,7 +85,8 @@ class House:
         self.imports = folder / "imports"
         self.imports.mkdir(exist_ok=True)
         (folder / "volumes").mkdir(exist_ok=True)
-        self.destination: Destination = destination or DirectoryDestination(folder / "volumes")
+        here = DirectoryDestination(folder / "volumes") if shared is None else SharedDirectory(shared / "volumes")
+        self.destination: Destination = destination or here
         self.board = Board()
         self.secrets = JobSecrets(self.store, Keyring(folder / "migrator.key"))
         self.rooms = Rooms(

@@ -5,7 +5,7 @@ Heavy modules are imported where they are used, so that `synvirt --help` has not
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from synvirt.jobs.lease import Pausable
     from synvirt.jobs.looking import CagedLooking, Looking
     from synvirt.keyring import Keyring
+    from synvirt.migrations.engine import Engine
     from synvirt.migrations.intake import Intake
     from synvirt.migrations.removing import Removal
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources import Sources
+    from synvirt.migrations.taking_over import TakingOver
     from synvirt.migrations.uploads import Uploads
     from synvirt.model import Migration
     from synvirt.settings import DestinationSetting, Settings
@@ -83,11 +85,11 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.keyring import Keyring
     from synvirt.live.registry import BY_KIND as PLATFORMS
     from synvirt.live.vsphere.session import warn_if_missing
-    from synvirt.migrations.engine import Engine
     from synvirt.migrations.foreseen import dry_run
     from synvirt.migrations.intake import Intake, check_corrected, check_free, check_plan
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources import Sources
+    from synvirt.migrations.taking_over import looking as looking_after_lost_hosts
     from synvirt.migrations.trials import swept as trials_swept
     from synvirt.migrations.uploads import Uploads, swept
     from synvirt.settings import prepare_data_dir
@@ -109,9 +111,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         looking = _looking(stack)
         rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets, looking=looking)
         stack.callback(rooms.hypervisor.close)
-        engine = Engine(rooms, host=settings.host_id)
-        kinds: list[Pausable] = [engine]
-        _lease(stack, settings, rooms, kinds)
+        engine, kinds, taking_over = _engine(stack, settings, rooms, sources=sources, secrets=secrets)
         removal = _removal(stack, rooms, settings)
         intake = Intake(
             store,
@@ -125,6 +125,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             dry_run=partial(dry_run, rooms),
             check_corrected=partial(check_corrected, rooms),
             claim=partial(check_free, rooms),
+            taking_over=taking_over,
         )
         checkup = Checkup(settings)
         checkup.begin()
@@ -154,6 +155,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         stack.enter_context(trials_swept(sources.trials))
         engine.start()
         stack.callback(engine.close)
+        stack.enter_context(looking_after_lost_hosts(taking_over, among_hosts=bool(settings.database_url)))
         yield Service(server, rooms)
 
 
@@ -166,17 +168,32 @@ def _looking(stack: ExitStack) -> "CagedLooking":
     return looking
 
 
-def _lease(stack: ExitStack, settings: "Settings", rooms: "Rooms", kinds: "Sequence[Pausable]") -> None:
-    """From here on this process writes to the store under a lease of its host, and `kinds` of jobs run while it
-    holds. Conflict, where another process does already."""
-    from synvirt.jobs.lease import HostLease, Together
+def _engine(
+    stack: ExitStack, settings: "Settings", rooms: "Rooms", *, sources: "Sources", secrets: "JobSecrets"
+) -> "tuple[Engine, list[Pausable], TakingOver]":
+    """Not started yet. From here on this process writes to the store under a lease of its host, and the kinds of jobs in the
+    list run while it holds. Conflict, where another process has it already."""
+    from synvirt.jobs.lease import HostLease, Pausable, Together
+    from synvirt.migrations.engine import Engine
     from synvirt.migrations.hosts import AboutHost
+    from synvirt.migrations.taking_over import TakingOver
 
+    engine = Engine(rooms, host=settings.host_id)
+    kinds: list[Pausable] = [engine]
     about, together = AboutHost(rooms.destinations), Together(kinds)
     lease = HostLease(rooms.store, settings.host_id, document=about.document, on_lost=together.pause, on_held=together.resume)
     lease.begin()
     stack.callback(lease.close)
     stack.enter_context(about.kept())
+    taking_over = TakingOver(
+        rooms,
+        begin=engine.begin,
+        held_for_s=lease.held_for_s,
+        opens_source=sources.check_opens,
+        secrets=secrets,
+        on_host_lost=settings.on_host_lost,
+    )
+    return engine, kinds, taking_over
 
 
 def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":

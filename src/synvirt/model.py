@@ -366,6 +366,9 @@ def _matching_source(schema: dict[str, Any]) -> None:
 Shutdown = Literal["polite", "hold", "force"]
 
 
+OnHostLost = Literal["wait", "restart_elsewhere"]
+
+
 class MigrationPlan(Received):
     model_config = ConfigDict(json_schema_extra=_matching_source)
 
@@ -384,6 +387,9 @@ class MigrationPlan(Received):
     # How the guest of a Live plan is shut down for its last copy: `polite` asks it, and powers it off once the source's
     # shutdown_timeout_s are over; `hold` asks it and waits, since it may be installing updates; `force` does not ask.
     shutdown: Shutdown = "polite"
+    # What becomes of a job on disks of a host that is lost, before its cut-over: it waits for that host, or another host begins
+    # anew. Null: as that host's settings say.
+    on_host_lost: OnHostLost | None = None
 
     @model_validator(mode="after")
     def _source_fits_its_reference(self) -> Self:
@@ -534,6 +540,9 @@ class Migration(Model):
     # A failed job whose copy is whole may be taken up by another job: that one's id, and the first one's.
     retried_by: UUID | None = None
     retry_of: UUID | None = None
+    # A job of a lost host that another host began anew: that one's id, and the first one's.
+    restarted_by: UUID | None = None
+    restart_of: UUID | None = None
     created_at: Time
     started_at: Time | None = None
     finished_at: Time | None = None

@@ -4,6 +4,7 @@ Beside `main` the only module that names concrete things. It imports little: a w
 """
 
 import os
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,4 +66,4 @@ TASKS: Tasks = {
 
 if __name__ == "__main__":
     # Everything is durable and said; to take an interpreter apart is 40 ms, for which the service, or a stopped guest, waits.
-    os._exit(main(TASKS))
+    os._exit(main(TASKS, silence_s=float(sys.argv[1]) if sys.argv[1:] else None))

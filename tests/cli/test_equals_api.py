@@ -61,6 +61,7 @@ COMMANDS = {
     "POST /migrator/migrations/{}/cancel": "migrations cancel",
     "POST /migrator/migrations/{}/cutover": "migrations cutover",
     "POST /migrator/migrations/{}/retry": "migrations retry",
+    "POST /migrator/migrations/{}/take-over": "migrations take-over",
     "GET /migrator/migrations/{}/screenshot": "migrations screenshot",
     "POST /migrator/remote-files/inspect": "inspect",
     "POST /migrator/sources": "sources add",

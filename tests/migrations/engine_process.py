@@ -1,32 +1,62 @@
 """A service without its API: the engine over a house of fakes, in a process of its own that a test can kill.
 
 python -m tests.migrations.engine_process FOLDER STORE_URL
+
+HOST: its id. LEASE_S: how long a lease lasts, in seconds; all that hangs on it scales. SHARED: a folder that other hosts reach,
+too; then jobs of lost hosts are taken over.
 """
 
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from synvirt.jobs.lease import HostLease
+from synvirt.jobs.lease import GRACE_S, LEASE_S, HostLease
+from synvirt.jobs.process import started
 from synvirt.jobs.slots import Turns
+from synvirt.jobs.wire import SILENCE_S
 from synvirt.migrations.engine import Engine
+from synvirt.migrations.hosts import AboutHost
+from synvirt.migrations.taking_over import TakingOver, looking
 from tests.house import House
 
 
 def serve(house: House) -> NoReturn:
     object.__setattr__(house.rooms, "turns", Turns(2))
-    host = os.environ.get("HOST", "local")
+    host = house.rooms.host
+    scale = float(os.environ.get("LEASE_S", "60")) / LEASE_S
+    object.__setattr__(house.rooms, "workers", partial(started, SILENCE_S * scale))
     engine = Engine(house.rooms, host=host)
-    # As long as a lease lasts here, in seconds.
-    lease_s = float(os.environ.get("LEASE_S", "60"))
-    HostLease(house.store, host, on_lost=engine.pause, on_held=engine.resume, lease_s=lease_s).begin()
+    about = AboutHost(house.rooms.destinations)
+    about.ask()
+    lease = HostLease(
+        house.store,
+        host,
+        document=about.document,
+        on_lost=engine.pause,
+        on_held=engine.resume,
+        lease_s=LEASE_S * scale,
+    )
+    lease.begin()
+    taking_over = TakingOver(
+        house.rooms, begin=engine.begin, held_for_s=lease.held_for_s, opens_source=lambda _: None, grace_s=GRACE_S * scale
+    )
     engine.start()
     print("ready", flush=True)
-    while True:
-        time.sleep(1)
+    with looking(taking_over, among_hosts="SHARED" in os.environ, every_s=0.3):
+        while True:
+            time.sleep(1)
 
 
 if __name__ == "__main__":
-    serve(House(Path(sys.argv[1]), store_url=sys.argv[2]))
+    shared = os.environ.get("SHARED")
+    serve(
+        House(
+            Path(sys.argv[1]),
+            store_url=sys.argv[2],
+            host=os.environ.get("HOST", "local"),
+            shared=None if shared is None else Path(shared),
+        )
+    )

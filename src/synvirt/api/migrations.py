@@ -63,6 +63,42 @@ class MigrationPage(Model):
     next_cursor: str | None
 
 
+def _second_ways(router: APIRouter, intake: Intake) -> None:
+    """What a job that failed, or whose host is lost, may still come to."""
+
+    @router.post("/{migration_id}/take-over", response_model=Migration)
+    def take_over(
+        migration_id: UUID,
+        restart: Annotated[bool, Query(description="begin anew here, with new volumes, instead of going on")] = False,
+    ) -> Migration:
+        """Go on here with the job of a host that is fenced, in whatever state it is; or begin anew. Say so only where that host
+        is off, and its guests too. The job that goes on, which is a new one where it begins anew; 409 where it cannot."""
+        return intake.take_over(migration_id, restart=restart)
+
+    @router.post(
+        "/{migration_id}/retry",
+        status_code=201,
+        response_model=Migration,
+        openapi_extra=documented(RetryRequest, required=False),
+    )
+    def retry(
+        asked: Annotated[RetryRequest, Depends(optional_json_body(RetryRequest))],
+        migration_id: UUID,
+        request: Request,
+        response: Response,
+        *,
+        conversion: Annotated[Literal["auto", "always", "never"] | None, Query(description="in place of the plan's")] = None,
+        disk_bus: Annotated[DiskBus | None, Query(description="in place of the plan's")] = None,
+    ) -> Migration:
+        """Try a failed job again, with another plan where the body has a patch of it. An Offline job whose copy is whole: a new
+        job goes on with its volumes, copies nothing, and has `retry_of`; what the copy was made by (`source`, `source_ref`,
+        `mode`, `skip_disks`, `target.destination`) is as it was. Every other job begins anew; `source` and `source_ref` are as
+        they were. A job that has not failed, or that needs a password again: 409."""
+        job = intake.retry(migration_id, merged(asked.plan, _patch(conversion, disk_bus)))
+        response.headers["Location"] = f"{request.url.path.rsplit('/', 2)[0]}/{job.id}"
+        return job
+
+
 def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
     router = APIRouter(prefix="/migrations", tags=["migrations"])
     store, board = intake.store, intake.board
@@ -128,28 +164,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         """Ask a job to stop; it ends in Cancelled once what it made is swept. A job that has ended: 409."""
         return _current(intake.cancel(migration_id), board)
 
-    @router.post(
-        "/{migration_id}/retry",
-        status_code=201,
-        response_model=Migration,
-        openapi_extra=documented(RetryRequest, required=False),
-    )
-    def retry(
-        asked: Annotated[RetryRequest, Depends(optional_json_body(RetryRequest))],
-        migration_id: UUID,
-        request: Request,
-        response: Response,
-        *,
-        conversion: Annotated[Literal["auto", "always", "never"] | None, Query(description="in place of the plan's")] = None,
-        disk_bus: Annotated[DiskBus | None, Query(description="in place of the plan's")] = None,
-    ) -> Migration:
-        """Try a failed job again, with another plan where the body has a patch of it. An Offline job whose copy is whole: a new
-        job goes on with its volumes, copies nothing, and has `retry_of`; what the copy was made by (`source`, `source_ref`,
-        `mode`, `skip_disks`, `target.destination`) is as it was. Every other job begins anew; `source` and `source_ref` are as
-        they were. A job that has not failed, or that needs a password again: 409."""
-        job = intake.retry(migration_id, merged(asked.plan, _patch(conversion, disk_bus)))
-        response.headers["Location"] = f"{request.url.path.rsplit('/', 2)[0]}/{job.id}"
-        return job
+    _second_ways(router, intake)
 
     @router.post("/{migration_id}/cutover", status_code=202, response_model=Migration)
     def cutover(migration_id: UUID) -> Migration:

@@ -172,6 +172,32 @@ def retry(
         print(f"Job {found['id']} " + (f"goes on with the copy of job {job}" if found["retry_of"] else "begins anew"))
 
 
+@app.command("take-over")
+@with_options
+def take_over(
+    options: Options,
+    job: JobId,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew here, with new volumes")] = False,
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask: the job's host and its guests are off")] = False,
+) -> None:
+    """Go on here with the job of a host that is fenced.
+
+    Before its cut-over a job on shared storage is taken over by itself. Example: synvirt migrations take-over 1f3a
+    """
+    if not sure:
+        typer.confirm(f"Is the host of job {job} off, and are its guests?", abort=True)
+    with options.connect() as client:
+        answer = client.ask(
+            "POST", f"/migrations/{full_id(client, 'migration', job)}/take-over", params={"restart": str(restart).lower()}
+        )
+    if options.json:
+        print(answer)
+    else:
+        import json
+
+        print(f"Job {json.loads(answer)['id']} {'begins anew' if restart else 'goes on'} here")
+
+
 @app.command()
 @with_options
 def remove(

@@ -87,7 +87,7 @@ class HostLease:
         self._scale = lease_s / LEASE_S
         self._claim = store.claim_host(host)
         self._fence: Fence | None = None
-        self._renewed_at = 0.0
+        self._renewed_at = self._held_since = 0.0
         self._held = False
         self._ending = threading.Event()
         # Held while the jobs are ended or begun: never both at once.
@@ -98,6 +98,10 @@ class HostLease:
     @property
     def held(self) -> bool:
         return self._held
+
+    def held_for_s(self) -> float:
+        """For how long, without a break."""
+        return self._clock() - self._held_since if self._held else 0.0
 
     @property
     def valid_until(self) -> float:
@@ -116,7 +120,7 @@ class HostLease:
                     raise
                 time.sleep(0.2)
         self._begin_epoch()
-        self._held = True
+        self._held, self._held_since = True, self._clock()
         for thread in self._threads:
             thread.start()
 
@@ -154,7 +158,7 @@ class HostLease:
                 self._lose("this host stood still for longer than its lease")
             self._renewed_at = asked_at
             if not self._held:
-                self._held = True
+                self._held, self._held_since = True, self._clock()
                 log.warning("the lease is held again: jobs go on", host=self._host)
                 self._on_held()
 

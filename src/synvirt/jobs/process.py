@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from synvirt.errors import Cancelled, Internal, SynvirtError, from_code
-from synvirt.jobs.wire import KEEPALIVE_S, MESSAGE, Broken, Flushed, Moved, Result, WireModel
+from synvirt.jobs.wire import KEEPALIVE_S, MESSAGE, SILENCE_S, Broken, Flushed, Moved, Result, WireModel
 
 log = structlog.get_logger(__name__)
 
@@ -74,13 +74,15 @@ Workers = Callable[[], AbstractAsyncContextManager[Worker]]
 
 
 @asynccontextmanager
-async def started() -> AsyncIterator[Worker]:
-    """One that waits for its order: it takes as long to start as disks to be opened, so both go on at once."""
+async def started(silence_s: float = SILENCE_S) -> AsyncIterator[Worker]:
+    """One that waits for its order: it takes as long to start as disks to be opened, so both go on at once. `silence_s`: for
+    tests, whose leases are shorter."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",  # no module out of the folder that the service was started in
         "-m",
         "synvirt.worker",
+        str(silence_s),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -89,14 +91,14 @@ async def started() -> AsyncIterator[Worker]:
         start_new_session=True,
     )
     try:
-        yield _Process(child)
+        yield _Process(child, keepalive_s=silence_s * KEEPALIVE_S / SILENCE_S)
     finally:
         await _end(child)
 
 
 class _Process:
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
-        self._child = child
+    def __init__(self, child: asyncio.subprocess.Process, *, keepalive_s: float) -> None:
+        self._child, self._keepalive_s = child, keepalive_s
 
     async def send(self, line: WireModel) -> None:
         if self._child.stdin is None:
@@ -122,7 +124,7 @@ class _Process:
     async def _keep_alive(self) -> None:
         """Empty lines: a worker whose service says nothing ends itself."""
         while True:
-            await asyncio.sleep(KEEPALIVE_S)
+            await asyncio.sleep(self._keepalive_s)
             if self._child.stdin is not None:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self._child.stdin.write(b"\n")

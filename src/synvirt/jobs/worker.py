@@ -102,13 +102,13 @@ class _Pipes:
         """Read in the caller's thread. What was sent before the standard input ended, where it has ended."""
         return self._read_line() or self._rest
 
-    def listen(self) -> None:
+    def listen(self, silence_s: float) -> None:
         """Lines from now on are for `next_line`. The end of the input is the service's, and nobody would hear us any more."""
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._listen, args=(silence_s,), daemon=True).start()
 
-    def _listen(self) -> None:
+    def _listen(self, silence_s: float) -> None:
         with contextlib.suppress(OSError):
-            while (line := self._read_line(SILENCE_S)) is not None:
+            while (line := self._read_line(silence_s)) is not None:
                 if line:
                     self._lines.put(line)
         os._exit(1)
@@ -126,8 +126,8 @@ class _Pipes:
         return line
 
 
-def main(tasks: Tasks) -> int:
-    """The exit code: 0, 1 for an order that failed, 2 for one that is not understood."""
+def main(tasks: Tasks, *, silence_s: float | None = None) -> int:
+    """The exit code: 0, 1 for an order that failed, 2 for one that is not understood. `silence_s`: see wire.py."""
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     pipes = _Pipes()
     try:
@@ -137,7 +137,7 @@ def main(tasks: Tasks) -> int:
         return 2
     if (cage := task.cage(order)) is not None:
         enter(cage)  # before there are threads, and before a byte of what is copied is read
-    pipes.listen()
+    pipes.listen(silence_s or SILENCE_S)
     try:
         carry_out(task, order, pipes)
     except SynvirtError:

@@ -156,6 +156,20 @@ def networks_and_host(rooms: Rooms, found: Foreseen) -> None:
         found.differences = check_host(rooms, found.plan, found.manifest)
 
 
+def refuse_unfit(rooms: Rooms, job: Migration) -> None:
+    """What a job that comes from another host could not get past on this one; its source is not asked."""
+    found = Foreseen(job.plan, manifest=job.manifest)
+    with found.at("target.destination"):
+        _known(job.plan.target.destination, rooms.destinations, "destination")
+    if job.manifest is not None:
+        wants = job.plan.conversion == "auto" and rooms.preparer.wants(job.manifest)
+        if wants or job.plan.conversion == "always":
+            with found.at("conversion"):
+                rooms.preparer.check()
+    networks_and_host(rooms, found)
+    refuse(found)
+
+
 def dry_run(rooms: Rooms, plan: MigrationPlan) -> DryRun:
     """All of it as an answer; nothing is refused."""
     found = foresee(rooms, plan)

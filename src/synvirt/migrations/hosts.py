@@ -21,11 +21,13 @@ ASKED_EVERY_S = 60.0
 
 
 class HostDestination(Model):
-    """`free_bytes` is null where the host could not say."""
+    """`free_bytes` is null where the host could not say. `shared_id`: the same on each host that reaches this destination; null
+    where only this one does, or it could not say."""
 
     name: str
     kind: str
     free_bytes: Bytes | None
+    shared_id: str | None = None
 
 
 class Host(Model):
@@ -57,18 +59,33 @@ class AboutHost:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Up to date, as long as the block lasts."""
-        with repeated(self._ask, name="about-host", every_s=ASKED_EVERY_S, ends_within_s=0.1):
+        with repeated(self.ask, name="about-host", every_s=ASKED_EVERY_S, ends_within_s=0.1):
             yield
 
-    def _ask(self) -> None:
-        found = [HostDestination(name=name, kind=one.kind, free_bytes=_free(one)) for name, one in self._destinations.items()]
+    def ask(self) -> None:
+        """Of each destination what it says now. It may take as long as a cluster that is away."""
+        found = [
+            HostDestination(name=name, kind=one.kind, free_bytes=_free(one), shared_id=_shared_id(one))
+            for name, one in self._destinations.items()
+        ]
         with self._lock:
-            self._found = found
+            # What it once said of itself is so while it is away, too.
+            self._found = [
+                one.model_copy(update={"shared_id": one.shared_id or before.shared_id})
+                for one, before in zip(found, self._found, strict=True)
+            ]
 
 
 def _free(destination: Destination) -> int | None:
     try:
         return destination.free_bytes()
+    except SynvirtError:
+        return None
+
+
+def _shared_id(destination: Destination) -> str | None:
+    try:
+        return destination.shared_id()
     except SynvirtError:
         return None
 

@@ -17,6 +17,7 @@ from synvirt.migrations.removing import Removal, Volumes
 from synvirt.migrations.retrying import corrected, has_whole_copy, taken_up
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
+from synvirt.migrations.taking_over import TakingOver
 from synvirt.model import Migration, MigrationPlan, State, StateVisit, VmManifest, now
 from synvirt.offline.elsewhere import name_of, separated
 from synvirt.store import Store
@@ -42,6 +43,7 @@ class Intake:
         dry_run: Callable[[MigrationPlan], DryRun] | None = None,
         check_corrected: Callable[[MigrationPlan, VmManifest | None], None] = lambda plan, manifest: None,
         claim: Callable[[MigrationPlan], None] = lambda plan: None,
+        taking_over: TakingOver | None = None,
     ) -> None:
         self.store = store
         self.board = board
@@ -55,6 +57,7 @@ class Intake:
         self._check_corrected = check_corrected
         self._claim = claim
         self._adding = threading.Lock()
+        self._taking_over = taking_over
 
     def dry_run(self, plan: MigrationPlan) -> DryRun:
         """The plan as its job would run, with all that is wrong with it. Nothing is kept."""
@@ -118,6 +121,12 @@ class Intake:
         job = taken_up(self.store, before, plan, host=self._host)
         self._begin(job.id)
         return job
+
+    def take_over(self, job_id: UUID, *, restart: bool) -> Migration:
+        """The job of a host that is fenced goes on here, or begins anew here. Conflict, where it cannot."""
+        if self._taking_over is None:
+            raise Conflict("this service takes no jobs over: it shares its store with no other host")
+        return self._taking_over.take_over(job_id, restart=restart)
 
     def cancel(self, job_id: UUID) -> Migration:
         """Conflict when the job has ended; asking twice is asking once."""

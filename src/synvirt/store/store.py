@@ -16,6 +16,7 @@ from sqlalchemy import (
     Dialect,
     Engine,
     Row,
+    Select,
     create_engine,
     delete,
     event,
@@ -40,7 +41,7 @@ from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
 from synvirt.store.slots import SlotRows
 from synvirt.store.sources import SourceRows
-from synvirt.store.tables import events, ledger, migrations, notes, secrets, slots, watermarks
+from synvirt.store.tables import events, hosts, ledger, migrations, notes, secrets, slots, watermarks
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
 
@@ -144,10 +145,7 @@ class Store:
     def add(self, job: Migration, *, host: str, sealed: bytes | None = None) -> None:
         """`sealed`: the job's own secrets, which go when it ends."""
         with self._writing() as db:
-            db.execute(insert(migrations).values(id=str(job.id), host=host, state=job.state, document=job.model_dump_json()))
-            if sealed is not None:
-                db.execute(insert(secrets).values(migration_id=str(job.id), host=host, sealed=sealed))
-            _announce(db, job, job.model_dump_json())
+            _add(db, job, host, sealed)
 
     def get(self, job_id: UUID) -> Migration:
         with self._reading() as db:
@@ -216,6 +214,59 @@ class Store:
         with self._writing() as db:
             moved = update(migrations).where(migrations.c.id == str(job_id), unended).values(host=to)
             return db.execute(moved).rowcount == 1
+
+    # ── jobs of a host that is lost ──────────────────────────────────────────────────────────────────────────────────
+
+    def ids_of_fenced(self, *, but: str) -> list[tuple[UUID, Fence]]:
+        """The jobs that have not ended of the hosts that are fenced, each with its host's epoch. Oldest first."""
+        query = select(migrations.c.id, hosts.c.id.label("host"), hosts.c.epoch).join(hosts, hosts.c.id == migrations.c.host)
+        lost = (hosts.c.fenced != "", hosts.c.id != but, migrations.c.state.not_in([str(end) for end in ENDS]))
+        with self._reading() as db:
+            return [(UUID(row.id), Fence(row.host, row.epoch)) for row in db.execute(query.where(*lost).order_by("number"))]
+
+    def take_over(self, job_id: UUID, lost: Fence, *, to: str) -> bool:
+        """The job of a host that is fenced is host `to`'s from now on. False, where that host is back, the job has ended or is
+        another's by now, or a job of `to` has claimed what this one has."""
+        with self._writing() as db:
+            row = _lost_row(db, job_id, lost)
+            if row is None:
+                return False
+            mine = select(ledger.c.name).where(ledger.c.migration_id == str(job_id), ledger.c.kind == "claim")
+            _one_at_a_time(db, CLAIMS_LOCK)
+            if db.execute(_claimed(job_id, mine, to)).first() is not None:
+                return False
+            db.execute(update(migrations).where(migrations.c.id == str(job_id)).values(host=to))
+            db.execute(update(secrets).where(secrets.c.migration_id == str(job_id)).values(host=to))
+            db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
+            return True
+
+    def restart_elsewhere(
+        self,
+        job_id: UUID,
+        lost: Fence,
+        failed: Callable[[Migration], Migration],
+        again: Migration,
+        *,
+        to: str,
+        sealed: bytes | None = None,
+    ) -> bool:
+        """The job of a host that is fenced ends as `failed` says, and `again` begins on host `to`, with what the ledger says
+        was done to the source. False, where that host is back, the job has ended, is another's by now or is to be cancelled."""
+        with self._writing() as db:
+            row = _lost_row(db, job_id, lost)
+            if row is None or row.cancel_requested:
+                return False
+            before = _parse(row)
+            after = failed(before)
+            document = rewritten(row.document, before, after)
+            db.execute(update(migrations).where(migrations.c.id == str(job_id)).values(state=after.state, document=document))
+            db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
+            db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
+            _announce(db, after, document)
+            _add(db, again, to, sealed)
+            at_source = (ledger.c.migration_id == str(job_id), ledger.c.kind.in_(("snapshot", "source_power")))
+            db.execute(update(ledger).where(*at_source).values(migration_id=str(again.id)))
+            return True
 
     def count_unended(self) -> dict[str, int]:
         """By host."""
@@ -377,13 +428,7 @@ class Store:
         with self._writing_of(job_id) as db:
             _one_at_a_time(db, CLAIMS_LOCK)
             mine = ledger.c.migration_id == str(job_id)
-            theirs = (
-                select(ledger.c.name, migrations.c.id)
-                .join(migrations, migrations.c.id == ledger.c.migration_id)
-                .where(ledger.c.kind == "claim", ledger.c.name.in_(names), ~mine)
-                .where(migrations.c.host == _row(db, job_id).host, migrations.c.state.not_in([str(end) for end in ENDS]))
-            )
-            if (taken := db.execute(theirs).first()) is not None:
+            if (taken := db.execute(_claimed(job_id, names, _row(db, job_id).host)).first()) is not None:
                 raise Conflict(f"migration {taken.id}, which has not ended, has the {taken.name} too", hint=hint)
             held = set(db.execute(select(ledger.c.name).where(ledger.c.kind == "claim", mine)).scalars())
             for name in names:
@@ -499,6 +544,34 @@ def _in_utf8(dialect: Dialect, _record: Any, arguments: Any, options: Any) -> An
             hint="make it anew: createdb --encoding=UTF8 --locale=C.UTF-8 --template=template0 NAME",
         )
     return connection
+
+
+def _add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> None:
+    document = job.model_dump_json()
+    db.execute(insert(migrations).values(id=str(job.id), host=host, state=job.state, document=document))
+    if sealed is not None:
+        db.execute(insert(secrets).values(migration_id=str(job.id), host=host, sealed=sealed))
+    _announce(db, job, document)
+
+
+def _claimed(job_id: UUID, names: list[str] | Select[tuple[str]], host: str) -> Select[tuple[str, str]]:
+    """Which of these another job of the host has claimed that has not ended."""
+    return (
+        select(ledger.c.name, migrations.c.id)
+        .join(migrations, migrations.c.id == ledger.c.migration_id)
+        .where(ledger.c.kind == "claim", ledger.c.name.in_(names), ledger.c.migration_id != str(job_id))
+        .where(migrations.c.host == host, migrations.c.state.not_in([str(end) for end in ENDS]))
+    )
+
+
+def _lost_row(db: Connection, job_id: UUID, lost: Fence) -> Row[Any] | None:
+    """The job's row, while its host is fenced in this epoch and cannot come back before the transaction's end; else None."""
+    query = select(hosts.c.epoch, hosts.c.fenced).where(hosts.c.id == lost.host)
+    host = db.execute(query.with_for_update() if db.dialect.name == "postgresql" else query).first()
+    if host is None or host.epoch != lost.epoch or not host.fenced:
+        return None
+    row = _row(db, job_id, lock=True)
+    return None if row.host != lost.host or State(row.state) in ENDS else row
 
 
 def _told(job: Migration) -> tuple[object, ...]:

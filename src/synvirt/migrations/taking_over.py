@@ -1,0 +1,228 @@
+"""The jobs of a host that is lost, on another host. Blocks.
+
+    its lease is over for GRACE_S ─▶ fenced ─▶ each of its jobs that has not begun its cut-over:
+        on a destination that this host reaches too ─▶ taken over: it goes on from its watermarks
+        on disks of that host alone ─▶ waits for it; or, where plan or setting say so, a new job here begins from the start
+    from CuttingOver on, or where the job has more over there than volumes, an operator says what is to be: `take_over`
+
+A host that has only just got its own lease fences nobody: after a database's outage all leases are over, and all hosts alive.
+What a job that is restarted made on the lost host stays in the old job's ledger, and goes when that host is back; what it made
+at its source is the new job's from then on.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from uuid import UUID, uuid4
+
+import structlog
+
+from synvirt.errors import Conflict, PersistFailed, SynvirtError
+from synvirt.jobs.lease import GRACE_S
+from synvirt.migrations.foreseen import refuse_unfit
+from synvirt.migrations.hosts import HostDestination
+from synvirt.migrations.rooms import Rooms
+from synvirt.migrations.secrets import JobSecrets
+from synvirt.model import Migration, OnHostLost, Problem, State, StateVisit, now
+from synvirt.repeating import Pauses, repeated
+from synvirt.store import LedgerEntry
+from synvirt.store.hosts import Fence, HostRow
+
+log = structlog.get_logger(__name__)
+
+LOOK_EVERY_S = 10.0
+# A job that cannot be taken over now is looked at again: a repository that was away, a key that was not laid here yet.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
+# Until then nothing of the guest has changed hands: who goes on may.
+BEFORE_CUT_OVER = frozenset({State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING})
+# What is made where every host reaches it, or is nothing but its line in the ledger.
+REACHED_BY_ALL = frozenset({"volume", "snapshot", "source_power", "mark", "claim"})
+
+
+class TakingOver:
+    """`held_for_s()`: for how long this host's lease has been held without a break. `begin` hands a job to the engine.
+    `opens_source` raises, where this host cannot open the source's credentials."""
+
+    def __init__(
+        self,
+        rooms: Rooms,
+        *,
+        begin: Callable[[UUID], None],
+        held_for_s: Callable[[], float],
+        opens_source: Callable[[UUID], None],
+        secrets: JobSecrets | None = None,
+        on_host_lost: OnHostLost = "wait",
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._rooms, self._store, self._host = rooms, rooms.store, rooms.host
+        self._begin, self._held_for_s, self._opens_source, self._secrets = begin, held_for_s, opens_source, secrets
+        self._on_host_lost, self._grace_s = on_host_lost, grace_s
+        self._pauses = Pauses[UUID](FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+    def look(self) -> None:
+        """Fence who is lost, and take over what may be. Never raises."""
+        if self._held_for_s() < self._grace_s:
+            return
+        try:
+            for host in self._store.hosts.fence_expired(grace_s=self._grace_s):
+                log.warning("a host is lost", host=host)
+            waiting = self._store.ids_of_fenced(but=self._host)
+            self._pauses.keep([job_id for job_id, _ in waiting])
+            for job_id, lost in waiting:
+                if self._pauses.is_over(job_id):
+                    self._pauses.begin(job_id)
+                    self._look_at(job_id, lost)
+        except SynvirtError as error:
+            log.warning("cannot look after the jobs of lost hosts", cause=error.detail)
+        except Exception:
+            log.exception("cannot look after the jobs of lost hosts")
+
+    def _look_at(self, job_id: UUID, lost: Fence) -> None:
+        try:
+            job = self._store.get(job_id)
+            if job.state not in BEFORE_CUT_OVER:
+                raise Conflict(f"it is in {job.state}: an operator decides", hint="synvirt migrations take-over")
+            try:
+                self._refuse_to_go_on(job, lost)
+            except Conflict:
+                if (job.plan.on_host_lost or self._on_host_lost) != "restart_elsewhere":
+                    raise
+                self._restart(job, lost)
+            else:
+                self._go_on(job, lost)
+        except PersistFailed:
+            raise
+        except SynvirtError as error:
+            log.info("a job waits for its host", job=str(job_id), host=lost.host, cause=error.detail)
+
+    def take_over(self, job_id: UUID, *, restart: bool) -> Migration:
+        """By an operator's word, in any state: the job here, or the one that begins in its place. Conflict, where its host may
+        still be alive, or the job cannot go on here."""
+        job, host = self._store.get(job_id), self._store.host_of(job_id)
+        if job.ended:
+            raise Conflict(f"job {job_id} has ended: it is {job.state}")
+        if host == self._host:
+            raise Conflict(f"job {job_id} is this host's")
+        row = self._row(host)
+        if not row.fenced:
+            raise Conflict(
+                f"host {host}, which has job {job_id}, is not fenced",
+                hint=f"see that it is off, and then: synvirt hosts fence {host}",
+            )
+        lost = Fence(row.id, row.epoch)
+        if restart:
+            return self._restart(job, lost)
+        self._refuse_to_go_on(job, lost)
+        self._go_on(job, lost)
+        return self._store.get(job_id)
+
+    # ── from its watermarks ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _refuse_to_go_on(self, job: Migration, lost: Fence) -> None:
+        """Conflict, where the job has something on its host that cannot be reached from here."""
+        theirs = _destinations(self._row(lost.host))
+        name = job.destination or job.plan.target.destination or next(iter(theirs), "")
+        shared_id = theirs[name].shared_id if name in theirs else None
+        here = self._rooms.destinations.get(name)
+        if shared_id is None or here is None or here.shared_id() != shared_id:
+            raise Conflict(
+                f"destination {name!r} of host {lost.host} is not reached from here",
+                hint="wait for that host, or begin anew: synvirt migrations take-over --restart",
+            )
+        self._refuse_left_behind(job, self._store.ledger(job.id), lost.host)
+        self._refuse_source(job)
+        refuse_unfit(self._rooms, job)
+
+    def _refuse_left_behind(self, job: Migration, ledger: list[LedgerEntry], host: str) -> None:
+        left = sorted({entry.kind for entry in ledger} - REACHED_BY_ALL)
+        if left:
+            raise Conflict(
+                f"job {job.id} has its {', '.join(left)} on host {host}, in {job.state}",
+                hint="wait for that host, or begin anew: synvirt migrations take-over --restart",
+            )
+
+    def _go_on(self, job: Migration, lost: Fence) -> None:
+        if not self._store.take_over(job.id, lost, to=self._host):
+            raise Conflict(
+                f"job {job.id} is not to be had: its host is back, another took it, or a job here has its name or address"
+            )
+        log.warning("a job is taken over", job=str(job.id), state=job.state, host=lost.host)
+        self._begin(job.id)
+
+    # ── from the start ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _restart(self, job: Migration, lost: Fence) -> Migration:
+        """A new job of the same plan; the old one has failed. Conflict, where it cannot run here either."""
+        self._refuse_source(job)
+        if job.destination not in (None, *self._rooms.destinations):
+            raise Conflict(f"this host has no destination {job.destination}", hint="submit the plan with another one")
+        refuse_unfit(self._rooms, job)
+        created_at, secret = now(), self._rooms.secret_of(job.id) if job.plan.source_ref.kind == "remote_url" else None
+        again = Migration(
+            id=uuid4(),
+            name=job.name,
+            plan=job.plan,
+            mode_effective=job.plan.mode,
+            created_at=created_at,
+            history=(StateVisit(state=State.QUEUED, at=created_at),),
+            restart_of=job.id,
+        )
+        problem = Problem(
+            code=Conflict.code,
+            message=f"host {lost.host} is lost; job {again.id} begins anew on host {self._host}",
+            hint="what it made on its host goes when that is back",
+            at=created_at,
+            state=job.state,
+        )
+
+        def failed(before: Migration) -> Migration:
+            visit = StateVisit(state=State.FAILED, at=created_at)
+            end = {"state": State.FAILED, "last_error": problem, "finished_at": created_at, "restarted_by": again.id}
+            return before.model_copy(update={**end, "history": (*before.history, visit)})
+
+        if secret is None:
+            done = self._store.restart_elsewhere(job.id, lost, failed, again, to=self._host)
+        elif self._secrets is None:
+            raise Conflict(f"the credentials of job {job.id} cannot be sealed here")
+        else:
+            with self._secrets.sealed(again.id, secret) as sealed:
+                done = self._store.restart_elsewhere(job.id, lost, failed, again, to=self._host, sealed=sealed)
+        if not done:
+            raise Conflict(f"job {job.id} is not to be had: its host is back, another took it, or it is being cancelled")
+        log.warning("a job is restarted", job=str(job.id), anew=str(again.id), host=lost.host)
+        self._begin(again.id)
+        return again
+
+    # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _refuse_source(self, job: Migration) -> None:
+        ref = job.plan.source_ref
+        match ref.kind:
+            case "live_vm":
+                self._opens_source(ref.source_id)
+            case "remote_url":
+                self._rooms.secret_of(job.id)
+            case _:
+                raise Conflict(f"what job {job.id} reads are files of its host", hint="wait for that host")
+
+    def _row(self, host: str) -> HostRow:
+        for row in self._store.hosts.all():
+            if row.id == host:
+                return row
+        raise Conflict(f"host {host} was never seen on this store")
+
+
+def _destinations(row: HostRow) -> dict[str, HostDestination]:
+    """By name, the default first, as the host said while it lived."""
+    found = (HostDestination.model_validate(one) for one in json.loads(row.document).get("destinations", ()))
+    return {one.name: one for one in found}
+
+
+@contextmanager
+def looking(taking_over: TakingOver, *, among_hosts: bool, every_s: float = LOOK_EVERY_S) -> Iterator[None]:
+    """Jobs of lost hosts are looked after as long as the block lasts; `among_hosts`: where there may be others at all."""
+    if not among_hosts:
+        yield
+        return
+    with repeated(taking_over.look, name="take-over", every_s=every_s, ends_within_s=1.0):
+        yield

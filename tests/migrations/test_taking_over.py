@@ -1,0 +1,298 @@
+"""Jobs of a host that is lost: taken over where their storage is shared, else waited for, or begun anew."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from synvirt.errors import AuthFailed, Conflict
+from synvirt.migrations.hosts import AboutHost
+from synvirt.migrations.taking_over import TakingOver
+from synvirt.migrations.tidying import Tidier
+from synvirt.model import MIB, Migration, OnHostLost, State
+from synvirt.store import LedgerEntry
+from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan
+from tests.processes import until, workers
+
+DISK = "disk-0"
+CONTENT = random.Random(4).randbytes(3 * MIB)
+
+
+class Fleet:
+    """Host a, with a job that it was killed in, and host b, which looks after it. `shared`: they reach one destination."""
+
+    def __init__(self, folder: Path, url: str, *, shared: bool = True) -> None:
+        (folder / "shared").mkdir()
+        self.begun: list[UUID] = []
+        self.a, self.b = (
+            House(folder / host, store_url=url, host=host, shared=folder / "shared" if shared else None) for host in "ab"
+        )
+        if not shared:
+            self.b.platform = self.a.platform
+        self.a.platform.add_vm(VM, {DISK: CONTENT})
+        about = AboutHost(self.a.rooms.destinations)
+        about.ask()
+        self.document = about.document()
+        self.lives("a", ttl_s=1000)
+        self.lives("b", ttl_s=1000)
+
+    def lives(self, host: str, *, ttl_s: float) -> None:
+        self.b.store.hosts.begin(host, ttl_s=ttl_s, document=self.document)
+
+    def killed_at(self, commit: int, job: Migration) -> Migration:
+        """Host a, with its lease over."""
+        self.a.store.on_commit = crash_at(commit)
+        with pytest.raises(Crash):
+            self.a.run(job.id)
+        self.a.store.on_commit = lambda: None
+        self.lives("a", ttl_s=-1000)
+        return self.a.store.get(job.id)
+
+    def taking_over(self, on_host_lost: OnHostLost = "wait", *, held_for_s: float = 1000) -> TakingOver:
+        return TakingOver(
+            self.b.rooms,
+            begin=self.begun.append,
+            held_for_s=lambda: held_for_s,
+            opens_source=lambda _: None,
+            on_host_lost=on_host_lost,
+        )
+
+    def close(self) -> None:
+        self.a.close()
+        self.b.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, database_url: str) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path, database_url)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def apart(tmp_path: Path, database_url: str) -> Iterator[Fleet]:
+    """Each with disks of its own."""
+    fleet = Fleet(tmp_path, database_url, shared=False)
+    yield fleet
+    fleet.close()
+
+
+def test_a_job_on_shared_storage_goes_on_elsewhere_wherever_its_host_died(tmp_path: Path, postgresql_url: str) -> None:
+    """At every sixth commit."""
+    taken = 0
+    for commit in range(1, 60, 6):
+        folder = tmp_path / str(commit)
+        folder.mkdir()
+        fleet = Fleet(folder, postgresql_url)
+        job = fleet.a.intake.submit(live_plan())
+        left = fleet.killed_at(commit, job)
+        fleet.taking_over().look()
+        if left.state in (State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING):
+            assert fleet.begun == [job.id]
+            assert fleet.b.store.host_of(job.id) == "b"
+            ended = fleet.b.run(job.id)
+            assert ended.state is State.COMPLETED, ended.last_error
+            assert fleet.b.volume(ended).read_bytes() == CONTENT
+            assert fleet.b.platform.vm(VM)["snapshots"] == {}
+            taken += 1
+        else:
+            assert fleet.begun == []
+            assert fleet.b.store.host_of(job.id) == "a"
+            fleet.b.intake.cancel(job.id)
+            fleet.lives("a", ttl_s=1000)
+            assert fleet.a.run(job.id).state is State.CANCELLED
+        fleet.close()
+        if not taken and left.state not in (State.QUEUED, State.COPYING_FULL):
+            break
+    assert taken > 2
+
+
+def test_nobody_is_fenced_by_a_host_that_has_only_just_its_own_lease(fleet: Fleet) -> None:
+    """After a database's outage all leases are over, and all hosts alive."""
+    job = fleet.a.intake.submit(live_plan())
+    fleet.lives("a", ttl_s=-1000)
+    fleet.taking_over(held_for_s=5).look()
+    assert fleet.b.store.host_of(job.id) == "a"
+    assert {row.fenced for row in fleet.b.store.hosts.all()} == {""}
+    fleet.taking_over().look()
+    assert fleet.b.store.host_of(job.id) == "b"
+
+
+def test_a_host_that_is_back_keeps_its_jobs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = fleet.a.intake.submit(live_plan())
+    fleet.lives("a", ttl_s=-1000)
+    store, take_over = fleet.b.store, fleet.b.store.take_over
+
+    def too_late(*arguments: object, **named: object) -> bool:
+        fleet.lives("a", ttl_s=1000)
+        return take_over(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "take_over", too_late)
+    fleet.taking_over().look()
+    assert (store.host_of(job.id), fleet.begun) == ("a", [])
+
+
+def test_two_hosts_that_look_at_once_take_a_job_once(fleet: Fleet) -> None:
+    job = fleet.a.intake.submit(live_plan())
+    fleet.lives("a", ttl_s=-1000)
+    for _ in range(2):
+        fleet.taking_over().look()
+    assert fleet.begun == [job.id]
+
+
+def test_a_job_whose_source_this_host_cannot_open_waits(fleet: Fleet) -> None:
+    job = fleet.a.intake.submit(live_plan())
+    fleet.lives("a", ttl_s=-1000)
+    looks = fleet.taking_over()
+
+    def refused(_: UUID) -> None:
+        raise AuthFailed("no such key here")
+
+    looks._opens_source = refused
+    looks.look()
+    assert fleet.b.store.host_of(job.id) == "a"
+
+
+def test_files_of_a_host_and_names_that_are_taken_here_are_waited_for(fleet: Fleet) -> None:
+    of_a_file = fleet.a.intake.submit(offline_plan(fleet.a.imports / "appliance"))
+    live = fleet.a.intake.submit(live_plan())
+    fleet.killed_at(6, live)
+    names = [entry.name for entry in fleet.a.store.ledger(live.id) if entry.kind == "claim"]
+    assert names
+    other = fleet.b.intake.submit(live_plan(target={"name": "other"}))
+    fleet.b.store.claim(other.id, names, hint="")
+    fleet.taking_over().look()
+    assert [fleet.b.store.host_of(job.id) for job in (of_a_file, live)] == ["a", "a"]
+
+
+@pytest.mark.parametrize("said", ["by the setting", "by the plan"])
+def test_a_job_on_disks_of_its_host_waits_or_begins_anew(apart: Fleet, said: str) -> None:
+    plan = live_plan() if said == "by the setting" else live_plan(on_host_lost="restart_elsewhere")
+    waits = live_plan(on_host_lost="wait", source_ref={**plan.source_ref.model_dump(), "vm_id": "vm-2"}, name="waits")
+    job = apart.a.intake.submit(plan)
+    waiting = apart.a.intake.submit(waits)
+    left = apart.killed_at(12, job)
+    assert left.state is State.COPYING_FULL
+    apart.taking_over("restart_elsewhere" if said == "by the setting" else "wait").look()
+    store = apart.b.store
+    assert store.host_of(waiting.id) == "a"
+    before = store.get(job.id)
+    assert before.state is State.FAILED
+    assert before.last_error is not None
+    assert before.restarted_by is not None
+    assert str(before.restarted_by) in before.last_error.message
+    assert apart.begun == [before.restarted_by]
+    ended = apart.b.run(before.restarted_by)
+    assert (ended.state, ended.restart_of, store.host_of(ended.id)) == (State.COMPLETED, job.id, "b")
+    assert apart.b.volume(ended).read_bytes() == CONTENT
+    assert apart.b.platform.vm(VM)["snapshots"] == {}
+    # What it made on its own host goes when that is back.
+    assert any(path.is_file() for path in (apart.a.folder / "volumes").rglob("*"))
+    apart.lives("a", ttl_s=1000)
+    Tidier(apart.a.rooms, host="a").look()
+    assert not any(path.is_file() for path in (apart.a.folder / "volumes").rglob("*"))
+    assert store.ledger(job.id) == []
+
+
+def in_state(fleet: Fleet, job: Migration, state: State) -> None:
+    before = fleet.a.store.get(job.id)
+    fleet.a.store.change(job.id, before.state, lambda now: now.model_copy(update={"state": state}))
+
+
+def test_from_the_cut_over_on_an_operator_decides(fleet: Fleet) -> None:
+    job = fleet.a.intake.submit(live_plan())
+    fleet.killed_at(30, job)
+    in_state(fleet, job, State.CUTTING_OVER)
+    looks = fleet.taking_over("restart_elsewhere")
+    with pytest.raises(Conflict, match="not fenced") as refused:
+        looks.take_over(job.id, restart=False)
+    assert "hosts fence a" in (refused.value.hint or "")
+    looks.look()
+    assert fleet.b.store.host_of(job.id) == "a"
+    assert looks.take_over(job.id, restart=False).state is State.CUTTING_OVER
+    with pytest.raises(Conflict, match="is this host's"):
+        looks.take_over(job.id, restart=False)
+    ended = fleet.b.run(job.id)
+    assert ended.state is State.COMPLETED
+    assert fleet.b.volume(ended).read_bytes() == CONTENT
+    with pytest.raises(Conflict, match="has ended"):
+        looks.take_over(job.id, restart=True)
+
+
+def test_what_has_a_domain_on_its_host_does_not_go_on_elsewhere_but_may_begin_anew(fleet: Fleet) -> None:
+    job = fleet.a.intake.submit(live_plan("Cold"))
+    fleet.killed_at(20, job)
+    fleet.a.platform.power(VM, "off")
+    fleet.a.store.record(job.id, "source_power", VM)
+    fleet.a.store.record(job.id, "domain", str(job.id))
+    in_state(fleet, job, State.STARTING)
+    fleet.b.store.hosts.fence("a")
+    looks = fleet.taking_over()
+    with pytest.raises(Conflict, match="has its domain on host a"):
+        looks.take_over(job.id, restart=False)
+    again = looks.take_over(job.id, restart=True)
+    assert LedgerEntry("source_power", VM) in fleet.b.store.ledger(again.id)
+    fleet.b.intake.cancel(again.id)
+    assert fleet.b.run(again.id).state is State.CANCELLED
+    assert fleet.b.platform.vm(VM)["power"] == "on"
+
+
+# ── two services ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def service(folder: Path, url: str, host: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {"HOST": host, "LEASE_S": "6", "SHARED": str(folder / "shared")}
+    with (folder / f"{host}.log").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.migrations.engine_process", str(folder / host), url],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | environment,
+        )
+    try:
+        assert process.stdout is not None
+        while (line := process.stdout.readline()) and line != "ready\n":
+            pass
+        assert line, (folder / f"{host}.log").read_text()[-3000:]
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_another_service_goes_on_from_the_watermark(tmp_path: Path, postgresql_url: str, how: signal.Signals) -> None:
+    (tmp_path / "shared").mkdir()
+    house = House(tmp_path / "a", store_url=postgresql_url, host="a", shared=tmp_path / "shared")
+    house.platform.add_vm(VM, {DISK: CONTENT})
+    store = house.store
+    with service(tmp_path, postgresql_url, "a") as a, service(tmp_path, postgresql_url, "b") as b:
+        job = house.intake.submit(live_plan(limits={"bandwidth_bps": MIB}))
+        until(lambda: bool(store.watermarks(job.id, 1)))
+        a.send_signal(how)
+        mark = store.watermarks(job.id, 1)[DISK].offset_bytes
+        until(lambda: store.host_of(job.id) == "b", 120)
+        # Nobody of the lost host writes any more: its worker ended with its service, or by its silence.
+        assert workers(a.pid) == []
+        assert store.watermarks(job.id, 1)[DISK].offset_bytes >= mark > 0
+        if how is signal.SIGSTOP:
+            a.send_signal(signal.SIGCONT)
+            until(lambda: {row.id: row.fenced for row in store.hosts.all()}["a"] == "", 120)
+        until(lambda: store.get(job.id).ended, 120)
+        assert workers(a.pid) == []
+        assert b.poll() is None
+    ended = store.get(job.id)
+    assert (ended.state, store.host_of(job.id)) == (State.COMPLETED, "b")
+    assert [visit.state for visit in ended.history].count(State.COPYING_FULL) == 1
+    assert house.volume(ended).read_bytes() == CONTENT
+    assert house.platform.vm(VM)["snapshots"] == {}
+    house.close()
