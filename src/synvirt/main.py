@@ -179,6 +179,7 @@ def _engine(
     from synvirt.migrations.taking_over import TakingOver
 
     engine = Engine(rooms, host=settings.host_id)
+    sources.on_change = rooms.sessions.changed
     kinds: list[Pausable] = [engine]
     about, together = AboutHost(rooms.destinations), Together(kinds)
     lease = HostLease(rooms.store, settings.host_id, document=about.document, on_lost=together.pause, on_held=together.resume)

@@ -12,6 +12,7 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import CbtReset, VmNotFound
 from synvirt.live import LiveAdapter, SnapshotRef
+from synvirt.live.sessions import StaysLoggedIn
 from synvirt.model import Disk, LiveKind
 
 T = TypeVar("T")
@@ -103,6 +104,23 @@ class LiveContract:
             await adapter.close()
 
         asyncio.run(close())
+
+    def test_a_session_at_rest_serves_the_next_user(self, case: LiveCase) -> None:
+        name = f"synvirt-{uuid4()}"
+
+        async def use(adapter: LiveAdapter) -> None:
+            if not isinstance(adapter, StaysLoggedIn):
+                return
+            for number in (1, 2):
+                made = await adapter.snapshot(case.vm_id, f"{name}-{number}")
+                await adapter.open_disk(case.vm_id, made, await self.first_disk(adapter, case), None)
+                await adapter.rest()
+            assert (await adapter.inspect(case.vm_id)).disks
+            for number in (1, 2):
+                await adapter.cleanup(case.vm_id, f"{name}-{number}")
+
+        self.ask(case, use)
+        assert case.snapshots() == []
 
     def test_about_names_the_product(self, case: LiveCase) -> None:
         about = self.ask(case, lambda adapter: adapter.about())

@@ -35,6 +35,7 @@ class FakePlatform:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.logins = self.sessions = 0
         folder.mkdir(parents=True, exist_ok=True)
         with self._state() as state:
             state.setdefault("vms", {})
@@ -119,6 +120,11 @@ class FakePlatform:
             found: dict[str, Any] = state["vms"][vm_id]
             return found
 
+    def logged_in(self, by: int) -> None:
+        """`logins`: how often somebody logged in; `sessions`: how many are."""
+        self.logins += max(by, 0)
+        self.sessions += by
+
     def strike(self, name: str) -> bool:
         """Does this fault happen now?"""
         with self._state() as state:
@@ -165,6 +171,10 @@ class FakeAdapter:
         self._faults()
         if self.platform.strike("wrong_password"):
             raise AuthFailed("the fake platform refused the password")
+        self.platform.logged_in(+1)
+
+    async def rest(self) -> None:
+        self._faults()
 
     async def about(self) -> About:
         return About("the fake platform", "1.0")
@@ -275,7 +285,7 @@ class FakeAdapter:
         shutil.rmtree(self._snapshot_folder(vm_id, name), ignore_errors=True)
 
     async def close(self) -> None:
-        pass
+        self.platform.logged_in(-1)
 
     def _snapshot_folder(self, vm_id: str, name: str) -> Path:
         return self.platform.folder / vm_id / "snapshots" / os.path.basename(name)  # noqa: PTH119 - a name, not a path

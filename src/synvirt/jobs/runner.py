@@ -33,11 +33,25 @@ STORE_PAUSE_S = 2.0
 END_TIMEOUT_S = 10.0
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Runner:
     """`run(job_id)` moves one job to its end; PersistFailed is the only error that may leave it, and it is then called again.
-    `unended()` lists the jobs of this host that have not ended, oldest first; it blocks."""
+    `unended()` lists the jobs of this host that have not ended, oldest first; it blocks. `on_begin` is called in the event loop
+    before jobs run there, `on_end` once they are let go of; in turns."""
 
-    def __init__(self, run: Callable[[UUID], Awaitable[None]], unended: Callable[[], list[UUID]], *, name: str) -> None:
+    def __init__(
+        self,
+        run: Callable[[UUID], Awaitable[None]],
+        unended: Callable[[], list[UUID]],
+        *,
+        name: str,
+        on_begin: Callable[[], None] = lambda: None,
+        on_end: Callable[[], Awaitable[None]] = _nothing,
+    ) -> None:
+        self._on_begin, self._on_end = on_begin, on_end
         self._run, self._unended, self._name = run, unended, name
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -47,6 +61,7 @@ class Runner:
 
     def start(self) -> None:
         self._thread.start()
+        self._loop.call_soon_threadsafe(self._on_begin)
         self._looking = asyncio.run_coroutine_threadsafe(self._reconcile(), self._loop)
 
     def begin(self, job_id: UUID) -> None:
@@ -63,6 +78,7 @@ class Runner:
 
     def resume(self) -> None:
         self._paused = False
+        self._loop.call_soon_threadsafe(self._on_begin)
         self._loop.call_soon_threadsafe(self._look_now.set)
 
     def running(self) -> set[UUID]:
@@ -134,3 +150,4 @@ class Runner:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
+        await self._on_end()

@@ -163,11 +163,8 @@ async def _at_source(job: Job, call: Callable[..., Awaitable[None]]) -> None:
     ref = job.migration.plan.source_ref
     if ref.kind != "live_vm":
         return
-    adapter = await job.adapter(within_s=CANCELLED_CONNECT_S if job.stop.is_set() else None)
-    try:
+    async with job.session(within_s=CANCELLED_CONNECT_S if job.stop.is_set() else None) as adapter:
         await call(adapter, ref.vm_id)
-    finally:
-        await adapter.close()
 
 
 async def sweep(job: Job, keep: frozenset[str] = frozenset()) -> None:

@@ -40,7 +40,13 @@ class Engine:
         self._tidying = ExitStack()
         self._kept: dict[UUID, Course] = {}
         self._woken: Counter[UUID] = Counter()
-        self._runner = Runner(self.run, lambda: rooms.store.unended_ids(host=host), name="migrations")
+        self._runner = Runner(
+            self.run,
+            lambda: rooms.store.unended_ids(host=host),
+            name="migrations",
+            on_begin=rooms.sessions.begin,
+            on_end=rooms.sessions.end,
+        )
 
     def start(self) -> None:
         self._runner.start()

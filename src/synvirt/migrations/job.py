@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 from uuid import UUID
 
 from synvirt.destinations import Destination
-from synvirt.errors import SourceUnreachable, SynvirtError
+from synvirt.errors import SynvirtError
 from synvirt.jobs.slots import Held, destination, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import LiveAdapter
@@ -133,33 +133,14 @@ class Job:
         return await self.stop.or_stop(used())
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[LiveAdapter]:
-        """A session with the source of a Live plan, which does not stop by itself."""
-        adapter = await self.adapter()
-        try:
-            yield adapter
-        finally:
-            await adapter.close()
-
-    async def adapter(self, *, within_s: float | None = None) -> LiveAdapter:
-        """A new session with the source; the caller closes it. SourceUnreachable when it does not stand within `within_s`."""
+    async def session(self, *, within_s: float | None = None) -> AsyncIterator[LiveAdapter]:
+        """A session with the source of a Live plan, which does not stop by itself. SourceUnreachable when it does not stand
+        within `within_s`."""
         plan = self.migration.plan
         if plan.source.Live is None or plan.source_ref.kind != "live_vm":
             raise RuntimeError("an Offline plan has no adapter")
-        adapter = await self.rooms.connect(plan.source.Live, plan.source_ref.source_id)
-        try:
-            async with asyncio.timeout(within_s):
-                await adapter.connect()
-        except TimeoutError as error:
-            await asyncio.shield(adapter.close())
-            raise SourceUnreachable(
-                f"the source did not let us in within {within_s:.0f} s", waited_s=within_s or 0.0
-            ) from error
-        except BaseException:
-            # Cancelled in the middle, say: nobody else knows of it yet.
-            await asyncio.shield(adapter.close())
-            raise
-        return adapter
+        async with self.rooms.sessions.lent(plan.source.Live, plan.source_ref.source_id, within_s=within_s) as adapter:
+            yield adapter
 
 
 def copied_disks(job: Job) -> list[tuple[Disk, str]]:

@@ -16,6 +16,7 @@ from synvirt.jobs.process import Workers, started
 from synvirt.jobs.slots import Slots, Turns
 from synvirt.jobs.waiting import Waiting
 from synvirt.live import LiveAdapter
+from synvirt.live.sessions import Sessions
 from synvirt.migrations.secrets import no_secrets
 from synvirt.model import HostPathRef, LiveKind, OfflineKind, RemoteUrlRef, UploadRef
 from synvirt.offline import OfflineImporter
@@ -72,6 +73,14 @@ class Rooms:
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0
+    # Of the jobs; made of `connect`.
+    sessions: Sessions = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sessions", Sessions(self._adapter))
+
+    async def _adapter(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        return await self.connect(kind, source_id)
 
     @property
     def destination(self) -> Destination:

@@ -73,6 +73,8 @@ class Sources:
         self._rows, self._keyring, self._host = rows, keyring, host
         self._platforms, self._folder = platforms, folder
         self.waiting = Waiting()
+        # Whoever keeps sessions with a source hears of it.
+        self.on_change: Callable[[UUID], None] = lambda source_id: None
         self._listings: dict[UUID, tuple[float, list[VmRow]]] = {}
         self.trials = Trials(rows, host=host, open_adapter=self._adapter)
         keyring.settle(self._sample())
@@ -120,6 +122,7 @@ class Sources:
         with self._keyring.held():
             source = self._rows.change(source_id, changed, host=self._host)
         self._listings.pop(source_id, None)
+        self.on_change(source_id)
         self.waiting.wake(source_id)
         return source
 
@@ -127,6 +130,7 @@ class Sources:
         """Conflict while a job that has not ended reads from it."""
         self._rows.remove(source_id)
         self._listings.pop(source_id, None)
+        self.on_change(source_id)
         shutil.rmtree(self._folder / str(source_id), ignore_errors=True)  # an adapter's sockets and scratch files
         log.info("source removed", source=str(source_id))
 

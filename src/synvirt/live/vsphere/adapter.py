@@ -124,6 +124,10 @@ class VimApi:
             with contextlib.suppress(SynvirtError):  # whoever asks next learns it
                 await asyncio.to_thread(self._session.keep_alive)
 
+    async def rest(self) -> None:
+        await self._end_lease()
+        self._ways = self._unexportable = None
+
     async def close(self) -> None:
         await self._end_lease()
         if self._keeping is not None:

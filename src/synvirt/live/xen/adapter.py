@@ -65,6 +65,9 @@ class XenApi:
             with contextlib.suppress(SynvirtError):  # whoever asks next learns it
                 await asyncio.to_thread(self._session.keep_alive)
 
+    async def rest(self) -> None:
+        """Nothing is open but the session: who reads by it has ended."""
+
     async def close(self) -> None:
         if self._keeping is not None:
             self._keeping.cancel()
