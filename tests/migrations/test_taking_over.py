@@ -166,7 +166,8 @@ def test_files_of_a_host_and_names_that_are_taken_here_are_waited_for(fleet: Fle
     fleet.killed_at(6, live)
     names = [entry.name for entry in fleet.a.store.ledger(live.id) if entry.kind == "claim"]
     assert names
-    other = fleet.b.intake.submit(live_plan(target={"name": "other"}))
+    elsewhere = {**live.plan.source_ref.model_dump(), "vm_id": "vm-2"}
+    other = fleet.b.intake.submit(live_plan(target={"name": "other"}, source_ref=elsewhere))
     fleet.b.store.claim(other.id, names, hint="")
     fleet.taking_over().look()
     assert [fleet.b.store.host_of(job.id) for job in (of_a_file, live)] == ["a", "a"]
