@@ -172,3 +172,22 @@ def test_a_cancelled_job_leaves_its_source_as_it_was(lab: PveLab, tmp_path: Path
             assert lab.is_running(vm.vmid)
             assert vm.config == before
             assert volumes(data_dir) == []
+
+
+def test_a_job_waits_for_a_lock(lab: PveLab, tmp_path: Path) -> None:
+    """vzdump holds one for as long as it takes."""
+    vm, data_dir = machine(lab), tmp_path / "data"
+    with service(data_dir) as (_, client):
+        source = register(client, lab)
+        vm.config["lock"] = "backup"
+        job = submit(client, source, vm, "Warm")
+        until(lambda: client.migration(job.id).last_error is not None or client.migration(job.id).ended, 120)
+        waiting = client.migration(job.id)
+        assert not waiting.ended, waiting.last_error
+        assert waiting.last_error is not None
+        assert "locked by Proxmox VE (backup)" in waiting.last_error.message
+        del vm.config["lock"]
+        job = ended(client, job)
+        assert job.state == State.COMPLETED, job.last_error
+        assert volume_of(data_dir, job) == lab.content(vm, "scsi0")
+        nothing_is_left(lab, vm)
