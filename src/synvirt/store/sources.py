@@ -1,5 +1,5 @@
 """Queries about sources, in the store's transactions. They are registered once for all hosts; `host` is whose key sealed the
-credentials: hosts of a fleet have one key (docs/decisions/0011-one-key-for-a-fleet.md)."""
+credentials: hosts of a fleet have one key (docs/decisions/0012-one-key-for-a-fleet.md)."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
