@@ -57,6 +57,10 @@ def data_dir_locked(data_dir: Path) -> Iterator[None]:
         yield
 
 
+# `synvirt demo` has no option for it.
+ELSEWHERE = "choose another: synvirt serve --listen, the setting listen, or SYNVIRT_LISTEN"
+
+
 class Server:
     """`run()` blocks until `stop()`, SIGTERM or SIGINT, and takes two seconds at most to end after that.
 
@@ -200,10 +204,8 @@ def _tcp_socket(settings: Settings) -> socket.socket:
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise Conflict(f"{settings.listen} is in use by another program", hint="choose another with --listen") from error
-        raise BadRequest(
-            f"cannot listen on {settings.listen}: {error.strerror}", hint="choose another with --listen"
-        ) from error
+            raise Conflict(f"{settings.listen} is in use by another program", hint=ELSEWHERE) from error
+        raise BadRequest(f"cannot listen on {settings.listen}: {error.strerror}", hint=ELSEWHERE) from error
     sock.setblocking(False)
     return sock
 

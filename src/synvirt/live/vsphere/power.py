@@ -78,15 +78,22 @@ def mark(session: VimSession, vm_id: str, note: str) -> None:
 
 
 def _asked_to_shut_down(session: VimSession, vm_id: str) -> bool:
-    """False: nobody in the guest heard it."""
+    """False: nobody in the guest hears such calls. SourceUnreachable: the VM is in a state that takes none now; a guest that
+    could still be asked is not powered off."""
     fault = library().vim.fault
-    deaf = (fault.ToolsUnavailable, fault.InvalidState, library().vmodl.fault.NotSupported)
+    deaf = (fault.ToolsUnavailable, library().vmodl.fault.NotSupported)
 
     def ask(_: Any) -> bool:
         try:
             session.machine(vm_id).ShutdownGuest()
         except deaf:
             return False
+        except fault.InvalidPowerState:
+            pass  # it went off meanwhile, or is suspended: who asked looks at its state
+        except fault.InvalidState as error:
+            raise SourceUnreachable(
+                f"{session.host} cannot shut {vm_id} down in its present state", hint="it is moved or reconfigured: asked again"
+            ) from error
         return True
 
     return session.call(f"shut {vm_id} down", ask)
