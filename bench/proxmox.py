@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
+from bench.listed import listed_row, row, took
 from synvirt.copying import copy
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.specs import FileWriterSpec, NbdSpec
@@ -22,7 +23,6 @@ from synvirt.live.proxmox.adapter import PveApi
 from tests.contracts.live import read
 from tests.pve_lab import PveLab, pve_lab
 
-LISTED_REACH_S = 2.0
 NBD_REACH = 0.9
 DELTA_REACH = 1.02
 _THREADS = 8
@@ -41,32 +41,14 @@ def main() -> None:
     with pve_lab("pve1") as lab, tempfile.TemporaryDirectory(prefix="synvirt-bench-", dir=_TARGETS) as folder:
         for number in range(options.vms):
             lab.cluster.add(10_000 + number, scsi0="local-lvm:vm-1-disk-0,size=32G")
-        took = [asyncio.run(_listed(lab, options.vms)) for _ in range(options.rounds + 1)][1:]
-        _row(f"{options.vms} VMs listed", took, f"< {LISTED_REACH_S} s", ok=statistics.median(took) < LISTED_REACH_S)
+        listed_row(f"{options.vms} VMs listed", took(lambda: PveApi(lab.access()), options.vms, options.rounds))
         ours, theirs = asyncio.run(_read(lab, Path(folder), options.data_mib, options.rounds))
         ratio = statistics.median(theirs) / statistics.median(ours)
-        _row("disk of a running guest by SSH, nbdcopy", theirs, "", ok=True)
-        _row(f"disk of a running guest by SSH, ours ({ratio:.2f}x)", ours, f">= {NBD_REACH}x", ok=ratio >= NBD_REACH)
+        row("disk of a running guest by SSH, nbdcopy", theirs, "", ok=True)
+        row(f"disk of a running guest by SSH, ours ({ratio:.2f}x)", ours, f">= {NBD_REACH}x", ok=ratio >= NBD_REACH)
         more = asyncio.run(_delta(lab))
         judged = "yes" if more <= DELTA_REACH else "no"
         print(f"| bytes read of a delta, by what changed | {more:.3f} | | <= {DELTA_REACH} | {judged} |")
-
-
-def _row(name: str, took: list[float], reach: str, *, ok: bool) -> None:
-    each = " ".join(f"{one:.2f}" for one in took)
-    print(f"| {name} | {statistics.median(took):.2f} s | {each} | {reach} | {'yes' if ok else 'no'} |")
-
-
-async def _listed(lab: PveLab, expected: int) -> float:
-    began = time.monotonic()
-    adapter = PveApi(lab.access())
-    try:
-        await adapter.connect()
-        found = await adapter.list_vms()
-    finally:
-        await adapter.close()
-    assert len(found) == expected
-    return time.monotonic() - began
 
 
 async def _read(lab: PveLab, folder: Path, data_mib: int, rounds: int) -> tuple[list[float], list[float]]:

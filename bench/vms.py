@@ -4,17 +4,12 @@ The whole of a question: a session, the list, the session's end. The measure is 
 """
 
 import argparse
-import asyncio
-import statistics
 import tempfile
-import time
 from pathlib import Path
 
-from synvirt.live import SourceAccess
+from bench.listed import listed_row, took
 from synvirt.live.vsphere.adapter import VimApi
 from tests.fakes.vcenter import vcenter
-
-REACH_S = 2.0
 
 
 def main() -> None:
@@ -26,25 +21,9 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="synvirt-bench-", dir="/var/tmp") as folder,
         vcenter(Path(folder), vms=options.vms // 2) as host,
     ):
-        took = [asyncio.run(_listed(host.access(), options.vms // 2 * 2)) for _ in range(options.rounds + 1)][1:]
-    middle = statistics.median(took)
-    verdict = "yes" if middle < REACH_S else "no"
+        seconds = took(lambda: VimApi(host.access()), options.vms // 2 * 2, options.rounds)
     print("| row | median | each | reach | ok |\n|---|---:|---|---:|---|")
-    print(
-        f"| {options.vms} VMs listed | {middle:.2f} s | {' '.join(f'{one:.2f}' for one in took)} | < {REACH_S} s | {verdict} |"
-    )
-
-
-async def _listed(access: SourceAccess, expected: int) -> float:
-    began = time.monotonic()
-    adapter = VimApi(access)
-    try:
-        await adapter.connect()
-        found = await adapter.list_vms()
-    finally:
-        await adapter.close()
-    assert len(found) == expected
-    return time.monotonic() - began
+    listed_row(f"{options.vms} VMs listed", seconds)
 
 
 if __name__ == "__main__":
