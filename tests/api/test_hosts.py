@@ -17,7 +17,7 @@ def test_hosts_are_shown_with_their_leases(client: httpx.Client, service: Servic
     away, alive = client.get("/hosts").json()["items"]
     assert (away["id"], away["name"], away["state"], away["destinations"]) == ("kvm1", "kvm1", "away", [])
     assert (alive["state"], alive["name"], alive["version"], alive["jobs"]) == ("alive", "kvm2.lan", "1", 0)
-    assert alive["destinations"] == [{"name": "rbd", "kind": "rbd", "free_bytes": 7}]
+    assert alive["destinations"] == [{"name": "rbd", "kind": "rbd", "free_bytes": 7, "shared_id": None}]
     assert alive["seen_at"].endswith("Z")
 
 
