@@ -21,7 +21,7 @@ def _later(job: Migration) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(job.model_dump_json())
     document["receipt"] = {"signed": True}
     document["plan"]["window_id"] = "w1"
-    document["plan"]["warm"]["verify"] = "full"
+    document["plan"]["warm"]["not_before"] = "22:00"
     document["plan"]["source_ref"]["via"] = ["a", "b"]
     document["history"][0]["by"] = "admin"
     return document
@@ -41,7 +41,7 @@ def test_unknown_fields_are_read_past_and_survive_a_change() -> None:
     after = read.model_copy(update={"state": State.STARTING, "history": (*read.history, read.history[0])})
     written = json.loads(rewritten(text_, read, after))
     assert written["receipt"] == {"signed": True}
-    assert (written["plan"]["window_id"], written["plan"]["warm"]["verify"]) == ("w1", "full")
+    assert (written["plan"]["window_id"], written["plan"]["warm"]["not_before"]) == ("w1", "22:00")
     assert written["plan"]["source_ref"]["via"] == ["a", "b"]
     assert [visit.get("by") for visit in written["history"]][:2] == ["admin", None]
     assert parsed(Migration, json.dumps(written)) == after
