@@ -1,6 +1,7 @@
 """Whole imports from elsewhere: the plan, the job, its worker process, the volume. Over nginx, S3 by moto, Samba."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -333,7 +334,7 @@ def test_a_service_whose_key_was_lost_says_so(house: House, nginx: servers.Nginx
 
 def test_rules_of_the_service_hold_for_the_worker_too(house: House, nginx: servers.Nginx) -> None:
     """A redirect that leads to another host while it copies is checked there, by the rules that the plan was checked by."""
-    house.rooms = type(house.rooms)(**{**vars(house.rooms), "remote_rules": Rules(allowed_hosts=("127.0.0.1",))})
+    house.rooms = dataclasses.replace(house.rooms, remote_rules=Rules(allowed_hosts=("127.0.0.1",)))
     job = house.intake.submit(plan(f"{nginx.url}{NAME}.ova"))
     assert_imported(house, house.run(job.id))
     assert json.loads(job.model_dump_json())["plan"]["source_ref"]["credentials"] == {}
