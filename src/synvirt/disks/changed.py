@@ -13,13 +13,11 @@ from synvirt.errors import MalformedArchive
 AREAS_MAX: Final = 1 << 17
 
 
-class ChangedReader:
-    """`over`, with the extents of `areas` (start, length) only. Areas may touch, overlap and come in any order, as platforms
-    list them; beyond the disk's end is an error. `read_into` reads anywhere."""
+class _Over:
+    """What readers share that tell other extents than the disk beneath them, and read what it has."""
 
-    def __init__(self, over: DiskReader, areas: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, over: DiskReader) -> None:
         self._over = over
-        self._areas = tuple(_joined(areas, over.size))
 
     @property
     def size(self) -> int:
@@ -28,6 +26,21 @@ class ChangedReader:
     @property
     def max_readers(self) -> int:
         return self._over.max_readers
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._over.read_into(offset, buffer)
+
+    def close(self) -> None:
+        self._over.close()
+
+
+class ChangedReader(_Over):
+    """`over`, with the extents of `areas` (start, length) only. Areas may touch, overlap and come in any order, as platforms
+    list them; beyond the disk's end is an error. `read_into` reads anywhere."""
+
+    def __init__(self, over: DiskReader, areas: Iterable[tuple[int, int]]) -> None:
+        super().__init__(over)
+        self._areas = tuple(_joined(areas, over.size))
 
     def extents(self) -> Iterator[Extent]:
         """Where the disk beneath knows zeros within an area, they stay zeros: both lists ascend, so one walk merges them."""
@@ -42,28 +55,14 @@ class ChangedReader:
                     break
                 extent = next(beneath, None)
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._over.read_into(offset, buffer)
 
-    def close(self) -> None:
-        self._over.close()
-
-
-class AllocatedReader:
+class AllocatedReader(_Over):
     """`over`, with zeros wherever `areas` (start, length) do not reach. `read_into` reads what is really there, so that who
     doubts the platform's word can look."""
 
     def __init__(self, over: DiskReader, areas: Iterable[tuple[int, int]]) -> None:
-        self._over = over
+        super().__init__(over)
         self._areas = tuple(_joined(areas, over.size))
-
-    @property
-    def size(self) -> int:
-        return self._over.size
-
-    @property
-    def max_readers(self) -> int:
-        return self._over.max_readers
 
     def extents(self) -> Iterator[Extent]:
         at = 0
@@ -75,11 +74,18 @@ class AllocatedReader:
         if at < self.size:
             yield Extent(at, self.size - at, zero=True)
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._over.read_into(offset, buffer)
 
-    def close(self) -> None:
-        self._over.close()
+class UnchangedReader(_Over):
+    """`over`, with the extents that it leaves out. Nothing is known of zeros there."""
+
+    def extents(self) -> Iterator[Extent]:
+        at = 0
+        for extent in self._over.extents():
+            if extent.start > at:
+                yield Extent(at, extent.start - at)
+            at = extent.end
+        if at < self.size:
+            yield Extent(at, self.size - at)
 
 
 def coarser(areas: list[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:

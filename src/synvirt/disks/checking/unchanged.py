@@ -7,11 +7,12 @@ sample would have missed.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from synvirt.blocks import DiskReader, Extent
+from synvirt.blocks import DiskReader
 from synvirt.copying import Copied, copy
+from synvirt.disks.changed import UnchangedReader
 from synvirt.disks.checking.sampling import BLOCK_BYTES, blocks_to_check
 from synvirt.disks.memory import is_zero
 from synvirt.errors import DiskWriteFailed
@@ -46,7 +47,7 @@ def all_unchanged(
     """`volume` compared with all that the extents of `source` leave out. DiskReadFailed; Cancelled, once `stop()` is true."""
     compared = _Comparison(volume)
     done = copy(
-        LeftOut(source),
+        UnchangedReader(source),
         compared,
         fresh=False,
         threads=threads,
@@ -55,36 +56,6 @@ def all_unchanged(
         on_progress=on_progress,
     )
     return Differing(done.bytes_done, compared.blocks, compared.places)
-
-
-class LeftOut:
-    """`over`, with the extents that it has not. Nothing is known of zeros there."""
-
-    def __init__(self, over: DiskReader) -> None:
-        self._over = over
-
-    @property
-    def size(self) -> int:
-        return self._over.size
-
-    @property
-    def max_readers(self) -> int:
-        return self._over.max_readers
-
-    def extents(self) -> Iterator[Extent]:
-        at = 0
-        for extent in self._over.extents():
-            if extent.start > at:
-                yield Extent(at, extent.start - at)
-            at = extent.end
-        if at < self.size:
-            yield Extent(at, self.size - at)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._over.read_into(offset, buffer)
-
-    def close(self) -> None:
-        """The one beneath belongs to who opened it."""
 
 
 class _Comparison:
