@@ -100,10 +100,10 @@ class TestRange(ReaderContract):
 
 
 @given(
-    reads=st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 600_000)), min_size=1, max_size=12),
+    reads=st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 600_000)), min_size=1, max_size=6),
     at_once=st.booleans(),
 )
-@cases(20)
+@cases(10)
 def test_any_reads_are_those_of_the_local_bytes(
     nginx: servers.Nginx, samba: servers.Samba, s3: servers.S3, reads: list[tuple[int, int]], at_once: bool
 ) -> None:

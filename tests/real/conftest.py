@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.kvm.connection import load
 from synvirt.settings import Settings
 from tests.needs import need
 
@@ -30,8 +31,10 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def host(data_dir: Path) -> Iterator[LibvirtHost]:
     host = LibvirtHost(Settings(data_dir=data_dir).hypervisor_uri, data_dir)
     yield host
+    libvirt = load()
+    whole = libvirt.VIR_DOMAIN_UNDEFINE_NVRAM | libvirt.VIR_DOMAIN_UNDEFINE_TPM  # what one test left fails no other
     for domain in host._connection.use().listAllDomains():
         if domain.isActive():
             domain.destroy()
-        domain.undefine()
+        domain.undefineFlags(whole)
     host.close()

@@ -26,6 +26,7 @@ INIT = """\
 #!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t devtmpfs dev /dev; mount -t proc proc /proc; mount -t sysfs sys /sys
+[ -d /sys/firmware/efi ] || { echo "not by UEFI"; poweroff -f; }
 grep -q by-its-own-entry /proc/cmdline || { echo "by another way"; poweroff -f; }
 printf "\\nDebian GNU/Linux 12 uefi ttyS0\\n\\nuefi login: "
 while :; do sleep 3600; done
@@ -69,6 +70,7 @@ def test_a_guest_boots_by_the_entry_that_it_had_on_xenserver(
         vm_id="x",
         name="by its own entry",
         firmware="uefi",
+        tpm=True,
         guest_os=GuestOs(family="linux"),
         disks=(Disk(key="d", label="d", capacity_bytes=image.stat().st_size, boot_order=1),),
         memory_bytes=512 * MIB,
