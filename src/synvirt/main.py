@@ -283,6 +283,7 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
         Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir, caches=settings.data_dir / "backups"),
         host=settings.host_id,
         open_guest=guests.open,
+        guest_id=guests.id_of,
         forget_job=guests.forget,
         working=Working(threads=settings.copy_threads),
         journals=settings.data_dir / "backups",

@@ -58,7 +58,9 @@ def test_runs_are_counted_once_and_ages_are_of_good_points(service: Service, tmp
 
 
 def test_a_job_that_never_succeeded_is_as_old_as_itself(service: Service, tmp_path: Path) -> None:
+    service.guests.image("gone", CONTENT)
     job = _job(service, tmp_path / "repository", "gone")
+    service.guests.remove("gone")
     service.backups._jobs.put(job.model_copy(update={"created_at": now() - timedelta(days=3)}))
     assert _run(service, job).status == "failed"
     told = _told(service)

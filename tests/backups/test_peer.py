@@ -257,6 +257,7 @@ def test_runs_on_a_peer_keep_what_it_keeps_and_restore(tmp_path: Path) -> None:
         asked = BackupRepositoryRequest.model_validate({"name": "there", "kind": "peer", "peer": peer})
         repository = backups.add_repository(asked)
         lines = {"name": "nightly", "vm_ids": ("web",), "repository_id": repository.id, "retention": {"keep_last": 1}}
+        guests.image("web", b"")
         job = backups.add_job(BackupJobRequest.model_validate(lines))
         points: list[UUID] = []
         for seed in (1, 2):

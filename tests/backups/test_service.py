@@ -10,9 +10,17 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.backups import runs, service
-from synvirt.backups.model import ENDS, BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
+from synvirt.backups.model import (
+    ENDS,
+    BackupJob,
+    BackupJobChange,
+    BackupJobRequest,
+    BackupRepositoryRequest,
+    BackupRun,
+    RestoreRequest,
+)
 from synvirt.backups.retention import Retention
-from synvirt.errors import BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.store import Store
 from tests.fakes.backups import FakeGuests, backups_of, ended
@@ -42,7 +50,7 @@ class House:
     def job(self, *vm_ids: str, repository: UUID | None = None, retention: Retention | None = None) -> BackupJob:
         return self.backups.add_job(
             BackupJobRequest(
-                name="nightly",
+                name=f"nightly-{len(self.backups.all_jobs())}",
                 vm_ids=vm_ids,
                 repository_id=repository or self.repository(),
                 retention=retention or Retention(),
@@ -117,11 +125,40 @@ def test_a_guest_that_was_started_meanwhile_gives_no_point(house: House) -> None
 
 def test_a_guest_that_is_not_there_fails_the_run_and_keeps_the_points_before_it(house: House) -> None:
     house.image("web", CONTENT)
-    run = house.run(house.job("web", "gone"))
+    house.image("gone", CONTENT)
+    job = house.job("web", "gone")
+    house.guests.remove("gone")
+    run = house.run(job)
     assert run.status == "failed"
     assert run.error is not None
     assert "gone" in run.error.message
     assert len(run.restore_point_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("vm_ids", "said"), [(("web", "wbe"), "wbe"), (("web", "web"), "one guest"), (("web", "id-of-web"), "one guest")]
+)
+def test_a_job_names_guests_that_are_there_and_each_once(house: House, vm_ids: tuple[str, ...], said: str) -> None:
+    house.image("web", CONTENT)
+    repository = house.repository()
+    with pytest.raises(BackupBadRequest, match=said):
+        house.job(*vm_ids, repository=repository)
+    job = house.job("web", repository=repository)
+    with pytest.raises(BackupBadRequest, match=said):
+        house.backups.change_job(job.id, BackupJobChange(vm_ids=vm_ids))
+    assert [one.vm_ids for one in house.backups.all_jobs()] == [("web",)]
+
+
+def test_two_jobs_never_have_one_name(house: House) -> None:
+    house.image("web", CONTENT)
+    repository = house.repository()
+    first, second = house.job("web", repository=repository), house.job("web", repository=repository)
+    fields = {name: getattr(first, name) for name in BackupJobRequest.model_fields}
+    with pytest.raises(BackupConflict, match=first.name):
+        house.backups.add_job(BackupJobRequest(**fields))
+    with pytest.raises(BackupConflict, match=first.name):
+        house.backups.change_job(second.id, BackupJobChange(name=first.name))
+    assert house.backups.change_job(first.id, BackupJobChange(name=first.name)).name == first.name
 
 
 def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
@@ -222,6 +259,7 @@ def test_a_thread_that_outlives_a_lost_lease_is_waited_for(house: House, monkeyp
 
 
 def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None:
+    house.image("web", CONTENT)
     job = house.job("web", retention=Retention(keep_last=2))
     points: list[UUID] = []
     for number in range(4):
@@ -311,6 +349,7 @@ def test_what_is_not_there_is_not_found(house: House) -> None:
 
 
 def test_a_repository_that_jobs_write_to_is_not_forgotten(house: House) -> None:
+    house.image("web", CONTENT)
     job = house.job("web")
     with pytest.raises(BackupConflict):
         house.backups.forget_repository(job.repository_id)

@@ -28,8 +28,9 @@ WAIT_S = 60
 
 @pytest.fixture
 def home(service: Service, tmp_path: Path) -> Path:
-    """Where a repository may be made; the guest `web` is there."""
-    service.guests.image("web", CONTENT)
+    """Where a repository may be made; the guests `web` and `db` are there."""
+    for name in ("web", "db"):
+        service.guests.image(name, CONTENT)
     (tmp_path / "repository").mkdir()
     return tmp_path / "repository"
 

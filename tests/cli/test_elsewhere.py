@@ -127,3 +127,11 @@ def test_what_is_a_url() -> None:
     assert not is_url("web.ova")
     assert not is_url("./https:/x")
     assert not is_url("C:/web.ova")
+
+
+@pytest.mark.parametrize("command", ["inspect", "import"])
+def test_a_url_of_another_kind_is_no_local_file(run: Run, service: Service, command: str) -> None:
+    done = run(command, "ftp://me:hush@nas/web.ova")
+    assert (done.exit_code, "hush" in done.stderr) == (2, False)
+    assert "E_MIG_BAD_REQUEST: ftp:// is not read" in done.stderr
+    assert "smb://" in done.stderr

@@ -53,7 +53,7 @@ def plant(service: Service, tmp_path: Path) -> None:
     known = BackupRepositoryRequest(name="here", kind="local", path=str(_empty(tmp_path / "repository")))
     repository = service.backups.add_repository(known)
     made = BackupJobRequest(name="nightly", vm_ids=(f"qemu+ssh://root:{SECRET}@host/x",), repository_id=repository.id)
-    ended(service.backups, service.backups.run_job(service.backups.add_job(made).id).id)
+    ended(service.backups, service.backups.run_job(service.backups._jobs.add(made).id).id)
 
 
 def _empty(folder: Path) -> Path:

@@ -36,6 +36,12 @@ class FakeGuests:
     def remove(self, name: str) -> None:
         (self._folder / name).unlink()
 
+    def id_of(self, vm_id: str) -> str:
+        name = vm_id.removeprefix("id-of-")
+        if not (self._folder / name).exists():
+            raise BackupNotFound(f"this host has no domain {vm_id}")
+        return f"id-of-{name}"
+
     @contextlib.contextmanager
     def open(self, ask: Ask) -> Iterator[Guest]:
         self.gate()
@@ -63,6 +69,7 @@ def backups_of(store: Store, guests: FakeGuests, folder: Path, workers: Workers 
         repositories,
         host="local",
         open_guest=guests.open,
+        guest_id=guests.id_of,
         exports=folder / "exports",
         working=Working(workers),
         journals=folder / "journals",

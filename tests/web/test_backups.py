@@ -150,7 +150,9 @@ def test_a_run_is_watched_live_and_cancelled(
 
 
 def test_a_run_that_fails_says_why(page: Page, service: Service, repository: BackupRepository) -> None:
+    service.guests.image("nobody", b"x")
     job = added(service, repository, "of-nobody", "nobody")
+    service.guests.remove("nobody")
     run = ended(service.backups, service.backups.run_job(job.id).id)
     page.goto(f"/backups/runs/{run.id}")
     expect(page.locator(".banner.bad")).to_contain_text("this host has no domain nobody")

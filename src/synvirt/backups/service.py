@@ -59,6 +59,7 @@ RESUME_EVERY_S = 2.0
 
 class Backups:
     """`exports`, and `export_roots` beside it: beneath which exports may be written. `ground`: what guests are restored on.
+    `guest_id`: which guest a job means by a name or UUID, BackupNotFound where there is none.
     `forget_job`: what is kept of guests for a job's next run can go. `working`: the workers that copy. `journals`: see
     BackingUp."""
 
@@ -69,6 +70,7 @@ class Backups:
         *,
         host: str,
         open_guest: OpenGuest,
+        guest_id: Callable[[str], str] = str,
         exports: Path,
         export_roots: tuple[Path, ...] = (),
         ground: Ground | None = None,
@@ -76,7 +78,7 @@ class Backups:
         working: Working | None = None,
         journals: Path | None = None,
     ) -> None:
-        self.repositories, self._forget_job = repositories, forget_job
+        self.repositories, self._forget_job, self._guest_id = repositories, forget_job, guest_id
         self._working, self._rows, self._host = working or Working(), rows, host
         self.points, self.runs = Points(rows, host=host), Runs(rows, host=host)
         self._jobs = Jobs(rows, host=host)
@@ -215,8 +217,28 @@ class Backups:
         self.repositories.forget(repository_id)
 
     def add_job(self, asked: BackupJobRequest) -> BackupJob:
+        """BackupNotFound: its repository. BackupConflict: another job has its name. BackupBadRequest: its guests."""
         self.repositories.get(asked.repository_id)
-        return self._jobs.add(asked)
+        self._check_guests(asked.vm_ids)
+        with self.runs.lock:
+            self._check_name(asked.name)
+            return self._jobs.add(asked)
+
+    def _check_name(self, name: str) -> None:
+        if any(job.name == name for job in self._jobs.all()):
+            raise BackupConflict(f"a job is named {name!r} already", hint="choose another name, or change that job")
+
+    def _check_guests(self, vm_ids: tuple[str, ...]) -> None:
+        """Each is there, and none comes twice: its two points of one run would be the same."""
+        named: dict[str, str] = {}
+        for vm_id in vm_ids:
+            try:
+                guest = self._guest_id(vm_id)
+            except BackupNotFound as error:
+                raise BackupBadRequest(f"vm_ids: {error.detail}", hint=error.hint) from error
+            if guest in named:
+                raise BackupBadRequest(f"vm_ids: {named[guest]} and {vm_id} are one guest", hint="name each guest once")
+            named[guest] = vm_id
 
     def job(self, job_id: UUID) -> BackupJob:
         """BackupNotFound."""
@@ -229,8 +251,15 @@ class Backups:
         return self._jobs.all()
 
     def change_job(self, job_id: UUID, asked: BackupJobChange) -> BackupJob:
+        """BackupNotFound; BackupConflict and BackupBadRequest as for a new job, of what is changed."""
+        job = self.job(job_id)
+        if "vm_ids" in asked.model_fields_set and asked.vm_ids != job.vm_ids:
+            self._check_guests(asked.vm_ids)
         with self.runs.lock:
-            return self._jobs.put(of_jobs.changed(self.job(job_id), asked))
+            job = self.job(job_id)
+            if "name" in asked.model_fields_set and asked.name != job.name:
+                self._check_name(asked.name)
+            return self._jobs.put(of_jobs.changed(job, asked))
 
     def remove_job(self, job_id: UUID) -> None:
         """Its restore points stay. BackupConflict while it runs."""

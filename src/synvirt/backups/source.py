@@ -121,8 +121,7 @@ class Sources:
     def open(self, ask: Ask) -> Iterator[Guest]:
         """The guest of that name or UUID, held at one moment. BackupNotFound, QuiesceFailed, Source…"""
         domain = found(self._connection.use(), ask.vm_id)
-        with translated(Internal, f"the hypervisor does not say how {ask.vm_id} is"):
-            vm_id = str(domain.UUIDString())
+        vm_id = _uuid(domain, ask.vm_id)
         with self.alone(vm_id, ask.stop):
             self._sweep(vm_id)
             for way in self._ways:
@@ -134,6 +133,10 @@ class Sources:
                     return
                 _log.debug("guest is not backed up so", guest=vm_id, way=way.name, cause=why_not)
         raise Internal(f"there is no way to back up {ask.vm_id}")
+
+    def id_of(self, vm_id: str) -> str:
+        """The UUID of the guest of that name or UUID. BackupNotFound."""
+        return _uuid(found(self._connection.use(), vm_id), vm_id)
 
     def forget(self, job_id: UUID) -> None:
         """The marks of a job that is no more go, as at the start. What cannot be reached now is tried again at the next."""
@@ -239,6 +242,11 @@ def found(connection: Any, vm_id: str) -> Any:
             if error.get_error_code() not in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_INVALID_ARG):
                 raise Internal(f"the hypervisor does not say whether it has {vm_id}: {error}") from error
     raise BackupNotFound(f"this host has no domain {vm_id}", hint="vm_ids are names or UUIDs of this host's libvirt")
+
+
+def _uuid(domain: Any, vm_id: str) -> str:
+    with translated(Internal, f"the hypervisor does not say how {vm_id} is"):
+        return str(domain.UUIDString())
 
 
 def new_name(job_id: UUID, taken: Iterable[str] = ()) -> str:

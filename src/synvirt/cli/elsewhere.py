@@ -1,6 +1,7 @@
 """A file elsewhere on the command line: its URL, and the credentials that stand in no argument."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ Fingerprint = Annotated[
     str | None, typer.Option("--remote-fingerprint", metavar="SHA256", help="Of an https:// URL: the certificate to trust")
 ]
 
+_ANY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SCHEMES = ("http://", "https://", "s3://", "smb://")
 # What the environment has them called: ours, and those that every S3 tool knows.
 _VARIABLES = {
@@ -39,7 +41,15 @@ _VARIABLES = {
 
 
 def is_url(path: str) -> bool:
-    return path.lower().startswith(_SCHEMES)
+    """Whether a file is meant that lies elsewhere. BadRequest for a URL of a kind that is not read."""
+    if path.lower().startswith(_SCHEMES):
+        return True
+    scheme = _ANY_SCHEME.match(path)
+    if scheme is not None:  # the rest may hold a password
+        from synvirt.errors import BadRequest
+
+        raise BadRequest(f"{scheme[0]} is not read", hint=f"copy the file here, or name it by {', '.join(_SCHEMES)}")
+    return False
 
 
 def request(
