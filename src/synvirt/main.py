@@ -198,6 +198,7 @@ def _engine(
 
 
 def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":
+    from synvirt.api.audit import expiring
     from synvirt.migrations.removing import Removal, retained, volumes_of
 
     def destroy(job: "Migration") -> None:
@@ -209,6 +210,7 @@ def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal
 
     removal = Removal(rooms.store, here=settings.host_id, destroy=destroy, forget=forget)
     stack.enter_context(retained(removal, settings.keep_ended_days))
+    stack.enter_context(expiring(rooms.store.audit, settings.audit_keep_days))
     return removal
 
 

@@ -543,6 +543,8 @@ class Migration(Model):
     # A job of a lost host that another host began anew: that one's id, and the first one's.
     restarted_by: UUID | None = None
     restart_of: UUID | None = None
+    # The account that submitted it, as the audit trail names it.
+    submitted_by: str | None = None
     created_at: Time
     started_at: Time | None = None
     finished_at: Time | None = None

@@ -133,6 +133,8 @@ class Settings(Received):
     upload_expires_days: Annotated[float, Field(gt=0, le=3650)] = 7
     # Ended migrations go after so many days, but for failed ones that kept their volumes. 0: never.
     keep_ended_days: Annotated[float, Field(ge=0, le=36500)] = 0
+    # Entries of the audit trail go after so many days. 0: never.
+    audit_keep_days: Annotated[float, Field(ge=0, le=36500)] = 730
     # Hosts that VMs may be read from by URL: names (nas.example, *.example), addresses, networks (10.0.0.0/8), separated by
     # commas. Empty: all but this host itself, link-local addresses and cloud metadata.
     remote_allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()

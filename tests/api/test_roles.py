@@ -1,9 +1,14 @@
 """Every route by every role; tokens; the audit trail."""
 
 import base64
+import hashlib
+import json
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -11,11 +16,14 @@ from fastapi.routing import APIRoute
 from sqlalchemy import delete, update
 
 from synvirt.accounts import FileAccounts, Role, set_password
+from synvirt.api.audit import expiring
 from synvirt.api.auth import Remembering, Throttled, network_of
 from synvirt.api.roles import needed_role
 from synvirt.errors import Unauthorized
+from synvirt.model import now
+from synvirt.store.access import AuditEntry, broken_at
 from synvirt.store.tables import audit
-from tests.fakes.service import PREFIX, Service
+from tests.fakes.service import PLAN, PREFIX, Service
 
 API = "/api/v1"
 ID = "00000000-0000-0000-0000-000000000001"
@@ -200,6 +208,65 @@ def test_who_did_what_is_kept_and_a_changed_or_missing_entry_shows(served: tuple
     with service.store._engine.begin() as db:
         db.execute(update(audit).where(audit.c.seq == kept.seq).values(document=kept.document))
     assert broken() is None
+
+
+def test_a_job_and_its_entry_say_who_submitted_it_and_which_plan(served: tuple[Service, httpx.Client]) -> None:
+    service, client = served
+    answer = client.post(
+        f"{PREFIX}/migrations", headers=basic("operator"), json={"plan": PLAN.model_dump(mode="json", exclude_none=True)}
+    )
+    assert answer.status_code == 201, answer.text
+    job = answer.json()
+    assert (job["submitted_by"], service.store.get(UUID(job["id"])).submitted_by) == ("operator", "operator")
+    newest = client.get(f"{API}/audit?limit=1", headers=basic("admin")).json()["items"][0]
+    canonical = json.dumps(job["plan"], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert newest["detail"] == f"{PREFIX}/migrations/{job['id']}"
+    assert newest["plan_digest"] == hashlib.sha256(canonical.encode()).hexdigest()
+    refused = client.post(f"{PREFIX}/migrations", headers=basic("operator"), json={"plan": {}})
+    entry = client.get(f"{API}/audit?limit=1", headers=basic("admin")).json()["items"][0]
+    assert (refused.status_code, entry["result"], entry["plan_digest"]) == (400, 400, None)
+    assert service.intake.submit(PLAN).submitted_by is None, "the service itself"
+
+
+def test_the_trail_as_lines_for_a_collector(served: tuple[Service, httpx.Client]) -> None:
+    client = served[1]
+    made(client, "viewer", name="exported")
+    everything = client.get(f"{API}/audit/export", headers=basic("admin"))
+    assert everything.headers["Content-Type"] == "application/x-ndjson"
+    entries = [json.loads(line) for line in everything.text.splitlines()]
+    assert [one["seq"] for one in entries] == sorted(one["seq"] for one in entries)
+    more = client.get(f"{API}/audit/export?after={entries[-2]['seq']}", headers=basic("admin"))
+    assert [json.loads(line) for line in more.text.splitlines()] == [entries[-1]]
+
+
+def test_old_entries_go_and_the_rest_is_verified(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    rows = service.store.audit
+    entry = AuditEntry(at=now(), account="eve", role="admin", address="", method="POST", resource="/x", result=200)
+    for days in (30, 20, 10, 5, 1):
+        rows.add(entry.model_copy(update={"at": now() - timedelta(days=days)}))
+    assert rows.expire(now() - timedelta(days=40)) == 0
+    assert rows.expire(now() - timedelta(days=7)) == 3
+    assert rows.expire(now() - timedelta(days=7)) == 0
+    items, _ = rows.page(limit=10)
+    assert [(one.seq, one.account, one.kept_from) for one in items] == [(6, "(service)", 4), (5, "eve", None), (4, "eve", None)]
+    assert broken_at(iter(items)) is None
+    assert broken_at(iter(items[:2])) == 5, "the oldest went, and nobody said so"
+    with expiring(rows, 1e-9):  # the service's own thread; the newest stays
+        deadline = time.monotonic() + 60
+        while len(items) > 2 and time.monotonic() < deadline:
+            items, _ = rows.page(limit=10)
+    assert [one.kept_from for one in items] == [6, 4]
+    assert broken_at(iter(items)) is None
+    service.close()
+
+
+def test_an_entry_of_an_earlier_version_still_holds() -> None:
+    """Its digest is of the fields that there were."""
+    old = AuditEntry(seq=1, at=now(), account="eve", role="admin", address="", method="POST", resource="/x", result=200)
+    content = json.loads(old.model_dump_json(exclude={"digest", "plan_digest", "kept_from"}))
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    assert broken_at(iter([old.model_copy(update={"digest": digest})])) is None
 
 
 # ── guessing, other pages, what an answer says ───────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from tests.fakes.service import PLAN, Service
 # that is an argument of the command, or that it always gives, is `parameter=`.
 COMMANDS = {
     "GET /audit": "audit list",
+    "GET /audit/export": "audit export",
     "GET /audit/verify": "audit verify",
     "POST /backup/jobs": "backup add-job",
     "GET /backup/jobs": "backup jobs",

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from synvirt.accounts import Role
+from synvirt.acting import Act, acting
 from synvirt.api.problems import problem
 from synvirt.errors import Forbidden, Unauthorized
 
@@ -64,6 +65,8 @@ CHECKS_AT_ONCE = 4
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 # Longer is no password: PAM and scrypt read all of it.
 CREDENTIALS_CHARS_MAX = 2048
+# As much of an account's name as the audit trail and a job keep.
+ACCOUNT_CHARS_MAX = 100
 # Set by the server on the Unix socket, in the scope: nothing a caller can send reaches it.
 LOCAL = "synvirt.local"
 # Set by the door: the caller has shown who it is; and who that is.
@@ -107,7 +110,12 @@ class Gate:
                 await problem(error)(scope, receive, send)
                 return
             scope[KNOWN] = True
-        await self._app(scope, receive, send)
+        caller: Caller | None = scope.get(CALLER)
+        if caller is None:
+            await self._app(scope, receive, send)
+            return
+        with acting(Act(caller.account[:ACCOUNT_CHARS_MAX], caller.role)):
+            await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Caller:
         header, address = Headers(scope=scope).get("authorization"), self._address(scope)

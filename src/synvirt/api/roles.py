@@ -11,7 +11,7 @@ _ANY: Final = None
 # First match wins: methods (None: all), a path beneath {base_url} (API and pages alike), the role. An id is `*`.
 RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     # Accounts, their tokens, and who did what.
-    (_ANY, "/api/v1/(tokens|audit)(/.*)?", Role.ADMIN),
+    (_ANY, "/api/v1/(tokens|audit)(/.*)?|/audit(/.*)?", Role.ADMIN),
     # Keys, and what opens every backup.
     (_ANY, "/api/v1/migrator/keyring(/.*)?", Role.ADMIN),
     (_ANY, "/api/v1/backup/repositories/[^/]+/recovery-key", Role.ADMIN),

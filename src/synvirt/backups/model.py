@@ -176,13 +176,15 @@ class RestoredDomain(Model):
 
 class BackupRun(Model):
     """A backup, a restore, a verification, a boot test or a collection of garbage, under way or ended. `trigger`: who began
-    it; again: the schedule, since the service's end had cut the one before off. `stored_bytes`: what the repository grew by.
+    it; again: the schedule, since the service's end had cut the one before off. `submitted_by`: the account that
+    asked for it. `stored_bytes`: what the repository grew by.
     `path`: where a restore put the disks; `domain`: the guest that it became. `report`: what is wrong with the repository,
     `collected`: what was removed from it. `resumed_count`: how often the service ended meanwhile, and the run went on."""
 
     id: UUID
     kind: Literal["backup", "restore", "verify", "boot_test", "collect"] = "backup"
     trigger: Trigger = "asked"
+    submitted_by: str | None = None
     job_id: UUID | None = None
     repository_id: UUID | None = None
     status: Status = Status.QUEUED

@@ -18,6 +18,7 @@ from uuid import UUID, uuid4, uuid5
 
 import structlog
 
+from synvirt.acting import bring, submitter
 from synvirt.backups import jobs as of_jobs
 from synvirt.backups import upkeep
 from synvirt.backups.backing_up import BackingUp, OpenGuest
@@ -304,7 +305,14 @@ class Backups:
         return begun
 
     def _run(self, job: BackupJob, trigger: Trigger) -> BackupRun:
-        run = BackupRun(id=uuid4(), job_id=job.id, repository_id=job.repository_id, trigger=trigger, created_at=now())
+        run = BackupRun(
+            id=uuid4(),
+            submitted_by=submitter(),
+            job_id=job.id,
+            repository_id=job.repository_id,
+            trigger=trigger,
+            created_at=now(),
+        )
         row = self._jobs.row(job.model_copy(update={"last_run_id": run.id}))
         return self.runs.begin(run, lambda under_way: self._back_up(under_way, job), with_=(row,))
 
@@ -342,6 +350,7 @@ class Backups:
         point = self.points.get(point_id)
         run = BackupRun(
             id=uuid4(),
+            submitted_by=submitter(),
             kind="verify",
             created_at=now(),
             restore_point_ids=(point_id,),
@@ -357,7 +366,7 @@ class Backups:
 
     def verify_repository(self, repository_id: UUID) -> BackupRun:
         known = self.repositories.get(repository_id)
-        run = BackupRun(id=uuid4(), kind="verify", created_at=now(), repository_id=known.id)
+        run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="verify", created_at=now(), repository_id=known.id)
         spec, working = self.repositories.spec(known.id), self._working
         return self._upkeep(
             run,
@@ -368,7 +377,7 @@ class Backups:
 
     def collect(self, repository_id: UUID, *, dry_run: bool) -> BackupRun:
         known = self.repositories.get(repository_id)
-        run = BackupRun(id=uuid4(), kind="collect", created_at=now(), repository_id=known.id)
+        run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="collect", created_at=now(), repository_id=known.id)
         return self._upkeep(run, lambda under_way, repository: upkeep.collect(under_way, repository, dry_run=dry_run))
 
     def _upkeep(self, run: BackupRun, work: Callable[[UnderWay, Repository], None]) -> BackupRun:
@@ -379,7 +388,8 @@ class Backups:
 
     def restore(self, point_id: UUID, asked: RestoreRequest) -> BackupRun:
         point = self.points.get(point_id)
-        run = BackupRun(id=uuid4(), kind="restore", created_at=now(), restore_point_ids=(point_id,))
+        bring(asked)
+        run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="restore", created_at=now(), restore_point_ids=(point_id,))
         run, restore = self._restoring.prepared(run, point, asked)
         request = Row("request", _row(run.id), asked.model_dump_json())
         with self.runs.lock:
@@ -387,7 +397,7 @@ class Backups:
 
     def boot_test(self, point_id: UUID) -> BackupRun:
         point, testing = self.points.get(point_id), self._testing()
-        run = BackupRun(id=uuid4(), kind="boot_test", created_at=now(), restore_point_ids=(point_id,))
+        run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="boot_test", created_at=now(), restore_point_ids=(point_id,))
         with self.runs.lock:
             return self.runs.begin(
                 run, lambda under_way: testing.test(under_way, self.repositories.opened(point.repository_id), point)

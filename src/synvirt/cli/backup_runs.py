@@ -89,6 +89,7 @@ def sheet(run: "BackupRun") -> None:
     from synvirt.cli.watching import described
 
     rows = [("id", str(run.id)), ("kind", run.kind.replace("_", " ")), ("status", str(run.status)), ("trigger", run.trigger)]
+    rows += [("asked by", run.submitted_by)] if run.submitted_by else []
     rows += [("job", str(run.job_id))] if run.job_id else []
     rows += [("created", f"{run.created_at:%Y-%m-%d %H:%M:%S}")]
     rows += [("finished", f"{run.finished_at:%Y-%m-%d %H:%M:%S}")] if run.finished_at else []

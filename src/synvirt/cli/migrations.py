@@ -281,6 +281,7 @@ def _sheet(answer: str) -> None:
     rows.append(
         ("mode", f"{job.mode_effective}" + (f" (planned {job.plan.mode})" if job.mode_effective != job.plan.mode else ""))
     )
+    rows += [("by", job.submitted_by)] if job.submitted_by else []
     if job.last_error is not None:
         rows.append(("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {job.last_error.message}"))
         rows += [("hint", job.last_error.hint)] if job.last_error.hint else []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from synvirt.acting import bring, submitter
 from synvirt.errors import Conflict, Internal
 from synvirt.jobs.board import Board
 from synvirt.migrations.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse, refuse_taken
@@ -80,6 +81,7 @@ class Intake:
             name=plan.name or plan.target.name or self._name_of(plan),
             plan=plan,
             mode_effective=plan.mode,
+            submitted_by=submitter(),
             created_at=created_at,
             history=(StateVisit(state=State.QUEUED, at=created_at),),
         )
@@ -88,6 +90,7 @@ class Intake:
         with self._adding:
             self._claim(plan)
             self._add(job, secret)
+        bring(plan)
         self._begin(job.id)
         return job
 
@@ -119,6 +122,7 @@ class Intake:
         if patch:
             self._check_corrected(plan, before.manifest)
         job = taken_up(self.store, before, plan, host=self._host)
+        bring(plan)
         self._begin(job.id)
         return job
 

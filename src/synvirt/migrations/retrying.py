@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 
 from pydantic import ValidationError
 
+from synvirt.acting import submitter
 from synvirt.disks import open_reader
 from synvirt.disks.specs import written
 from synvirt.errors import Conflict, InvalidPlan, NotFound
@@ -83,6 +84,7 @@ def taken_up(store: Store, before: Migration, plan: MigrationPlan, *, host: str)
         destination=before.destination,
         progress=before.progress,
         conversion=before.conversion if _converted(before) else None,
+        submitted_by=submitter(),
         created_at=created_at,
         history=(StateVisit(state=State.QUEUED, at=created_at),),
     )

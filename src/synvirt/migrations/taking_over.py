@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
+from synvirt.acting import submitter
 from synvirt.errors import Conflict, PersistFailed, SynvirtError
 from synvirt.jobs.lease import GRACE_S
 from synvirt.migrations.foreseen import refuse_unfit
@@ -163,6 +164,7 @@ class TakingOver:
             name=job.name,
             plan=job.plan,
             mode_effective=job.plan.mode,
+            submitted_by=submitter() or job.submitted_by,
             created_at=created_at,
             history=(StateVisit(state=State.QUEUED, at=created_at),),
             restart_of=job.id,

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from pydantic import Field
@@ -21,6 +21,8 @@ AUDIT_LOCK = 0x61756474
 # A token's last use is told to the minute: not each of a script's requests is a write.
 USED_EVERY = timedelta(minutes=1)
 FIRST = "0" * 64
+# What the service itself notes when old entries go: the account, the method and the resource of that entry.
+RETAINED = ("(service)", "EXPIRE", "audit")
 
 
 class Token(Model):
@@ -36,8 +38,9 @@ class Token(Model):
 
 
 class AuditEntry(Model):
-    """Who did what, and how it ended. `result`: the HTTP status. `digest`: SHA-256 of the entry without it, as canonical
-    JSON."""
+    """Who did what, and how it ended. `result`: the HTTP status. `plan_digest`: SHA-256 of the plan that was accepted.
+    `kept_from`: the service removed what was too old, all entries before this one. `digest`: SHA-256 of the entry without it,
+    as canonical JSON; the two fields before are in it where they are set."""
 
     seq: int = 0
     at: Time
@@ -48,11 +51,16 @@ class AuditEntry(Model):
     resource: str
     result: int
     detail: str = ""
+    plan_digest: str | None = None
+    kept_from: int | None = None
     prev_digest: str = FIRST
     digest: str = Field(default="")
 
     def computed(self) -> str:
         content = json.loads(self.model_dump_json(exclude={"digest"}))
+        for name in ("plan_digest", "kept_from"):  # entries of earlier versions have neither
+            if content[name] is None:
+                del content[name]
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -98,15 +106,7 @@ class AuditRows:
     def add(self, entry: AuditEntry) -> AuditEntry:
         """With its number and its place in the chain."""
         with self._writing() as db:
-            if db.dialect.name == "postgresql":
-                db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": AUDIT_LOCK})
-            last = db.execute(select(audit.c.seq, audit.c.digest).order_by(audit.c.seq.desc()).limit(1)).one_or_none()
-            placed = entry.model_copy(
-                update={"seq": 1 if last is None else last.seq + 1, "prev_digest": FIRST if last is None else last.digest}
-            )
-            made = placed.model_copy(update={"digest": placed.computed()})
-            db.execute(insert(audit).values(seq=made.seq, digest=made.digest, document=made.model_dump_json()))
-        return made
+            return _added(db, entry)
 
     def page(self, *, limit: int, cursor: int | None = None) -> tuple[list[AuditEntry], int | None]:
         """Newest first, and the cursor of the next page (None: this was the last)."""
@@ -119,15 +119,80 @@ class AuditRows:
             rows[limit - 1].seq if len(rows) > limit else None
         )
 
+    def lines(self, *, after: int, limit: int) -> list[str]:
+        """Documents in the order they were written, from the one after that number on."""
+        query = select(audit.c.document).where(audit.c.seq > after).order_by(audit.c.seq).limit(limit)
+        with self._reading() as db:
+            return [row.document for row in db.execute(query).all()]
+
+    def expire(self, before: datetime) -> int:
+        """Remove the entries that are older, in one transaction with an entry that says so: the chain then begins at the one
+        that it names. The newest always stays. How many went."""
+        with self._writing() as db:
+            _alone(db)
+            kept = _first_since(db, before)
+            if kept is None:
+                return 0
+            gone = db.execute(delete(audit).where(audit.c.seq < kept)).rowcount
+            account, method, resource = RETAINED
+            told = f"{gone} entries before number {kept} were removed: they were too old"
+            _added(
+                db,
+                AuditEntry(
+                    at=now(),
+                    account=account,
+                    role="",
+                    address="",
+                    method=method,
+                    resource=resource,
+                    result=200,
+                    detail=told,
+                    kept_from=kept,
+                ),
+            )
+        return gone
+
+
+def _alone(db: Connection) -> None:
+    """Entries are written one after the other, on every host. SQLite has one writer."""
+    if db.dialect.name == "postgresql":
+        db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": AUDIT_LOCK})
+
+
+def _added(db: Connection, entry: AuditEntry) -> AuditEntry:
+    _alone(db)
+    last = db.execute(select(audit.c.seq, audit.c.digest).order_by(audit.c.seq.desc()).limit(1)).one_or_none()
+    placed = entry.model_copy(
+        update={"seq": 1 if last is None else last.seq + 1, "prev_digest": FIRST if last is None else last.digest}
+    )
+    made = placed.model_copy(update={"digest": placed.computed()})
+    db.execute(insert(audit).values(seq=made.seq, digest=made.digest, document=made.model_dump_json()))
+    return made
+
+
+def _first_since(db: Connection, before: datetime) -> int | None:
+    """The number of the oldest entry that stays, of all that are too old the newest; None: none has to go."""
+    seen: list[int] = []
+    query = select(audit.c.seq, audit.c.document).order_by(audit.c.seq).limit(500)
+    while rows := db.execute(query.where(audit.c.seq > (seen[-1] if seen else 0))).all():
+        for row in rows:
+            if AuditEntry.model_validate_json(row.document).at >= before:
+                return row.seq if seen else None
+            seen.append(row.seq)
+    return seen[-1] if len(seen) > 1 else None
+
 
 def broken_at(newest_first: Iterator[AuditEntry]) -> int | None:
     """The number of the first entry, from the newest, that was changed or before which one is missing; None: the chain holds.
-    Its oldest entry may name one that was let go of when it was too old."""
+    Its oldest entry is number one, or one that the service noted when it removed what was too old."""
     after: AuditEntry | None = None
+    begins_at = 1
     for entry in newest_first:
         if entry.digest != entry.computed():
             return entry.seq
         if after is not None and (after.prev_digest != entry.digest or after.seq != entry.seq + 1):
             return after.seq
+        if entry.kept_from is not None and (entry.account, entry.method, entry.resource) == RETAINED:
+            begins_at = max(begins_at, entry.kept_from)
         after = entry
-    return None
+    return after.seq if after is not None and after.seq > begins_at else None

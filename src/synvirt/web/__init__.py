@@ -11,6 +11,7 @@ from synvirt.doctor import Checkup
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.sources import Sources
 from synvirt.settings import Settings
+from synvirt.web.audit import audit_router
 from synvirt.web.backups import backups_router
 from synvirt.web.doctor import doctor_router
 from synvirt.web.finding import Finder
@@ -59,4 +60,5 @@ def web_routers(
         points_router(pages, backups),
         repositories_router(pages, backups),
         doctor_router(pages, checkup),
+        audit_router(pages, intake.store.audit),
     )

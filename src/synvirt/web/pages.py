@@ -16,7 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from synvirt import __version__
+from synvirt.acting import current
 from synvirt.api.problems import incident, refused
+from synvirt.api.roles import needed_role
 from synvirt.errors import NotFound, SynvirtError
 from synvirt.programs import ProgramFailed
 from synvirt.web import words
@@ -41,6 +43,7 @@ NAVIGATION = (
     ("Uploads", "/uploads"),
     ("Backups", "/backups"),
     ("Doctor", "/doctor"),
+    ("Audit", "/audit"),
 )
 STATIC = Path(__file__).parent / "static"
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
@@ -140,7 +143,12 @@ class Pages:
 
     def _navigation(self) -> list[tuple[str, str]]:
         served = self._served()
-        return [(words, path) for words, path in NAVIGATION if path in served]
+        act = current()
+        return [
+            (words, path)
+            for words, path in NAVIGATION
+            if path in served and (act is None or act.role.reaches(needed_role("GET", path)))
+        ]
 
     def _served(self) -> set[str]:
         return {route.path for router in self._routers for route in router.routes if isinstance(route, APIRoute)}

@@ -1,0 +1,60 @@
+"""In whose name something is done: set by the door for each request, read by what makes a job or a run of it.
+
+A context variable, since it goes from the door through the framework's threads to whatever the request makes; what the service
+does by itself has none.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from synvirt.accounts import Role
+
+
+@dataclass(slots=True)
+class Act:
+    """A request of `account` (as the audit trail names it). `plan_digest`: of the plan that it brought, once accepted."""
+
+    account: str
+    role: Role
+    plan_digest: str | None = None
+
+
+_ACT: ContextVar[Act | None] = ContextVar("synvirt.act", default=None)
+
+
+@contextmanager
+def acting(act: Act) -> Iterator[Act]:
+    token = _ACT.set(act)
+    try:
+        yield act
+    finally:
+        _ACT.reset(token)
+
+
+def current() -> Act | None:
+    return _ACT.get()
+
+
+def submitter() -> str | None:
+    """The account; None: the service itself, by a schedule for example."""
+    act = _ACT.get()
+    return None if act is None else act.account
+
+
+def bring(plan: BaseModel) -> None:
+    """Have the request's entry of the audit trail name the plan that it brought."""
+    act = _ACT.get()
+    if act is not None:
+        act.plan_digest = digest_of(plan)
+
+
+def digest_of(plan: BaseModel) -> str:
+    """SHA-256 of the plan as the API shows it, as canonical JSON: sorted keys, no spaces, no escapes of letters."""
+    content = json.dumps(json.loads(plan.model_dump_json()), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(content.encode()).hexdigest()

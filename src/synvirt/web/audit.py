@@ -1,0 +1,29 @@
+"""{base_url}/audit: who did what, for admins."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from synvirt.api.audit import verified
+from synvirt.store.access import AuditRows
+from synvirt.web.pages import Pages
+
+SHOWN = 100
+
+
+def audit_router(pages: Pages, rows: AuditRows) -> APIRouter:
+    router = pages.router()
+
+    @router.get("/audit")
+    def audit(cursor: Annotated[int | None, Query(ge=1)] = None) -> Response:
+        items, following = rows.page(limit=SHOWN, cursor=cursor)
+        return pages.page("audit.html", entries=items, cursor=cursor, following=following, verified=None)
+
+    @router.post("/audit/verify")
+    def verify() -> Response:
+        """All of it is read: not at each look."""
+        items, following = rows.page(limit=SHOWN)
+        return pages.page("audit.html", entries=items, cursor=None, following=following, verified=verified(rows))
+
+    return router

@@ -1,0 +1,32 @@
+"""The page of the audit trail: who did what, and whether all of it is still there."""
+
+from playwright.sync_api import Page, expect
+from sqlalchemy import update
+
+from synvirt.store.tables import audit
+from tests.fakes.service import PLAN, PREFIX, USER, Service
+from tests.web.conftest import look_at
+
+
+def test_who_did_what_is_seen_and_verified(page: Page, service: Service) -> None:
+    sent = page.request.post(f"{PREFIX}/migrations", data={"plan": PLAN.model_dump(mode="json", exclude_none=True)})
+    assert sent.status == 201
+    page.goto("/")
+    page.get_by_role("link", name="Audit").click()
+    newest = page.locator("tbody tr").first
+    expect(newest).to_contain_text(f"POST {PREFIX}/migrations")
+    expect(newest).to_contain_text(USER)
+    expect(newest).to_contain_text("plan ")
+    look_at(page, "audit")
+    page.get_by_role("button", name="Verify").click()
+    expect(page.get_by_role("status")).to_contain_text("are as they were written")
+    with service.store._engine.begin() as db:
+        kept = db.execute(audit.select().order_by(audit.c.seq).limit(1)).one()
+        db.execute(update(audit).where(audit.c.seq == kept.seq).values(document=kept.document.replace(USER, "mallory")))
+    page.get_by_role("button", name="Verify").click()
+    expect(page.get_by_role("status")).to_contain_text(f"Entry {kept.seq} was changed")
+    with page.expect_download() as downloading:
+        page.get_by_role("link", name="Export").click()
+    assert downloading.value.path().read_text().count("\n") >= 1
+    page.goto(f"/migrations/{sent.json()['id']}")
+    expect(page.locator("#facts")).to_contain_text(f"by {USER}")
