@@ -52,10 +52,20 @@ def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nbd, "RECONNECT_DELAYS_S", (0.05, 0.1, 0.2))
 
 
+@contextmanager
+def enciphered(disk: Path, *options: str) -> Iterator[str]:
+    """nbdkit with TLS, by a shared key."""
+    keys = disk.parent / "keys.psk"
+    keys.write_text("alice:00112233445566778899aabbccddeeff\n")
+    with nbdkit(disk.parent, "--tls=require", f"--tls-psk={keys}", *options) as uri:
+        yield f"{uri.replace('nbd+unix:///', 'nbds+unix://alice@/')}&tls-psk-file={keys}"
+
+
 SERVERS = {
     "qemu-nbd": lambda disk: qemu_nbd(disk, "raw"),
     "qemu-nbd, one connection": lambda disk: qemu_nbd(disk, "raw", "-e", "1"),
     "nbdkit": lambda disk: nbdkit(disk.parent, "file", str(disk)),
+    "nbdkit, TLS": lambda disk: enciphered(disk, "file", str(disk)),
     "nbdkit, no extents": lambda disk: nbdkit(disk.parent, "--filter=noextents", "file", str(disk)),
     "nbdkit, old protocol": lambda disk: nbdkit(disk.parent, "--no-sr", "file", str(disk)),
     "nbdkit, no second connection": lambda disk: nbdkit(
@@ -133,10 +143,11 @@ def test_a_dirty_bitmap_that_is_not_there_is_a_reset(tracked: Path) -> None:
         NbdReader(uri, bitmap="qemu:dirty-bitmap:since")
 
 
-def test_an_error_of_the_server_names_the_offset_and_the_rest_is_still_read(disk: Path) -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_an_error_of_the_server_names_the_offset_and_the_rest_is_still_read(disk: Path, *, tls: bool) -> None:
     trigger = disk.parent / "trigger"
     failing = ["--filter=error", "file", str(disk), "error-pread=EIO", "error-pread-rate=100%", f"error-pread-file={trigger}"]
-    with nbdkit(disk.parent, *failing) as uri:
+    with enciphered(disk, *failing) if tls else nbdkit(disk.parent, *failing) as uri:
         reader = NbdReader(uri)
         trigger.touch()
         with pytest.raises(DiskReadFailed, match=f"offset {MIB}: .*Input/output error"):
@@ -198,8 +209,9 @@ def test_a_connection_that_is_lost_is_made_anew(disk: Path) -> None:
     assert reads == 32 + 28 + 24 + 20
 
 
-def test_a_server_that_is_gone_for_good_is_unreachable(disk: Path) -> None:
-    with nbdkit(disk.parent, "file", str(disk)) as uri:
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_server_that_is_gone_for_good_is_unreachable(disk: Path, *, tls: bool) -> None:
+    with enciphered(disk, "file", str(disk)) if tls else nbdkit(disk.parent, "file", str(disk)) as uri:
         reader = NbdReader(uri)
     with pytest.raises(SourceUnreachable, match="offset 4096"):
         bytes_of(reader, 4096, 4096)
@@ -232,18 +244,22 @@ def test_an_export_that_does_not_exist(disk: Path) -> None:
         NbdReader(uri)
 
 
-def test_a_server_that_stops_answering_is_given_up(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["socket", "TCP with TLS"])
+def test_a_server_that_stops_answering_is_given_up(disk: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Not nbdkit: when several requests have lost their client at once, it may end itself (an assertion in its connections.c).
-    address = disk.parent / "stopped.sock"
-    argv = [need("qemu-nbd", "qemu-utils"), "-r", "-t", "-e", "8", "-f", "raw", "-k", str(address), str(disk)]
-    with serving(argv, address) as server:
-        reader = NbdReader(f"nbd+unix:///?socket={address}")
-        for name, value in {
-            "SILENCE_TIMEOUT_S": 0.5,
-            "CONNECT_TIMEOUT_S": 0.5,
-            "MORE_CONNECTIONS_TIMEOUT_S": 0.5,
-            "_POLL_MS": 50,
-        }.items():
+    monkeypatch.setattr(nbd, "SILENCE_TIMEOUT_S", 1.0)
+    if way == "socket":
+        uri = f"nbd+unix:///?socket={disk.parent / 'stopped'}"
+        options = ["-k", str(disk.parent / "stopped")]
+    else:
+        keys, port = authority(disk.parent / "keys"), free_port()
+        uri = f"nbds://localhost:{port}/?tls-certificates={keys}"
+        secret = f"tls-creds-x509,id=keys,dir={keys},endpoint=server,verify-peer=no"
+        options = ["--object", secret, "--tls-creds", "keys", "-b", "127.0.0.1", "-p", str(port)]
+    argv = [need("qemu-nbd", "qemu-utils"), "-r", "-t", "-e", "8", "-f", "raw", *options, str(disk)]
+    with serving(argv, disk.parent / "stopped") as server:
+        reader = NbdReader(uri)
+        for name, value in {"CONNECT_TIMEOUT_S": 0.5, "MORE_CONNECTIONS_TIMEOUT_S": 0.5, "_POLL_MS": 50}.items():
             monkeypatch.setattr(nbd, name, value)
         os.kill(server.pid, signal.SIGSTOP)
         _wait_until_stopped(server.pid)
@@ -367,16 +383,10 @@ def test_tls_with_certificates(disk: Path) -> None:
             NbdReader(f"nbd://localhost:{port}/")
 
 
-def test_tls_with_a_shared_key(disk: Path) -> None:
-    keys, wrong = disk.parent / "keys.psk", disk.parent / "wrong.psk"
-    keys.write_text("alice:00112233445566778899aabbccddeeff\n")
+def test_tls_with_a_wrong_key(disk: Path) -> None:
+    wrong = disk.parent / "wrong.psk"
     wrong.write_text("alice:ff112233445566778899aabbccddeeff\n")
-    with nbdkit(disk.parent, "--tls=require", f"--tls-psk={keys}", "file", str(disk)) as uri:
-        address = uri.replace("nbd+unix:///", "nbds+unix://alice@/")
-        reader = NbdReader(f"{address}&tls-psk-file={keys}")
-        assert read_all(reader) == disk.read_bytes()
-        reader.close()
-        with pytest.raises(SourceUnreachable) as failure:
-            NbdReader(f"{address}&tls-psk-file={wrong}")
-        assert "alice" not in failure.value.detail
-        assert "psk" not in failure.value.detail
+    with enciphered(disk, "file", str(disk)) as uri, pytest.raises(SourceUnreachable) as failure:
+        NbdReader(uri.replace("keys.psk", "wrong.psk"))
+    assert "alice" not in failure.value.detail
+    assert "psk" not in failure.value.detail

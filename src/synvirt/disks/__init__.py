@@ -176,10 +176,10 @@ def _served(spec: _Served) -> DiskReader:  # noqa: PLR0911 - a table in the form
         from synvirt.disks.xen.exported import VdiReader
 
         return VdiReader(spec)
-    from synvirt.disks.nbd.reader import NbdReader, by_tls
+    from synvirt.disks.nbd.reader import TLS_CONNECTIONS, NbdReader, by_tls
 
     if isinstance(spec, NbdTlsSpec):
-        return NbdReader(by_tls(spec), connections=spec.connections, name=spec.name)
+        return NbdReader(by_tls(spec), connections=min(spec.connections, TLS_CONNECTIONS), name=spec.name)
     return NbdReader(spec.uri, bitmap=spec.bitmap, connections=spec.connections)
 
 

@@ -5,9 +5,13 @@
 
 A connection that is lost is made anew, a few times, so that a moment's trouble on the way costs no terabyte. Every wait has an
 end: a server that says nothing is as good as one that is gone.
+
+With TLS libnbd comes back from each poll with one record of 16 KiB. Polls from here would each take the interpreter's lock, and
+threads that contend for it cost a third of what a copy may: so a read is waited for within libnbd, and `silence.py` ends it.
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +22,7 @@ from urllib.parse import urlsplit
 import nbd
 
 from synvirt.blocks import Extent, ExtentCursor, coalesced
+from synvirt.disks.nbd.silence import Watch
 from synvirt.disks.specs import NbdTlsSpec
 from synvirt.errors import CbtReset, DiskReadFailed, SourceUnreachable
 from synvirt.sizes import GIB, KIB
@@ -41,6 +46,9 @@ SILENCE_TIMEOUT_S = 60.0
 # Before each new connection after a lost one.
 RECONNECT_DELAYS_S = (0.1, 1.0, 5.0)
 _POLL_MS = 500
+
+# More of them than cores only wait for each other: to decipher is the most of the work, on both sides.
+TLS_CONNECTIONS = max(2, len(os.sched_getaffinity(0)))
 
 Answer = TypeVar("Answer")
 # Begins a connection of the handle's; the rest of it is waited for.
@@ -100,7 +108,7 @@ class NbdReader:
         if offset < 0 or offset + len(buffer) > self.size:
             raise DiskReadFailed(f"{len(buffer)} bytes at offset {offset} are outside the NBD export of {self.size}")
         if len(buffer):
-            self._pool.ask(lambda handle: _read(handle, offset, buffer, self.size), f"offset {offset}")
+            self._pool.ask(lambda handle: _read(handle, offset, buffer, self.size, self._pool.watch), f"offset {offset}")
 
     def extents(self) -> Iterator[Extent]:
         return coalesced(self._said())
@@ -131,25 +139,45 @@ class NbdReader:
         self._pool.close()
 
 
-def _read(handle: nbd.NBD, offset: int, buffer: memoryview, size: int) -> None:
+def _read(handle: nbd.NBD, offset: int, buffer: memoryview, size: int, watch: Watch) -> None:
     unit = max(1, handle.get_block_size(nbd.SIZE_MINIMUM))
     most = handle.get_block_size(nbd.SIZE_MAXIMUM) or _REQUEST_BYTES
     step = max(unit, min(_REQUEST_BYTES, most) // unit * unit)
     first, last = offset // unit * unit, min(size, -(-(offset + len(buffer)) // unit) * unit)
     if (first, last) == (offset, offset + len(buffer)):
-        _read_aligned(handle, offset, buffer, step)
+        _read_aligned(handle, offset, buffer, step, watch)
         return
     # Some servers take whole blocks only; the copy loop asks for such anyway.
     whole = memoryview(bytearray(last - first))
-    _read_aligned(handle, first, whole, step)
+    _read_aligned(handle, first, whole, step, watch)
     buffer[:] = whole[offset - first :][: len(buffer)]
 
 
-def _read_aligned(handle: nbd.NBD, offset: int, buffer: memoryview, step: int) -> None:
+def _read_aligned(handle: nbd.NBD, offset: int, buffer: memoryview, step: int, watch: Watch) -> None:
+    last = (len(buffer) - 1) // step * step if handle.get_tls_negotiated() else len(buffer)
     cookies = [
-        handle.aio_pread(nbd.Buffer.from_buffer(buffer[at : at + step]), offset + at) for at in range(0, len(buffer), step)
+        handle.aio_pread(nbd.Buffer.from_buffer(buffer[at : min(at + step, last)]), offset + at) for at in range(0, last, step)
     ]
+    failure: nbd.Error | _Lost | None = None
+    if last < len(buffer):
+        try:
+            _read_last(handle, offset + last, buffer[last:], watch)
+        except (nbd.Error, _Lost) as error:
+            failure = error
     _await(handle, cookies)
+    if failure is not None:
+        raise failure
+
+
+def _read_last(handle: nbd.NBD, offset: int, buffer: memoryview, watch: Watch) -> None:
+    """The last request of a read: while it is waited for, libnbd takes the answers to those before it, too."""
+    with watch.over(handle.aio_get_fd()) as silent:
+        try:
+            buffer[:] = handle.pread(len(buffer), offset)
+        except nbd.Error:
+            if silent():
+                raise _Lost(f"it has said nothing for {SILENCE_TIMEOUT_S:.0f} s") from None
+            raise
 
 
 # (start, end, flags), ascending, without a gap.
@@ -240,6 +268,7 @@ class _Pool:
     def __init__(self, dial: Dial, contexts: list[str], connections: int, server: str) -> None:
         self._dial, self._contexts = dial, contexts
         self.server = server
+        self.watch = Watch(SILENCE_TIMEOUT_S)
         self._changed = threading.Condition()
         self._open = 1
         self._closed = False
@@ -344,6 +373,7 @@ class _Pool:
             self._changed.notify_all()
         for handle in handles:
             _disconnect(handle)
+        self.watch.close()
 
 
 def _disconnect(handle: nbd.NBD) -> None:
