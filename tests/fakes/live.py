@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from synvirt.disks.specs import ChangedSpec, RawSpec, ReaderSpec
-from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, SnapshotFailed, SourceUnreachable, VmNotFound
+from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live import About, SnapshotRef, VmRow, stays_on
 from synvirt.model import KIB, Disk, GuestOs, LiveKind, Nic, Shutdown, VmManifest
 
@@ -208,6 +208,16 @@ class FakeAdapter:
             raise CbtUnsupported(f"the fake platform cannot track {vm_id}")
         with self.platform.change(vm_id) as vm:
             vm["cbt_enabled"] = True
+
+    async def is_tracked(self, vm_id: str) -> bool:
+        return bool(self.platform.vm(vm_id)["cbt_enabled"])
+
+    async def disable_cbt(self, vm_id: str) -> None:
+        self._faults()
+        with self.platform.change(vm_id) as vm:
+            if vm["snapshots"]:
+                raise Internal(f"{vm_id} has snapshots that are made of its tracking")
+            vm["cbt_enabled"] = False
 
     async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
         self._faults()

@@ -101,6 +101,10 @@ class VCenter:
     def snapshots(self) -> list[str]:
         return list(self.control("state")["snapshots"])
 
+    def tracked(self) -> list[str]:
+        """The VMs that are set to be tracked, and the files that their hosts keep for it."""
+        return list(self.control("state")["tracked"])
+
     def sessions(self) -> int:
         return int(self.control("state")["sessions"])
 

@@ -16,6 +16,8 @@ from synvirt.live.vsphere import files as vim_files
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.session import library
 from synvirt.migrations import passes
+from synvirt.migrations.source_vm import OWED
+from synvirt.migrations.tidying import Tidier
 from synvirt.model import LiveKind, Migration, Mode, State
 from synvirt.store import Store
 from tests.contracts.live import in_session
@@ -98,8 +100,50 @@ def test_a_guest_that_keeps_writing_is_moved_warm_and_loses_nothing(house: VimHo
     assert (job.passes[0].kind, job.passes[-1].kind) == ("full", "final")
     assert job.passes[0].bytes <= 3 << 20  # what was never written is not read
     assert platform.snapshots() == []
+    assert platform.tracked() == []  # as it was found
     assert platform.sessions() == 0
     assert State.CUTTING_OVER in states(job)
+
+
+def test_a_vm_that_was_tracked_before_stays_tracked(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    keys = [one.key for one in in_session(lambda: VimApi(platform.access()), lambda adapter: adapter.inspect(VM)).disks]
+    in_session(lambda: VimApi(platform.access()), lambda adapter: adapter.enable_cbt(VM, keys))
+    before = platform.tracked()
+    assert [name.endswith("-ctk.vmdk") for name in before] == [False, True]
+    ended = house.run(house.intake.submit(plan()).id)
+    assert ended.state is State.COMPLETED, ended.last_error
+    assert platform.tracked() == before
+
+
+def test_a_cancelled_job_tracks_no_more(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    job = house.intake.submit(plan(warm={"delta_threshold_bytes": 0, "max_passes": 20}))
+    seen: list[str] = []
+
+    def committed() -> None:
+        if house.store.get(job.id).state is State.DELTA_SYNCING and not seen:
+            seen.extend(platform.tracked())
+            house.store.request_cancel(job.id)
+
+    house.store.on_commit = committed
+    ended = house.run(job.id)
+    assert ended.state is State.CANCELLED
+    assert len(seen) == 2
+    assert (platform.tracked(), platform.snapshots(), house.store.ledger(job.id)) == ([], [], [])
+    assert platform.guest_writes(VM, 0, b"it still runs")
+
+
+def test_tracking_that_cannot_be_switched_off_now_is_switched_off_later(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    """And the guest lives here meanwhile."""
+    platform.fault("ReconfigVM_Task", "task:SystemError", times=3, match="<changeTrackingEnabled>false")
+    ended = house.run(house.intake.submit(plan()).id)
+    assert ended.state is State.COMPLETED
+    assert ended.last_error is not None
+    assert "could not be tidied up" in ended.last_error.message
+    assert [one.kind for one in house.store.ledger(ended.id) if one.kind in OWED] == ["tracking"]
+    platform.control("nofaults")
+    Tidier(house.rooms, host="local").look()
+    assert platform.tracked() == []
+    assert house.store.get(ended.id).last_error is None
 
 
 def test_every_disk_is_moved_by_its_key(house: VimHouse, platform: VCenter, disk: Path) -> None:
@@ -301,7 +345,7 @@ def test_a_job_that_fails_leaves_the_source_as_it_was(
     assert "answers 404 for [LocalDS_0] DC0_H0_VM0/" in job.last_error.message
     assert platform.calls("folder") == len(passes.RETRY_PAUSES_S) + 1
     assert house.leftovers() == []
-    assert platform.snapshots() == []
+    assert (platform.snapshots(), platform.tracked()) == ([], [])
     assert platform.guest_writes(VM, 0, b"it still runs")
 
 
@@ -347,5 +391,6 @@ def test_a_service_that_is_killed_goes_on_and_leaves_nothing(
         assert ended.state is State.COMPLETED, ended.last_error
         assert same(again, ended, disk)
         assert platform.snapshots() == []
+        assert platform.tracked() == []
     finally:
         again.close()

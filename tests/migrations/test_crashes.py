@@ -111,6 +111,7 @@ def _check_end(scenario: Scenario, house: House, job: Migration) -> None:
     if scenario.live:
         vm = house.platform.vm(VM)
         assert vm["snapshots"] == {}
+        assert not vm["cbt_enabled"]  # as it was found
         assert vm["power"] == ("on" if scenario.fail else "off")
     source = house.platform.disk_path(VM, DISK).read_bytes() if scenario.live else CONTENT
     for disk in job.disks:

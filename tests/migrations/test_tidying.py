@@ -12,7 +12,8 @@ import pytest
 from synvirt import repeating
 from synvirt.errors import Internal, NotFound
 from synvirt.migrations import source_vm, tidying
-from synvirt.migrations.tidying import OWED, Tidier, tidied
+from synvirt.migrations.source_vm import OWED
+from synvirt.migrations.tidying import Tidier, tidied
 from synvirt.model import KIB, Migration, State
 from tests.fakes.live import FakeAdapter
 from tests.house import VM, Crash, House, crash_at, live_plan

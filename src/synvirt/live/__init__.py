@@ -83,6 +83,21 @@ class KeepsUefiVariables(Protocol):
         ...
 
 
+@runtime_checkable
+class SwitchesTracking(Protocol):
+    """What an adapter is too whose platform tracks changes by a setting of the VM, which a job's snapshots do not take along
+    when they go (vSphere)."""
+
+    async def is_tracked(self, vm_id: str) -> bool:
+        """Is the setting on? Asked before `enable_cbt`: what was off is switched off again when the job has ended."""
+        ...
+
+    async def disable_cbt(self, vm_id: str) -> None:
+        """The setting off, and what the platform keeps for it gone; after the job's snapshots. Nothing to do where all is done,
+        or where the VM is no more."""
+        ...
+
+
 class GuestStaysOn(Conflict):
     """The guest was asked to shut down, and runs on."""
 

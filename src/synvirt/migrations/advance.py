@@ -31,7 +31,7 @@ SWEEP_PAUSES_S = (0.5, 2, 5)
 # Of a job that is cancelled: a platform that takes longer to let us in is tidied up later.
 CANCELLED_CONNECT_S = 5.0
 # What is undone at the source of a Live job.
-AT_SOURCE = frozenset({"snapshot", "source_power"})
+AT_SOURCE = frozenset({"snapshot", "source_power", "tracking"})
 
 
 async def advance(rooms: Rooms, migration: Migration, state: State, stop: Stop) -> State:
@@ -131,6 +131,10 @@ async def _sweep_snapshot(job: Job, name: str) -> None:
     await _at_source(job, lambda adapter, vm_id: adapter.cleanup(vm_id, name))
 
 
+async def _sweep_tracking(job: Job, _name: str) -> None:
+    await _at_source(job, source_vm.track_no_more)
+
+
 async def _sweep_source_power(job: Job, _name: str) -> None:
     await _at_source(job, lambda adapter, vm_id: adapter.power_on(vm_id))
     if await job.in_thread(source_vm.may_go_off, job):
@@ -154,8 +158,12 @@ SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
     "passthrough": _sweep_passthrough,
     "snapshot": _sweep_snapshot,
     "source_power": _sweep_source_power,
+    "tracking": _sweep_tracking,
     "mark": _sweep_mark,
 }
+
+
+_LATE = {"snapshot": 1, "tracking": 2}
 
 
 async def _at_source(job: Job, call: Callable[..., Awaitable[None]]) -> None:
@@ -184,18 +192,20 @@ async def sweep(job: Job, keep: frozenset[str] = frozenset()) -> None:
 
 
 async def undone(entries: Sequence[LedgerEntry], undo: Callable[[LedgerEntry], Awaitable[bool]]) -> AsyncIterator[LedgerEntry]:
-    """Each entry that `undo` says is undone, the newest first; snapshots at the end, for some platforms take hours to make a
-    disk one again, and the guest is to run meanwhile. The source is not powered on while the guest may live here, in a domain
-    that could not be undone: two of one guest would both write, answer and be believed."""
-    alive_here = False
+    """Each entry that `undo` says is undone, the newest first; snapshots after them, for some platforms take hours to make a
+    disk one again, and the guest is to run meanwhile; tracking last, which ends well only without our snapshots. The source is
+    not powered on while the guest may live here, in a domain that could not be undone: two of one guest would both write and
+    be believed."""
+    alive_here = snapshots_left = False
     newest_first = entries[::-1]
-    for entry in sorted(newest_first, key=lambda one: one.kind == "snapshot"):
-        if entry.kind == "source_power" and alive_here:
+    for entry in sorted(newest_first, key=lambda one: _LATE.get(one.kind, 0)):
+        if (entry.kind == "source_power" and alive_here) or (entry.kind == "tracking" and snapshots_left):
             continue
         if await undo(entry):
             yield entry
         else:
             alive_here |= entry.kind == "domain"
+            snapshots_left |= entry.kind == "snapshot"
 
 
 async def _swept(job: Job, entry: LedgerEntry) -> bool:

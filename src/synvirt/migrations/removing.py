@@ -14,7 +14,7 @@ import structlog
 
 from synvirt.errors import Conflict, NotFound, SynvirtError
 from synvirt.migrations.retrying import kept_on_failure
-from synvirt.migrations.tidying import OWED
+from synvirt.migrations.source_vm import OWED
 from synvirt.model import Migration, State, now
 from synvirt.repeating import repeated
 from synvirt.store import Store

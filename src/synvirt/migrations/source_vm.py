@@ -10,7 +10,7 @@ from typing import TypeVar
 import structlog
 
 from synvirt.errors import Conflict, PersistFailed, SourceUnreachable, SynvirtError, from_code
-from synvirt.live import LiveAdapter
+from synvirt.live import LiveAdapter, SwitchesTracking
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import patiently
 from synvirt.model import now
@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
+# What a job that went well still owes its source. The rest of its ledger is what it made here, and keeps.
+OWED = ("snapshot", "mark", "tracking")
 # What a source that is away now is still to get, where that may also come later.
 LATER_S = 30.0
 # A guest that was asked politely has gone off by then, or will not any more.
@@ -133,8 +135,9 @@ async def leave(job: Job) -> None:
     tidied up at the source is told, stays in the ledger, costs nobody the guest, and is tried again later (`tidying`)."""
     await job.record("mark", vm_id(job))
     try:
-        for entry in await job.in_thread(job.rooms.store.ledger, job.id):
-            if entry.kind in ("snapshot", "mark"):
+        entries = await job.in_thread(job.rooms.store.ledger, job.id)
+        for entry in sorted(entries, key=lambda one: one.kind == "tracking"):  # after the snapshots, which are made of it
+            if entry.kind in OWED:
                 await at_source(job, lambda adapter: _settled(job, adapter, entry), LATER_S)  # noqa: B023
                 await job.strike(entry.kind, entry.name)
         await job.take_back()
@@ -152,12 +155,21 @@ async def leave(job: Job) -> None:
 
 
 async def settle(job: Job, entry: LedgerEntry) -> None:
-    """What a job that went well still owes its source: a mark, or that a snapshot goes."""
+    """What a job that went well still owes its source: a mark, or that a snapshot goes, or that its changes are
+    tracked no more."""
     await job.with_adapter(lambda adapter: _settled(job, adapter, entry))
 
 
 async def _settled(job: Job, adapter: LiveAdapter, entry: LedgerEntry) -> None:
-    if entry.kind == "mark":
-        await adapter.mark(vm_id(job), f"migrated to {job.migration.name} ({job.id})")
-    else:
-        await adapter.cleanup(vm_id(job), entry.name)
+    match entry.kind:
+        case "mark":
+            await adapter.mark(vm_id(job), f"migrated to {job.migration.name} ({job.id})")
+        case "tracking":
+            await track_no_more(adapter, entry.name)
+        case _:
+            await adapter.cleanup(vm_id(job), entry.name)
+
+
+async def track_no_more(adapter: LiveAdapter, vm: str) -> None:
+    if isinstance(adapter, SwitchesTracking):
+        await adapter.disable_cbt(vm)

@@ -37,7 +37,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
 # Until then nothing of the guest has changed hands: who goes on may.
 BEFORE_CUT_OVER = frozenset({State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING})
 # What is made where every host reaches it, or is nothing but its line in the ledger.
-REACHED_BY_ALL = frozenset({"volume", "snapshot", "source_power", "mark", "claim"})
+REACHED_BY_ALL = frozenset({"volume", "snapshot", "source_power", "mark", "tracking", "claim"})
 
 
 class TakingOver:

@@ -24,6 +24,7 @@ from synvirt.migrations.advance import SWEEPERS, undone
 from synvirt.migrations.job import Job
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
+from synvirt.migrations.source_vm import OWED
 from synvirt.model import Migration, State, now
 from synvirt.repeating import Pauses, repeated
 from synvirt.store import LedgerEntry
@@ -39,8 +40,6 @@ TRY_TIMEOUT_S = 900.0
 END_TIMEOUT_S = 5.0
 # A guest that a failed job had shut down is wanted back at once, not after its owner has found another way.
 POWER_ON_WITHIN = timedelta(days=1)
-# What a job that went well still owes its source. The rest of its ledger is what it made here, and keeps.
-OWED = ("snapshot", "mark")
 _AT_SOURCE = (*OWED, "source_power")
 _DONE_WITH = frozenset({State.FAILED, State.CANCELLED})
 

@@ -27,7 +27,7 @@ from synvirt.errors import (
     SnapshotFailed,
     SynvirtError,
 )
-from synvirt.live import LiveAdapter, SnapshotRef
+from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
 from synvirt.migrations import source_vm
 from synvirt.migrations.forecast import forecast, why_not
 from synvirt.migrations.job import Job, copied_disks
@@ -177,13 +177,20 @@ async def _track_changes(job: Job) -> None:
     # What a platform makes for it goes with the first pass' snapshot, whatever happens in between.
     await job.record("snapshot", _snapshot_name(job, 1))
     try:
-        await at_source(job, lambda adapter: adapter.enable_cbt(vm_id(job), _copied_keys(job)))
+        await at_source(job, lambda adapter: _enable_cbt(job, adapter))
     except CbtUnsupported as error:
         told = CbtUnsupported(
             f"{job.manifest.name} cannot be copied warm, so the job runs cold: {error.detail}",
             hint="the guest is shut down for the whole copy; cancel if that does not suit",
         )
         await job.change(mode_effective=Mode.COLD, last_error=job.problem(told, fatal=False))
+
+
+async def _enable_cbt(job: Job, adapter: LiveAdapter) -> None:
+    """In the ledger first, where the platform has it switched off: it is to be found as it was."""
+    if isinstance(adapter, SwitchesTracking) and not await adapter.is_tracked(vm_id(job)):
+        await job.record("tracking", vm_id(job))
+    await adapter.enable_cbt(vm_id(job), _copied_keys(job))
 
 
 def _copied_keys(job: Job) -> list[str]:
@@ -411,13 +418,12 @@ async def _take_anew(job: Job, number: int, kind: Kind) -> None:
 
 async def _unmade(job: Job, name: str, kind: Kind) -> None:
     """No such snapshot, and changes are tracked as before."""
-    keys = _copied_keys(job)
 
     async def undo(adapter: LiveAdapter) -> None:
         await adapter.cleanup(vm_id(job), name)
         if is_warm(job) and kind != "final":
             # Where a platform keeps the tracking with its snapshots, it may have gone with the last one.
-            await adapter.enable_cbt(vm_id(job), keys)
+            await _enable_cbt(job, adapter)
 
     try:
         await job.with_adapter(undo)

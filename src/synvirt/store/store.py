@@ -264,7 +264,7 @@ class Store:
             db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
             _announce(db, after, document)
             _add(db, again, to, sealed)
-            at_source = (ledger.c.migration_id == str(job_id), ledger.c.kind.in_(("snapshot", "source_power")))
+            at_source = (ledger.c.migration_id == str(job_id), ledger.c.kind.in_(("snapshot", "source_power", "tracking")))
             db.execute(update(ledger).where(*at_source).values(migration_id=str(again.id)))
             return True
 

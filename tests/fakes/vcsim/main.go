@@ -332,7 +332,7 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 			calls[name] = count
 		}
 		d.Unlock()
-		out = map[string]interface{}{"snapshots": simulator.SnapshotNames(), "sessions": simulator.SessionCount(), "leases": simulator.Exports.Count(), "calls": calls}
+		out = map[string]interface{}{"snapshots": simulator.SnapshotNames(), "tracked": simulator.TrackedNames(), "sessions": simulator.SessionCount(), "leases": simulator.Exports.Count(), "calls": calls}
 	default:
 		err = fmt.Errorf("nothing is served at %s", r.URL.Path)
 	}

@@ -120,6 +120,12 @@ func (t *tracking) PutObject(o mo.Reference) {
 		frozenDisk.Backing = &frozenBacking
 		devices[index] = &frozenDisk
 		t.reachable[place] = on && !switchedOff(snapshot.Config.ExtraConfig, devices, disk)
+		// A host keeps what it tracks in a file beside the disk, made and removed by a stun.
+		if ctk := strings.TrimSuffix(live, ".vmdk") + "-ctk.vmdk"; t.reachable[place] {
+			_ = os.WriteFile(ctk, []byte(vm), 0o600)
+		} else {
+			_ = os.Remove(ctk)
+		}
 		backing.ChangeId = ""
 		if t.reachable[place] && !t.Silent {
 			backing.ChangeId = fmt.Sprintf("52 de ad be ef 00 00 %02x-00 00 00 00 00 00 00 01/%d", t.epoch[vm], t.generation[vm]+1)
@@ -337,6 +343,28 @@ func GuestWrites(vmID string, offset int64, data []byte) (bool, error) {
 		}
 	})
 	return written, err
+}
+
+// TrackedNames are the VMs that are set to be tracked, and the files that their hosts keep for it.
+func TrackedNames() []string {
+	names := []string{}
+	for _, o := range Map.All("VirtualMachine") {
+		vm := o.(*VirtualMachine)
+		if vm.Config.ChangeTrackingEnabled != nil && *vm.Config.ChangeTrackingEnabled {
+			names = append(names, vm.Self.Value)
+		}
+		for _, device := range vm.Config.Hardware.Device {
+			if disk, ok := device.(*types.VirtualDisk); ok {
+				if backing, ok := disk.Backing.(*types.VirtualDiskFlatVer2BackingInfo); ok {
+					ctk := strings.TrimSuffix(backing.FileName, ".vmdk") + "-ctk.vmdk"
+					if _, err := os.Stat(hostPath(ctk)); err == nil {
+						names = append(names, ctk)
+					}
+				}
+			}
+		}
+	}
+	return names
 }
 
 // SnapshotNames of all that are there, on any VM.

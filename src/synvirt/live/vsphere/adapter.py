@@ -232,6 +232,12 @@ class VimApi:
         """Of the whole VM, the platform knows no less; and seen to be so of these disks."""
         await asyncio.to_thread(vim_changes.enable, self._session, vm_id, disks)
 
+    async def is_tracked(self, vm_id: str) -> bool:
+        return await asyncio.to_thread(vim_changes.is_tracked, self._session, vm_id)
+
+    async def disable_cbt(self, vm_id: str) -> None:
+        await asyncio.to_thread(vim_changes.disable, self._session, vm_id)
+
     async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
         """Of the whole VM: here, too, the platform knows no less."""
         return await asyncio.to_thread(vim_changes.take, self._session, vm_id, name)

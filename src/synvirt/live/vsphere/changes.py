@@ -7,6 +7,7 @@ another uuid means that the host began its tracking anew, and what it would answ
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -67,10 +68,33 @@ def enable(session: VimSession, vm_id: str, keys: Collection[str]) -> None:
     )
 
 
-def _set_tracked(session: VimSession, vm_id: str) -> None:
-    spec = library().vim.vm.ConfigSpec(changeTrackingEnabled=True)
-    task = session.call("track changes", lambda _: session.machine(vm_id).ReconfigVM_Task(spec))
-    session.wait(task, what="track changes", timeout_s=SNAPSHOT_TIMEOUT_S)
+def _set_tracked(session: VimSession, vm_id: str, *, tracked: bool = True) -> None:
+    what = "track changes" if tracked else "end the tracking of changes"
+    spec = library().vim.vm.ConfigSpec(changeTrackingEnabled=tracked)
+    task = session.call(what, lambda _: session.machine(vm_id).ReconfigVM_Task(spec))
+    session.wait(task, what=what, timeout_s=SNAPSHOT_TIMEOUT_S)
+
+
+def is_tracked(session: VimSession, vm_id: str) -> bool:
+    return bool(_found(session, vm_id, _TRACKED))
+
+
+def disable(session: VimSession, vm_id: str) -> None:
+    """The setting off. The stun after it is what makes a host end its tracking and remove the `-ctk.vmdk` files; it is made
+    each time, for a crash may have come between the two."""
+    with suppress(VmNotFound):
+        if is_tracked(session, vm_id):
+            _set_tracked(session, vm_id, tracked=False)
+        remove(session, vm_id, (STUN,))
+        _create(session, vm_id, STUN, quiesce=False)
+        remove(session, vm_id, (STUN,))
+
+
+def _found(session: VimSession, vm_id: str, path: str) -> Any:
+    found = session.properties(session.machine(vm_id), ("name", path), what=f"look at {vm_id}")
+    if not found:
+        raise VmNotFound(f"{session.host} has no VM {vm_id}")
+    return found.get(path)
 
 
 def _untracked(session: VimSession, vm_id: str, keys: Collection[str]) -> list[str]:
