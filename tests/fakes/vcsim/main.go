@@ -2,7 +2,7 @@
 //
 //   https  -l          /sdk, /folder and /nfc as vCenter serves them; /folder wants a session's cookie, and so does every SOAP call
 //                      but the few that come before a login
-//   http   (printed)   the tests' own: /disk /allocate /another /opaque /mode /unconsolidated /lie /silent /lay /write /reset /tools /sessions /fault /state /certificate /leases /store
+//   http   (printed)   the tests' own: /disk /allocate /nvram /another /opaque /mode /unconsolidated /lie /silent /lay /write /reset /tools /sessions /fault /state /certificate /leases /store
 //
 // It prints one line of JSON once both listen: {"url": …, "control": …, "fingerprint": …}. It ends with its standard input.
 
@@ -294,6 +294,8 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 		err = simulator.SetMode(q.Get("vm"), int(number("place")), q.Get("mode"))
 	case "/allocate":
 		simulator.Allocate(q.Get("vm"), number("bytes"))
+	case "/nvram":
+		out, err = simulator.KeepVariables(q.Get("vm"), q.Get("secure") == "true")
 	case "/opaque":
 		err = simulator.PlugIntoOpaque(q.Get("vm"), q.Get("id"), q.Get("name"))
 	case "/another":

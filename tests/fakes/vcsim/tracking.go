@@ -231,6 +231,19 @@ func Allocate(vmID string, size int64) {
 	}
 }
 
+// KeepVariables of a VM with UEFI: the file that its firmware keeps them in.
+func KeepVariables(vmID string, secure bool) (string, error) {
+	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)
+	vm.Config.Firmware = string(types.GuestOsDescriptorFirmwareTypeEfi)
+	vm.Config.BootOptions = &types.VirtualMachineBootOptions{EfiSecureBootEnabled: &secure}
+	for _, file := range vm.LayoutEx.File {
+		if file.Type == string(types.VirtualMachineFileLayoutExFileTypeNvram) {
+			return hostPath(file.Name), nil
+		}
+	}
+	return "", fmt.Errorf("%s has no nvram file", vmID)
+}
+
 // PlugIntoOpaque network, one of NSX, the first card of a VM; the network is made.
 func PlugIntoOpaque(vmID string, id string, name string) error {
 	vm := Map.Get(types.ManagedObjectReference{Type: "VirtualMachine", Value: vmID}).(*VirtualMachine)

@@ -7,6 +7,7 @@
     changes          snapshots, change tracking                              blocking
     ways             by which way a disk is read                             no I/O
     files            the datastore's files, the second way                   blocking
+    nvram            UEFI variables in VMware's form                         no I/O
     lease            the export lease, the third way                         blocking
     lease_guard      a process that ends it when the service is killed
     power            off, on, marked                                         blocking
@@ -42,6 +43,7 @@ from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.form import Form
 from synvirt.live.vsphere import changes as vim_changes
 from synvirt.live.vsphere import files as vim_files
+from synvirt.live.vsphere import nvram as vim_nvram
 from synvirt.live.vsphere import power as vim_power
 from synvirt.live.vsphere import privileges as vim_privileges
 from synvirt.live.vsphere.disks import allocated_of, capacity_of, stores_of, type_name, virtual_disks
@@ -225,6 +227,18 @@ class VimApi:
         if not found:
             raise VmNotFound(f"{self._session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered anew")
         return found
+
+    async def uefi_variables(self, vm_id: str) -> bytes | None:
+        return await asyncio.to_thread(self._uefi_variables, vm_id)
+
+    def _uefi_variables(self, vm_id: str) -> bytes | None:
+        found = self._vm(vm_id, ("name", "layoutEx.file", "config.bootOptions"))
+        name = next((str(one.name) for one in found.get("layoutEx.file") or () if one.type == "nvram"), None)
+        if name is None:
+            return None
+        content = vim_files.small_file(self._session, vm_id, name, vim_nvram.BYTES_MAX)
+        boot = found.get("config.bootOptions")
+        return vim_nvram.as_store(content, secure_boot=bool(getattr(boot, "efiSecureBootEnabled", False)))
 
     # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -42,8 +42,24 @@ def whole_disk(session: VimSession, vm_id: str, device: Any, areas: tuple[tuple[
     return disk
 
 
+def small_file(session: VimSession, vm_id: str, name: str, most: int) -> bytes:
+    """A file of the VM's home, whole; its first `most` bytes, where it has more. ReadForbidden, where we may not read it."""
+    reader = open_reader(_named_file(session, vm_id, name, None, None))
+    try:
+        content = bytearray(min(reader.size, most))
+        reader.read_into(0, memoryview(content))
+    finally:
+        reader.close()
+    return bytes(content)
+
+
 def _file(session: VimSession, vm_id: str, backing: Any, size: int | None) -> DatastoreSpec:
-    store, _, path = str(backing.fileName).removeprefix("[").partition("] ")
+    return _named_file(session, vm_id, str(backing.fileName), getattr(backing, "datastore", None), size)
+
+
+def _named_file(session: VimSession, vm_id: str, name: str, lies_in: Any, size: int | None) -> DatastoreSpec:
+    """`name`: as vSphere writes it, «[store] folder/file». `lies_in`: that store, where it is known."""
+    store, _, path = name.removeprefix("[").partition("] ")
     return DatastoreSpec(
         host=session.host,
         port=session.port,
@@ -52,7 +68,7 @@ def _file(session: VimSession, vm_id: str, backing: Any, size: int | None) -> Da
         session_manager=session.session_manager,
         verify_tls=session.options.verify_tls,
         fingerprint_sha256=session.options.fingerprint_sha256,
-        datacenter=_datacenter(session, vm_id, getattr(backing, "datastore", None)),
+        datacenter=_datacenter(session, vm_id, lies_in),
         datastore=store,
         path=path,
         size_bytes=size,
