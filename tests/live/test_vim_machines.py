@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -252,11 +253,37 @@ def test_vddk_reads_what_is_no_file() -> None:
     [
         ({"runtime__connectionState": "inaccessible"}, "vim.connection"),
         ({"config__template": True}, "vim.template"),
+        ({"config__ftInfo": vim.vm.FaultToleranceConfigInfo(role=1)}, "vim.fault_tolerance"),
+        ({"config__managedBy": vim.ext.ManagedByInfo(extensionKey="com.vmware.vim.eam", type="cluster-agent")}, "vim.agent"),
+        ({"config__extraConfig": [vim.option.OptionValue(key="HDCS.agent", value="true")]}, "vim.agent"),
         ({"runtime__powerState": "suspended"}, "vim.suspended"),
     ],
 )
 def test_machines_that_cannot_be_moved_as_they_are(fields: dict[str, Any], concern: str) -> None:
     assert critical(described(a_disk(), **fields)) == [concern]
+
+
+def test_a_vm_that_another_tool_made_is_moved() -> None:
+    managed = vim.ext.ManagedByInfo(extensionKey="com.example.desktops", type="desktop")
+    setting = vim.option.OptionValue(key="HDCS.agent", value="false")
+    assert critical(described(a_disk(), config__managedBy=managed, config__extraConfig=[setting])) == []
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "left", "told"), [(0, False, True), (1, False, False), (0, True, False)], ids=["clone", "snapshot", "left"]
+)
+def test_a_linked_clone_is_told_and_one_with_a_snapshot_is_none(snapshots: int, left: bool, told: bool) -> None:
+    base = Backing(fileName="[ds1] master/master.vmdk")
+    tree = vim.vm.SnapshotTree(
+        snapshot=vim.vm.Snapshot("snapshot-1"), name="mine", createTime=datetime(2026, 1, 1, tzinfo=UTC), childSnapshotList=[]
+    )
+    one = described(
+        a_disk(backing=Backing(fileName="[ds1] web/web.vmdk", parent=base)),
+        snapshot__rootSnapshotList=[tree] * snapshots,
+        runtime__consolidationNeeded=left,
+    )
+    assert ("vim.linked_clone" in [concern.id for concern in one.concerns]) == told
+    assert critical(one) == []
 
 
 def named(text: str) -> Any:
@@ -393,7 +420,8 @@ def test_an_encrypted_disk_is_refused_and_hinders_no_other(layer: str) -> None:
     over = Backing(fileName="[ds1] a/a-000001.vmdk", keyId=KEY if layer == "snapshot" else None, parent=base)
     one = described(a_disk(), a_disk(2001, base if layer == "disk" else over), config__keyId=KEY)
     assert critical(one) == ["disk-encrypted:2001"]
-    assert [concern.id for concern in one.concerns] == ["vim.read_by", "disk-encrypted:2001"]
+    clone = ["vim.linked_clone"] if layer != "disk" else []  # it has no snapshot that would account for its second file
+    assert [concern.id for concern in one.concerns] == ["vim.read_by", *clone, "disk-encrypted:2001"]
     refuse_critical(live_plan(skip_disks=("2001",)), one)
 
 

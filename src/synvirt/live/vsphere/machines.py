@@ -11,6 +11,7 @@ from synvirt.live import VmRow
 from synvirt.live.vsphere.disks import (
     OBJECT_STORES,
     allocated_of,
+    backings,
     bus_of,
     capacity_of,
     chain,
@@ -55,6 +56,8 @@ INSPECTED: Final = (
     "config.bootOptions",
     "config.keyId",
     "config.template",
+    "config.ftInfo",
+    "config.managedBy",
     "config.guestId",
     "config.guestFullName",
     "config.hardware.numCPU",
@@ -83,6 +86,9 @@ _LINUX: Final = (
 # Of a datastore: with less of it free a snapshot is a risk to be told of. Our judgement, and no limit of vSphere's.
 LOW_SPACE: Final = 0.1
 _ESCAPED: Final = re.compile("%(2f|5c|25)", re.IGNORECASE)
+# ManagedByInfo.extensionKey of ESX Agent Manager: vCLS, NSX and others have their agents made by it.
+AGENTS: Final = "com.vmware.vim.eam"
+CLUSTER_AGENT: Final = "HDCS.agent"
 # VirtualMachineConfigInfo.version: change tracking came with hardware version 7.
 _CBT_VERSION: Final = 7
 
@@ -271,6 +277,15 @@ def _concerns(
         remedy="options.transport of the source chooses another way.",
     )
     yield from _of_machine(found, devices)
+    if clones := _cloned(found, disks):
+        yield Concern(
+            id="vim.linked_clone",
+            category="Information",
+            label="Linked clone",
+            assessment=f"{', '.join(clones)} lies over files of another VM. Those are read too: what arrives is whole, "
+            "and needs no other VM.",
+            remedy="Let our user read the datastore of the other VM, too, and have room here for whole disks.",
+        )
     if untold := untold_disks(found, ways):
         yield _of_empty_disks(untold, ways, may_export=may_export)
     for disk in disks:
@@ -308,6 +323,21 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
         yield _critical(
             "vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it."
         )
+    if found.get("config.ftInfo") is not None:
+        yield _critical(
+            "vim.fault_tolerance",
+            "Fault Tolerance",
+            "vSphere keeps a second VM in step with this one, and takes no snapshot of the two but for certain backup "
+            "tools.",
+            "Turn Fault Tolerance off for it first; waive this where a snapshot without memory is known to work.",
+        )
+    if owner := _owner(found):
+        yield _critical(
+            "vim.agent",
+            "vSphere's own VM",
+            f"{owner}: it serves its cluster, which makes another where it goes away, and is of no use anywhere else.",
+            "Leave it. What keeps its cluster together (vCLS) goes with the cluster.",
+        )
     for controller in shared_buses(devices):
         yield _critical(
             f"vim.shared_bus:{controller.key}",
@@ -332,6 +362,23 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
             "What it has in its memory is not moved, and is lost when it is powered off for the cut-over.",
             "Resume it, or power it off, at the source first.",
         )
+
+
+def _cloned(found: Mapping[str, Any], disks: Sequence[Any]) -> list[str]:
+    """The disks with more files over one another than the VM's snapshots, and none left behind, can account for."""
+    snapshots = len(_snapshots(found.get("snapshot.rootSnapshotList") or ()))
+    if found.get("runtime.consolidationNeeded"):
+        return []
+    return [label(disk) for disk in disks if len(list(backings(disk))) - 1 > snapshots]
+
+
+def _owner(found: Mapping[str, Any]) -> str:
+    """Why the VM is no guest of anybody's: made by ESX Agent Manager, or, as vCLS VMs are, marked as an agent."""
+    manager = found.get("config.managedBy")
+    if str(getattr(manager, "extensionKey", "")) == AGENTS:
+        return f"It is managed by {AGENTS}"
+    marks = [str(one.value).strip().lower() for one in found.get("config.extraConfig") or () if str(one.key) == CLUSTER_AGENT]
+    return f"Its setting {CLUSTER_AGENT} says that it is an agent of its cluster" if "true" in marks else ""
 
 
 def untold_disks(found: Mapping[str, Any], ways: Mapping[str, Way]) -> list[tuple[Any, int]]:
