@@ -57,6 +57,9 @@ def troubleshooting() -> str:
         "Every error has a code, what happened (with names and numbers) and mostly a hint. A job's is its `last_error`: `synvirt migrations",
         "show ID`. Where the hint does not help, look here; then `synvirt doctor`; then `synvirt support-bundle` packs what a helper needs.",
         "",
+        "A `last_error` that is not fatal (a `note` in `synvirt migrations show`) says how a job went. A `Completed` job keeps what says why",
+        "its guest was down for longer than planned (`E_MIG_CBT_UNSUPPORTED`, `E_MIG_CBT_RESET`); what told of a wait goes when that is over.",
+        "",
         "HTTP: the status where the API answers with it. Jobs that run have most of these in `last_error`, whatever the number says.",
         "",
     ]

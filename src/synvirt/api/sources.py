@@ -92,7 +92,9 @@ def sources_router(sources: Sources) -> APIRouter:
     @router.post("/sources/{source_id}/test", response_model=SourceTest)
     async def test_source(
         source_id: UUID,
-        deep: Annotated[bool, Query(description="Also take a snapshot, read 1 MiB of it, and remove it")] = False,
+        deep: Annotated[
+            bool, Query(description="Also take a snapshot, read from it (by each way that there is), and remove it")
+        ] = False,
         vm_id: Annotated[str | None, Query(description="The VM to do that on", min_length=1, max_length=1024)] = None,
     ) -> SourceTest:
         """Probe connectivity: address, port, certificate, login, privileges. What fails is in `checks`, with a hint."""

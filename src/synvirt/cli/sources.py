@@ -157,7 +157,9 @@ def test(
     options: Options,
     source: SourceId,
     *,
-    deep: Annotated[bool, typer.Option("--deep", help="Also take a snapshot, read 1 MiB of it, and remove it")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also take a snapshot, read from it (by each way that there is), and remove it")
+    ] = False,
     vm: Annotated[str | None, typer.Option(help="The VM to do that on, by id or name; else any that runs")] = None,
 ) -> None:
     """Try a source: address, port, certificate, login, privileges. Exits 1 when something is wrong.

@@ -98,6 +98,23 @@ class SwitchesTracking(Protocol):
         ...
 
 
+@runtime_checkable
+class HasWays(Protocol):
+    """What an adapter is too that can read a disk by several ways: a deep test tries and measures each."""
+
+    async def ways_to(self, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> list[str]:
+        """Those that are no nonsense for this disk, whatever the source's options say."""
+        ...
+
+    async def open_by(self, way: str, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> ReaderSpec:
+        """As `open_disk` of the whole disk, by this way."""
+        ...
+
+    async def hosts(self) -> list[SourceCheck]:
+        """Those behind the platform that send disks themselves, as they are reached from here."""
+        ...
+
+
 class GuestStaysOn(Conflict):
     """The guest was asked to shut down, and runs on."""
 

@@ -1,6 +1,6 @@
 """Does a source serve? Looked at in the order in which a connection is made; what fails first ends the looking. asyncio.
 
-    address ─▶ port ─▶ certificate ─▶ login ─▶ privileges ─▶ deep: snapshot ─▶ read ─▶ cleanup
+    address ─▶ port ─▶ certificate ─▶ login ─▶ privileges ─▶ deep: snapshot ─▶ read ─▶ each way, each host ─▶ cleanup
 
 A check that fails is an answer for the operator: what was found, and what to do about it.
 """
@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import SynvirtError, VmNotFound
-from synvirt.live import About, LiveAdapter, Reach, SnapshotRef
+from synvirt.live import About, HasWays, LiveAdapter, Reach, SnapshotRef
 from synvirt.model import MIB, Disk, SourceCheck, SourceOptions, SourceTest, VmManifest, now
 from synvirt.store.sources import Trial
 from synvirt.transport import tls
@@ -30,6 +30,9 @@ ADDRESS_TIMEOUT_S = 10.0
 LOGIN_TIMEOUT_S = 60.0
 # A snapshot of a busy VM with a quiesced file system takes minutes.
 SNAPSHOT_TIMEOUT_S = 600.0
+# Of a way that is tried beside the one that is taken. What is read of it is more than caches of a moment hold back, and on a
+# slow site (1 MiB/s) still in time.
+WAY_TIMEOUT_S, MEASURED_BYTES = 120.0, 16 * MIB
 
 
 class _Ended(Exception):
@@ -143,12 +146,15 @@ class _Probe:
                     SNAPSHOT_TIMEOUT_S,
                     lambda _: f"made one of {vm.name}",
                 )
-                await self.tried(
-                    "read",
-                    _read(adapter, vm.vm_id, snapshot, disk),
-                    SNAPSHOT_TIMEOUT_S,
-                    lambda found: f"read {found} bytes of its first disk, {disk.label}",
-                )
+                with suppress(_Ended):  # told; another way may do
+                    await self.tried(
+                        "read",
+                        _read(adapter, vm.vm_id, snapshot, disk),
+                        SNAPSHOT_TIMEOUT_S,
+                        lambda found: f"read {found} bytes of its first disk, {disk.label}",
+                    )
+                if isinstance(adapter, HasWays):
+                    await self.ways(adapter, vm.vm_id, snapshot, disk)
             except _Ended:
                 pass  # told; a snapshot that failed may be there all the same
             await self.tried(
@@ -158,6 +164,36 @@ class _Probe:
                 lambda _: "the snapshot is gone again",
                 hint=f"snapshot {trial.name} may still be there; its removal is tried again until it is gone",
             )
+
+    async def ways(self, adapter: HasWays, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> None:
+        """Each way on its own, and how fast it is; each host that sends disks. One that does not do is a warning."""
+        with suppress(SynvirtError):
+            for way in await adapter.ways_to(vm_id, snapshot, disk):
+                await self.way(adapter, way, vm_id, snapshot, disk)
+        with suppress(SynvirtError, TimeoutError):
+            async with asyncio.timeout(WAY_TIMEOUT_S):
+                self.checks.extend(await adapter.hosts())
+
+    async def way(self, adapter: HasWays, way: str, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> None:
+        async def measured() -> str:
+            spec = await adapter.open_by(way, vm_id, snapshot, disk)
+            read, seconds = await asyncio.to_thread(_read_measured, spec)
+            return (
+                f"read {read} bytes of {disk.label} with {read / MIB / max(seconds, 1e-6):.1f} MiB/s, one request after another"
+            )
+
+        hint = None
+        try:
+            async with asyncio.timeout(WAY_TIMEOUT_S):
+                told = await measured()
+        except TimeoutError:
+            told, hint = f"no answer within {WAY_TIMEOUT_S:.0f} s", "is the platform overloaded?"
+        except SynvirtError as error:
+            told, hint = f"{error.code}: {error.detail}", error.hint
+        else:
+            self.passed(f"way {way}", told)
+            return
+        self.checks.append(SourceCheck(name=f"way {way}", ok=True, warning=True, detail=told, hint=hint))
 
 
 async def probe(
@@ -213,10 +249,17 @@ async def _read(adapter: LiveAdapter, vm_id: str, snapshot: SnapshotRef, disk: D
 
 
 def _read_first(spec: ReaderSpec) -> int:
-    reader = open_reader(spec)
+    return _read_measured(spec, MIB)[0]
+
+
+def _read_measured(spec: ReaderSpec, most: int = MEASURED_BYTES) -> tuple[int, float]:
+    """How many bytes of its beginning, in how many seconds, the opening included."""
+    began, reader = time.monotonic(), open_reader(spec)
     try:
-        length = min(MIB, reader.size)
-        reader.read_into(0, memoryview(bytearray(length)))
+        length = min(most, reader.size)
+        piece = bytearray(MIB)
+        for at in range(0, length, MIB):
+            reader.read_into(at, memoryview(piece)[: min(MIB, length - at)])
     finally:
         reader.close()
-    return length
+    return length, time.monotonic() - began

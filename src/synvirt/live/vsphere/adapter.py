@@ -9,6 +9,7 @@
     files            the datastore's files, the second way                   blocking
     nvram            UEFI variables in VMware's form                         no I/O
     lease            the export lease, the third way                         blocking
+    hosts            ESXi hosts as they are reached from here                blocking
     lease_guard      a process that ends it when the service is killed
     power            off, on, marked                                         blocking
     this file        the adapter: asyncio outside, threads inside; bytes by disks/{vddk,datastore,exported}
@@ -43,16 +44,26 @@ from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.form import Form
 from synvirt.live.vsphere import changes as vim_changes
 from synvirt.live.vsphere import files as vim_files
+from synvirt.live.vsphere import hosts as vim_hosts
 from synvirt.live.vsphere import nvram as vim_nvram
 from synvirt.live.vsphere import power as vim_power
 from synvirt.live.vsphere import privileges as vim_privileges
-from synvirt.live.vsphere.disks import allocated_of, capacity_of, stores_of, type_name, virtual_disks
+from synvirt.live.vsphere.disks import (
+    OBJECT_STORES,
+    allocated_of,
+    capacity_of,
+    chain,
+    store_of,
+    stores_of,
+    type_name,
+    virtual_disks,
+)
 from synvirt.live.vsphere.files import FOLDERS_DEEP_MAX
 from synvirt.live.vsphere.lease import ExportLease
 from synvirt.live.vsphere.machines import INSPECTED, LISTED, NETWORK_PATHS, manifest, network_names, row, shown, untold_disks
 from synvirt.live.vsphere.session import KEEP_ALIVE_S, Login, VimSession, library
 from synvirt.live.vsphere.ways import Way, mostly_empty, way
-from synvirt.model import Disk, LiveKind, Name, Received, Shutdown, SourceOptions, VmManifest
+from synvirt.model import Disk, LiveKind, Name, Received, Shutdown, SourceCheck, SourceOptions, VmManifest
 
 log = structlog.get_logger(__name__)
 
@@ -264,16 +275,45 @@ class VimApi:
             self._renewed, self._renewing = self._lease, asyncio.create_task(self._renew(self._lease))
         return spec
 
-    def _open_disk(self, vm_id: str, snapshot_id: str, disk: Disk, since: str | None) -> ReaderSpec:
+    async def ways_to(self, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> list[str]:
+        return await asyncio.to_thread(self._ways_to, vm_id, snapshot.id, disk)
+
+    def _ways_to(self, vm_id: str, snapshot_id: str, disk: Disk) -> list[str]:
+        device = self._wanted(vm_id, snapshot_id, disk).device
+        types, _ = self._told_of_stores(stores_of([device]))
+        in_files = chain(device.backing) is not None and types.get(store_of(device)) not in OBJECT_STORES
+        return [*(["datastore"] if in_files else []), "lease", *(["vddk"] if self._options.vddk_libdir is not None else [])]
+
+    async def open_by(self, way: str, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> ReaderSpec:
+        return await asyncio.to_thread(self._open_by, way, vm_id, snapshot.id, disk)
+
+    def _open_by(self, way: str, vm_id: str, snapshot_id: str, disk: Disk) -> ReaderSpec:
+        wanted = self._wanted(vm_id, snapshot_id, disk)
+        match way:
+            case "lease":
+                return self._leased(snapshot_id, SPARER_BUSY_S).disk(wanted.device, wanted.devices)
+            case "vddk":
+                return self._by_vddk(wanted)
+            case _:
+                return vim_files.whole_disk(self._session, vm_id, wanted.device, None)
+
+    async def hosts(self) -> list[SourceCheck]:
+        return await asyncio.to_thread(vim_hosts.checks, self._session, by_vddk=self._options.vddk_libdir is not None)
+
+    def _wanted(self, vm_id: str, snapshot_id: str, disk: Disk) -> _Wanted:
         devices = vim_changes.devices_of(self._session, snapshot_id)
         device = next((one for one in virtual_disks(devices) if str(one.key) == disk.key), None)
         if device is None:
             raise SnapshotFailed(f"snapshot {snapshot_id} of {vm_id} has no disk {disk.key}")
+        return _Wanted(vm_id, snapshot_id, device, devices)
+
+    def _open_disk(self, vm_id: str, snapshot_id: str, disk: Disk, since: str | None) -> ReaderSpec:
+        wanted = self._wanted(vm_id, snapshot_id, disk)
+        device = wanted.device
         areas: tuple[tuple[int, int], ...] | None = None
         if since is not None and self._options.transport != "lease":
             # Before all else: the longer ago the snapshot, the likelier its tracking was reset meanwhile.
             areas = vim_changes.changed(self._session, vm_id, snapshot_id, device, since)
-        wanted = _Wanted(vm_id, snapshot_id, device, devices)
         match self._way_to(wanted):
             case Way("lease") as chosen:
                 return self._exported(wanted, chosen, since)

@@ -327,8 +327,7 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
         yield _critical(
             "vim.fault_tolerance",
             "Fault Tolerance",
-            "vSphere keeps a second VM in step with this one, and takes no snapshot of the two but for certain backup "
-            "tools.",
+            "vSphere keeps a second VM in step with this one, and takes no snapshot of the two but for certain backup tools.",
             "Turn Fault Tolerance off for it first; waive this where a snapshot without memory is known to work.",
         )
     if owner := _owner(found):

@@ -1,0 +1,72 @@
+"""The ESXi hosts behind a vCenter, from where we are: by name, by port, by certificate. Blocking code.
+
+An export lease is sent by the host that has the VM, and VDDK reads from it; the files of a datastore come by vCenter alone.
+"""
+
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from synvirt.live.vsphere.machines import shown
+from synvirt.live.vsphere.session import VimSession, library
+from synvirt.model import SourceCheck
+from synvirt.transport import tls
+
+# A cluster has 96 at the most; of more, those that come first are looked at.
+HOSTS_MAX: Final = 96
+AT_ONCE: Final = 16
+HTTPS_PORT: Final = 443
+# VMware's NFC, by which VDDK reads.
+VDDK_PORT: Final = 902
+CONNECT_TIMEOUT_S: Final = 5.0
+_PATHS: Final = ("name", "runtime.connectionState", "summary.config.product", "summary.config.sslThumbprint")
+_SHA1_CHARS: Final = len("00:" * 20) - 1
+_HINT: Final = "an export lease, and VDDK, need it; files that are read by vCenter do not"
+
+
+def checks(session: VimSession, *, by_vddk: bool) -> list[SourceCheck]:
+    """One a host; none where the source is itself one. What is wrong is a warning: there is a way without."""
+    if str(session.content.about.apiType) != "VirtualCenter":
+        return []
+    found = session.all_of([library().vim.HostSystem], _PATHS, what="look for its hosts")[:HOSTS_MAX]
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="host") as pool:
+        return list(pool.map(lambda one: _check(one.properties, by_vddk=by_vddk), found))
+
+
+def _check(host: Mapping[str, Any], *, by_vddk: bool) -> SourceCheck:
+    name = shown(host.get("name") or "")
+    product = host.get("summary.config.product")
+    told = f"{getattr(product, 'name', None) or 'ESXi'} {getattr(product, 'version', None) or ''}".strip()
+    trouble = None
+    if (state := str(host.get("runtime.connectionState"))) != "connected":
+        trouble = f"vCenter calls it {state}"
+    trouble = trouble or _from_here(name, str(host.get("summary.config.sslThumbprint") or ""), by_vddk=by_vddk)
+    return SourceCheck(
+        name=f"host {name}",
+        ok=True,
+        warning=trouble is not None,
+        detail=f"{told}: {trouble or 'its name, its ports and its certificate are as they should be'}",
+        hint=None if trouble is None else _HINT,
+    )
+
+
+def _from_here(name: str, thumbprint: str, *, by_vddk: bool) -> str | None:
+    """What is wrong."""
+    try:
+        socket.getaddrinfo(name, HTTPS_PORT, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return "its name leads to no address here"
+    try:
+        der = tls.look(name, HTTPS_PORT).der
+    except OSError as error:
+        return f"port {HTTPS_PORT} shows no certificate: {error.strerror or type(error).__name__}"
+    digest = "SHA-1" if len(thumbprint) <= _SHA1_CHARS else "SHA-256"
+    if thumbprint and tls.fingerprint(der, digest) != thumbprint.upper():
+        return f"it shows another certificate than vCenter knows ({digest} {thumbprint})"
+    if by_vddk:
+        try:
+            socket.create_connection((name, VDDK_PORT), CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            return f"port {VDDK_PORT} takes no connection: {error.strerror or type(error).__name__}"
+    return None
