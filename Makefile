@@ -58,5 +58,8 @@ deb: setup
 bench: setup-test
 	$(BIN)/python -m bench --write
 
+bench-quick: setup-test
+	$(BIN)/python -m bench.quick
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,12 +1,15 @@
 """What `make bench` writes, and when it refuses to."""
 
+import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench import report
+from bench import quick, report
+from bench.measure import Run
 from bench.rows import ROWS
 
 
@@ -56,3 +59,26 @@ def test_what_others_do_is_told_from_what_we_do() -> None:
 def test_figures_say_what_they_are_of() -> None:
     said = report.provenance(1000, 3, 0.02)
     assert re.search(r"^Measured \d{4}-\d\d-\d\d at commit \S+ by .*1000 MiB.*medians of 3.*\d+ cores.*others had 2%\.$", said)
+
+
+def test_a_copy_that_costs_a_fifth_more_ends_badly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A noisy round does not: the least counts, and rounds go on until the row holds."""
+    assert set(json.loads(quick.RECORDED.read_text())) == set(quick.NAMES) <= {row.name for row in ROWS}
+    (tmp_path / "target.raw").touch()
+    monkeypatch.setattr(quick, "same_content", lambda *_: True)
+    seconds: Iterator[float] = iter(())
+
+    def timed(argv: list[str]) -> Run:
+        (tmp_path / "target.raw").touch()
+        return Run(0, next(seconds) if argv[0] == quick.OURS[0] else 1.0, 0)
+
+    monkeypatch.setattr(quick, "timed", timed)
+    sources = quick.Sources(tmp_path, 1)
+    monkeypatch.setattr(sources, "get", lambda name: tmp_path / name)
+    row = next(row for row in ROWS if row.name == "raw")
+    seconds = iter([9.0, 8.0, 7.0, 2.1, 6.0])
+    assert quick._cost(row, sources, tmp_path / "target.raw", 2.2).ratio == pytest.approx(2.1)
+    assert list(seconds) == [6.0], "no more rounds than it takes"
+    seconds = iter([2.3] * quick.ROUNDS_MAX)
+    assert quick._cost(row, sources, tmp_path / "target.raw", 2.2).ratio > 2.2
+    assert list(seconds) == []
