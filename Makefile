@@ -7,7 +7,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-again check bench clean setup-test lab deb
+.PHONY: help setup run test test-again check bench bench-quick clean setup-test lab deb
 
 help:
 	@sed -n 's/^# //p' Makefile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import quick, report
+from bench import measure, quick, report, sources
 from bench.measure import Run
 from bench.rows import ROWS
 
@@ -70,15 +70,15 @@ def test_a_copy_that_costs_a_fifth_more_ends_badly(tmp_path: Path, monkeypatch: 
 
     def timed(argv: list[str]) -> Run:
         (tmp_path / "target.raw").touch()
-        return Run(0, next(seconds) if argv[0] == quick.OURS[0] else 1.0, 0)
+        return Run(0, next(seconds) if argv[0] == measure.OURS[0] else 1.0, 0)
 
     monkeypatch.setattr(quick, "timed", timed)
-    sources = quick.Sources(tmp_path, 1)
-    monkeypatch.setattr(sources, "get", lambda name: tmp_path / name)
+    images = sources.Sources(tmp_path, 1)
+    monkeypatch.setattr(images, "get", lambda name: tmp_path / name)
     row = next(row for row in ROWS if row.name == "raw")
     seconds = iter([9.0, 8.0, 7.0, 2.1, 6.0])
-    assert quick._cost(row, sources, tmp_path / "target.raw", 2.2).ratio == pytest.approx(2.1)
+    assert quick._cost(row, images, tmp_path / "target.raw", 2.2).ratio == pytest.approx(2.1)
     assert list(seconds) == [6.0], "no more rounds than it takes"
     seconds = iter([2.3] * quick.ROUNDS_MAX)
-    assert quick._cost(row, sources, tmp_path / "target.raw", 2.2).ratio > 2.2
+    assert quick._cost(row, images, tmp_path / "target.raw", 2.2).ratio > 2.2
     assert list(seconds) == []
