@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +14,8 @@ from synvirt.errors import Internal
 from synvirt.keyring import migrator_key
 from synvirt.settings import RbdSetting, Settings, ZfsSetting, prepare_data_dir
 from synvirt.store import Store
+from synvirt.store.tables import backups, migrations
+from tests.jobs.migrations import migration
 
 # Specification part 1, "Host requirements on the installed appliance".
 SPECIFIED = {"zfs", "blkdiscard", "virt-v2v-in-place", "virt-v2v hyperv", "qemu-img", "virtio-win.iso"}
@@ -195,6 +198,21 @@ def test_a_store_that_cannot_be_opened_is_told(tmp_path: Path, url: str) -> None
     one = finding("store", Settings(data_dir=tmp_path, database_url=url))
     assert not one.found
     assert "cannot be opened" in one.detail
+
+
+def test_stored_documents_that_cannot_be_read_are_shown(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    store = Store(settings.store_url)
+    store.add(job := migration(), host="h")
+    store.backups.put("point", point := uuid4(), job, host="h")
+    with store._writing() as db:
+        db.execute(migrations.update().values(document='{"id": 3}'))
+        db.execute(backups.update().values(version="2.0"))
+    store.close()
+    one = finding("store", settings)
+    assert not one.found
+    assert f"migration {job.id}: a stored Migration cannot be read" in one.detail
+    assert f"point {point}: a stored point is of version 2.0" in one.detail
 
 
 def test_looking_at_a_store_changes_nothing_and_needs_no_rest(tmp_path: Path) -> None:

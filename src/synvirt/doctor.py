@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 LOOK_TIMEOUT_S = 20
 # What a host has changes when somebody installs something.
 CHECKUP_EVERY_S = 600
+# Of stored documents that cannot be read. Each has a line of its own in the service's log.
+QUARANTINED_SHOWN = 20
 # Specification part 8.
 IMPORT_ROOT_MODE, KEY_MODE = 0o750, 0o600
 
@@ -339,33 +341,48 @@ def _store(settings: Settings) -> str:
     try:
         with engine.connect() as connection:
             version = str(connection.scalar(sqlalchemy.text(_VERSIONS[url.get_backend_name()])))
-            bad = _unreadable_jobs(connection)
+            bad = _quarantined(connection)
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise Missing(f"the store cannot be opened: {str(getattr(error, 'orig', error)).splitlines()[0]}") from error
     finally:
         engine.dispose()
     if bad:
-        raise Missing(f"jobs that this version cannot read, and leaves alone: {'; '.join(bad)}")
+        shown = "; ".join(bad[:QUARANTINED_SHOWN])
+        more = f"; and {len(bad) - QUARANTINED_SHOWN} more" if len(bad) > QUARANTINED_SHOWN else ""
+        raise Missing(f"stored documents that this version cannot read, and leaves alone: {shown}{more}")
     return f"{url.get_backend_name()} {version}"
 
 
-def _unreadable_jobs(connection: "Database") -> list[str]:
-    """Each with its cause; of those that have not ended, which are the ones that are wanted."""
+def _quarantined(connection: "Database") -> list[str]:
+    """Each stored document that this version cannot read, with its cause. Of jobs only those that have not ended are read, of
+    runs and restore points, which are many, only the versions."""
     import sqlalchemy
 
-    from synvirt.model import ENDS, Migration
-    from synvirt.store.documents import parsed
-    from synvirt.store.tables import migrations
+    from synvirt.backups.model import BackupJob, BackupRepository
+    from synvirt.model import ENDS, Migration, Model, Source, Upload
+    from synvirt.store.documents import VERSION, check_version, parsed
+    from synvirt.store.tables import backups, migrations, sources, tokens, uploads
 
-    if not sqlalchemy.inspect(connection).has_table(migrations.name):
-        return []
-    unended = migrations.c.state.not_in([str(end) for end in ENDS])
+    looked_at = sqlalchemy.inspect(connection)
+    ends = [str(end) for end in ENDS]
+    kinds: dict[str, type[Model]] = {"job": BackupJob, "repository": BackupRepository}
     found = []
-    for row in connection.execute(sqlalchemy.select(migrations.c.id, migrations.c.document).where(unended)):
-        try:
-            parsed(Migration, row.document)
-        except SynvirtError as error:
-            found.append(f"{row.id}: {error.detail}")
+    kinds |= {"migration": Migration, "source": Source, "upload": Upload}
+    for table in (migrations, sources, uploads, backups, tokens):
+        if not looked_at.has_table(table.name):
+            continue
+        there = {column["name"] for column in looked_at.get_columns(table.name)}
+        columns = [column for column in table.c if column.name in there]
+        query = sqlalchemy.select(*columns).order_by(table.c.number)
+        for row in connection.execute(query.where(table.c.state.not_in(ends)) if table is migrations else query):
+            kind = row.kind if table is backups else table.name.removesuffix("s")
+            version = getattr(row, "version", VERSION)
+            try:
+                check_version(kind, version)
+                if kind in kinds:
+                    parsed(kinds[kind], row.document, version)
+            except SynvirtError as error:
+                found.append(f"{kind} {row.id}: {error.detail}")
     return found
 
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -172,7 +172,7 @@ def test_a_kill_between_run_and_time_is_not_possible(house: House, monkeypatch: 
     assert job.next_run_at is not None
 
     with monkeypatch.context() as patched:
-        patched.setattr(Jobs, "row", lambda _self, job: Row("job", job.id, cast("str", object())))
+        patched.setattr(Jobs, "row", lambda _self, job: Row(cast("Any", None), job.id, job))
         with pytest.raises(PersistFailed):
             house.backups.run_due(job.next_run_at)
     assert (house.backups.job(job.id).last_run_id, house.backups.job(job.id).next_run_at) == (None, job.next_run_at)

@@ -2,16 +2,17 @@
 
 import json
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import create_engine, insert, make_url, text
 
+from synvirt.backups.source_ledger import Made
 from synvirt.errors import PersistFailed
-from synvirt.model import Migration, State
+from synvirt.model import Migration, Source, State, Upload
 from synvirt.store import Store
-from synvirt.store.documents import Unreadable, parsed, readable, rewritten
-from synvirt.store.tables import migrations
+from synvirt.store.documents import VERSION, Unreadable, parsed, readable, rewritten, version_after
+from synvirt.store.tables import backups, events, migrations, sources, uploads
 from tests.house import live_plan
 from tests.jobs.migrations import migration
 
@@ -63,9 +64,91 @@ def test_one_bad_row_stops_nothing(database_url: str) -> None:
         db.execute(insert(migrations).values(id=str(bad), host="h", state="FutureState", document='{"id": 3}'))
     assert [job.id for job in store.unended(host="h")] == [good.id]
     assert set(store.unended_ids(host="h")) == {good.id, bad}
+    assert store.count_by_state(host="h") == {good.state: 1}
     assert [job.id for job in readable(Migration, store.documents(limit=9)[0])] == [good.id]
     with pytest.raises(Unreadable):
         store.get(bad)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("1.0", VERSION), ("1.7", "1.7"), ("1.12", "1.12"), ("1.x", VERSION), ("1", VERSION)]
+)
+def test_a_later_minor_version_stays_beside_what_it_wrote(before: str, after: str) -> None:
+    assert version_after(before) == after
+
+
+@pytest.mark.parametrize("version", ["2.0", "0.9", "10.0", "", "x"])
+def test_a_document_of_another_major_version_is_quarantined_whole(database_url: str, version: str) -> None:
+    """Even one that could be read: what its fields mean may be another thing by then."""
+    store = Store(database_url)
+    good, other = _job(), migration(id=uuid4())
+    source = Source(id=uuid4(), name="lab", kind="vim_api", endpoint="https://v.example", created_at=good.created_at)
+    upload = Upload(
+        id=uuid4(),
+        filename="a.ova",
+        size_bytes=5,
+        sha256="ab",
+        path="/p",
+        created_at=good.created_at,
+        expires_at=good.created_at,
+    )
+    made = Made(id=uuid4(), job_id=uuid4(), vm_id="v", way="zfs", name="n")
+    store.add(good, host="h")
+    before = store.last_event_id()
+    store.add(other, host="h")
+    store.sources.add(source, b"", host="h")
+    store.uploads.add(upload, host="h")
+    store.backups.put("made", made.id, made, host="h")
+    with store._writing() as db:
+        for table in (migrations, events, sources, uploads, backups):
+            mine = table.c.migration_id == str(other.id) if table is events else table.c.id != str(good.id)
+            db.execute(table.update().where(mine).values(version=version))
+
+    assert [job.id for job in store.unended(host="h")] == [good.id]
+    assert json.loads(store.documents(limit=9)[0][0])["id"] == str(good.id)
+    assert len(store.documents(limit=9)[0]) == len(store.newest_events()) == 1
+    assert store.events_after(before) == []
+    assert store.sources.page(limit=9)[0] == []
+    assert store.uploads.all(host="h") == store.uploads.page(host="h", limit=9)[0] == []
+    assert store.backups.all("made", host="h") == []
+    for ask in (
+        lambda: store.get(other.id),
+        lambda: store.change(other.id, State.QUEUED, lambda one: one),
+        lambda: store.request_cancel(other.id),
+        lambda: store.sources.get(source.id),
+        lambda: store.uploads.get(upload.id, host="h"),
+        lambda: store.backups.get("made", made.id, host="h"),
+        lambda: store.backups.put("made", made.id, made, host="h"),
+    ):
+        with pytest.raises(Unreadable, match="is of version"):
+            ask()
+    store.close()
+
+
+def test_what_a_later_minor_version_added_survives_in_all_that_is_written(database_url: str) -> None:
+    store = Store(database_url)
+    store.add(job := _job(), host="h")
+    source = Source(id=uuid4(), name="lab", kind="vim_api", endpoint="https://v.example", created_at=job.created_at)
+    store.sources.add(source, b"", host="h")
+    made = Made(id=uuid4(), job_id=uuid4(), vm_id="v", way="zfs", name="n")
+    store.backups.put("made", made.id, made, host="h")
+    with store._writing() as db:
+        for table in (migrations, sources, backups):
+            (text_,) = db.execute(table.select().with_only_columns(table.c.document)).scalars()
+            later = json.dumps(json.loads(text_) | {"receipt": {"signed": True}})
+            db.execute(table.update().values(document=later, version="1.7"))
+
+    store.change(job.id, State.QUEUED, lambda one: one.model_copy(update={"state": State.COPYING_FULL}))
+    store.sources.change(source.id, lambda one, sealed: (one.model_copy(update={"name": "other"}), sealed), host="h")
+    store.backups.put("made", made.id, made.model_copy(update={"state": "keeping"}), host="h")
+    with store._reading() as db:
+        for table, changed in ((migrations, "CopyingFull"), (sources, "other"), (backups, "keeping")):
+            (row,) = db.execute(table.select()).all()
+            document = json.loads(row.document)
+            assert (document["receipt"], row.version) == ({"signed": True}, "1.7"), table.name
+            assert changed in document.values()
+        assert [row.version for row in db.execute(events.select())] == [VERSION, "1.7"]
     store.close()
 
 

@@ -8,6 +8,7 @@ from synvirt.backups.schedule import next_time
 from synvirt.errors import Interrupted
 from synvirt.model import now
 from synvirt.store.backups import BackupRows, Row
+from synvirt.store.documents import parsed, readable
 
 # A clock that was so far ahead was wrong; one that is set back by less has not forgotten what it started.
 CLOCK_WRONG = timedelta(days=1)
@@ -19,14 +20,14 @@ class Jobs:
 
     def get(self, job_id: UUID) -> BackupJob:
         """BackupNotFound."""
-        return _shown(BackupJob.model_validate_json(self._rows.get("job", job_id, host=self._host)))
+        return _shown(parsed(BackupJob, self._rows.get("job", job_id, host=self._host)))
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[BackupJob], int | None]:
         texts, following = self._rows.page("job", host=self._host, limit=limit, cursor=cursor)
-        return [_shown(BackupJob.model_validate_json(text)) for text in texts], following
+        return [_shown(job) for job in readable(BackupJob, texts)], following
 
     def all(self) -> list[BackupJob]:
-        return [_shown(BackupJob.model_validate_json(text)) for text in self._rows.all("job", host=self._host)]
+        return [_shown(job) for job in readable(BackupJob, self._rows.all("job", host=self._host))]
 
     def add(self, asked: BackupJobRequest) -> BackupJob:
         at = now()
@@ -38,7 +39,7 @@ class Jobs:
         return _shown(job)
 
     def row(self, job: BackupJob) -> Row:
-        return Row("job", job.id, job.model_dump_json())
+        return Row("job", job.id, job)
 
     def remove(self, job_id: UUID) -> None:
         self._rows.remove("job", job_id, host=self._host)

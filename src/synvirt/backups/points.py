@@ -5,6 +5,7 @@ from uuid import UUID
 from synvirt.backups.model import BackupRepository, PointDisk, RestorePoint
 from synvirt.repository.manifest import Manifest
 from synvirt.store.backups import BackupRows
+from synvirt.store.documents import parsed, readable
 
 _SEALED = ("vm_id", "vm_name", "job_id", "run_id", "quiesced", "freeze_ms", "consistency")
 
@@ -15,17 +16,17 @@ class Points:
 
     def get(self, point_id: UUID) -> RestorePoint:
         """BackupNotFound."""
-        return RestorePoint.model_validate_json(self._rows.get("point", point_id, host=self._host))
+        return parsed(RestorePoint, self._rows.get("point", point_id, host=self._host))
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[RestorePoint], int | None]:
         texts, following = self._rows.page("point", host=self._host, limit=limit, cursor=cursor)
-        return [RestorePoint.model_validate_json(text) for text in texts], following
+        return readable(RestorePoint, texts), following
 
     def all(self) -> list[RestorePoint]:
-        return [RestorePoint.model_validate_json(text) for text in self._rows.all("point", host=self._host)]
+        return readable(RestorePoint, self._rows.all("point", host=self._host))
 
     def put(self, point: RestorePoint) -> RestorePoint:
-        self._rows.put("point", point.id, point.model_dump_json(), host=self._host)
+        self._rows.put("point", point.id, point, host=self._host)
         return point
 
     def forget(self, point_id: UUID) -> None:

@@ -19,6 +19,7 @@ from synvirt.repository.peer import PATIENCE_S, PeerFolder, PeerPlace
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import FolderSpec, PeerSpec, RepositorySpec
 from synvirt.store.backups import BackupRows
+from synvirt.store.documents import parsed, readable
 
 
 class _Known(BackupRepository):
@@ -41,7 +42,7 @@ class Repositories:
         master = new_key() if asked.recovery_key is None else from_recovery_text(asked.recovery_key)
         made = _made(asked, master)
         folder = _folder(made, master)
-        known = [_Known.model_validate_json(text) for text in self._rows.all("repository", host=self._host)]
+        known = readable(_Known, self._rows.all("repository", host=self._host))
         if any(one.name == made.name or one.place == made.place for one in known):
             raise BackupConflict(f"a repository is named {made.name!r} or lies at {made.place} already")
         if asked.recovery_key is not None:
@@ -51,7 +52,7 @@ class Repositories:
             with contextlib.closing(folder):
                 if asked.recovery_key is None:
                     stored.create(folder, master)
-            self._rows.put("repository", made.id, made.model_dump_json(), host=self._host)
+            self._rows.put("repository", made.id, made, host=self._host)
         except SynvirtError:
             self._key_path(made.id).unlink(missing_ok=True)
             raise
@@ -61,15 +62,15 @@ class Repositories:
         return _shown(self._known(repository_id))
 
     def _known(self, repository_id: UUID) -> "_Known":
-        return _Known.model_validate_json(self._rows.get("repository", repository_id, host=self._host))
+        return parsed(_Known, self._rows.get("repository", repository_id, host=self._host))
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[BackupRepository], int | None]:
         texts, following = self._rows.page("repository", host=self._host, limit=limit, cursor=cursor)
-        return [self.shown(_Known.model_validate_json(text)) for text in texts], following
+        return [self.shown(one) for one in readable(_Known, texts)], following
 
     def known(self) -> list[BackupRepository]:
         """As they were added, oldest first: none is looked at, and so none is waited for."""
-        return [_Known.model_validate_json(text) for text in self._rows.all("repository", host=self._host)]
+        return [*readable(_Known, self._rows.all("repository", host=self._host))]
 
     def shown(self, known: BackupRepository) -> BackupRepository:
         """With what is found there now."""

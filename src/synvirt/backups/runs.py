@@ -24,6 +24,7 @@ from synvirt.errors import BackupConflict, Cancelled, Interrupted, SynvirtError
 from synvirt.model import now
 from synvirt.sizes import GIB
 from synvirt.store.backups import BackupRows, Row, RunEvent
+from synvirt.store.documents import parsed, readable
 
 # Each reads with a thread a core: more would only take turns.
 RUNS_AT_ONCE = 2
@@ -60,7 +61,7 @@ class Runs:
 
     def cut_off(self) -> list[BackupRun]:
         """What the last service left under way."""
-        return [BackupRun.model_validate_json(text) for text in self._rows.all("run", host=self._host, states=_OPEN)]
+        return readable(BackupRun, self._rows.all("run", host=self._host, states=_OPEN))
 
     def start(self, works: Mapping[UUID, Callable[["UnderWay"], None]], *, counted: bool = True) -> None:
         """Before anything is asked. Of what was cut off, the runs that have a work go on; the others have failed. `counted`:
@@ -109,11 +110,11 @@ class Runs:
 
     def get(self, run_id: UUID) -> BackupRun:
         """BackupNotFound."""
-        return self._with_figures(BackupRun.model_validate_json(self._rows.get("run", run_id, host=self._host)))
+        return self._with_figures(parsed(BackupRun, self._rows.get("run", run_id, host=self._host)))
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[BackupRun], int | None]:
         texts, following = self._rows.page("run", host=self._host, limit=limit, cursor=cursor)
-        return [self._with_figures(BackupRun.model_validate_json(text)) for text in texts], following
+        return [self._with_figures(run) for run in readable(BackupRun, texts)], following
 
     def cancel(self, run_id: UUID) -> BackupRun:
         """One that waits ends at once. BackupConflict, where it has ended."""
@@ -207,7 +208,7 @@ class Runs:
         self._save(run)
 
     def _save(self, run: BackupRun, *, announced: bool = True, with_: tuple[Row, ...] = ()) -> None:
-        row = Row("run", run.id, run.model_dump_json(), state=str(run.status), announced=announced)
+        row = Row("run", run.id, run, state=str(run.status), announced=announced)
         self._rows.put_all([row, *with_], host=self._host)
         if announced:
             self.figures.commits += 1

@@ -51,6 +51,7 @@ from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, Syn
 from synvirt.model import now
 from synvirt.repository.repository import Repository
 from synvirt.store.backups import BackupRows, Row
+from synvirt.store.documents import parsed
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -150,7 +151,7 @@ class Backups:
         """BackupNotFound, where what it was asked for is not known, or gone."""
         text = self._rows.get("request", _row(run.id), host=self._host)
         point = self.points.get(run.restore_point_ids[0])
-        _, restore = self._restoring.prepared(run, point, RestoreRequest.model_validate_json(text), resumed=True)
+        _, restore = self._restoring.prepared(run, point, parsed(RestoreRequest, text), resumed=True)
         return self._restoration(run.id, point.repository_id, restore)
 
     def _restoration(self, run_id: UUID, repository_id: UUID, restore: Work) -> Callable[[UnderWay], None]:
@@ -391,7 +392,7 @@ class Backups:
         bring(asked)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="restore", created_at=now(), restore_point_ids=(point_id,))
         run, restore = self._restoring.prepared(run, point, asked)
-        request = Row("request", _row(run.id), asked.model_dump_json())
+        request = Row("request", _row(run.id), asked)
         with self.runs.lock:
             return self.runs.begin(run, self._restoration(run.id, point.repository_id, restore), with_=(request,))
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from synvirt.model import Model
 from synvirt.store.backups import BackupRows
+from synvirt.store.documents import readable
 
 
 class Made(Model):
@@ -32,7 +33,7 @@ class Ledger:
         self._rows, self._host = rows, host
 
     def put(self, made: Made) -> None:
-        self._rows.put("made", made.id, made.model_dump_json(), host=self._host)
+        self._rows.put("made", made.id, made, host=self._host)
 
     def strike(self, made: Made) -> None:
         """Idempotent."""
@@ -40,4 +41,4 @@ class Ledger:
 
     def all(self) -> list[Made]:
         """Oldest first."""
-        return [Made.model_validate_json(text) for text in self._rows.all("made", host=self._host)]
+        return readable(Made, self._rows.all("made", host=self._host))

@@ -14,6 +14,7 @@ import structlog
 from synvirt.errors import BackupNotFound, SynvirtError
 from synvirt.model import Model
 from synvirt.store.backups import BackupRows
+from synvirt.store.documents import parsed, readable
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -52,7 +53,7 @@ class Undoing:
     def replace(self, run_id: UUID, things: tuple[Thing, ...]) -> None:
         """All of them in one step: what was to be undone one way is from here on undone in another."""
         written = Things(run_id=run_id, things=things)
-        self._rows.put("unfinished", _row(run_id), written.model_dump_json(), host=self._host)
+        self._rows.put("unfinished", _row(run_id), written, host=self._host)
 
     def settle(self, run_id: UUID) -> None:
         self._rows.remove("unfinished", _row(run_id), host=self._host)
@@ -78,14 +79,13 @@ class Undoing:
 
     def sweep_all(self, *, but: frozenset[UUID] = frozenset()) -> None:
         """What a service that was killed left behind; before any run begins. `but`: of those runs, which go on."""
-        for text in self._rows.all("unfinished", host=self._host):
-            run_id = Things.model_validate_json(text).run_id
-            if run_id not in but:
-                self.sweep(run_id)
+        for written in readable(Things, self._rows.all("unfinished", host=self._host)):
+            if written.run_id not in but:
+                self.sweep(written.run_id)
 
     def _of(self, run_id: UUID) -> tuple[Thing, ...]:
         try:
-            return Things.model_validate_json(self._rows.get("unfinished", _row(run_id), host=self._host)).things
+            return parsed(Things, self._rows.get("unfinished", _row(run_id), host=self._host)).things
         except BackupNotFound:
             return ()
 

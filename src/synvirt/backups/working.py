@@ -7,7 +7,6 @@ What was stored before a worker died is not done again: copies go on from their 
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from uuid import UUID, uuid5
 
 import structlog
+from pydantic import RootModel
 
 from synvirt.backups.orders import ServeOrder, Serving
 from synvirt.backups.under_way import Sum, UnderWay
@@ -24,6 +24,7 @@ from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.process import WorkerDied, Workers, started
 from synvirt.jobs.wire import Flushed, Moved, Result, WireModel
 from synvirt.store.backups import BackupRows
+from synvirt.store.documents import parsed
 
 # Between attempts of which none brought anything: who ends workers again and again, or has no memory for them, is told.
 RETRY_PAUSES_S = (1.0, 4.0, 16.0)
@@ -137,6 +138,10 @@ def wait(seconds: float, stop: Callable[[], bool]) -> None:
         time.sleep(STOP_POLL_S)
 
 
+class _Marks(RootModel[dict[str, Flushed]]):
+    """By disk."""
+
+
 class Watermarks:
     """How far the disks of a restore are durable on what they are written to, in the store."""
 
@@ -146,14 +151,12 @@ class Watermarks:
     def of(self, run_id: UUID) -> dict[str, Flushed]:
         """By disk."""
         try:
-            found = json.loads(self._rows.get("watermarks", _row(run_id), host=self._host))
+            return parsed(_Marks, self._rows.get("watermarks", _row(run_id), host=self._host)).root
         except BackupNotFound:
             return {}
-        return {key: Flushed.model_validate(mark) for key, mark in found.items()}
 
     def put(self, run_id: UUID, marks: dict[str, Flushed]) -> None:
-        text = json.dumps({key: mark.model_dump(mode="json") for key, mark in marks.items()})
-        self._rows.put("watermarks", _row(run_id), text, host=self._host)
+        self._rows.put("watermarks", _row(run_id), _Marks(marks), host=self._host)
 
     def forget(self, run_id: UUID) -> None:
         """Idempotent."""

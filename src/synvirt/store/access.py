@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, insert, select, text, update
 from synvirt.accounts import Role
 from synvirt.errors import NotFound
 from synvirt.model import Model, Time, now
+from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten
 from synvirt.store.tables import audit, tokens
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -70,27 +71,32 @@ class TokenRows:
 
     def add(self, token: Token, secret_sha256: str) -> None:
         with self._writing() as db:
-            db.execute(insert(tokens).values(id=str(token.id), secret_sha256=secret_sha256, document=token.model_dump_json()))
+            db.execute(
+                insert(tokens).values(
+                    id=str(token.id), secret_sha256=secret_sha256, document=token.model_dump_json(), version=VERSION
+                )
+            )
 
     def by_secret(self, secret_sha256: str) -> Token | None:
         """One that has not expired, noted as used."""
         with self._reading() as db:
-            document = db.execute(select(tokens.c.document).where(tokens.c.secret_sha256 == secret_sha256)).scalar()
-        if document is None:
+            row = db.execute(select(tokens).where(tokens.c.secret_sha256 == secret_sha256, is_known(tokens.c.version))).first()
+        if row is None:
             return None
-        found, at = Token.model_validate_json(document), now()
+        found, at = parsed(Token, row.document, row.version), now()
         if found.expires_at is not None and found.expires_at <= at:
             return None
         if found.last_used_at is None or at - found.last_used_at >= USED_EVERY:
             used = found.model_copy(update={"last_used_at": at})
             with self._writing() as db:
-                db.execute(update(tokens).where(tokens.c.id == str(found.id)).values(document=used.model_dump_json()))
+                document = rewritten(row.document, found, used)
+                db.execute(update(tokens).where(tokens.c.id == str(found.id)).values(document=document))
         return found
 
     def all(self) -> list[Token]:
         with self._reading() as db:
-            rows = db.execute(select(tokens.c.document).order_by(tokens.c.number)).all()
-        return [Token.model_validate_json(row.document) for row in rows]
+            rows = db.execute(select(tokens.c.document).where(is_known(tokens.c.version)).order_by(tokens.c.number)).all()
+        return readable(Token, [row.document for row in rows])
 
     def remove(self, token_id: UUID) -> None:
         """NotFound."""

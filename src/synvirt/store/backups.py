@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
+from pydantic import BaseModel
 from sqlalchemy import Connection, delete, func, insert, select, text, update
 
 from synvirt.errors import BackupNotFound
+from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after
 from synvirt.store.tables import backup_events, backups
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -33,7 +35,7 @@ class Row:
 
     kind: Kind
     id: UUID
-    document: str
+    document: BaseModel
     state: str = ""
     announced: bool = False
 
@@ -42,35 +44,43 @@ class BackupRows:
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 
-    def put(self, kind: Kind, id_: UUID, document: str, *, host: str, state: str = "") -> None:
+    def put(self, kind: Kind, id_: UUID, document: BaseModel, *, host: str, state: str = "") -> None:
         """Added, or in the place of what was there."""
         self.put_all([Row(kind, id_, document, state)], host=host)
 
     def put_all(self, rows: list[Row], *, host: str) -> None:
-        """All of them or none."""
+        """All of them or none. Unreadable, where a document to be replaced is quarantined."""
         with self._writing() as db:
             for row in rows:
-                values = {"state": row.state, "document": row.document}
                 same = (backups.c.id == str(row.id), backups.c.host == host, backups.c.kind == row.kind)
-                if db.execute(update(backups).where(*same).values(**values)).rowcount == 0:
-                    db.execute(insert(backups).values(id=str(row.id), host=host, kind=row.kind, **values))
+                before = db.execute(select(backups.c.document, backups.c.version).where(*same).with_for_update()).first()
+                if before is None:
+                    document, version = row.document.model_dump_json(), VERSION
+                    key = {"id": str(row.id), "host": host, "kind": row.kind}
+                    db.execute(insert(backups).values(**key, state=row.state, document=document, version=version))
+                else:
+                    known = parsed(type(row.document), before.document, before.version)
+                    document, version = rewritten(before.document, known, row.document), version_after(before.version)
+                    db.execute(update(backups).where(*same).values(state=row.state, document=document, version=version))
                 if row.announced:
                     if db.dialect.name == "postgresql":
                         db.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": EVENTS_LOCK})
-                    db.execute(insert(backup_events).values(host=host, run_id=str(row.id), document=row.document))
+                    db.execute(insert(backup_events).values(host=host, run_id=str(row.id), document=document, version=version))
 
     def get(self, kind: Kind, id_: UUID, *, host: str) -> str:
-        """BackupNotFound."""
+        """BackupNotFound, Unreadable."""
         query = select(backups.c.document).where(backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind)
         with self._reading() as db:
-            document = db.execute(query).scalar()
-        if document is None:
+            row = db.execute(query.add_columns(backups.c.version)).first()
+        if row is None:
             raise BackupNotFound(f"there is no backup {kind} {id_}")
-        return str(document)
+        check_version(kind, row.version)
+        return str(row.document)
 
     def page(self, kind: Kind, *, host: str, limit: int, cursor: int | None = None) -> tuple[list[str], int | None]:
         """Newest first, and the cursor of the next page (None: this was the last)."""
-        query = select(backups.c.number, backups.c.document).where(backups.c.host == host, backups.c.kind == kind)
+        chosen = (backups.c.host == host, backups.c.kind == kind, is_known(backups.c.version))
+        query = select(backups.c.number, backups.c.document).where(*chosen)
         if cursor is not None:
             query = query.where(backups.c.number < cursor)
         with self._reading() as db:
@@ -79,7 +89,8 @@ class BackupRows:
 
     def all(self, kind: Kind, *, host: str, states: tuple[str, ...] | None = None) -> list[str]:
         """Oldest first."""
-        query = select(backups.c.document).where(backups.c.host == host, backups.c.kind == kind)
+        chosen = (backups.c.host == host, backups.c.kind == kind, is_known(backups.c.version))
+        query = select(backups.c.document).where(*chosen)
         if states is not None:
             query = query.where(backups.c.state.in_(states))
         with self._reading() as db:
@@ -102,7 +113,8 @@ class BackupRows:
 
     def events_after(self, event_id: int, *, host: str, run_id: UUID | None = None, limit: int | None = None) -> list[RunEvent]:
         """In their order."""
-        query = select(backup_events).where(backup_events.c.host == host, backup_events.c.id > event_id)
+        chosen = (backup_events.c.host == host, backup_events.c.id > event_id, is_known(backup_events.c.version))
+        query = select(backup_events).where(*chosen)
         if run_id is not None:
             query = query.where(backup_events.c.run_id == str(run_id))
         with self._reading() as db:
@@ -117,7 +129,7 @@ class BackupRows:
         query = (
             select(newest.label("event_id"), backups.c.id, backups.c.document)
             .join(backup_events, backup_events.c.run_id == backups.c.id, isouter=True)
-            .where(backups.c.host == host, backups.c.kind == "run", chosen)
+            .where(backups.c.host == host, backups.c.kind == "run", is_known(backups.c.version), chosen)
             .group_by(backups.c.number)
             .order_by(newest)
         )

@@ -1,7 +1,9 @@
 """Stored documents, read leniently: what another version of the service has written neither stops this one nor is lost.
 
-A field that this version does not know is left out when a document is read, and put back when it is written. A document that
-cannot be read even so is Unreadable: its job is left as it is, and the doctor shows it.
+Beside each document stands its version, MAJOR.MINOR, in a column: lists give documents out as they are stored. The minor number
+grows with a field that is added: a field that this version does not know is left out when a document is read, and put back when
+it is written. The major number grows when an earlier version would read a document wrongly. A document of another major number,
+or one that cannot be read, is Unreadable: it is quarantined, which means left as it is, and the doctor shows it.
 """
 
 import json
@@ -10,12 +12,16 @@ from typing import Any, TypeVar
 
 import structlog
 from pydantic import BaseModel, ValidationError
+from sqlalchemy import ColumnElement
 
 from synvirt.errors import Internal
 
 log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
+
+MAJOR, MINOR = 1, 0
+VERSION = f"{MAJOR}.{MINOR}"
 
 # Taking a field out may bring another to light, in a part that could not be looked at before.
 ROUNDS = 5
@@ -27,8 +33,26 @@ class Unreadable(Internal):
     """A stored document that this version cannot read."""
 
 
-def parsed(model: type[M], text: str) -> M:
+def is_known(version: ColumnElement[str]) -> ColumnElement[bool]:
+    """For queries: has the document a version that this one can read?"""
+    return version.like(f"{MAJOR}.%")
+
+
+def version_after(before: str) -> str:
+    """Of a document of version `before` once this version has written it: what a later minor version knows is in it still."""
+    minor = before.partition(".")[2]
+    return f"{MAJOR}.{max(MINOR, int(minor) if minor.isascii() and minor.isdigit() else 0)}"
+
+
+def check_version(what: str, version: str) -> None:
+    """Unreadable, where this version of the service does not know that of the document."""
+    if version.partition(".")[0] != str(MAJOR):
+        raise Unreadable(f"a stored {what} is of version {version}, and this service knows {VERSION}", hint=_HINT)
+
+
+def parsed(model: type[M], text: str, version: str = VERSION) -> M:
     """Unreadable."""
+    check_version(model.__name__, version)
     try:
         return model.model_validate_json(text)
     except ValidationError as first:
@@ -72,7 +96,7 @@ def rewritten(before: str, known: BaseModel, after: BaseModel) -> str:
     return json.dumps(_with_unknown(old, seen, json.loads(new)), ensure_ascii=False, separators=(",", ":"))
 
 
-_HINT = "a later version of the service may have written it; `synvirt doctor` names the job"
+_HINT = "a later version of the service may have written it; `synvirt doctor` names it"
 
 
 def _take_out(data: Any, place: tuple[int | str, ...]) -> None:

@@ -4,13 +4,14 @@ credentials: hosts of a fleet have one key (docs/decisions/0012-one-key-for-a-fl
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from synvirt.errors import Conflict, NotFound
 from synvirt.model import ENDS, Migration, Source
-from synvirt.store.documents import parsed, readable
+from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
 from synvirt.store.tables import migrations, secrets, sources, trials
 
 # All that is sealed: whose it is, the table, the column that says whose.
@@ -48,41 +49,49 @@ class SourceRows:
             _check_name_free(db, source)
             db.execute(
                 insert(sources).values(
-                    id=str(source.id), host=host, name=source.name, document=source.model_dump_json(), sealed=sealed
+                    id=str(source.id),
+                    host=host,
+                    name=source.name,
+                    document=source.model_dump_json(),
+                    version=VERSION,
+                    sealed=sealed,
                 )
             )
 
     def get(self, source_id: UUID) -> Source:
         """NotFound."""
         with self._reading() as db:
-            return _source(db, source_id)[0]
+            return _parsed(_row(db, source_id))
 
     def opened(self, source_id: UUID) -> tuple[Source, bytes]:
         """The source and its sealed credentials. NotFound."""
         with self._reading() as db:
-            return _source(db, source_id)
+            row = _row(db, source_id)
+            return _parsed(row), row.sealed
 
     def page(self, *, limit: int, cursor: int | None = None) -> tuple[list[Source], int | None]:
         """Newest first, and the cursor of the next page (None: this was the last)."""
-        query = select(sources.c.number, sources.c.document)
+        query = select(sources.c.number, sources.c.document).where(is_known(sources.c.version))
         if cursor is not None:
             query = query.where(sources.c.number < cursor)
         with self._reading() as db:
             rows = db.execute(query.order_by(sources.c.number.desc()).limit(limit + 1)).all()
-        found = [parsed(Source, row.document) for row in rows[:limit]]
+        found = readable(Source, [row.document for row in rows[:limit]])
         return found, rows[limit - 1].number if len(rows) > limit else None
 
     def change(self, source_id: UUID, change: Callable[[Source, bytes], tuple[Source, bytes]], *, host: str) -> Source:
         """NotFound; Conflict when another source has the new name, and when a job that has not ended reads from a
         source that is to be elsewhere."""
         with self._writing() as db:
-            before, was_sealed = _source(db, source_id)
+            row = _row(db, source_id)
+            before, was_sealed = _parsed(row), row.sealed
             after, sealed = change(before, was_sealed)
             if after.name != before.name:
                 _check_name_free(db, after)
             if after.endpoint != before.endpoint:
                 _check_unused(db, before)
-            values: dict[str, object] = {"name": after.name, "document": after.model_dump_json()}
+            document = rewritten(row.document, before, after)
+            values: dict[str, object] = {"name": after.name, "document": document, "version": version_after(row.version)}
             if sealed != was_sealed:
                 values |= {"sealed": sealed, "host": host}
             db.execute(update(sources).where(sources.c.id == str(source_id)).values(**values))
@@ -91,7 +100,7 @@ class SourceRows:
     def remove(self, source_id: UUID) -> None:
         """NotFound; Conflict while a job that has not ended reads from it."""
         with self._writing() as db:
-            _check_unused(db, _source(db, source_id)[0])
+            _check_unused(db, _parsed(_row(db, source_id)))
             db.execute(delete(sources).where(sources.c.id == str(source_id)))
 
     def sealed(self) -> list[Sealed]:
@@ -120,7 +129,7 @@ class SourceRows:
     def note_trial(self, trial: Trial, *, host: str) -> None:
         """Before the snapshot is made. NotFound, where the source was removed meanwhile."""
         with self._writing() as db:
-            _source(db, trial.source_id)
+            _row(db, trial.source_id)
             values = {"name": trial.name, "source_id": str(trial.source_id), "vm_id": trial.vm_id, "host": host}
             db.execute(insert(trials).values(**values))
 
@@ -134,7 +143,9 @@ class SourceRows:
         # Earlier versions noted no host: a source was one host's.
         made_by = func.coalesce(trials.c.host, sources.c.host)
         noted = select(trials).join(sources, sources.c.id == trials.c.source_id).where(made_by == host)
-        unended = select(migrations.c.document).where(migrations.c.state.not_in([str(end) for end in ENDS]))
+        unended = select(migrations.c.document).where(
+            migrations.c.state.not_in([str(end) for end in ENDS]), is_known(migrations.c.version)
+        )
         with self._reading() as db:
             found = [Trial(UUID(row.source_id), row.vm_id, row.name) for row in db.execute(noted.order_by(trials.c.name))]
             jobs = readable(Migration, (row.document for row in db.execute(unended))) if found else []
@@ -142,12 +153,15 @@ class SourceRows:
         return [one for one in found if (one.source_id, one.vm_id) not in read]
 
 
-def _source(db: Connection, source_id: UUID) -> tuple[Source, bytes]:
-    query = select(sources.c.document, sources.c.sealed).where(sources.c.id == str(source_id))
-    row = db.execute(query).first()
+def _row(db: Connection, source_id: UUID) -> Row[Any]:
+    row = db.execute(select(sources).where(sources.c.id == str(source_id))).first()
     if row is None:
         raise NotFound(f"there is no source {source_id}", hint="synvirt sources list shows them")
-    return parsed(Source, row.document), row.sealed
+    return row
+
+
+def _parsed(row: Row[Any]) -> Source:
+    return parsed(Source, row.document, row.version)
 
 
 def _check_unused(db: Connection, source: Source) -> None:

@@ -35,7 +35,7 @@ from synvirt.errors import BadRequest, Conflict, NotFound, PersistFailed
 from synvirt.model import ENDS, Migration, State
 from synvirt.store.access import AuditRows, TokenRows
 from synvirt.store.backups import BackupRows
-from synvirt.store.documents import parsed, readable, rewritten
+from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
 from synvirt.store.filters import ALL, Only
 from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
@@ -70,6 +70,8 @@ EVENTS_KEPT, FOLDED_EVERY = 200, 16
 CLAIMS_LOCK = 0x636C6D73
 # One upgrade of the schema at a time: "upgr".
 UPGRADE_LOCK = 0x75706772
+_ENDED = tuple(str(end) for end in ENDS)
+_STATES = frozenset(str(state) for state in State)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +167,15 @@ class Store:
         query = select(migrations.c.number, migrations.c.document).order_by(migrations.c.number.desc()).limit(limit + 1)
         if cursor is not None:
             query = query.where(migrations.c.number < cursor)
-        query = query.where(*only.conditions())
+        query = query.where(is_known(migrations.c.version), *only.conditions())
         with self._reading() as db:
             rows = db.execute(query).all()
         more = len(rows) > limit
         return [row.document for row in rows[:limit]], rows[limit - 1].number if more else None
 
     def unended(self, *, host: str | None = None) -> list[Migration]:
-        query = select(migrations.c.document).where(migrations.c.state.not_in([str(end) for end in ENDS]))
+        chosen = (migrations.c.state.not_in(_ENDED), is_known(migrations.c.version))
+        query = select(migrations.c.document).where(*chosen)
         if host is not None:
             query = query.where(migrations.c.host == host)
         with self._reading() as db:
@@ -180,8 +183,8 @@ class Store:
 
     def ended(self, *, host: str) -> list[Migration]:
         """Oldest first."""
-        chosen = (migrations.c.host == host, migrations.c.state.in_([str(end) for end in ENDS]))
-        query = select(migrations.c.document).where(*chosen)
+        chosen = (migrations.c.host == host, migrations.c.state.in_(_ENDED))
+        query = select(migrations.c.document).where(*chosen, is_known(migrations.c.version))
         with self._reading() as db:
             return readable(Migration, db.execute(query.order_by(migrations.c.number)).scalars())
 
@@ -189,20 +192,20 @@ class Store:
         """An ended job with all that is known of it. Conflict, where it has not ended; NotFound."""
         with self._writing() as db:
             row = _row(db, job_id, lock=True)
-            if State(row.state) not in ENDS:
+            if row.state not in _ENDED:
                 raise Conflict(f"job {job_id} has not ended: it is {row.state}", hint="cancel it first")
             db.execute(delete(migrations).where(migrations.c.id == str(job_id)))
 
     def unended_ids(self, *, host: str) -> list[UUID]:
         """Oldest first. No document is read."""
-        chosen = (migrations.c.host == host, migrations.c.state.not_in([str(end) for end in ENDS]))
+        chosen = (migrations.c.host == host, migrations.c.state.not_in(_ENDED))
         with self._reading() as db:
             found = db.execute(select(migrations.c.id).where(*chosen).order_by(migrations.c.number))
             return [UUID(row.id) for row in found]
 
     def wishes(self, *, host: str) -> list[Wish]:
         """What operators asked of the jobs that have not ended."""
-        chosen = (migrations.c.host == host, migrations.c.state.not_in([str(end) for end in ENDS]))
+        chosen = (migrations.c.host == host, migrations.c.state.not_in(_ENDED))
         asked = migrations.c.cancel_requested | migrations.c.cutover_requested
         query = select(migrations.c.id, migrations.c.cancel_requested).where(*chosen, asked)
         with self._reading() as db:
@@ -210,7 +213,7 @@ class Store:
 
     def move_unended(self, job_id: UUID, *, to: str) -> bool:
         """The job is another host's from now on. Call it once the host that had it is fenced. False, when it has ended."""
-        unended = migrations.c.state.not_in([str(end) for end in ENDS])
+        unended = migrations.c.state.not_in(_ENDED)
         with self._writing() as db:
             moved = update(migrations).where(migrations.c.id == str(job_id), unended).values(host=to)
             return db.execute(moved).rowcount == 1
@@ -220,7 +223,7 @@ class Store:
     def ids_of_fenced(self, *, but: str) -> list[tuple[UUID, Fence]]:
         """The jobs that have not ended of the hosts that are fenced, each with its host's epoch. Oldest first."""
         query = select(migrations.c.id, hosts.c.id.label("host"), hosts.c.epoch).join(hosts, hosts.c.id == migrations.c.host)
-        lost = (hosts.c.fenced != "", hosts.c.id != but, migrations.c.state.not_in([str(end) for end in ENDS]))
+        lost = (hosts.c.fenced != "", hosts.c.id != but, migrations.c.state.not_in(_ENDED))
         with self._reading() as db:
             return [(UUID(row.id), Fence(row.host, row.epoch)) for row in db.execute(query.where(*lost).order_by("number"))]
 
@@ -259,10 +262,10 @@ class Store:
             before = _parse(row)
             after = failed(before)
             document = rewritten(row.document, before, after)
-            db.execute(update(migrations).where(migrations.c.id == str(job_id)).values(state=after.state, document=document))
+            _rewrite(db, row, after, document)
             db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
             db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
-            _announce(db, after, document)
+            _announce(db, after, document, version_after(row.version))
             _add(db, again, to, sealed)
             at_source = (ledger.c.migration_id == str(job_id), ledger.c.kind.in_(("snapshot", "source_power", "tracking")))
             db.execute(update(ledger).where(*at_source).values(migration_id=str(again.id)))
@@ -270,7 +273,7 @@ class Store:
 
     def count_unended(self) -> dict[str, int]:
         """By host."""
-        unended = migrations.c.state.not_in([str(end) for end in ENDS])
+        unended = migrations.c.state.not_in(_ENDED)
         query = select(migrations.c.host, func.count().label("jobs")).where(unended).group_by(migrations.c.host)
         with self._reading() as db:
             return {row.host: row.jobs for row in db.execute(query)}
@@ -278,11 +281,12 @@ class Store:
     def count_by_state(self, *, host: str) -> dict[State, int]:
         query = select(migrations.c.state, func.count()).where(migrations.c.host == host).group_by(migrations.c.state)
         with self._reading() as db:
-            return {State(state): count for state, count in db.execute(query)}
+            # A later version's state is none of ours; its job is quarantined.
+            return {State(state): count for state, count in db.execute(query) if state in _STATES}
 
     def oldest(self, state: State, *, host: str) -> Migration | None:
         """The job that came first of those in `state`."""
-        chosen = (migrations.c.host == host, migrations.c.state == str(state))
+        chosen = (migrations.c.host == host, migrations.c.state == str(state), is_known(migrations.c.version))
         query = select(migrations.c.document).where(*chosen).order_by(migrations.c.number).limit(1)
         with self._reading() as db:
             document = db.execute(query).scalar()
@@ -297,12 +301,12 @@ class Store:
                 raise Conflict(f"job {job_id} is {before.state}, not {expected}")
             after = change(before)
             document = rewritten(row.document, before, after)
-            db.execute(update(migrations).where(migrations.c.id == str(job_id)).values(state=after.state, document=document))
+            _rewrite(db, row, after, document)
             if after.ended:
                 db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
                 db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
             if _told(after) != _told(before):
-                _announce(db, after, document)
+                _announce(db, after, document, version_after(row.version))
             return after
 
     # ── what others ask of a job ─────────────────────────────────────────────────────────────────────────────────────
@@ -340,7 +344,7 @@ class Store:
     def events_after(
         self, event_id: int, *, job_id: UUID | None = None, host: str | None = None, limit: int = 100
     ) -> list[Event]:
-        query = select(events).where(events.c.id > event_id).order_by(events.c.id).limit(limit)
+        query = select(events).where(events.c.id > event_id, is_known(events.c.version)).order_by(events.c.id).limit(limit)
         if job_id is not None:
             query = query.where(events.c.migration_id == str(job_id))
         if host is not None:
@@ -350,12 +354,12 @@ class Store:
 
     def newest_events(self, *, job_id: UUID | None = None) -> list[Event]:
         """The newest event of each job that has not ended, or of `job_id` whatever its state; the job as it is now."""
-        chosen = migrations.c.id == str(job_id) if job_id else migrations.c.state.not_in([str(end) for end in ENDS])
+        chosen = migrations.c.id == str(job_id) if job_id else migrations.c.state.not_in(_ENDED)
         newest = func.max(events.c.id)
         query = (
             select(newest.label("event_id"), migrations.c.id, migrations.c.document)
             .join(events, events.c.migration_id == migrations.c.id)
-            .where(chosen)
+            .where(chosen, is_known(migrations.c.version))
             .group_by(migrations.c.number)
             .order_by(newest)
         )
@@ -452,7 +456,7 @@ class Store:
         left = (ledger.c.migration_id == migrations.c.id) & (
             (migrations.c.state != str(State.COMPLETED)) | ledger.c.kind.in_(owed)
         )
-        ended = (migrations.c.host == host, migrations.c.state.in_([str(end) for end in ENDS]))
+        ended = (migrations.c.host == host, migrations.c.state.in_(_ENDED), is_known(migrations.c.version))
         query = select(migrations.c.document).where(*ended, exists().where(left)).order_by(migrations.c.number)
         with self._reading() as db:
             return readable(Migration, db.execute(query).scalars())
@@ -548,10 +552,11 @@ def _in_utf8(dialect: Dialect, _record: Any, arguments: Any, options: Any) -> An
 
 def _add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> None:
     document = job.model_dump_json()
-    db.execute(insert(migrations).values(id=str(job.id), host=host, state=job.state, document=document))
+    values = {"id": str(job.id), "host": host, "state": job.state, "document": document, "version": VERSION}
+    db.execute(insert(migrations).values(**values))
     if sealed is not None:
         db.execute(insert(secrets).values(migration_id=str(job.id), host=host, sealed=sealed))
-    _announce(db, job, document)
+    _announce(db, job, document, VERSION)
 
 
 def _claimed(job_id: UUID, names: list[str] | Select[tuple[str]], host: str) -> Select[tuple[str, str]]:
@@ -560,7 +565,7 @@ def _claimed(job_id: UUID, names: list[str] | Select[tuple[str]], host: str) -> 
         select(ledger.c.name, migrations.c.id)
         .join(migrations, migrations.c.id == ledger.c.migration_id)
         .where(ledger.c.kind == "claim", ledger.c.name.in_(names), ledger.c.migration_id != str(job_id))
-        .where(migrations.c.host == host, migrations.c.state.not_in([str(end) for end in ENDS]))
+        .where(migrations.c.host == host, migrations.c.state.not_in(_ENDED))
     )
 
 
@@ -571,7 +576,12 @@ def _lost_row(db: Connection, job_id: UUID, lost: Fence) -> Row[Any] | None:
     if host is None or host.epoch != lost.epoch or not host.fenced:
         return None
     row = _row(db, job_id, lock=True)
-    return None if row.host != lost.host or State(row.state) in ENDS else row
+    return None if row.host != lost.host or row.state in _ENDED else row
+
+
+def _rewrite(db: Connection, row: Row[Any], after: Migration, document: str) -> None:
+    values = {"state": after.state, "document": document, "version": version_after(row.version)}
+    db.execute(update(migrations).where(migrations.c.number == row.number).values(**values))
 
 
 def _told(job: Migration) -> tuple[object, ...]:
@@ -579,9 +589,9 @@ def _told(job: Migration) -> tuple[object, ...]:
     return job.state, job.last_error, job.boot_attempts
 
 
-def _announce(db: Connection, job: Migration, document: str) -> None:
+def _announce(db: Connection, job: Migration, document: str, version: str) -> None:
     _one_at_a_time(db, EVENTS_LOCK)
-    added = db.execute(insert(events).values(migration_id=str(job.id), document=document)).inserted_primary_key
+    added = db.execute(insert(events).values(migration_id=str(job.id), document=document, version=version)).inserted_primary_key
     if added is not None and added[0] % FOLDED_EVERY == 0:
         of_job = events.c.migration_id == str(job.id)
         kept = select(events.c.id).where(of_job).order_by(events.c.id.desc()).limit(1).offset(EVENTS_KEPT).scalar_subquery()
@@ -603,7 +613,7 @@ def _row(db: Connection, job_id: UUID, *, lock: bool = False) -> Row[Any]:
 
 
 def _parse(row: Row[Any]) -> Migration:
-    return parsed(Migration, row.document)
+    return parsed(Migration, row.document, row.version)
 
 
 def _watermark(row: Row[Any]) -> Watermark:

@@ -51,6 +51,11 @@ def _job() -> Column[str]:
     return Column("migration_id", _ID, ForeignKey("migrations.id", ondelete="CASCADE"), nullable=False)
 
 
+def _version() -> Column[str]:
+    """Of the document beside it (documents.py). The default is of rows that a service before versions writes."""
+    return Column("version", String(16), nullable=False, server_default="1.0")
+
+
 # `document` is the Migration as the API answers it, so that a list of thousands needs no parsing. The other columns are
 # what queries ask by, and flags that others than the job's own engine set.
 migrations = Table(
@@ -63,6 +68,7 @@ migrations = Table(
     Column("cancel_requested", Boolean, nullable=False, server_default=false()),
     Column("cutover_requested", Boolean, nullable=False, server_default=false()),
     Column("document", Text, nullable=False),
+    _version(),
     Index("ix_migrations_host_state", "host", "state"),
     sqlite_autoincrement=True,
 )
@@ -74,6 +80,7 @@ events = Table(
     Column("id", _SERIAL, primary_key=True, autoincrement=True),
     _job(),
     Column("document", Text, nullable=False),
+    _version(),
     Index("ix_events_migration_id", "migration_id"),
     sqlite_autoincrement=True,
 )
@@ -161,6 +168,7 @@ uploads = Table(
     Column("id", _ID, nullable=False, unique=True),
     Column("host", String(255), nullable=False),
     Column("document", Text, nullable=False),
+    _version(),
     sqlite_autoincrement=True,
 )
 
@@ -173,6 +181,7 @@ sources = Table(
     Column("host", String(255), nullable=False),
     Column("name", String(255), nullable=False),
     Column("document", Text, nullable=False),
+    _version(),
     Column("sealed", LargeBinary, nullable=False),
     UniqueConstraint("host", "name"),
     sqlite_autoincrement=True,
@@ -198,6 +207,7 @@ backups = Table(
     Column("kind", String(32), nullable=False),
     Column("state", String(32), nullable=False),
     Column("document", Text, nullable=False),
+    _version(),
     Index("ix_backups_host_kind", "host", "kind"),
     sqlite_autoincrement=True,
 )
@@ -210,6 +220,7 @@ tokens = Table(
     Column("id", _ID, nullable=False, unique=True),
     Column("secret_sha256", String(64), nullable=False, unique=True),
     Column("document", Text, nullable=False),
+    _version(),
     sqlite_autoincrement=True,
 )
 
@@ -230,6 +241,7 @@ backup_events = Table(
     Column("host", String(255), nullable=False),
     Column("run_id", _ID, nullable=False),
     Column("document", Text, nullable=False),
+    _version(),
     Index("ix_backup_events_run_id", "run_id"),
     sqlite_autoincrement=True,
 )

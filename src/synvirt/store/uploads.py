@@ -8,7 +8,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from synvirt.errors import UploadNotFound
 from synvirt.model import ENDS, Upload
-from synvirt.store.documents import parsed, readable
+from synvirt.store.documents import VERSION, is_known, parsed, readable
 from synvirt.store.tables import migrations, uploads
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -20,20 +20,21 @@ class UploadRows:
 
     def add(self, upload: Upload, *, host: str) -> None:
         with self._writing() as db:
-            db.execute(insert(uploads).values(id=str(upload.id), host=host, document=upload.model_dump_json()))
+            db.execute(insert(uploads).values(id=str(upload.id), host=host, document=upload.model_dump_json(), version=VERSION))
 
     def get(self, upload_id: UUID, *, host: str) -> Upload:
         """UploadNotFound."""
-        query = select(uploads.c.document).where(uploads.c.id == str(upload_id), uploads.c.host == host)
+        query = select(uploads).where(uploads.c.id == str(upload_id), uploads.c.host == host)
         with self._reading() as db:
-            document = db.execute(query).scalar()
-        if document is None:
+            row = db.execute(query).first()
+        if row is None:
             raise UploadNotFound(f"there is no upload {upload_id}", hint="it expired or was removed: upload the file again")
-        return parsed(Upload, document)
+        return parsed(Upload, row.document, row.version)
 
     def page(self, *, host: str, limit: int, cursor: int | None = None) -> tuple[list[Upload], int | None]:
         """Newest first, and the cursor of the next page (None: this was the last)."""
-        query = select(uploads.c.number, uploads.c.document).where(uploads.c.host == host)
+        chosen = (uploads.c.host == host, is_known(uploads.c.version))
+        query = select(uploads.c.number, uploads.c.document).where(*chosen)
         if cursor is not None:
             query = query.where(uploads.c.number < cursor)
         with self._reading() as db:
@@ -43,7 +44,8 @@ class UploadRows:
 
     def all(self, *, host: str) -> list[Upload]:
         with self._reading() as db:
-            rows = db.execute(select(uploads.c.document).where(uploads.c.host == host)).all()
+            chosen = (uploads.c.host == host, is_known(uploads.c.version))
+            rows = db.execute(select(uploads.c.document).where(*chosen)).all()
         return readable(Upload, [row.document for row in rows])
 
     def remove(self, upload_id: UUID) -> None:
