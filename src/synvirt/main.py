@@ -270,6 +270,7 @@ def _pages(
 def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Rooms") -> "Backups":
     from synvirt.backups import source
     from synvirt.backups.ground import Ground
+    from synvirt.backups.limits import Limits
     from synvirt.backups.repositories import Repositories
     from synvirt.backups.service import Backups, running
     from synvirt.backups.ways import scratch_folder, sources_of, tpm_folder
@@ -289,6 +290,13 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
         forget_job=guests.forget,
         working=Working(threads=settings.copy_threads),
         journals=settings.data_dir / "backups",
+        limits=Limits(
+            rooms.slots,
+            settings.host_id,
+            per_repository=settings.runs_per_repository,
+            per_host=settings.backups_at_once,
+            per_destination=settings.jobs_per_destination,
+        ),
         exports=settings.data_dir / "exports",
         export_roots=settings.backup_export_roots,
         ground=Ground(

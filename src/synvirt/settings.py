@@ -120,6 +120,10 @@ class Settings(Received):
     jobs_per_source: Annotated[int, Field(ge=1, le=256)] = 4
     # On each destination; of a shared one over all hosts of the fleet, which should say the same here.
     jobs_per_destination: Annotated[int, Field(ge=1, le=1024)] = 16
+    # Backups and verifications, and as many restores and boot tests beside them. Each reads with a thread a core.
+    backups_at_once: Annotated[int, Field(ge=1, le=64)] = 2
+    # Of a fleet, which should say the same here.
+    runs_per_repository: Annotated[int, Field(ge=1, le=256)] = 8
     # Of jobs on disks of a host that is lost, where their plan does not say. Jobs on a shared destination go on elsewhere.
     on_host_lost: Literal["wait", "restart_elsewhere"] = "wait"
     # None: what `make bench` found best for this many cores.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
 
+from synvirt.backups.limits import Limits
 from synvirt.backups.model import ENDS, BackupRun
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
@@ -59,7 +60,9 @@ class FakeGuests:
         yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", None, (disk,), check, moment=moment)
 
 
-def backups_of(store: Store, guests: FakeGuests, folder: Path, workers: Workers = in_process) -> Backups:
+def backups_of(
+    store: Store, guests: FakeGuests, folder: Path, workers: Workers = in_process, limits: Limits | None = None
+) -> Backups:
     """Not started yet. `folder` gets `keyring`, `journals` and `exports`. Its disks are copied by workers in this process,
     where no others are given."""
     (folder / "keyring").mkdir(exist_ok=True)
@@ -73,6 +76,7 @@ def backups_of(store: Store, guests: FakeGuests, folder: Path, workers: Workers 
         exports=folder / "exports",
         working=Working(workers),
         journals=folder / "journals",
+        limits=limits,
     )
 
 

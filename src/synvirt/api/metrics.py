@@ -107,6 +107,13 @@ class Metrics:
         states: dict[tuple[str, ...], float] = {(str(state),): counts.get(state, 0) for state in State}
         yield _gauge("synvirt_jobs", "Jobs in the store", ["state"], states)
         yield _gauge("synvirt_jobs_at_once", "Jobs that may copy at the same time", [], {(): self._jobs_at_once})
+        held: dict[tuple[str, ...], float] = {}
+        waiting: dict[tuple[str, ...], float] = {}
+        for resource, counted in self._store.slots.counts().items():
+            held[(resource,)], waiting[(resource,)] = map(float, counted)
+        what = "of a source's host, a destination, a repository, a host's guests; of all hosts"
+        yield _gauge("synvirt_slots_held", f"Jobs that copy, {what}", ["resource"], held)
+        yield _gauge("synvirt_slots_waiting", f"Jobs that wait for a slot, {what}", ["resource"], waiting)
         oldest = self._store.oldest(State.QUEUED, host=self._host)
         waits_s = 0.0 if oldest is None else max(0.0, (now() - oldest.created_at).total_seconds())
         yield _gauge("synvirt_queue_oldest_seconds", "How long the first job of the queue waits", [], {(): waits_s})

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4, uuid5
 
+from synvirt.backups.limits import Limits, held
 from synvirt.backups.model import BackupJob, BackupRepository, BackupRun, DiskTaken, GuestTaken, RestorePoint, Status
 from synvirt.backups.orders import Commit, DiskIsTaken, DiskToTake, Doubt, Ready, Stored, TakeOrder
 from synvirt.backups.points import Points, point_of
@@ -56,9 +57,10 @@ class BackingUp:
         working: Working,
         journals: Path | None = None,
         adopt: Callable[[BackupRepository, BackupRun], None] = lambda known, run: None,
+        limits: Limits | None = None,
     ) -> None:
         self._repositories, self._points, self._retiring, self._open_guest = repositories, points, retiring, open_guest
-        self._working, self._journals, self._adopt = working, journals, adopt
+        self._working, self._journals, self._adopt, self._limits = working, journals, adopt, limits
 
     def back_up(self, under_way: UnderWay, job: BackupJob) -> None:
         """What is wrong with one guest keeps none of the others from being backed up; the run fails at its end."""
@@ -70,7 +72,9 @@ class BackingUp:
             if vm_id in has:
                 continue
             try:
-                self._back_up_one(under_way, job, known, repository, vm_id)
+                # Before the guest's disks are held: a moment that waits costs the guest's host room.
+                with held(self._limits, under_way, repository, Limits.guests):
+                    self._back_up_one(under_way, job, known, repository, vm_id)
             except (Cancelled, RepositoryUnreachable, RepositoryFull):
                 raise
             except SynvirtError as error:

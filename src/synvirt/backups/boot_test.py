@@ -15,6 +15,7 @@ from uuid import UUID
 
 from synvirt.backups import new_domain, restoring_domain
 from synvirt.backups.ground import QEMU_USERS, Ground
+from synvirt.backups.limits import Limits, held
 from synvirt.backups.model import BootTest, RestorePoint, Status
 from synvirt.backups.orders import ServeOrder
 from synvirt.backups.points import Points
@@ -35,14 +36,24 @@ OVERLAY_TIMEOUT_S = 60
 
 
 class BootTesting:
-    def __init__(self, ground: Ground, undoing: Undoing, points: Points, working: Working, repositories: Repositories) -> None:
-        self._ground, self._undoing, self._points = ground, undoing, points
+    def __init__(
+        self,
+        ground: Ground,
+        undoing: Undoing,
+        points: Points,
+        working: Working,
+        repositories: Repositories,
+        *,
+        limits: Limits | None = None,
+    ) -> None:
+        self._ground, self._undoing, self._points, self._limits = ground, undoing, points, limits
         self._working, self._repositories = working, repositories
 
     def test(self, under_way: UnderWay, repository: Repository, point: RestorePoint) -> None:
         """BootTestFailed, where the guest did not boot; any other error says that it could not be tested."""
         run_id = under_way.run.id
         with contextlib.ExitStack() as closing:
+            closing.enter_context(held(self._limits, under_way, repository))
             try:
                 domain = self._domain(under_way, repository, point, closing)
                 found = self._booted(under_way, domain, point)

@@ -9,11 +9,13 @@ cancelled, or is killed (undoing.py).
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
 from synvirt.backups import boot_test, in_place, new_domain
 from synvirt.backups.ground import Ground
+from synvirt.backups.limits import Limits, Needs, held
 from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest, Status
 from synvirt.backups.new_files import file_writer
 from synvirt.backups.repositories import Repositories
@@ -43,7 +45,9 @@ class Restoring:
         host: str,
         roots: tuple[Path, ...],
         ground: Ground | None,
+        limits: Limits | None = None,
     ) -> None:
+        self._limits = limits
         self._roots, self._repositories, self._working = roots, repositories, working
         self.marks = Watermarks(rows, host=host)
         undo: dict[str, Undo] = {"folder": _remove_folder}
@@ -68,7 +72,7 @@ class Restoring:
             return run.model_copy(update={"path": shown}), self._undone(
                 run.id,
                 lambda under_way, repository: self._export(
-                    self._copying(under_way, asked), repository, point, asked, folder, resumed=resumed
+                    self._copying(under_way, asked, repository), repository, point, asked, folder, resumed=resumed
                 ),
             )
         if self.ground is None:
@@ -79,7 +83,7 @@ class Restoring:
             restore.check(point, asked)
 
         def work(under_way: UnderWay, repository: Repository) -> None:
-            restore.restore(self._copying(under_way, asked), repository, point, asked)
+            restore.restore(self._copying(under_way, asked, repository), repository, point, asked)
 
         return run, self._undone(run.id, work)
 
@@ -87,8 +91,17 @@ class Restoring:
         """Not a restore in place that has begun to take the guest's disks: that goes forward by its ledger."""
         return not self.undoing.has(run_id, "checkpoints")
 
-    def _copying(self, under_way: UnderWay, asked: RestoreRequest) -> Copying:
-        return Copying(self._working, self.marks, under_way, Sum(under_way), asked.bandwidth_bps)
+    def _copying(self, under_way: UnderWay, asked: RestoreRequest, repository: Repository) -> Copying:
+        slot = partial(held, self._limits, under_way, repository, *self._needs(asked))
+        return Copying(self._working, self.marks, under_way, Sum(under_way), asked.bandwidth_bps, slot)
+
+    def _needs(self, asked: RestoreRequest) -> tuple[Needs, ...]:
+        if self.ground is None or asked.target == "export":
+            return ()
+        if asked.target == "in_place":
+            return (Limits.guests,)
+        name, destination = self.ground.default()
+        return (lambda limits: limits.destination(name, destination),)
 
     def _undone(self, run_id: UUID, work: Work) -> Work:
         def whole_or_not(under_way: UnderWay, repository: Repository) -> None:

@@ -18,6 +18,7 @@ from uuid import UUID
 import structlog
 
 from synvirt import errors
+from synvirt.backups.limits import URGENT
 from synvirt.backups.model import ENDS, BackupRun, Status, Trouble
 from synvirt.backups.under_way import Figures, UnderWay
 from synvirt.errors import BackupConflict, Cancelled, Interrupted, SynvirtError
@@ -28,12 +29,10 @@ from synvirt.store.documents import parsed, readable
 
 # Each reads with a thread a core: more would only take turns.
 RUNS_AT_ONCE = 2
-# What somebody waits for does not stand in line behind the backups of a night.
 # One that itself ends the service must not do so for ever.
 RESUMED_MAX = 5
 # After a lost lease: a worker stops within 10 s, and 50 s remain before another host may begin.
 PAUSE_WITHIN_S = 12.0
-URGENT = frozenset({"restore", "boot_test"})
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -46,11 +45,13 @@ _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
 
 
 class Runs:
-    """`lock`: held by who begins a run, from its look at what runs already on."""
+    """`lock`: held by who begins a run, from its look at what runs already on. `at_once`: backups and verifications, and as
+    many restores and boot tests."""
 
-    def __init__(self, rows: BackupRows, *, host: str) -> None:
+    def __init__(self, rows: BackupRows, *, host: str, at_once: int = RUNS_AT_ONCE) -> None:
         self._rows, self._host = rows, host
-        self._pool, self._urgent = (ThreadPoolExecutor(RUNS_AT_ONCE, name) for name in ("backup", "restore"))
+        # What somebody waits for does not stand in line behind the backups of a night.
+        self._pool, self._urgent = (ThreadPoolExecutor(at_once, name) for name in ("backup", "restore"))
         self.lock = threading.RLock()
         self._stops: dict[UUID, threading.Event] = {}
         self._waiting: dict[UUID, Future[None]] = {}

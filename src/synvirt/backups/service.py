@@ -25,6 +25,7 @@ from synvirt.backups.backing_up import BackingUp, OpenGuest
 from synvirt.backups.boot_test import BootTesting
 from synvirt.backups.ground import Ground
 from synvirt.backups.jobs import Jobs
+from synvirt.backups.limits import Limits
 from synvirt.backups.model import (
     ENDS,
     BackupJob,
@@ -51,7 +52,7 @@ from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, Syn
 from synvirt.model import now
 from synvirt.repository.repository import Repository
 from synvirt.store.backups import BackupRows, Row
-from synvirt.store.documents import parsed
+from synvirt.store.documents import Unreadable, parsed
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -63,7 +64,7 @@ class Backups:
     """`exports`, and `export_roots` beside it: beneath which exports may be written. `ground`: what guests are restored on.
     `guest_id`: which guest a job means by a name or UUID, BackupNotFound where there is none.
     `forget_job`: what is kept of guests for a job's next run can go. `working`: the workers that copy. `journals`: see
-    BackingUp."""
+    BackingUp. `limits`: how many runs of all hosts copy at once; None: as many as run."""
 
     def __init__(
         self,
@@ -79,10 +80,12 @@ class Backups:
         forget_job: Callable[[UUID], None] = lambda _: None,
         working: Working | None = None,
         journals: Path | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.repositories, self._forget_job, self._guest_id = repositories, forget_job, guest_id
         self._working, self._rows, self._host = working or Working(), rows, host
-        self.points, self.runs = Points(rows, host=host), Runs(rows, host=host)
+        self.points, self.runs = Points(rows, host=host), _runs(rows, host, limits)
+        self._limits = limits
         self._jobs = Jobs(rows, host=host)
         self.retiring = Retiring(repositories, self.points)
         self._backing_up = BackingUp(
@@ -93,9 +96,10 @@ class Backups:
             working=self._working,
             journals=journals,
             adopt=self._adopt,
+            limits=limits,
         )
         roots = (exports, *export_roots)
-        self._restoring = Restoring(rows, repositories, self._working, host=host, roots=roots, ground=ground)
+        self._restoring = Restoring(rows, repositories, self._working, host=host, roots=roots, ground=ground, limits=limits)
         self._ground = ground
         self._cut_off: list[BackupRun] = []
         self._pauses = 0
@@ -294,7 +298,11 @@ class Backups:
         with self.runs.lock:
             for known in self._jobs.all():
                 job = of_jobs.righted(known, moment)
-                last = None if job.last_run_id is None else self.runs.get(job.last_run_id)
+                try:
+                    last = None if job.last_run_id is None else self.runs.get(job.last_run_id)
+                except Unreadable as error:
+                    _log.warning("a backup job is left alone", job=str(job.id), cause=error.detail)
+                    continue
                 trigger = of_jobs.due(job, last, moment)
                 if trigger is not None:
                     begun.append(self._run(job.model_copy(update={"scheduled_to": moment}), trigger))
@@ -357,22 +365,22 @@ class Backups:
             restore_point_ids=(point_id,),
             repository_id=point.repository_id,
         )
-        spec, working = self.repositories.spec(point.repository_id), self._working
+        spec, working, limits = self.repositories.spec(point.repository_id), self._working, self._limits
         return self._upkeep(
             run,
             lambda under_way, repository: upkeep.verify_one(
-                under_way, repository, self.points, point, working=working, spec=spec
+                under_way, repository, self.points, point, working=working, spec=spec, limits=limits
             ),
         )
 
     def verify_repository(self, repository_id: UUID) -> BackupRun:
         known = self.repositories.get(repository_id)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="verify", created_at=now(), repository_id=known.id)
-        spec, working = self.repositories.spec(known.id), self._working
+        spec, working, limits = self.repositories.spec(known.id), self._working, self._limits
         return self._upkeep(
             run,
             lambda under_way, repository: upkeep.verify_all(
-                under_way, repository, self.points, known.id, working=working, spec=spec
+                under_way, repository, self.points, known.id, working=working, spec=spec, limits=limits
             ),
         )
 
@@ -412,7 +420,18 @@ class Backups:
     def _testing(self) -> BootTesting:
         if self._ground is None:
             raise BackupBadRequest("this service has no hypervisor to start a guest on")
-        return BootTesting(self._ground, self._restoring.undoing, self.points, self._working, self.repositories)
+        return BootTesting(
+            self._ground,
+            self._restoring.undoing,
+            self.points,
+            self._working,
+            self.repositories,
+            limits=self._limits,
+        )
+
+
+def _runs(rows: BackupRows, host: str, limits: Limits | None) -> Runs:
+    return Runs(rows, host=host) if limits is None else Runs(rows, host=host, at_once=limits.per_host)
 
 
 def _row(run_id: UUID) -> UUID:

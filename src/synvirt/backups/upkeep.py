@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from synvirt.backups.limits import Limits, held
 from synvirt.backups.model import RestorePoint, Status
 from synvirt.backups.orders import PointVerified, RepositoryVerified, VerifyPointOrder, VerifyRepositoryOrder
 from synvirt.backups.points import Points
@@ -21,14 +22,22 @@ _HINT = "back the guests up anew; other points may be whole: verify them"
 
 
 def verify_one(
-    under_way: UnderWay, repository: Repository, points: Points, point: RestorePoint, *, working: Working, spec: RepositorySpec
+    under_way: UnderWay,
+    repository: Repository,
+    points: Points,
+    point: RestorePoint,
+    *,
+    working: Working,
+    spec: RepositorySpec,
+    limits: Limits | None = None,
 ) -> None:
     """RepositoryDamaged, where the point is not what was backed up."""
     under_way.move(Status.TRANSFERRING)
     order, found = VerifyPointOrder(repository=spec, point_id=str(point.id)), _Answer()
-    working.carry_out(
-        lambda: order, found.hearing(lambda moved: under_way.figure(point.size_bytes, moved.bytes_done)), under_way.stop
-    )
+    with held(limits, under_way, repository):
+        working.carry_out(
+            lambda: order, found.hearing(lambda moved: under_way.figure(point.size_bytes, moved.bytes_done)), under_way.stop
+        )
     verified = PointVerified.model_validate(found.content)
     _tell(points, {point.id: verified.wrong is not None})
     garbage.condemn(repository.folder, list(verified.damaged_packs))
@@ -37,14 +46,22 @@ def verify_one(
 
 
 def verify_all(
-    under_way: UnderWay, repository: Repository, points: Points, repository_id: UUID, *, working: Working, spec: RepositorySpec
+    under_way: UnderWay,
+    repository: Repository,
+    points: Points,
+    repository_id: UUID,
+    *,
+    working: Working,
+    spec: RepositorySpec,
+    limits: Limits | None = None,
 ) -> None:
     """RepositoryDamaged, where anything in it is: the run has the report."""
     under_way.move(Status.TRANSFERRING)
     order, found = VerifyRepositoryOrder(repository=spec), _Answer()
-    working.carry_out(
-        lambda: order, found.hearing(lambda moved: under_way.figure(moved.bytes_total, moved.bytes_done)), under_way.stop
-    )
+    with held(limits, under_way, repository):
+        working.carry_out(
+            lambda: order, found.hearing(lambda moved: under_way.figure(moved.bytes_total, moved.bytes_done)), under_way.stop
+        )
     report = Report.model_validate_json(RepositoryVerified.model_validate(found.content).report)
     repository.refresh()
     there = set(repository.point_ids())

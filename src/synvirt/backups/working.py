@@ -169,13 +169,14 @@ def _row(run_id: UUID) -> UUID:
 
 @dataclass(frozen=True)
 class Copying:
-    """Copies of one restore: what is there before a watermark is not written again."""
+    """Copies of one restore: what is there before a watermark is not written again. `slot`: held while a disk is copied."""
 
     working: Working
     marks: Watermarks
     under_way: UnderWay
     done: Sum
     bandwidth_bps: int | None = None
+    slot: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def forget(self, key: str) -> None:
         """That disk is copied from its first byte again."""
@@ -207,4 +208,5 @@ class Copying:
         if known is not None and known.finished:
             figure(Copied(known.bytes_total, known.bytes_done, known.bytes_zero, 0))
             return
-        self.working.carry_out(order, hear, stop or self.under_way.stop)
+        with self.slot():
+            self.working.carry_out(order, hear, stop or self.under_way.stop)

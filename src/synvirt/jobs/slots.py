@@ -1,5 +1,5 @@
-"""How many jobs work at once: here (Turns, in memory), and on one host of a source or one destination (Slots, in the store, for
-the jobs of all hosts). asyncio.
+"""How many jobs work at once: here (Turns, in memory), and on one host of a source, one destination or one backup repository
+(Slots, in the store, for the jobs and backup runs of all hosts). asyncio; `held_in_thread` is for threads.
 
 A host has guests to serve, and its disks one head each. A cut-over never waits: its guest is off. A slot covers a pass, never a
 wait for the next one.
@@ -7,19 +7,21 @@ wait for the next one.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from synvirt.errors import PersistFailed
+from synvirt.errors import Cancelled, PersistFailed
 from synvirt.store.slots import SlotRows
 
 # A slot that a job of this process leaves is given on at once; one of another host is looked for. Who waits for its turn is
 # called: there may be thousands. The look beside that is for a loop that ended.
 LOOK_EVERY_S, TURN_EVERY_S = 2.0, 30.0
+# Between two looks of a thread that waits, whether it is to stop.
+STOP_POLL_S = 0.2
 
 OrStop = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
 
@@ -40,6 +42,16 @@ def source_host(source_id: UUID, host: str, *, most: int) -> Resource:
 def destination(name: str, *, most: int) -> Resource:
     """`name`: one that is the same on each host that reaches the destination, and on no other."""
     return Resource(f"destination {name}", most)
+
+
+def repository(repository_id: UUID, *, most: int) -> Resource:
+    """A backup repository, by the id that lies in it: each host knows it by that."""
+    return Resource(f"repository {repository_id}", most)
+
+
+def guests_of(host: str, *, most: int) -> Resource:
+    """The disks of one of our own hosts' guests."""
+    return Resource(f"guests {host}", most)
 
 
 class Slots:
@@ -66,6 +78,30 @@ class Slots:
                 await held.leave()
             raise
         await held.leave()
+
+    @contextmanager
+    def held_in_thread(
+        self, job_id: UUID, resources: Sequence[Resource], stop: Callable[[], bool], *, urgent: bool = False
+    ) -> Iterator[None]:
+        """The same for a thread that has no event loop. Cancelled, once `stop()` while it waits."""
+        wanted = {one.key: one.most for one in resources}
+
+        async def or_stop(waiting: Coroutine[Any, Any, None]) -> None:
+            task = asyncio.ensure_future(waiting)
+            while not (await asyncio.wait({task}, timeout=STOP_POLL_S))[0]:
+                if stop():
+                    task.cancel()
+                    raise Cancelled
+            await task
+
+        try:
+            asyncio.run(self.take(job_id, wanted, or_stop, urgent=urgent))
+            yield
+        except BaseException:
+            with suppress(PersistFailed):
+                asyncio.run(self.leave(job_id, wanted))
+            raise
+        asyncio.run(self.leave(job_id, wanted))
 
     async def forget(self, job_id: UUID) -> None:
         """What a run of the job left that was cut off."""

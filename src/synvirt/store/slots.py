@@ -1,4 +1,4 @@
-"""Queries about slots: how many jobs of all hosts read one host of a source, or write one destination, at the same time.
+"""Queries about slots: how many jobs of all hosts use one host of a source, one destination or one repository at the same time.
 
     take ─▶ a row that waits ─▶ first in the line, and one is free: held ─▶ leave: gone
 
@@ -67,6 +67,16 @@ class SlotRows:
             query = select(slots.c.held, func.count()).where(slots.c.resource == resource, ~_is_over(db)).group_by(slots.c.held)
             found: dict[bool, int] = {bool(held): count for held, count in db.execute(query)}
         return found.get(True, 0), found.get(False, 0)
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """By resource that is in use, over all hosts: how many slots are held, and how many jobs wait in its line."""
+        query = select(slots.c.resource, slots.c.held, func.count()).group_by(slots.c.resource, slots.c.held)
+        found: dict[str, tuple[int, int]] = {}
+        with self._reading() as db:
+            for resource, held, count in db.execute(query.where(~_is_over(db)).order_by(slots.c.resource)):
+                had, waited = found.get(resource, (0, 0))
+                found[resource] = (had + count, waited) if held else (had, waited + count)
+        return found
 
 
 def _is_next(db: Connection, job_id: UUID, wanted: Mapping[str, int]) -> bool:

@@ -1,0 +1,56 @@
+"""How many runs of all hosts copy at the same time: slots, as migrations have them (jobs/slots.py).
+
+    backup          its repository, the guests of this host     from before a guest is held until it is stored
+    verification    its repository                              while the worker reads
+    restore         its repository, and what it writes to       for each disk
+    boot test       its repository                              while its disks are served
+
+A slot never covers a wait: one guest of a run waits for it before its disks are held, and leaves it before the next guest. A
+restore and a boot test are what somebody waits for: they take theirs at once, and count for those who come later.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from synvirt.backups.under_way import UnderWay
+from synvirt.destinations import Destination
+from synvirt.jobs import slots
+from synvirt.jobs.slots import Resource, Slots, destination, guests_of
+from synvirt.repository.repository import Repository
+
+URGENT = frozenset({"restore", "boot_test"})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`host`: ours. The numbers: runs at the same time of one repository, of one host's guests, jobs of one destination."""
+
+    slots: Slots
+    host: str
+    per_repository: int
+    per_host: int
+    per_destination: int
+
+    def guests(self) -> Resource:
+        return guests_of(self.host, most=self.per_host)
+
+    def destination(self, name: str, chosen: Destination) -> Resource:
+        return destination(chosen.shared_id() or f"{self.host} {name}", most=self.per_destination)
+
+
+# Beside its repository, what a run needs a slot of.
+Needs = Callable[[Limits], Resource]
+
+
+def held(
+    limits: Limits | None, under_way: UnderWay, repository: Repository, *needs: Needs
+) -> contextlib.AbstractContextManager[None]:
+    """Slots of the repository and of all that is needed beside it, within the block. Cancelled while the run waits for them,
+    where that is asked. None: there are no limits."""
+    if limits is None:
+        return contextlib.nullcontext()
+    # The id in its header: each host registers a repository by an id of its own.
+    resources = [slots.repository(repository.id, most=limits.per_repository), *(need(limits) for need in needs)]
+    run = under_way.run
+    return limits.slots.held_in_thread(run.id, resources, under_way.stop, urgent=run.kind in URGENT)
