@@ -12,6 +12,7 @@ import pytest
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
 from synvirt.hypervisor import Hypervisor, Volume
 from synvirt.kvm.identity import identity_of
+from synvirt.migrations.landing import machine_of
 from synvirt.model import (
     MIB,
     BootAttempt,
@@ -63,7 +64,7 @@ def define(case: HypervisorCase, migration: Migration | None = None) -> Domain:
     image = case.folder / f"{migration.id}.raw"
     with image.open("wb") as file:
         file.truncate(MIB)
-    domain = case.hypervisor.domain_xml(migration, [Volume("disk1", str(image), "file")])
+    domain = case.hypervisor.domain_xml(machine_of(migration), [Volume("disk1", str(image), "file")])
     case.hypervisor.define(domain)
     return domain
 
@@ -86,17 +87,17 @@ class HypervisorContract:
     def test_the_same_job_is_the_same_domain(self, case: HypervisorCase) -> None:
         migration = job()
         volume = Volume("disk1", str(case.folder / "a volume & more.raw"), "file")
-        domain = case.hypervisor.domain_xml(migration, [volume])
-        assert domain == case.hypervisor.domain_xml(migration, [volume])
-        draft = case.hypervisor.domain_xml(migration, [])
+        domain = case.hypervisor.domain_xml(machine_of(migration), [volume])
+        assert domain == case.hypervisor.domain_xml(machine_of(migration), [volume])
+        draft = case.hypervisor.domain_xml(machine_of(migration), [])
         assert (draft.name, draft.uuid) == (domain.name, domain.uuid)
-        assert domain.uuid != case.hypervisor.domain_xml(job(), [volume]).uuid
+        assert domain.uuid != case.hypervisor.domain_xml(machine_of(job()), [volume]).uuid
         assert "a volume &amp; more.raw" in domain.xml
 
     def test_a_card_can_be_plugged_into_what_it_names_first(self, case: HypervisorCase) -> None:
         names = case.hypervisor.networks()
         assert all(name == "user" or name.startswith(("network:", "bridge:")) for name in names)
-        drawn = case.hypervisor.domain_xml(job(_with_identity("carded", None, "52:54:00:00:00:01")), []).xml
+        drawn = case.hypervisor.domain_xml(machine_of(job(_with_identity("carded", None, "52:54:00:00:00:01"))), []).xml
         assert f'<interface type="{names[0].partition(":")[0]}">' in drawn
 
     def test_define_start_undefine_each_twice(self, case: HypervisorCase) -> None:
@@ -122,9 +123,9 @@ class HypervisorContract:
 
     def test_what_is_of_the_same_job_is_free(self, case: HypervisorCase) -> None:
         migration = job()
-        case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(migration, []).xml))
+        case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(machine_of(migration), []).xml))
         define(case, migration)
-        case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(migration, []).xml))
+        case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(machine_of(migration), []).xml))
 
     def test_what_another_job_has_is_taken_by_name_uuid_and_mac(self, case: HypervisorCase) -> None:
         theirs = job(_with_identity("theirs", str(uuid4()), "52:54:00:aa:bb:01"))
@@ -139,20 +140,20 @@ class HypervisorContract:
         for what, manifest in wanted.items():
             mine = job(manifest)
             with pytest.raises(Conflict, match=what) as caught:
-                case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(mine, []).xml))
+                case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(machine_of(mine), []).xml))
             assert "target.identity" in str(caught.value.hint)
             with pytest.raises(Conflict, match=what):
                 define(case, mine)
             case.hypervisor.undefine(uuid, mine.id)
             assert case.running(uuid) is False, "another job's domain stays"
         beside = job(_with_identity("theirs", domain.uuid, "52:54:00:aa:bb:01"), name="a copy", identity="new")
-        case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(beside, []).xml))
+        case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(machine_of(beside), []).xml))
 
     def test_leaves_foreign_domains_alone(self, case: HypervisorCase) -> None:
         migration, other = job(name="foreign"), uuid4()
         case.add_foreign("foreign", other)
         with pytest.raises(Conflict, match="foreign"):
-            case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(migration, []).xml))
+            case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(machine_of(migration), []).xml))
         with pytest.raises(Conflict):
             define(case, migration)
         case.hypervisor.undefine(other, migration.id)

@@ -11,8 +11,9 @@ from uuid import UUID
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
+from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
-from synvirt.model import DiskBus, Domain, Migration
+from synvirt.model import DiskBus, Domain
 
 HOST = Host(
     accelerator="tcg",
@@ -57,8 +58,8 @@ class FakeHypervisor:
         """As a guest does by itself."""
         self.domains[uuid].running = False
 
-    def domain_xml(self, job: Migration, volumes: list[Volume]) -> Domain:
-        return build(job, volumes, replace(HOST, variables_kept=job.id in self.variables))
+    def domain_xml(self, machine: Machine, volumes: list[Volume]) -> Domain:
+        return build(machine, volumes, replace(HOST, variables_kept=machine.id in self.variables))
 
     def keep_variables(self, job_id: UUID, content: bytes) -> bool:
         if content.startswith(b"useless"):

@@ -13,16 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.errors import DomainDefineFailed, Internal
-from synvirt.hypervisor import Volume
-from synvirt.hypervisor.domain_xml import NAME_LIMIT_BYTES, Host, build, safe_name
-from synvirt.hypervisor.hardware import BUSES, ladder
+from synvirt.hypervisor import Volume, domain_xml, hardware
+from synvirt.hypervisor.domain_xml import NAME_LIMIT_BYTES, Host, safe_name
+from synvirt.hypervisor.hardware import BUSES
 from synvirt.kvm.identity import identity_of
+from synvirt.migrations.landing import machine_of
 from synvirt.model import (
     GIB,
     MIB,
     BootAttempt,
     Disk,
     DiskBus,
+    Domain,
     GuestOs,
     Migration,
     NetworkMap,
@@ -38,6 +40,14 @@ from tests.needs import need
 
 GOLDEN = Path(__file__).parent / "golden"
 JOB_ID = UUID("6f1c3c0a-3c5f-4b52-9f57-7d8f4d3f6a01")
+
+
+def build(job: Migration, given: list[Volume], host: Host) -> Domain:
+    return domain_xml.build(machine_of(job), given, host)
+
+
+def ladder(job: Migration) -> tuple[DiskBus, ...]:
+    return hardware.ladder(machine_of(job))
 
 
 def disk(key: str, *, boot_order: int | None = None, bus: DiskBus = "scsi") -> Disk:

@@ -11,6 +11,7 @@ from uuid import UUID
 from synvirt.errors import SynvirtError
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.migrations.landing import machine_of
 from synvirt.model import MIB, Domain, VmManifest
 from tests.contracts.hypervisors import job
 
@@ -25,7 +26,7 @@ def begin(host: LibvirtHost, folder: Path, job_id: UUID) -> None:
         file.truncate(MIB)
     manifest = VmManifest(vm_id="x", name="guest", disks=job().manifest.disks, memory_bytes=64 * MIB)  # type: ignore[union-attr]
     migration = job(manifest).model_copy(update={"id": job_id})
-    domain: Domain = host.domain_xml(migration, [Volume("disk1", str(image), "file")])
+    domain: Domain = host.domain_xml(machine_of(migration), [Volume("disk1", str(image), "file")])
     say("drawn")
     host.define(domain)
     say("defined")

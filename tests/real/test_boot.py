@@ -13,6 +13,7 @@ import pytest
 from synvirt.errors import GuestBootFailed
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.migrations.landing import machine_of
 from synvirt.model import MIB, Disk, GuestOs, Migration, VmManifest
 from synvirt.sample import disk as sample_disk
 from synvirt.sample import pieces
@@ -46,7 +47,7 @@ def started(
         memory_bytes=memory * MIB,
     )
     migration = job(manifest)
-    domain = host.domain_xml(migration, [Volume("disk1", str(image), "file")])
+    domain = host.domain_xml(machine_of(migration), [Volume("disk1", str(image), "file")])
     host.define(domain)
     host.start(UUID(domain.uuid))
     return migration

@@ -9,6 +9,7 @@ import pytest
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.kvm.connection import load
+from synvirt.migrations.landing import machine_of
 from synvirt.model import MIB, Disk, Nic, VmManifest
 from tests.contracts.hypervisors import job
 
@@ -48,7 +49,7 @@ def test_qemu_starts_with_as_many_disks_as_anybody_has(host: LibvirtHost, tmp_pa
         volumes.append(Volume(disk.key, str(path), "file"))
     manifest = VmManifest(vm_id="x", name=f"many {bus}", disks=disks, nics=cards, memory_bytes=64 * MIB)
     migration = job(manifest, disk_bus=bus)
-    domain = host.domain_xml(migration, volumes)
+    domain = host.domain_xml(machine_of(migration), volumes)
     host.define(domain)
     started = host._find("lookupByUUIDString", domain.uuid)
     assert started is not None

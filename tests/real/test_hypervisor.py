@@ -11,6 +11,7 @@ from synvirt.hypervisor import console
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
 from synvirt.kvm.connection import Connection, embedded_root, load
 from synvirt.kvm.identity import identity_of
+from synvirt.migrations.landing import machine_of
 from synvirt.model import MIB, Disk, VmManifest
 from synvirt.settings import Settings
 from tests.contracts.hypervisors import HypervisorCase, HypervisorContract, define, job, never
@@ -137,7 +138,7 @@ def test_a_login_prompt_is_a_sign_where_no_agent_comes(
 
 def test_a_guest_that_floods_its_console_does_not_fill_the_disk(case: HypervisorCase, data_dir: Path) -> None:
     case.hypervisor.check_free(
-        identity_of(case.hypervisor.domain_xml(job(), []).xml)
+        identity_of(case.hypervisor.domain_xml(machine_of(job()), []).xml)
     )  # opens the connection, and with it the trimming
     log = data_dir / "libvirt/serial/synvirt-flood.log"
     log.write_bytes(b"x" * (console.LOG_LIMIT_BYTES + 1))

@@ -11,6 +11,7 @@ import pytest
 
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.migrations.landing import machine_of
 from synvirt.model import MIB, Disk, GuestOs, Nic, VmManifest
 from synvirt.sample import ID_PATH, Sample, build
 from tests.contracts.hypervisors import job, never
@@ -77,7 +78,7 @@ def test_its_disk_boots_by_itself_and_its_agent_knows_its_id(host: LibvirtHost, 
         disks=(Disk(key="disk1", label="disk1", capacity_bytes=sample.capacity_bytes),),
         nics=(Nic(key="n", network="VM Network"),),
     )
-    domain = host.domain_xml(job(manifest, disk_bus=bus), [Volume("disk1", str(raw), "file")])
+    domain = host.domain_xml(machine_of(job(manifest, disk_bus=bus)), [Volume("disk1", str(raw), "file")])
     uuid = UUID(domain.uuid)
     host.define(domain)
     host.start(uuid)

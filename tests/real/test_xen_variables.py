@@ -10,6 +10,7 @@ import pytest
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.live.xen import nvram
+from synvirt.migrations.landing import machine_of
 from synvirt.model import MIB, Disk, GuestOs, VmManifest
 from synvirt.sample import disk as sample_disk
 from synvirt.sample import pieces
@@ -77,7 +78,7 @@ def test_a_guest_boots_by_the_entry_that_it_had_on_xenserver(
     )
     migration = job(manifest)
     assert host.keep_variables(migration.id, content)
-    domain = host.domain_xml(migration, [Volume("d", str(image), "file")])
+    domain = host.domain_xml(machine_of(migration), [Volume("d", str(image), "file")])
     host.define(domain)
     host.start(UUID(domain.uuid))
     assert host.wait_until_booted(UUID(domain.uuid), BOOT_TIMEOUT_S, never) == "console"

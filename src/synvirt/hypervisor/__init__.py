@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import Identity
-from synvirt.model import Domain, Migration
+from synvirt.model import Domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,8 @@ class Volume:
 
 
 class Hypervisor(Protocol):
-    """- `domain_xml(job, volumes)`: the domain of this job on the rung it stands on, its UUID, name and differences included;
-      the same for the same job.
+    """- `domain_xml(machine, volumes)`: its domain on the rung it stands on, UUID, name and differences included; the same for
+      the same machine. Without volumes a draft.
     - `networks()`: what a guest's card can be plugged into here, in a plan's words (`network:default`); the default first.
     - `keep_variables(job_id, content)`: the source's UEFI variables, for the domain of this job; before `domain_xml`. False,
       where no firmware of this host can use them. `forget_variables(job_id)`: idempotent.
@@ -40,7 +41,7 @@ class Hypervisor(Protocol):
       that UUID that is not this job's stays.
     """
 
-    def domain_xml(self, job: Migration, volumes: list[Volume]) -> Domain: ...
+    def domain_xml(self, machine: Machine, volumes: list[Volume]) -> Domain: ...
     def networks(self) -> list[str]: ...
     def keep_variables(self, job_id: UUID, content: bytes) -> bool: ...
     def forget_variables(self, job_id: UUID) -> None: ...

@@ -3,48 +3,47 @@
 from collections.abc import Callable, Iterator
 
 from synvirt.hypervisor.hardware import bus_now, bus_of, card, macs, memory_bytes, processors, uuid_of, why_bus
-from synvirt.model import MIB, Difference, Migration, Nic, VmManifest
+from synvirt.hypervisor.machine import Machine
+from synvirt.model import MIB, Difference, Nic, VmManifest
 
 Network = Callable[[Nic], tuple[str, str]]
 
 
-def differences(job: Migration, *, name: str, network: Network, tpm: bool, variables: bool) -> tuple[Difference, ...]:
+def differences(machine: Machine, *, name: str, network: Network, tpm: bool, variables: bool) -> tuple[Difference, ...]:
     """`name`: the domain's; `network`: what a card is plugged into here; `tpm`: whether this host can give one;
     `variables`: whether the source's UEFI variables came along."""
-    manifest = job.manifest
-    if manifest is None:
-        return ()
+    manifest = machine.manifest
     return (
-        *_identity(job, manifest, name),
-        *_size(job, manifest),
+        *_identity(machine, manifest, name),
+        *_size(machine, manifest),
         *_firmware(manifest, tpm=tpm, variables=variables),
-        *_disks(job, manifest),
-        *_cards(job, manifest, network),
+        *_disks(machine, manifest),
+        *_cards(machine, manifest, network),
     )
 
 
-def _identity(job: Migration, manifest: VmManifest, name: str) -> Iterator[Difference]:
+def _identity(machine: Machine, manifest: VmManifest, name: str) -> Iterator[Difference]:
     if name != manifest.name:
-        why = "target.name asks for it" if job.plan.target.name else "libvirt names files after it: plain characters only"
+        why = "target.name asks for it" if machine.target.name else "libvirt names files after it: plain characters only"
         yield _difference("name", manifest.name, name, why)
-    uuid = str(uuid_of(job))
+    uuid = str(uuid_of(machine))
     if manifest.uuid and uuid != manifest.uuid.lower():
-        new = job.plan.target.identity == "new"
+        new = machine.target.identity == "new"
         yield _difference("uuid", manifest.uuid, uuid, "target.identity is new" if new else "the source's is none")
 
 
-def _size(job: Migration, manifest: VmManifest) -> Iterator[Difference]:
-    sockets, cores = processors(job)
+def _size(machine: Machine, manifest: VmManifest) -> Iterator[Difference]:
+    sockets, cores = processors(machine)
     count = sockets * cores
     if count != manifest.cpu_count:
-        why = "target.cpu_count asks for it" if job.plan.target.cpu_count else "the source does not say"
+        why = "target.cpu_count asks for it" if machine.target.cpu_count else "the source does not say"
         yield _difference("processors", str(manifest.cpu_count), str(count), why)
     if cores != manifest.cores_per_socket:
         why = f"{count} processors are no whole number of sockets with {manifest.cores_per_socket} cores"
         yield _difference("cores per socket", str(manifest.cores_per_socket), str(cores), why)
-    memory = memory_bytes(job)
+    memory = memory_bytes(machine)
     if memory != manifest.memory_bytes:
-        why = "target.memory_bytes asks for it" if job.plan.target.memory_bytes else "nothing boots with less"
+        why = "target.memory_bytes asks for it" if machine.target.memory_bytes else "nothing boots with less"
         yield _difference("memory", _mib(manifest.memory_bytes), _mib(memory), why)
 
 
@@ -63,34 +62,34 @@ def _firmware(manifest: VmManifest, *, tpm: bool, variables: bool) -> Iterator[D
         yield _difference("tpm", "a TPM with its secrets", here, why)
 
 
-def _disks(job: Migration, manifest: VmManifest) -> Iterator[Difference]:
-    skipped = {disk.key for disk in job.disks if disk.state == "skipped"}
+def _disks(machine: Machine, manifest: VmManifest) -> Iterator[Difference]:
+    skipped = machine.skipped
     number = 0
     for disk in manifest.disks:
         if disk.key in skipped:
             yield _difference(f"disk {disk.key}", disk.label, "none", "skip_disks leaves it out")
             continue
-        bus = bus_of(number, bus_now(job))
+        bus = bus_of(number, bus_now(machine))
         number += 1
         if bus != disk.bus:
-            why = why_bus(job) if bus == bus_now(job) else "an IDE controller has room for four disks"
+            why = why_bus(machine) if bus == bus_now(machine) else "an IDE controller has room for four disks"
             yield _difference(f"bus of disk {disk.key}", f"{disk.bus} {disk.controller}".strip(), bus, why)
 
 
-def _cards(job: Migration, manifest: VmManifest, network: Network) -> Iterator[Difference]:
-    addresses = macs(job)
+def _cards(machine: Machine, manifest: VmManifest, network: Network) -> Iterator[Difference]:
+    addresses = macs(machine)
     for nic in manifest.nics:
-        model, mac = card(job, nic), addresses[nic.key]
+        model, mac = card(machine, nic), addresses[nic.key]
         if model != nic.model.lower():
             why = "the guest has its driver" if model == "virtio" else "its driver is part of every system of that age"
             yield _difference(f"model of network card {nic.key}", nic.model or "unknown", model, why)
         if mac != (nic.mac or "").strip().lower().replace("-", ":"):
-            new = job.plan.target.identity == "new"
+            new = machine.target.identity == "new"
             why = "target.identity is new" if new else "the source's is none that a card can have, or has it twice"
             yield _difference(f"mac of network card {nic.key}", nic.mac or "none", mac, why)
         here = ":".join(filter(None, network(nic)))
         if here != nic.network:
-            mapped = any(entry.source == nic.network for entry in job.plan.target.network_map)
+            mapped = any(entry.source == nic.network for entry in machine.target.network_map)
             why = "target.network_map says so" if mapped else "target.network_map does not name it: this host's default"
             yield _difference(f"network of network card {nic.key}", nic.network or "none", here, why)
 

@@ -1,6 +1,6 @@
 """A source VM's manifest, the plan's wishes and the copied volumes, as libvirt's domain XML (libvirt.org/formatdomain.html).
 
-Pure: the same job and host give the same bytes, UUID, serial numbers and MAC addresses, so that defining twice changes
+Pure: the same machine and host give the same bytes, UUID, serial numbers and MAC addresses, so that defining twice changes
 nothing. Names, networks and models come from foreign files: whatever libvirt would refuse or misread is replaced here.
 Which bus, card and machine the guest gets is chosen in hardware.py; what of it differs from the source, in differences.py.
 """
@@ -16,7 +16,7 @@ from synvirt.hypervisor import Volume
 from synvirt.hypervisor.differences import differences
 from synvirt.hypervisor.hardware import (
     BUSES,
-    Machine,
+    Chipset,
     bus_now,
     bus_of,
     card,
@@ -26,8 +26,9 @@ from synvirt.hypervisor.hardware import (
     processors,
     uuid_of,
 )
+from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import JOB_NAMESPACE
-from synvirt.model import DiskBus, Domain, Migration, Nic, VmManifest, letters
+from synvirt.model import DiskBus, Domain, Nic, VmManifest, letters
 
 ET.register_namespace("synvirt", JOB_NAMESPACE)
 
@@ -64,37 +65,35 @@ class Host:
     variables_kept: bool = False
 
 
-def build(job: Migration, volumes: list[Volume], host: Host) -> Domain:
-    """The domain of this job, which needs its manifest by now. DomainDefineFailed, where this host cannot carry it.
+def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
+    """The domain of this machine. DomainDefineFailed, where this host cannot carry it.
 
     Without volumes it is a draft, asked for its name, UUID and MAC addresses and for what is missing here.
     """
-    manifest = job.manifest
-    if manifest is None:
-        raise Internal(f"job {job.id} has no manifest yet")
-    name = safe_name(job.plan.target.name or manifest.name, fallback=f"vm-{str(job.id)[:8]}")
-    bus, identity = bus_now(job), uuid_of(job)
+    manifest = machine.manifest
+    name = safe_name(machine.target.name or manifest.name, fallback=f"vm-{str(machine.id)[:8]}")
+    bus, identity = bus_now(machine), uuid_of(machine)
     root = ET.Element("domain", type="kvm" if host.accelerator == "kvm" else "qemu")
     _text(root, "name", name)
     _text(root, "uuid", str(identity))
     _text(root, "title", _NOT_XML.sub("", manifest.name).replace("\n", " ").strip() or name)
-    ET.SubElement(ET.SubElement(root, "metadata"), f"{{{JOB_NAMESPACE}}}job", id=str(job.id), bus=bus)
-    _text(root, "memory", str(memory_bytes(job)), unit="b")
-    _firmware(root, manifest, BUSES[bus].machine, host)
-    _processor(root, job, host)
+    ET.SubElement(ET.SubElement(root, "metadata"), f"{{{JOB_NAMESPACE}}}job", id=str(machine.id), bus=bus)
+    _text(root, "memory", str(memory_bytes(machine)), unit="b")
+    _firmware(root, manifest, BUSES[bus].chipset, host)
+    _processor(root, machine, host)
     _clock(root, manifest, host)
     for event, action in (("on_poweroff", "destroy"), ("on_reboot", "restart"), ("on_crash", "destroy")):
         _text(root, event, action)
     devices = ET.SubElement(root, "devices")
-    _disks(devices, job, manifest, volumes, bus)
-    addresses = macs(job)
+    _disks(devices, machine, manifest, volumes, bus)
+    addresses = macs(machine)
     for nic in manifest.nics:
-        _interface(devices, job, nic, addresses[nic.key], host)
-    _fixtures(devices, identity, manifest, BUSES[bus].machine, host)
+        _interface(devices, machine, nic, addresses[nic.key], host)
+    _fixtures(devices, identity, manifest, BUSES[bus].chipset, host)
     ET.indent(root)
     xml = ET.tostring(root, encoding="unicode") + "\n"
     found = differences(
-        job, name=name, network=lambda nic: _network(job, nic, host), tpm=host.tpm, variables=host.variables_kept
+        machine, name=name, network=lambda nic: _network(machine, nic, host), tpm=host.tpm, variables=host.variables_kept
     )
     return Domain(name=name, uuid=str(identity), xml=xml, differences=found)
 
@@ -108,9 +107,9 @@ def safe_name(wanted: str, *, fallback: str) -> str:
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _firmware(root: ET.Element, manifest: VmManifest, machine: Machine, host: Host) -> None:
+def _firmware(root: ET.Element, manifest: VmManifest, chipset: Chipset, host: Host) -> None:
     os_element = ET.SubElement(root, "os")
-    _text(os_element, "type", "hvm", arch="x86_64", machine=machine)
+    _text(os_element, "type", "hvm", arch="x86_64", machine=chipset)
     features = ET.SubElement(root, "features")
     ET.SubElement(features, "acpi")
     ET.SubElement(features, "apic")
@@ -136,8 +135,8 @@ def _firmware(root: ET.Element, manifest: VmManifest, machine: Machine, host: Ho
     ET.SubElement(os_element, "nvram", template=firmware.variables)
 
 
-def _processor(root: ET.Element, job: Migration, host: Host) -> None:
-    sockets, cores = processors(job)
+def _processor(root: ET.Element, machine: Machine, host: Host) -> None:
+    sockets, cores = processors(machine)
     _text(root, "vcpu", str(sockets * cores))
     # Emulation has no host model, and its default lacks what today's distributions are compiled for (x86-64-v2).
     cpu = ET.SubElement(root, "cpu", mode="host-model" if host.accelerator == "kvm" else "maximum")
@@ -157,12 +156,12 @@ def _clock(root: ET.Element, manifest: VmManifest, host: Host) -> None:
 # ── disks and cards ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _disks(devices: ET.Element, job: Migration, manifest: VmManifest, volumes: list[Volume], bus: DiskBus) -> None:
+def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes: list[Volume], bus: DiskBus) -> None:
     """In the manifest's order, since guests of old name their disks by it; booted from in the source's boot order."""
     by_key = {volume.disk_key: volume for volume in volumes}
     disks = [disk for disk in manifest.disks if disk.key in by_key]
     if len(disks) != len(volumes):
-        raise Internal(f"job {job.id}: volumes {sorted(by_key)} for disks {[disk.key for disk in manifest.disks]}")
+        raise Internal(f"job {machine.id}: volumes {sorted(by_key)} for disks {[disk.key for disk in manifest.disks]}")
     boot = sorted(disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
     for number, disk in enumerate(disks):
         volume = by_key[disk.key]
@@ -173,7 +172,7 @@ def _disks(devices: ET.Element, job: Migration, manifest: VmManifest, volumes: l
         disk_source(element, volume)
         its_bus = bus_of(number, bus)
         ET.SubElement(element, "target", dev=BUSES[its_bus].prefix + letters(number), bus=its_bus)
-        _text(element, "serial", digest_of(job.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
+        _text(element, "serial", digest_of(machine.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
         ET.SubElement(element, "boot", order=str(boot.index(disk) + 1))
     if model := BUSES[bus].controller:
         ET.SubElement(devices, "controller", type=bus, index="0", model=model)
@@ -204,28 +203,28 @@ def _rbd_words(device: str) -> tuple[str, str, str]:
     return image, said["id"], said["conf"].replace("\\:", ":")
 
 
-def _network(job: Migration, nic: Nic, host: Host) -> tuple[str, str]:
+def _network(machine: Machine, nic: Nic, host: Host) -> tuple[str, str]:
     """What the card is plugged into: user, network or bridge, and its name."""
-    mapped = {entry.source: entry.target for entry in job.plan.target.network_map}
+    mapped = {entry.source: entry.target for entry in machine.target.network_map}
     kind, _, name = mapped.get(nic.network, host.network).partition(":")
     if kind not in ("user", "network", "bridge"):
         kind, name = host.plain_network, mapped.get(nic.network, host.network)
     return kind, _NOT_XML.sub("", name)
 
 
-def _interface(devices: ET.Element, job: Migration, nic: Nic, mac: str, host: Host) -> None:
-    kind, name = _network(job, nic, host)
+def _interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, host: Host) -> None:
+    kind, name = _network(machine, nic, host)
     element = ET.SubElement(devices, "interface", type=kind)
     ET.SubElement(element, "mac", address=mac)
     if kind != "user":
         ET.SubElement(element, "source", {kind: name})
-    ET.SubElement(element, "model", type=card(job, nic))
+    ET.SubElement(element, "model", type=card(machine, nic))
     if not nic.connected:
         ET.SubElement(element, "link", state="down")
     ET.SubElement(element, "rom", enabled="no")  # its network boot waits seconds for a key at each start; we boot from disks
 
 
-def _fixtures(devices: ET.Element, identity: uuid.UUID, manifest: VmManifest, machine: Machine, host: Host) -> None:
+def _fixtures(devices: ET.Element, identity: uuid.UUID, manifest: VmManifest, chipset: Chipset, host: Host) -> None:
     serial = ET.SubElement(devices, "serial", type="pty")
     ET.SubElement(serial, "log", file=host.serial_log.format(uuid=identity), append="on")
     ET.SubElement(serial, "target", port="0")
@@ -238,7 +237,7 @@ def _fixtures(devices: ET.Element, identity: uuid.UUID, manifest: VmManifest, ma
     ET.SubElement(ET.SubElement(devices, "video"), "model", type="vga")
     if manifest.tpm and host.tpm:
         # CRB is what TPM 2.0 brought; the older chipset's guests know TIS.
-        model = "tpm-crb" if machine == "q35" else "tpm-tis"
+        model = "tpm-crb" if chipset == "q35" else "tpm-tis"
         ET.SubElement(ET.SubElement(devices, "tpm", model=model), "backend", type="emulator", version="2.0")
     ET.SubElement(devices, "memballoon", model="virtio")
     rng = ET.SubElement(devices, "rng", model="virtio")

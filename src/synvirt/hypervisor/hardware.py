@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from synvirt.model import MIB, Disk, DiskBus, Migration, Nic, State, VmManifest
+from synvirt.hypervisor.machine import Machine
+from synvirt.model import MIB, Disk, DiskBus, Nic, VmManifest
 
-Machine = Literal["q35", "pc"]
+Chipset = Literal["q35", "pc"]
 # A manifest that knows no memory says 0, which libvirt refuses; 64 MiB is the least that boots anything.
 LEAST_MEMORY_BYTES = 64 * MIB
 
@@ -34,7 +35,7 @@ class Bus:
     prefix: str
     card: str
     needs: str
-    machine: Machine = "q35"
+    chipset: Chipset = "q35"
     controller: str | None = None
 
 
@@ -42,7 +43,7 @@ BUSES: dict[DiskBus, Bus] = {
     "virtio": Bus("vd", "virtio", "the fastest; the guest has its drivers"),
     "scsi": Bus("sd", "virtio", "virtio-scsi needs the guest's virtio drivers too", controller="virtio-scsi"),
     "sata": Bus("sd", "e1000e", "every system since 2008 has a driver for it"),
-    "ide": Bus("hd", "e1000", "even the oldest systems have a driver for it", machine="pc"),
+    "ide": Bus("hd", "e1000", "even the oldest systems have a driver for it", chipset="pc"),
 }
 LADDER: tuple[DiskBus, ...] = tuple(BUSES)
 # What a guest whose family is not known should be able to boot from, best guess first.
@@ -74,25 +75,25 @@ def is_old(manifest: VmManifest) -> bool:
     return _OLD.search(f"{manifest.guest_os.id} | {manifest.guest_os.name}") is not None
 
 
-def has_virtio(job: Migration) -> bool:
+def has_virtio(machine: Machine) -> bool:
     """Surely: Linux, but for the oldest, and Windows that got the drivers."""
-    manifest = _manifest(job)
+    manifest = machine.manifest
     match manifest.guest_os.family:
         case "linux":
             return not is_old(manifest)
         case "windows":
-            return any(visit.state is State.V2V_PROCESSING for visit in job.history)
+            return machine.has_drivers
         case _:
             return False
 
 
-def ladder(job: Migration) -> tuple[DiskBus, ...]:
+def ladder(machine: Machine) -> tuple[DiskBus, ...]:
     """The buses to try, in this order; one alone where the plan names it."""
-    manifest, wanted = _manifest(job), job.plan.target.disk_bus
+    manifest, wanted = machine.manifest, machine.target.disk_bus
     rungs: tuple[DiskBus, ...]
     if wanted in BUSES:
         rungs = (wanted,)
-    elif has_virtio(job):
+    elif has_virtio(machine):
         rungs = LADDER
     elif is_old(manifest):
         rungs = ("ide", "sata")
@@ -105,9 +106,9 @@ def ladder(job: Migration) -> tuple[DiskBus, ...]:
     return rungs
 
 
-def bus_now(job: Migration) -> DiskBus:
-    """The rung that the job stands on."""
-    return job.boot_attempts[-1].disk_bus if job.boot_attempts else ladder(job)[0]
+def bus_now(machine: Machine) -> DiskBus:
+    """The rung that it stands on."""
+    return machine.attempts[-1].disk_bus if machine.attempts else ladder(machine)[0]
 
 
 def bus_of(number: int, bus: DiskBus) -> DiskBus:
@@ -115,26 +116,26 @@ def bus_of(number: int, bus: DiskBus) -> DiskBus:
     return "sata" if bus == "ide" and number >= IDE_DISKS_MAX else bus
 
 
-def why_bus(job: Migration) -> str:
-    bus = bus_now(job)
-    failed = [attempt for attempt in job.boot_attempts if attempt.trouble is not None]
+def why_bus(machine: Machine) -> str:
+    bus = bus_now(machine)
+    failed = [attempt for attempt in machine.attempts if attempt.trouble is not None]
     if failed:
         return f"the guest did not boot from {failed[-1].disk_bus}; {BUSES[bus].needs}"
-    if job.plan.target.disk_bus == bus:
+    if machine.target.disk_bus == bus:
         return "target.disk_bus asks for it"
-    if job.plan.target.disk_bus is not None and job.plan.target.disk_bus not in BUSES:
-        return f"this hypervisor has no {job.plan.target.disk_bus} disks, which target.disk_bus asks for; {BUSES[bus].needs}"
+    if machine.target.disk_bus is not None and machine.target.disk_bus not in BUSES:
+        return f"this hypervisor has no {machine.target.disk_bus} disks, which target.disk_bus asks for; {BUSES[bus].needs}"
     return BUSES[bus].needs
 
 
-def card(job: Migration, nic: Nic) -> str:
+def card(machine: Machine, nic: Nic) -> str:
     """virtio for a guest that boots with virtio; else the card it had, where QEMU has it; else one that its age knows."""
-    bus = bus_now(job)
-    if BUSES[bus].card == "virtio" and (has_virtio(job) or nic.model.lower().startswith("virtio")):
+    bus = bus_now(machine)
+    if BUSES[bus].card == "virtio" and (has_virtio(machine) or nic.model.lower().startswith("virtio")):
         return "virtio"
     if same := _SAME_CARD.get(nic.model.lower()):
         return same
-    if is_old(_manifest(job)):
+    if is_old(machine.manifest):
         return "rtl8139"
     return BUSES[bus].card if BUSES[bus].card != "virtio" else "e1000e"
 
@@ -142,24 +143,24 @@ def card(job: Migration, nic: Nic) -> str:
 # ── identity, processors, memory ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def uuid_of(job: Migration) -> UUID:
-    """The source's, which licences and cloud-init know the machine by; the job's where it has none, or shall not keep it."""
-    if job.plan.target.identity == "keep":
+def uuid_of(machine: Machine) -> UUID:
+    """The source's, which licences and cloud-init know the machine by; its own where that has none, or shall not be kept."""
+    if machine.target.identity == "keep":
         try:
-            known = UUID(_manifest(job).uuid or "")
+            known = UUID(machine.manifest.uuid or "")
         except ValueError:
-            return job.id
-        return job.id if known in _NO_UUIDS else known
-    return job.id
+            return machine.id
+        return machine.id if known in _NO_UUIDS else known
+    return machine.id
 
 
-def macs(job: Migration) -> dict[str, str]:
+def macs(machine: Machine) -> dict[str, str]:
     """Each card's address by its key: the source's; one of our own where that is none, or comes twice, or shall not be kept."""
     given: dict[str, str] = {}
-    for nic in _manifest(job).nics:
+    for nic in machine.manifest.nics:
         mac = (nic.mac or "").strip().lower().replace("-", ":")
-        kept = job.plan.target.identity == "keep" and _MAC.fullmatch(mac) and mac not in given.values()
-        given[nic.key] = mac if kept else own_mac(job.id, nic.key)
+        kept = machine.target.identity == "keep" and _MAC.fullmatch(mac) and mac not in given.values()
+        given[nic.key] = mac if kept else own_mac(machine.id, nic.key)
     return given
 
 
@@ -169,18 +170,18 @@ def own_mac(job_id: UUID, key: str) -> str:
     return ":".join(("52:54:00", digest[:2], digest[2:4], digest[4:6]))
 
 
-def processors(job: Migration) -> tuple[int, int]:
+def processors(machine: Machine) -> tuple[int, int]:
     """Sockets, and cores a socket: the source's cores where the count divides by them."""
-    manifest = _manifest(job)
-    count = max(job.plan.target.cpu_count or manifest.cpu_count, 1)
+    manifest = machine.manifest
+    count = max(machine.target.cpu_count or manifest.cpu_count, 1)
     cores = manifest.cores_per_socket
     if cores < 1 or count % cores:
         cores = 1
     return count // cores, cores
 
 
-def memory_bytes(job: Migration) -> int:
-    return max(job.plan.target.memory_bytes or _manifest(job).memory_bytes, LEAST_MEMORY_BYTES)
+def memory_bytes(machine: Machine) -> int:
+    return max(machine.target.memory_bytes or machine.manifest.memory_bytes, LEAST_MEMORY_BYTES)
 
 
 def digest_of(job_id: UUID, *parts: str) -> str:
@@ -190,8 +191,3 @@ def digest_of(job_id: UUID, *parts: str) -> str:
 def _boot_disk(manifest: VmManifest) -> Disk | None:
     ordered = sorted(manifest.disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
     return next(iter(ordered), None)
-
-
-def _manifest(job: Migration) -> VmManifest:
-    assert job.manifest is not None, "a job has its manifest before it has hardware"
-    return job.manifest

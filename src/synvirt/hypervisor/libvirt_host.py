@@ -18,10 +18,11 @@ from synvirt.hypervisor import Volume, console, eyes
 from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
+from synvirt.hypervisor.machine import Machine
 from synvirt.kvm import agent
 from synvirt.kvm.connection import Connection, embedded_root, load, translated
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
-from synvirt.model import Domain, Migration
+from synvirt.model import Domain
 from synvirt.programs import find
 
 # Debian's ovmf, then Fedora's edk2-ovmf: the first that is there.
@@ -86,7 +87,7 @@ class LibvirtHost:
 
     # ── before ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def domain_xml(self, job: Migration, volumes: list[Volume]) -> Domain:
+    def domain_xml(self, machine: Machine, volumes: list[Volume]) -> Domain:
         # A draft without volumes is asked for before the copy; finding the accelerator may take seconds, and can wait.
         found = self._accelerator().kind if volumes else "tcg"
         host = Host(
@@ -94,12 +95,12 @@ class LibvirtHost:
             serial_log=str(self._serial_logs / "synvirt-{uuid}.log"),
             network=self._network,
             plain_network="network" if self._system else "bridge",
-            uefi=self._uefi(job.id, _UEFI),
-            uefi_secure=self._uefi(job.id, _UEFI_SECURE),
-            variables_kept=self.variables_file(job.id).exists(),
+            uefi=self._uefi(machine.id, _UEFI),
+            uefi_secure=self._uefi(machine.id, _UEFI_SECURE),
+            variables_kept=self.variables_file(machine.id).exists(),
             tpm=find("swtpm") is not None and find("swtpm_setup") is not None,
         )
-        return build(job, volumes, host)
+        return build(machine, volumes, host)
 
     def networks(self) -> list[str]:
         libvirt, found = load(), [self._network]

@@ -24,6 +24,7 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.hypervisor.domain_xml import safe_name
+from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import Identity, identity_of
 from synvirt.machines.concerns import TARGET_TOO_SMALL, with_room
 from synvirt.migrations.critical import refuse_critical
@@ -32,8 +33,6 @@ from synvirt.model import (
     Bytes,
     Concern,
     Difference,
-    Disk,
-    DiskProgress,
     LiveVmRef,
     Migration,
     MigrationPlan,
@@ -41,7 +40,6 @@ from synvirt.model import (
     Model,
     State,
     VmManifest,
-    now,
 )
 from synvirt.offline.several import choosing
 
@@ -324,13 +322,11 @@ def check_host(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -
     """
     if manifest is None and plan.target.name is None:
         return ()
-    disks = () if manifest is None else tuple(_progress(disk, plan) for disk in manifest.disks)
-    job = Migration(id=uuid4(), name="", plan=plan, manifest=manifest, mode_effective=plan.mode, disks=disks, created_at=now())
     differences: tuple[Difference, ...] = ()
     try:
         wanted = Identity(safe_name(plan.target.name or "", fallback=""))
         if manifest is not None:
-            domain = rooms.hypervisor.domain_xml(job, [])
+            domain = rooms.hypervisor.domain_xml(Machine(uuid4(), manifest, plan.target, frozenset(plan.skip_disks)), [])
             differences, wanted = domain.differences, identity_of(domain.xml)
         rooms.hypervisor.check_free(wanted)
     except (Conflict, DomainDefineFailed):
@@ -338,10 +334,6 @@ def check_host(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -
     except SynvirtError as error:
         log.warning("the hypervisor does not say whether a name is free", cause=error.detail)
     return differences
-
-
-def _progress(disk: Disk, plan: MigrationPlan) -> DiskProgress:
-    return DiskProgress(key=disk.key, label=disk.label, state="skipped" if disk.key in plan.skip_disks else "waiting")
 
 
 # ── how it would run ─────────────────────────────────────────────────────────────────────────────────────────────────

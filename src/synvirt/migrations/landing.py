@@ -14,21 +14,36 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.errors import Cancelled, GuestBootFailed, SynvirtError
+from synvirt.errors import Cancelled, GuestBootFailed, Internal, SynvirtError
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
+from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import CLASH_HINT, identity_of
 from synvirt.live import KeepsUefiVariables, LiveAdapter
 from synvirt.migrations.job import Job
 from synvirt.migrations.source_vm import LATER_S, at_source
-from synvirt.model import BootAttempt, DiskBus, Domain, now
+from synvirt.model import BootAttempt, DiskBus, Domain, Migration, State, now
 
 log = structlog.get_logger(__name__)
 
 
+def machine_of(job: Migration) -> Machine:
+    """What this job's domain is made of, once its manifest is known."""
+    if job.manifest is None:
+        raise Internal(f"job {job.id} has no manifest yet")
+    return Machine(
+        id=job.id,
+        manifest=job.manifest,
+        target=job.plan.target,
+        skipped=frozenset(disk.key for disk in job.disks if disk.state == "skipped"),
+        has_drivers=any(visit.state is State.V2V_PROCESSING for visit in job.history),
+        attempts=job.boot_attempts,
+    )
+
+
 async def claim(job: Job) -> None:
     """Conflict, when another job or a domain here has it. First the claim, then the look: so of two jobs one sees the other."""
-    draft = await job.in_thread(job.rooms.hypervisor.domain_xml, job.migration, [])
+    draft = await job.in_thread(job.rooms.hypervisor.domain_xml, machine_of(job.migration), [])
     identity = identity_of(draft.xml)
     names = [f"name {identity.name}", f"UUID {identity.uuid}", *(f"MAC address {mac}" for mac in sorted(identity.macs))]
     await job.in_thread(job.rooms.store.claim, job.id, names, hint=CLASH_HINT)
@@ -42,7 +57,7 @@ async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable
         await _carry_variables(job)
     starts = job.migration.plan.target.start
     if starts and not job.migration.boot_attempts:
-        await job.change(boot_attempts=(_attempt(ladder(job.migration)[0]),))
+        await job.change(boot_attempts=(_attempt(ladder(machine_of(job.migration))[0]),))
     while True:
         domain = await _defined(job, volumes)
         if not starts:
@@ -86,7 +101,7 @@ async def _defined(job: Job, volumes: list[Volume]) -> Domain:
     hypervisor = job.rooms.hypervisor
     domain = job.migration.domain
     if domain is None:
-        domain = await job.in_thread(hypervisor.domain_xml, job.migration, volumes)
+        domain = await job.in_thread(hypervisor.domain_xml, machine_of(job.migration), volumes)
     await job.record("domain", domain.uuid)
     await job.in_thread(hypervisor.define, domain)
     await job.change(domain=domain)
@@ -107,7 +122,7 @@ async def _climb(job: Job, error: GuestBootFailed) -> None:
     *before, last = job.migration.boot_attempts
     failed = last.model_copy(update={"trouble": error.summary, "ended_at": now()})
     tried = {attempt.disk_bus for attempt in job.migration.boot_attempts}
-    left = [bus for bus in ladder(job.migration) if bus not in tried]
+    left = [bus for bus in ladder(machine_of(job.migration)) if bus not in tried]
     if not error.other_bus_may_help or not left:
         await job.change(boot_attempts=(*before, failed))
         raise error

@@ -1,0 +1,20 @@
+"""What a domain is made of, as one value: so a draft can be drawn before there is a job."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from synvirt.model import BootAttempt, Target, VmManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`id`: of who makes it; what the source has none of is derived from it. `target`: what the plan wants otherwise.
+    `skipped`: keys of the disks that do not come along. `has_drivers`: virtio drivers were put into its disks. `attempts`: the
+    rungs of the ladder so far; it stands on the last."""
+
+    id: UUID
+    manifest: VmManifest
+    target: Target
+    skipped: frozenset[str] = frozenset()
+    has_drivers: bool = False
+    attempts: tuple[BootAttempt, ...] = ()
