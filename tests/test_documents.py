@@ -26,3 +26,14 @@ def test_every_dependency_is_justified() -> None:
     names = {re.split(r"[\[<>=]", name)[0] for name in re.findall(r'^ +"([^"]+)"', wanted[1], re.MULTILINE)}
     described = re.findall(r"^\| (\w[\w.-]*) \|", (ROOT / "docs/dependencies.md").read_text(), re.MULTILINE)
     assert names <= set(described), names - set(described)
+
+
+def test_every_claim_of_what_works_names_its_tests() -> None:
+    rows = re.findall(r"^\| (.+) \| ((?:proven|simulated)[^|]*) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) > 20
+    for what, _, tests in rows:
+        named = re.findall(r"\]\((tests/[^)]+)\)", tests)
+        assert named, what
+        for one in named:
+            files = [ROOT / one] if one.endswith(".py") else [*(ROOT / one).glob("*.py")]
+            assert any(re.search(r"^ *def test_", file.read_text(), re.MULTILINE) for file in files), one
