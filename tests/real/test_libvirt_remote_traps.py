@@ -27,7 +27,7 @@ from synvirt.errors import (
     SourceUnreachable,
     SynvirtError,
 )
-from synvirt.live import LiveAdapter, SnapshotRef, SourceAccess
+from synvirt.live import GuestStaysOn, LiveAdapter, SnapshotRef, SourceAccess
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt.adapter import FORM, PROBE, libvirt_remote
 from synvirt.live.libvirt.domain import start_to_read
@@ -391,6 +391,24 @@ def test_a_guest_that_was_started_to_see_whether_it_can_be_tracked_is_off_again(
     assert not domain.isActive()
     assert domain.listAllCheckpoints(0) == []
     assert "synvirt" not in domain.XMLDesc(0)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_guest_that_is_held_is_asked_and_not_powered_off(host: LibvirtLab, domain: Any, paused: bool) -> None:
+    """It has no system that would hear the power button; or it stands still, and hears nothing."""
+    if paused:
+        domain.suspend()
+    vm_id = domain.UUIDString()
+
+    async def use(adapter: LiveAdapter) -> None:
+        with pytest.raises(GuestStaysOn, match="still runs"):
+            await adapter.shutdown(vm_id, "hold")
+        assert domain.isActive()
+        await adapter.shutdown(vm_id, "force")
+        assert not domain.isActive()
+        await adapter.shutdown(vm_id, "hold")  # it is off: all is done
+
+    local(host, use, shutdown_timeout_s=1)
 
 
 def last_start(host: LibvirtLab, domain: Any) -> str:
