@@ -14,6 +14,7 @@ import pytest
 from synvirt.live import LiveAdapter
 from synvirt.live.vsphere import files as vim_files
 from synvirt.live.vsphere.adapter import VimApi
+from synvirt.live.vsphere.nvram import as_store
 from synvirt.live.vsphere.session import library
 from synvirt.migrations import passes
 from synvirt.migrations.source_vm import OWED
@@ -23,6 +24,7 @@ from synvirt.store import Store
 from tests.contracts.live import in_session
 from tests.fakes.vcenter import DISK_BYTES, VCenter
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan, states
+from tests.live.test_vim_variables import ENTRY, ORDER, written
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -179,6 +181,51 @@ def test_a_disk_that_cannot_be_read_warm_hinders_no_other_once_it_is_left_out(
     assert job.state is State.COMPLETED, job.last_error
     assert (job.mode_effective, job.last_error) == (Mode.WARM, None)
     assert same(house, job, disk)
+
+
+def test_a_vm_that_is_moved_to_another_host_between_two_passes(house: VimHouse, platform: VCenter, disk: Path) -> None:
+    """As DRS does: it keeps its id and its files."""
+    job = house.intake.submit(plan(warm={"delta_threshold_bytes": 0, "max_passes": 20}))
+    hosts: list[str] = []
+
+    async def moved(adapter: VimApi) -> None:
+        session, vim = adapter._session, library().vim
+        hosts.append((await adapter.inspect(VM)).host)
+        found = session.all_of([vim.HostSystem], ("name", "parent"), what="look for hosts")
+        other = next(one for one in found if one.properties["name"] != hosts[0])
+        pool = session.properties(other.properties["parent"], ("resourcePool",), what="look for a pool")["resourcePool"]
+        spec = vim.vm.RelocateSpec(host=session.managed(vim.HostSystem, other.id), pool=pool)
+        task = session.call("move it", lambda _: session.machine(VM).RelocateVM_Task(spec))
+        session.wait(task, what="move it", timeout_s=60)
+        hosts.append((await adapter.inspect(VM)).host)
+
+    def committed() -> None:
+        house.store.on_commit = lambda: None
+        if house.store.get(job.id).state is State.DELTA_SYNCING:
+            in_session(lambda: VimApi(platform.access()), moved)
+            platform.guest_writes(VM, 777, b"on the other host")
+        else:
+            house.store.on_commit = committed
+
+    house.store.on_commit = committed
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED, ended.last_error
+    assert len({*hosts}) == 2
+    assert same(house, ended, disk)
+    assert (platform.snapshots(), platform.tracked()) == ([], [])
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_uefi_variables_come_along_and_a_guest_is_moved_without(
+    house: VimHouse, platform: VCenter, disk: Path, readable: bool
+) -> None:
+    content = written([ORDER, ENTRY]) if readable else b"VMWNVRAM, and no such form"
+    Path(platform.control("nvram", vm=VM, secure="false")).write_bytes(content)
+    job = house.run(house.intake.submit(plan("Cold")).id)
+    assert job.state is State.COMPLETED, job.last_error
+    assert job.domain is not None
+    assert house.hypervisor.variables.get(job.id) == (as_store(content, secure_boot=False) if readable else None)
+    assert ("uefi variables" in [one.what for one in job.domain.differences]) == (not readable)
 
 
 def test_a_host_that_is_away_for_a_while_costs_time_and_nothing_else(house: VimHouse, platform: VCenter, disk: Path) -> None:
