@@ -1,8 +1,11 @@
 """Files of SMB shares read by Samba's own client, in processes of its own, beside smbprotocol."""
 
+import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,64 @@ def test_large_pieces_come_by_it_and_are_the_files(share: Samba) -> None:
     lanes = list(native._lanes)
     reader.close()
     assert [lane._process.poll() is None for lane in lanes] == [False] * len(lanes)
+
+
+def test_many_that_read_large_parts_read_each_byte_once_and_keep_none(share: Samba) -> None:
+    """Once as many read at once as the place takes."""
+    reader = opened(share)
+    pieces, step = reader._pieces, 1 << 20
+    pieces._most_reading = place_of(reader).fetches_at_once
+    found = bytearray(len(CONTENT))
+    view, kept = memoryview(found), len(pieces._starts)
+
+    def part(at: int) -> None:
+        reader.read_into(at, view[at : at + step])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(part, range(0, len(found), step)))
+    assert bytes(found) == CONTENT
+    assert (pieces.requested_bytes, len(pieces._starts)) == (len(CONTENT), kept)
+    # A small one is read by pieces again, and a large one over them takes them.
+    small = bytearray(4096)
+    reader.read_into(step, memoryview(small))
+    reader.read_into(step - 5, view[: 2 * step])
+    assert bytes(small) + bytes(found[: 2 * step]) == CONTENT[step : step + 4096] + CONTENT[step - 5 : 3 * step - 5]
+    reader.close()
+
+
+def test_four_at_once_are_many(share: Samba, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = opened(share)
+    all_in = threading.Barrier(4)
+    read = reader._pieces._read
+
+    def together(at: int, buffer: memoryview) -> None:
+        all_in.wait(60)
+        read(at, buffer)
+
+    monkeypatch.setattr(reader._pieces, "_read", together)
+    buffers = [bytearray(1 << 20) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: reader.read_into(number << 21, memoryview(buffers[number])), range(4)))
+    assert [bytes(one) for one in buffers] == [CONTENT[number << 21 :][: 1 << 20] for number in range(4)]
+    assert reader._pieces._starts == []
+    reader.close()
+
+
+def test_a_lane_that_was_given_up_answers_nobody(share: Samba, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer to the question before would be taken for the next one's."""
+    monkeypatch.setattr(smb_native, "LANES", 1)
+    native = smb_native.NativeShare("127.0.0.1", share.port, "disks", user="root", password=PASSWORD, domain="")
+    buffer = memoryview(bytearray(1 << 20))
+    assert native.read(NAME, 0, buffer) == len(buffer)
+    (lane,) = native._lanes
+    os.kill(lane._process.pid, signal.SIGSTOP)
+    with monkeypatch.context() as late:
+        late.setattr(smb_native, "ANSWER_TIMEOUT_S", 0.1)
+        assert native.read(NAME, 0, buffer) is None
+    os.kill(lane._process.pid, signal.SIGCONT)
+    assert native.lost
+    assert native.read(NAME, 4 << 20, buffer) is None
+    native.close()
 
 
 def test_a_process_that_dies_in_the_middle_costs_nothing_but_time(share: Samba, monkeypatch: pytest.MonkeyPatch) -> None:

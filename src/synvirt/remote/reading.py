@@ -2,13 +2,14 @@
 
 What was fetched is kept as pieces, up to a bound for all files of a place together. Who reads in order, by however many threads
 and in whatever small steps, finds the next pieces fetched already: the window ahead doubles as long as the order holds, as the
-kernel's does for local files. Who jumps about, as the walk of an archive's headers does, costs 64 KiB a jump.
+kernel's does for local files. Who jumps about, as the walk of an archive's headers does, costs 64 KiB a jump. Where as many
+threads read large parts as the place takes at once, nothing is foreseen or kept: they keep it busy by themselves.
 """
 
 import random
 import threading
 import time
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -26,6 +27,8 @@ KEPT_BYTES: Final = 64 * MIB
 AHEAD_MAX_BYTES: Final = 24 * MIB
 PIECE_MAX_BYTES: Final = 4 * MIB
 PIECE_MIN_BYTES: Final = 64 << 10
+# From this on a read may go past the pieces.
+STRAIGHT_BYTES: Final = MIB
 # Places that a file is read in order from at once: the copy's, the checksum's, a table's or two.
 _STREAMS_MAX: Final = 8
 # Two that read the same file in order, the copy and its checksum, keep within this of one another, so that what the first one
@@ -134,8 +137,11 @@ class Kept:
 class _Pieces:
     """One file's pieces: never overlapping, found by where they begin."""
 
-    def __init__(self, file: RemoteFile, kept: Kept, pool: ThreadPoolExecutor, closed: threading.Event) -> None:
-        self.file, self._kept, self._pool, self._closed = file, kept, pool, closed
+    def __init__(self, file: RemoteFile, live: "_Live") -> None:
+        self.file, self._kept, self._pool, self._closed = file, live.kept, live.pool, live.closed
+        # As many readers at once as the place likes requests keep it busy by themselves.
+        self._enough_readers = live.place.fetches_at_once
+        self._reading, self._most_reading = 0, 0
         self._lock = threading.Lock()
         self._starts: list[int] = []
         self._by_start: dict[int, _Piece] = {}
@@ -164,23 +170,46 @@ class _Pieces:
         if at == end:
             return
         self._keep_together(front, end, end - at)
+        with self._lock:
+            self._reading += 1
+            self._most_reading = max(self._most_reading, self._reading)
+        try:
+            self._read(offset, buffer)
+        except CancelledError as error:
+            raise self._was_closed() from error
+        finally:
+            with self._lock:
+                self._reading -= 1
+
+    def _read(self, at: int, buffer: memoryview) -> None:
+        """By pieces; or past them, where nobody gains by them: they cost a copy of every byte, and the processor's caches."""
+        wanted: list[_Piece] | None = None
+        straight: Future[None] | None = None
         try:
             with self._lock:
-                wanted = self._scheduled(at, end)
-                self._look_ahead(at, end)
+                large = len(buffer) >= STRAIGHT_BYTES and self._most_reading >= self._enough_readers and len(self._fronts) == 1
+                if large and not self._has_pieces(at, at + len(buffer)):
+                    self.requested_bytes += len(buffer)
+                    straight = self._pool.submit(self._filled, at, buffer)
+                else:
+                    wanted = self._scheduled(at, at + len(buffer))
+                if not large:
+                    self._look_ahead(at, at + len(buffer))
         except RuntimeError as error:  # the pool takes nothing more
             raise self._was_closed() from error
-        for piece in wanted:
+        if straight is not None:
+            straight.result()
+        for piece in wanted or ():
             try:
                 content = piece.future.result()
-            except CancelledError as error:
-                raise self._was_closed() from error
+            except CancelledError:
+                raise
             except BaseException:
                 self._forget(piece)  # so that who tries later asks anew
                 raise
             self._kept.used(piece)
-            first, last = max(at, piece.start), min(end, piece.end)
-            buffer[first - offset : last - offset] = memoryview(content)[first - piece.start : last - piece.start]
+            first, last = max(at, piece.start), min(at + len(buffer), piece.end)
+            buffer[first - at : last - at] = memoryview(content)[first - piece.start : last - piece.start]
 
     def _was_closed(self) -> SourceUnreachable:
         return SourceUnreachable(f"{self.file.shown} was closed while it was read")
@@ -221,6 +250,10 @@ class _Pieces:
             found.append(piece)
             at = piece.end
         return found
+
+    def _has_pieces(self, start: int, end: int) -> bool:
+        number = bisect_left(self._starts, end) - 1
+        return number >= 0 and self._by_start[self._starts[number]].end > start
 
     def _fetched(self, start: int, length: int) -> _Piece:
         self.requested_bytes += length
@@ -278,7 +311,11 @@ class _Pieces:
 
     def _fetch(self, start: int, length: int) -> bytearray:
         content = bytearray(length)
-        view, got = memoryview(content), 0
+        self._filled(start, memoryview(content))
+        return content
+
+    def _filled(self, start: int, view: memoryview) -> None:
+        got = 0
 
         def attempt() -> None:
             nonlocal got
@@ -291,7 +328,6 @@ class _Pieces:
                 raise
 
         insisting(attempt, f"{self.file.shown}, offset {start + got}", pause=self._closed.wait, moved=lambda: got)
-        return content
 
 
 class RemoteReader:
@@ -374,7 +410,7 @@ class _Live:
         with self.lock:
             if name not in self.files:
                 file = insisting(lambda: self.place.open(name), f"{self.url}{name}", pause=self.closed.wait)
-                self.files[name] = _Pieces(file, self.kept, self.pool, self.closed)
+                self.files[name] = _Pieces(file, self)
             return self.files[name]
 
     def close(self) -> None:

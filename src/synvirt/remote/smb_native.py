@@ -5,7 +5,6 @@ it says which version is read, and keeps others from writing. So a process that 
 never begun anew by itself: the caller connects again, and sees first that the file is the same.
 """
 
-import json
 import mmap
 import os
 import queue
@@ -20,14 +19,16 @@ from typing import Final
 
 import structlog
 
-from synvirt.remote.smb_helper import ANSWER, NO_LIBRARY, PATH_BYTES_MAX, QUESTION
+from synvirt.remote.smb_helper import ANSWER, LENGTH, NO_LIBRARY, PATH_BYTES_MAX, QUESTION
 from synvirt.sizes import KIB, MIB
 
 log = structlog.get_logger(__name__)
 
 # One saturates a core; two hide the network's delay from one another.
 LANES: Final = 2
-MEMORY_BYTES: Final = 4 * MIB
+# What one question brings. Larger ones fall out of the processors' caches, on both sides, and take half as long again.
+PART_BYTES: Final = MIB
+MEMORY_BYTES: Final = 2 * PART_BYTES
 # Below this it is a header or a table, for which no process is started.
 WORTH_BYTES: Final = 256 * KIB
 # Python's start, and a log-in with Kerberos at the worst.
@@ -43,9 +44,9 @@ class _Gone(Exception):
 
 
 class _Lane:
-    """One process: one question at a time."""
+    """One process, for one reader at a time."""
 
-    def __init__(self, place: dict[str, object]) -> None:
+    def __init__(self, place: list[str]) -> None:
         descriptor = os.memfd_create("synvirt-smb", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, MEMORY_BYTES)
@@ -61,23 +62,36 @@ class _Lane:
         finally:
             os.close(descriptor)
         try:
-            self._send(json.dumps(place).encode() + b"\n")
+            told = b"\0".join(text.encode() for text in place)
+            self._send(LENGTH.pack(len(told)) + told)
             self._answer(BEGIN_TIMEOUT_S)
         except BaseException:
             self.close()
             raise
 
     def read_into(self, path: str, offset: int, into: memoryview) -> int:
-        """How many bytes, fewer at the file's end. OSError: it could not; _Gone."""
-        count, name = min(len(into), MEMORY_BYTES), path.encode()
-        self._send(QUESTION.pack(offset, count, len(name)) + name)
-        status, got = self._answer(ANSWER_TIMEOUT_S)
-        if status:
-            raise OSError(status, os.strerror(status))
-        if got > count:
-            raise _Gone(f"it answered with {got} bytes of {count}")
-        into[:got] = memoryview(self._memory)[:got]
-        return got
+        """How many bytes: fewer at the file's end, and where it could read no more. OSError: not one; _Gone."""
+        parts = [(at, min(len(into) - at, PART_BYTES)) for at in range(0, len(into), PART_BYTES)]
+        total, failure = 0, 0
+        self._ask(path, offset, 0, parts[0][1])
+        for number, (at, count) in enumerate(parts):
+            # The next part comes while this one is taken out of its half of the memory.
+            if number + 1 < len(parts):
+                self._ask(path, offset + parts[number + 1][0], number + 1, parts[number + 1][1])
+            status, got = self._answer(ANSWER_TIMEOUT_S)
+            if got > count:
+                raise _Gone(f"it answered with {got} bytes of {count}")
+            half = number % 2 * PART_BYTES
+            into[at : at + got] = memoryview(self._memory)[half : half + got]
+            failure = failure or status
+            total += got if total == at else 0
+        if failure and not total:
+            raise OSError(failure, os.strerror(failure))
+        return total
+
+    def _ask(self, path: str, offset: int, number: int, count: int) -> None:
+        name = path.encode()
+        self._send(QUESTION.pack(offset, number % 2 * PART_BYTES, count, len(name)) + name)
 
     def _send(self, content: bytes) -> None:
         try:
@@ -122,16 +136,13 @@ class NativeShare:
         self, host: str, port: int, share: str, *, user: str, password: str, domain: str, deny_write: bool = True
     ) -> None:
         """`deny_write`: nobody may write a file while it is read."""
-        self._place: dict[str, object] = {
-            "host": host, "port": port, "share": share, "user": user, "password": password, "domain": domain,
-            "deny_write": deny_write,
-        }  # fmt: skip
+        self._place = [host, str(port), share, domain, user, password, "deny_write" if deny_write else ""]
         self._lock = threading.Lock()
         self._idle: queue.LifoQueue[_Lane | None] = queue.LifoQueue()
         for _ in range(LANES):
             self._idle.put(None)
-        # A name with colons is none that libsmbclient's URLs know.
-        self._failures = FAILURES_MAX if ":" in host else 0
+        # A name with colons is none that libsmbclient's URLs know; a NUL would end a text.
+        self._failures = FAILURES_MAX if ":" in host or "\0" in "".join(self._place) else 0
         self._closed = False
         self._lanes: set[_Lane] = set()
         # A process that had read is no more: what it had open may have been replaced since.
@@ -145,8 +156,9 @@ class NativeShare:
             return None
         lane, got = self._idle.get(), None
         try:
-            lane = lane or self._begun()
-            got = None if lane is None else lane.read_into(path, offset, into)
+            # One that another gave up may still answer its question, and is asked nothing more.
+            lane = lane if self.lost else lane or self._begun()
+            got = None if lane is None or self.lost else lane.read_into(path, offset, into)
         except (OSError, _Gone) as error:
             self.lost |= isinstance(error, _Gone) and not self._closed
             self._failed(str(error))
@@ -163,7 +175,7 @@ class NativeShare:
             NativeShare._no_library |= f"with {NO_LIBRARY}" in str(error)
             with self._lock:
                 self._failures = FAILURES_MAX
-            log.info("libsmbclient is of no use here: Python's SMB reads", share=self._place["share"], cause=str(error))
+            log.info("libsmbclient is of no use here: Python's SMB reads", share=self._place[2], cause=str(error))
             return None
         with self._lock:
             self._lanes.add(lane)
@@ -177,7 +189,7 @@ class NativeShare:
         with self._lock:
             self._failures += 1
         if not self._closed:
-            log.info("libsmbclient does not read a file: Python's SMB does", share=self._place["share"], cause=cause)
+            log.info("libsmbclient does not read a file: Python's SMB does", share=self._place[2], cause=cause)
 
     def close(self) -> None:
         """Ends what is under way in other threads, too."""
