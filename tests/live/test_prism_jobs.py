@@ -1,4 +1,4 @@
-"""Whole jobs from a Prism to a volume: the warm engine, prism_api and the copy worker as they are, bytes by real servers."""
+"""Whole jobs from a Prism to a volume: the warm engine, prism_api and a worker's code, bytes by real servers."""
 
 import json
 import random
@@ -19,6 +19,7 @@ from synvirt.migrations import patience
 from synvirt.model import LiveKind, Migration, Mode, State
 from tests.fakes.prism.server import Prisms
 from tests.fakes.prism.state import VmState
+from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan
 from tests.patience import quick_tries
 
@@ -29,7 +30,7 @@ SIZE = 4 << 20
 
 class PrismHouse(House):
     def __init__(self, folder: Path, prisms: Prisms, *which: str, **options: Any) -> None:
-        super().__init__(folder)
+        super().__init__(folder, workers=in_process)
         self.prisms, self.which, self.options_ = prisms, which, options
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:

@@ -1,4 +1,4 @@
-"""Whole jobs from VMware's own simulator to a volume: the warm engine, vim_api and the copy worker as they are."""
+"""Whole jobs from VMware's own simulator to a volume: the warm engine, vim_api and the worker's code as they are."""
 
 import asyncio
 import random
@@ -23,6 +23,7 @@ from synvirt.model import LiveKind, Migration, Mode, State
 from synvirt.store import Store
 from tests.contracts.live import in_session
 from tests.fakes.vcenter import DISK_BYTES, VCenter
+from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan, states
 from tests.live.test_vim_variables import ENTRY, ORDER, written
 
@@ -33,7 +34,7 @@ VM = "vm-57"
 
 class VimHouse(House):
     def __init__(self, folder: Path, platform: VCenter) -> None:
-        super().__init__(folder)
+        super().__init__(folder, workers=in_process)
         self.vcenter = platform
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:

@@ -1,4 +1,4 @@
-"""Whole jobs from a Hyper-V host of our own to a volume: the warm engine, wmi_api and the copy worker as they are; real VHDX
+"""Whole jobs from a Hyper-V host of our own to a volume: the warm engine, wmi_api and a worker's code; real VHDX
 and AVHDX chains on a real Samba."""
 
 import random
@@ -19,6 +19,7 @@ from synvirt.remote import reading
 from tests.fakes.hyperv.host import EXPORTING, FakeHost
 from tests.fakes.hyperv.model import OFF, RUNNING, FakeVm
 from tests.fakes.hyperv.wsman import Refusal, Wsman, served
+from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan
 from tests.patience import quick_tries
 from tests.remote_servers import wire
@@ -31,7 +32,7 @@ class WmiHouse(House):
     """`options`: of its source."""
 
     def __init__(self, folder: Path, host: FakeHost, **options: str | int) -> None:
-        super().__init__(folder)
+        super().__init__(folder, workers=in_process)
         self.host = host
         self.options: Mapping[str, Any] = options
 

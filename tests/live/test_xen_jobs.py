@@ -1,4 +1,4 @@
-"""Whole jobs from a pool to a volume: the warm engine, xen_api and the copy worker as they are; disks come over real TLS."""
+"""Whole jobs from a pool to a volume: the warm engine, xen_api and a worker's code; disks come over real TLS."""
 
 import dataclasses
 import random
@@ -23,7 +23,7 @@ DISK_BYTES = (9 << 20) + (12 << 10)
 
 class XenHouse(House):
     def __init__(self, folder: Path, server: XenServer, transport: str) -> None:
-        super().__init__(folder)
+        super().__init__(folder, workers=in_process)
         self.server, self.transport = server, transport
         # A disk that grows here, one that stays.
         store = server.pool.add_store()

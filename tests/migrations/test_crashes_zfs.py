@@ -17,6 +17,7 @@ from synvirt.destinations.zfs_command import Zfs
 from synvirt.errors import Conflict
 from synvirt.model import Migration, State
 from tests.contracts.destinations import SIZE, write
+from tests.fakes.workers import in_process
 from tests.fakes.zfs import FakeZfs
 from tests.house import Crash, House, crash_at, offline_plan
 from tests.needs import need, need_root
@@ -70,7 +71,7 @@ def submitted(house: House) -> Migration:
 
 def house_in(folder: Path, fake: FakeZfs) -> House:
     folder.mkdir(exist_ok=True)
-    return House(folder, destination=over(fake))
+    return House(folder, destination=over(fake), workers=in_process)
 
 
 @pytest.mark.slow

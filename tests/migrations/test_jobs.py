@@ -19,6 +19,7 @@ from synvirt.store import Store
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
+from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan, offline_plan, states
 from tests.processes import workers
 
@@ -497,7 +498,9 @@ def test_a_source_powered_on_while_the_service_was_away_is_copied_once_more(hous
 def test_whenever_a_source_that_is_off_wakes_up_nothing_it_writes_is_lost(tmp_path: Path, mode: str) -> None:
     """The service dies at each moment of which there is a trace while the source is off, and somebody starts the source: the
     job copies what it wrote since, or says that it did not."""
-    moments = list(itertools.takewhile(lambda moment: _woken(House(tmp_path / str(moment)), mode, moment), range(100)))
+    moments = list(
+        itertools.takewhile(lambda moment: _woken(House(tmp_path / str(moment), workers=in_process), mode, moment), range(100))
+    )
     assert 5 < len(moments) < 100
 
 

@@ -16,6 +16,7 @@ from synvirt.model import KIB, BootAttempt, DiskBus, Migration, State, VmManifes
 from synvirt.store import Store
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
+from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan, states
 
 COMMITS_MAX = 60
@@ -24,7 +25,7 @@ COMMITS_MAX = 60
 def first_commit_of_landing(folder: Path) -> int:
     """Those before are the copy's, which has its own tests."""
     folder.mkdir()
-    house = House(folder)
+    house = House(folder, workers=in_process)
     job = house.intake.submit(offline_plan(appliance(house)))
     states_seen: list[State] = []
     house.store.on_commit = lambda: states_seen.append(house.store.get(job.id).state)
@@ -38,7 +39,7 @@ SOMEBODY = UUID(int=99)
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
+    house = House(tmp_path, workers=in_process)
     yield house
     house.close()
 
@@ -73,7 +74,7 @@ def test_a_guest_that_boots_at_once_has_one_attempt(house: House) -> None:
 
 def test_a_guest_climbs_to_the_bus_it_has_a_driver_for(tmp_path: Path) -> None:
     hypervisor = FakeHypervisor(boots_from=("sata", "ide"))
-    house = House(tmp_path, hypervisor=hypervisor)
+    house = House(tmp_path, workers=in_process, hypervisor=hypervisor)
     job = run(house)
     assert job.state == State.COMPLETED, job.last_error
     assert outcomes(job.boot_attempts) == CLIMBED
@@ -87,7 +88,7 @@ def test_a_guest_climbs_to_the_bus_it_has_a_driver_for(tmp_path: Path) -> None:
 
 
 def test_every_rung_is_told_to_whoever_listens(tmp_path: Path) -> None:
-    house = House(tmp_path, hypervisor=FakeHypervisor(boots_from=("sata",)))
+    house = House(tmp_path, workers=in_process, hypervisor=FakeHypervisor(boots_from=("sata",)))
     job = run(house)
     told = [Migration.model_validate_json(event.document) for event in house.store.events_after(0, job_id=job.id)]
     rungs = [len(one.boot_attempts) for one in told if one.state == State.STARTING]
@@ -97,7 +98,7 @@ def test_every_rung_is_told_to_whoever_listens(tmp_path: Path) -> None:
 
 def test_a_guest_that_boots_from_nothing_fails_with_all_it_tried_and_keeps_the_copy(tmp_path: Path) -> None:
     hypervisor = FakeHypervisor(boots_from=())
-    house = House(tmp_path, hypervisor=hypervisor)
+    house = House(tmp_path, workers=in_process, hypervisor=hypervisor)
     job = run(house)
     assert job.state == State.FAILED
     assert [attempt.disk_bus for attempt in job.boot_attempts] == ["virtio", "scsi", "sata", "ide"]
@@ -112,14 +113,14 @@ def test_a_guest_that_boots_from_nothing_fails_with_all_it_tried_and_keeps_the_c
 
 
 def test_what_no_bus_helps_against_is_not_tried_on_each(tmp_path: Path) -> None:
-    house = House(tmp_path, hypervisor=FakeHypervisor(fail="boot"))
+    house = House(tmp_path, workers=in_process, hypervisor=FakeHypervisor(fail="boot"))
     job = run(house)
     assert [attempt.disk_bus for attempt in job.boot_attempts] == ["virtio"]
     house.close()
 
 
 def test_a_bus_that_the_plan_names_is_the_only_one(tmp_path: Path) -> None:
-    house = House(tmp_path, hypervisor=FakeHypervisor(boots_from=("sata",)))
+    house = House(tmp_path, workers=in_process, hypervisor=FakeHypervisor(boots_from=("sata",)))
     job = run(house, target={"disk_bus": "virtio"})
     assert job.state == State.FAILED
     assert outcomes(job.boot_attempts) == [("virtio", None, True)]
@@ -138,7 +139,7 @@ def test_a_crash_at_every_commit_goes_on_at_its_rung(tmp_path: Path, boots_from:
     for commit in range(first_commit_of_landing(tmp_path / "first"), COMMITS_MAX):
         folder, hypervisor = tmp_path / str(commit), FakeHypervisor(boots_from=boots_from)
         folder.mkdir()
-        house = House(folder, hypervisor=hypervisor)
+        house = House(folder, workers=in_process, hypervisor=hypervisor)
         job = house.intake.submit(offline_plan(appliance(house)))
         house.store.on_commit = crash_at(commit)
         crashed = False
@@ -148,7 +149,7 @@ def test_a_crash_at_every_commit_goes_on_at_its_rung(tmp_path: Path, boots_from:
             crashed = True
             before = house.store.get(job.id).boot_attempts
             house.close()
-            house = House(folder, hypervisor=hypervisor)
+            house = House(folder, workers=in_process, hypervisor=hypervisor)
             ended = house.run(job.id)
             assert [one.disk_bus for one in ended.boot_attempts][: len(before)] == [one.disk_bus for one in before]
         assert ended.state == ends, ended.last_error
@@ -169,7 +170,7 @@ def test_a_cancel_at_every_commit_leaves_no_domain_volume_or_picture(tmp_path: P
     for commit in range(first_commit_of_landing(tmp_path / "first"), COMMITS_MAX):
         folder, hypervisor = tmp_path / str(commit), FakeHypervisor(boots_from=("sata",))
         folder.mkdir()
-        house = House(folder, hypervisor=hypervisor)
+        house = House(folder, workers=in_process, hypervisor=hypervisor)
         job = house.intake.submit(offline_plan(appliance(house)))
         house.store.on_commit = cancel_at(commit, house, job)
         ended = house.run(job.id)
@@ -207,7 +208,7 @@ def test_two_jobs_of_one_name_at_once_end_as_one_guest(tmp_path: Path) -> None:
     for attempt in range(5):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        houses = [House(folder, hypervisor=hypervisor) for _ in range(2)]
+        houses = [House(folder, workers=in_process, hypervisor=hypervisor) for _ in range(2)]
         plans = [offline_plan(appliance(houses[0], name), target={"name": f"web-{attempt}"}) for name in ("a", "b")]
         jobs = [houses[0].intake.submit(plan) for plan in plans]
         with ThreadPoolExecutor() as pool:

@@ -22,6 +22,7 @@ from synvirt.migrations.patience import Patience
 from synvirt.migrations.tidying import Tidier
 from synvirt.model import KIB, MIB, Disk, Migration, Problem, State, now
 from tests.fakes.live import FakeAdapter
+from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, VM, Crash, House, live_plan
 from tests.patience import no_patience, quick_tries
 from tests.processes import until
@@ -38,7 +39,7 @@ FOR_EVER = 1_000_000
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     quick_tries(monkeypatch)
-    house = House(tmp_path)
+    house = House(tmp_path, workers=in_process)
     house.platform.add_vm(VM, {DISK: random.Random(1).randbytes(3 * MIB)})
     yield house
     house.close()
@@ -169,7 +170,7 @@ def test_what_was_told_before_stands_there_again(house: House, monkeypatch: pyte
 def test_a_service_that_died_while_it_waited_takes_back_what_it_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick_tries(monkeypatch)
     monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
-    house = House(tmp_path)
+    house = House(tmp_path, workers=in_process)
     house.platform.add_vm(VM, {DISK: random.Random(1).randbytes(3 * MIB)})
     job, reached = held(house)
 
@@ -185,7 +186,7 @@ def test_a_service_that_died_while_it_waited_takes_back_what_it_told(tmp_path: P
         house.run(job.id)
     house.close()
 
-    house = House(tmp_path)
+    house = House(tmp_path, workers=in_process)
     assert code(house.store.get(job.id).last_error) == ("E_MIG_SOURCE_UNREACHABLE", False)
     house.platform.fault("unreachable", 0)
     house.intake.cutover(job.id)

@@ -18,6 +18,7 @@ from synvirt.migrations.taking_over import TakingOver
 from synvirt.migrations.tidying import Tidier
 from synvirt.model import MIB, Migration, OnHostLost, State
 from synvirt.store import LedgerEntry
+from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan
 from tests.processes import until, workers
 
@@ -32,7 +33,8 @@ class Fleet:
         (folder / "shared").mkdir()
         self.begun: list[UUID] = []
         self.a, self.b = (
-            House(folder / host, store_url=url, host=host, shared=folder / "shared" if shared else None) for host in "ab"
+            House(folder / host, store_url=url, host=host, shared=folder / "shared" if shared else None, workers=in_process)
+            for host in "ab"
         )
         if not shared:
             self.b.platform = self.a.platform

@@ -16,6 +16,7 @@ from synvirt.migrations.source_vm import OWED
 from synvirt.migrations.tidying import Tidier, tidied
 from synvirt.model import KIB, Migration, State
 from tests.fakes.live import FakeAdapter
+from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan
 from tests.patience import no_patience
 from tests.processes import until
@@ -27,7 +28,7 @@ AWAY = 1_000_000
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     no_patience(monkeypatch)
-    house = House(tmp_path)
+    house = House(tmp_path, workers=in_process)
     house.platform.add_vm(VM, {DISK: random.Random(1).randbytes(256 * KIB)})
     yield house
     house.close()

@@ -1,9 +1,10 @@
-"""The warm engine's laws, in a house of fakes with real workers: a source that lies, forgets, grows or wakes."""
+"""The warm engine's laws, in a house of fakes: a source that lies, forgets, grows or wakes."""
 
 import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -17,6 +18,7 @@ from synvirt.disks.changed import ChangedReader
 from synvirt.disks.checking.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing
 from synvirt.disks.checking.unchanged import all_unchanged
 from synvirt.errors import SourceUnreachable, SynvirtError
+from synvirt.jobs.process import started
 from synvirt.jobs.slots import source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import SnapshotRef
@@ -31,6 +33,7 @@ from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
 from tests.fakes.disks import MemoryReader, MemoryWriter
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
+from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, VM, House, live_plan, states
 from tests.jobs.migrations import migration
 from tests.patience import no_patience, quick_tries
@@ -40,7 +43,7 @@ DISK = "disk-0"
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
+    house = House(tmp_path, workers=in_process)
     yield house
     house.close()
 
@@ -244,7 +247,8 @@ def test_the_sample_is_a_share_of_a_large_delta() -> None:
 
 @pytest.mark.parametrize("state", [State.COPYING_FULL, State.DELTA_SYNCING, State.CUTTING_OVER])
 def test_a_snapshot_that_is_gone_is_taken_anew(house: House, state: State) -> None:
-    """The source's host was restarted in the middle of a pass, and its guest went on writing."""
+    """The source's host was restarted in the middle of a pass, and its guest went on writing; the worker ends with it."""
+    house.rooms = replace(house.rooms, workers=started)
     house.platform.add_vm(VM, {DISK: content(4 * MIB)})
     job = house.intake.submit(live_plan(limits={"bandwidth_bps": 16 * MIB}))
 

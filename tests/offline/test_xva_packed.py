@@ -21,6 +21,7 @@ from tests.counted import bytes_read
 from tests.disks import xva_archives
 from tests.disks.xva_archives import MIB
 from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.workers import in_process
 from tests.house import Crash, House, crash_at, offline_plan
 from tests.offline import appliances, geneva_exports, ova_xml_text, test_partitions
 from tests.processes import workers
@@ -168,7 +169,7 @@ def test_a_crash_after_every_commit_is_survived(packing: str, tmp_path: Path) ->
     for commit in range(1, COMMITS_MAX):
         folder, hypervisor = tmp_path / f"crash-{commit}", FakeHypervisor()
         folder.mkdir()
-        house = House(folder, hypervisor=hypervisor, real_importers=True)
+        house = House(folder, hypervisor=hypervisor, real_importers=True, workers=in_process)
         job = house.intake.submit(offline_plan(exported(house.imports, packing), kind="xva_archive"))
         house.store.on_commit = crash_at(commit)
         crashed = False
@@ -177,7 +178,7 @@ def test_a_crash_after_every_commit_is_survived(packing: str, tmp_path: Path) ->
         except Crash:
             crashed = True
         house.close()
-        again = House(folder, hypervisor=hypervisor, real_importers=True)
+        again = House(folder, hypervisor=hypervisor, real_importers=True, workers=in_process)
         check_volumes(again, again.run(job.id))
         again.close()
         if not crashed:

@@ -18,6 +18,7 @@ from synvirt.errors import AuthFailed, BadRequest, InvalidPlan
 from synvirt.model import Limits, Migration, MigrationPlan, State
 from synvirt.offline.elsewhere import Rules
 from tests import remote_servers as servers
+from tests.fakes.workers import in_process
 from tests.house import Crash, House, crash_at
 from tests.migrations.test_bad_archives import NAME, OVF, files_of
 from tests.offline import appliances
@@ -141,14 +142,14 @@ def test_the_service_dies_at_every_commit_and_the_import_goes_on(tmp_path: Path,
     for commit in range(1, 100):
         folder = tmp_path / str(commit)
         folder.mkdir()
-        house = House(folder, real_importers=True)
+        house = House(folder, real_importers=True, workers=in_process)
         job = house.intake.submit(by_https(nginx))
         house.store.on_commit = crash_at(commit)
         try:
             done = house.run(job.id)
         except Crash:
             house.close()
-            house = House(folder, real_importers=True, hypervisor=house.hypervisor)
+            house = House(folder, real_importers=True, workers=in_process, hypervisor=house.hypervisor)
             assert_imported(house, house.run(job.id))
             house.close()
         else:
