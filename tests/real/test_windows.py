@@ -1,4 +1,6 @@
-"""Drivers put into a Windows guest by the real virt-v2v-in-place: a phony Windows, and what it is like afterwards."""
+"""Drivers put into a Windows guest by the real virt-v2v-in-place: a phony Windows, and what it is like afterwards.
+
+A whole job that does so, by a real service: tests/real/test_wmi_service.py."""
 
 import hashlib
 import os
@@ -12,11 +14,9 @@ import pytest
 
 from synvirt.errors import Cancelled, V2vFailed
 from synvirt.guests.virt_v2v import VirtV2vInPlace
-from synvirt.model import State
 from synvirt.programs import run
 from tests.guests import phony_windows
 from tests.guests.conversions import KVM, NAME, manifest, need_conversions
-from tests.house import House, offline_plan
 from tests.processes import children, until
 
 # An appliance starts three times in a conversion, each some 15 s without KVM, and longer beside other tests.
@@ -59,29 +59,6 @@ def assert_converted(raw: Path, work: Path) -> None:
         exported = run(["hivexregedit", "--export", "--unsafe-printable-strings", str(hive), key], timeout_s=60).stdout
     assert '"Start"=dword:00000000' in exported
     assert r'"ImagePath"=str(2):"system32\drivers\viostor.sys"' in exported
-
-
-def test_a_whole_import_ends_with_boot_drivers_in_the_registry(lab: Lab) -> None:
-    folder = lab.folder / "house"
-    folder.mkdir()
-    house = House(folder, real_preparer=lab.preparer(), real_importers=True)
-    vm = house.imports / "phony"
-    vm.mkdir()
-    lab.windows()
-    run(["qemu-img", "convert", "-O", "vmdk", "-f", "raw", str(lab.disk), str(vm / "phony.vmdk")], timeout_s=120)
-    (vm / "phony.vmx").write_text(
-        'config.version = "8"\nvirtualHW.version = "19"\ndisplayName = "phony"\nmemsize = "1024"\nnumvcpus = "1"\n'
-        'guestOS = "windows2019srvNext-64"\nscsi0.present = "TRUE"\nscsi0.virtualDev = "lsisas1068"\n'
-        'scsi0:0.present = "TRUE"\nscsi0:0.fileName = "phony.vmdk"\n'
-    )
-    job = house.run(house.intake.submit(offline_plan(Path("phony"), kind="vmx_folder")).id)
-    assert job.state == State.COMPLETED, job.last_error
-    assert State.V2V_PROCESSING in [visit.state for visit in job.history]
-    assert job.conversion is not None
-    assert any("virtio drivers installed" in one.text for one in job.conversion.messages)
-    assert not list((lab.folder / "conversions").iterdir())
-    assert_converted(house.volume(job, job.disks[0].key), lab.folder)
-    house.close()
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ def test_a_windows_guest_is_moved_cold_and_boots_with_its_drivers(
     assert job["boot_sign"]
     assert any("virtio drivers installed" in one["text"] for one in job["conversion"]["messages"])
     assert (host.called("take"), host.snapshots(vm), host.wsman.shells) == (0, [], {})
+    assert "V2vProcessing" in [visit["state"] for visit in job["history"]]
+    assert not list((data_dir / "conversions").iterdir())
     volume = data_dir / "volumes" / job["disks"][0]["volume"]
     with phony_windows.volume_of(volume, tmp_path) as root:
         assert (root / "Windows/System32/drivers/viostor.sys").exists()
