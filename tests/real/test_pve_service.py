@@ -187,6 +187,8 @@ def test_a_job_waits_for_a_lock(lab: PveLab, tmp_path: Path) -> None:
         assert waiting.last_error is not None
         assert "locked by Proxmox VE (backup)" in waiting.last_error.message
         del vm.config["lock"]
+        # It would be tried again within a minute; a source that is changed is tried at once.
+        client.ask("PATCH", f"/sources/{source.id}", json={"name": "cluster again"})
         job = ended(client, job)
         assert job.state == State.COMPLETED, job.last_error
         assert volume_of(data_dir, job) == lab.content(vm, "scsi0")
