@@ -3,7 +3,6 @@
 import itertools
 import os
 import resource
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +14,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from synvirt.store import Store
 from tests import postgres
+from tests.store_template import stores_from
 
 # A service in the test's own process must not log into what a command prints: structlog's default is standard output.
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
@@ -24,6 +23,10 @@ structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 # A shell that starts the tests in the background has Ctrl-C ignored, in all that they start too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Images of Python set it, and then each of a thousand child processes compiles all of our modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The same cases in each run, and no judgement by the clock: a test that fails one time in a thousand fails for everybody or for
 # nobody. Whoever looks for new cases sets CASES_TIMES.
@@ -37,14 +40,19 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-# Each of these takes minutes, the longest first. They are dealt out to the workers and begun first, so that no worker is alone
-# with one at the end, nor with all of them.
+# Each of these takes minutes, the longest first (`--durations` says it). They are dealt out to the workers and
+# begun first, so that no worker is alone with one at the end, nor with all of them.
 LONG = (
     "tests/real/test_zfs.py",
     "tests/real/test_windows.py",
-    "tests/migrations/test_crashes.py",
+    "tests/real/test_wmi_service.py",
     "tests/real/test_boot_ladder.py",
     "tests/real/test_backups_running.py",
+    "tests/api/test_document.py",
+    "tests/live/test_prism_service.py",
+    "tests/real/test_pve_service.py",
+    "tests/real/test_libvirt_remote_service.py",
+    "tests/migrations/test_crashes.py",
 )
 
 
@@ -70,19 +78,7 @@ def _place_among_long(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def _store_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A new SQLite store is a copy of one that Alembic has made: thousands of tests open one. That an empty file becomes a
-    store is seen by tests of the service's own process, and by those of each revision."""
-    template, init = tmp_path_factory.mktemp("template") / "store.db", Store.__init__
-    Store(f"sqlite:///{template}").close()
-
-    def from_template(self: Store, url: str, **named: Any) -> None:
-        path = Path(url.removeprefix("sqlite:///"))
-        if path.suffix == ".db" and path.is_absolute() and not path.exists() and path.parent.is_dir():
-            shutil.copyfile(template, path)
-        init(self, url, **named)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Store, "__init__", from_template)
+    with stores_from(tmp_path_factory.mktemp("template") / "store.db"):
         yield
 
 
