@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from synvirt.disks import open_reader
-from synvirt.disks.specs import AllocatedSpec, ChangedSpec, DownloadSpec, NfsSpec
+from synvirt.disks.specs import AllocatedSpec, ChangedSpec, DownloadSpec, IscsiSpec, NfsSpec
 from synvirt.disks.vsphere.datastore import FileGone
 from synvirt.errors import (
     AuthFailed,
@@ -397,6 +397,20 @@ def test_a_token_that_runs_out_in_the_middle_is_fetched_anew(by_iscsi: Prisms) -
     discovered = [one for one in by_iscsi.seen if one.endswith("discover-cluster")]
     assert len(discovered) == 5
     ask(by_iscsi.access(transport="iscsi"), lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
+    assert by_iscsi.names() == []
+
+
+def test_a_cluster_that_is_away_costs_a_cold_copy_its_holes_and_ends_a_warm_one(by_iscsi: Prisms) -> None:
+    """It alone tells what changed: a job that cannot ask it is to say so before it has copied for hours."""
+    vm = machine(by_iscsi)
+    by_iscsi.central.element_address = "127.0.0.3"  # nobody listens there
+    access = by_iscsi.access("central", transport="iscsi")
+    with pytest.raises(SourceUnreachable, match=r"127\.0\.0\.3 port 9440") as failure:
+        ask(access, lambda adapter: opened(adapter, vm.id))
+    assert "TCP 9440" in (failure.value.hint or "")
+    vm.power = "OFF"
+    assert isinstance(ask(access, lambda adapter: opened(adapter, vm.id)), IscsiSpec)
+    ask(access, lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
     assert by_iscsi.names() == []
 
 

@@ -1,5 +1,5 @@
 """A Nutanix cluster as an operator meets it: `synvirt serve`, the command line, a certificate seen and pinned, read in the
-cage that the service gives its workers; a guest that keeps writing, and boots here. iSCSI's whole job is in test_prism_jobs."""
+cage that the service gives its workers; a guest that keeps writing, and boots here."""
 
 import json
 import os
@@ -134,22 +134,28 @@ def registered(client: Client, prisms: Prisms, *which: str, **options: Any) -> S
     return Source.model_validate_json(client.ask("POST", "/sources", json=asked))
 
 
-def test_images_are_read_in_the_cage_too(tmp_path: Path, cluster: Prisms) -> None:
-    """Cold; the guest writes until it is shut down."""
+@pytest.mark.parametrize(("way", "mode"), [("image", "Cold"), ("iscsi", "Warm")])
+def test_other_ways_are_read_in_the_cage_too(
+    tmp_path: Path, cluster: Prisms, request: pytest.FixtureRequest, way: str, mode: str
+) -> None:
+    """The guest writes until it is shut down."""
     data_dir, state = tmp_path / "data", cluster.state
+    if way == "iscsi":
+        request.getfixturevalue("by_iscsi")
     contents = {"scsi.0": random.Random(2).randbytes(4 * MIB), "sata.1": random.Random(3).randbytes(MIB)}
     vm = state.add_vm("db", contents)
     paths = dict(zip(contents, map(state.path, vm.disks), strict=True))
     with service(data_dir) as (process, client), busy_guest(cluster, vm) as written, caged(process.pid) as seen:
-        source = registered(client, cluster, "central", transport="image")
+        # What changed is told by the cluster itself, at its own port.
+        source = registered(client, cluster, *(["central"] if way == "image" else []), transport=way)
         plan = {
             "source": {"Live": "prism_api"},
             "source_ref": {"kind": "live_vm", "source_id": str(source.id), "vm_id": vm.id},
-            "mode": "Cold",
+            "mode": mode,
             "target": {"start": False},
         }
         job = finished(client, client.submit(MigrationPlan.model_validate(plan)))
-        assert (job.mode_effective, job.last_error) == ("Cold", None)
+        assert (job.mode_effective, job.last_error) == (mode, None)
         for disk in job.disks:
             assert disk.volume is not None
             assert (data_dir / "volumes" / disk.volume).read_bytes() == paths[disk.key].read_bytes()

@@ -11,25 +11,35 @@ from uuid import UUID
 
 import pytest
 
+from synvirt.disks.nbd import reader as nbd
+from synvirt.errors import SourceUnreachable
 from synvirt.live import LiveAdapter
 from synvirt.live.xen.adapter import XenApi
+from synvirt.migrations import patience
 from synvirt.model import LiveKind, Migration, Mode, State
 from tests.fakes.workers import in_process
 from tests.fakes.xenserver import ADDRESSES, XenServer, xenserver
-from tests.house import SOURCE_ID, House, live_plan
+from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan
 
 DISK_BYTES = (9 << 20) + (12 << 10)
 
 
 class XenHouse(House):
-    def __init__(self, folder: Path, server: XenServer, transport: str) -> None:
+    def __init__(self, folder: Path, server: XenServer, transport: str, vm_id: str | None = None) -> None:
         super().__init__(folder, workers=in_process)
         self.server, self.transport = server, transport
+        if vm_id is not None:
+            self.vm_id = vm_id
+            return
         # A disk that grows here, one that stays.
         store = server.pool.add_store()
         generator = random.Random(3)
         parts = (bytes(1 << 20) if number % 3 == 2 else generator.randbytes(1 << 20) for number in range(9))
         self.vm_id = server.pool.add_vm("web", [b"".join(parts) + bytes(12 << 10), generator.randbytes(1 << 20)], store)
+
+    def again(self) -> "XenHouse":
+        """After a crash: a service that is started anew."""
+        return XenHouse(self.folder, self.server, self.transport, self.vm_id)
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
         return XenApi(self.server.access(transport=self.transport))
@@ -222,3 +232,81 @@ def test_trouble_before_a_delta_is_got_over(
     assert len(asked) >= 3
     assert house.same(job)
     assert house.left() == []
+
+
+# ── the host of the NBD is down ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("when", ["full", "delta"])
+def test_the_host_of_the_nbd_goes_down_in_the_middle_of_a_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The first pass goes on by an export; a delta by tracking has no other way, says so, and waits for the host."""
+    monkeypatch.setattr(nbd, "RECONNECT_DELAYS_S", (0.01,))
+    monkeypatch.setattr(patience, "PAUSES_S", {SourceUnreachable: (0.1,)})
+    monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
+    with xenserver(tmp_path / "pool") as server:
+        house = XenHouse(tmp_path / "house", server, "auto")
+        job_id = house.intake.submit(house.plan(warm={"delta_threshold_bytes": 64 << 20})).id
+        read_into, fell, came, told = nbd.NbdReader.read_into, threading.Event(), threading.Event(), list[str]()
+
+        def read(self: nbd.NbdReader, offset: int, buffer: memoryview) -> None:
+            if not fell.is_set() and house.store.get(job_id).passes[-1].kind == when:
+                fell.set()
+                server.nbd.stop()
+            read_into(self, offset, buffer)
+
+        def committed() -> None:
+            if not fell.is_set() or came.is_set():
+                return
+            job = house.store.get(job_id)
+            told.extend([job.last_error.code] if job.last_error else [])
+            if told if when == "delta" else job.passes[-1].kind != "full":
+                came.set()
+                server.nbd.start()
+
+        monkeypatch.setattr(nbd.NbdReader, "read_into", read)
+        house.store.on_commit = committed
+        with house.busy_guest():
+            job = house.run(job_id)
+        house.store.on_commit = lambda: None
+        assert job.state is State.COMPLETED, job.last_error
+        assert (job.mode_effective, job.last_error, came.is_set()) == (Mode.WARM, None, True)
+        assert not any(one.whole for one in job.passes)
+        assert set(told) <= {"E_MIG_SOURCE_UNREACHABLE"}
+        assert house.same(job)
+        assert house.left() == []
+        house.close()
+
+
+# ── the service dies ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("transport", ["nbd", "export"])
+def test_a_service_that_dies_after_commits_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    """One job, whose service dies after its second commit, and after the fourth of the next one, and so on until one of them
+    comes to the end: places all over the job. The guest writes on."""
+    (tmp_path / "house").mkdir()
+    with xenserver(tmp_path / "pool") as server:
+        house = XenHouse(tmp_path / "house", server, transport)
+        job = house.intake.submit(house.plan(warm={"delta_threshold_bytes": 64 << 20}))
+        ended, deaths = None, 0
+        while ended is None:
+            house.store.on_commit = crash_at(2 + 2 * deaths)
+            try:
+                ended = house.run(job.id)
+            except Crash:
+                deaths += 1
+                server.pool.guest_writes(house.vm_id, deaths * 70_000 % DISK_BYTES, b"after a crash")
+                house.close()
+                house = house.again()
+        house.store.on_commit = lambda: None
+        assert ended.state is State.COMPLETED, ended.last_error
+        assert deaths > 8
+        assert house.same(ended)
+        # A session of a service that was killed stays, until the pool ends it.
+        server.pool.sessions.clear()
+        assert house.left() == []
+        house.close()

@@ -227,6 +227,11 @@ class _Asked:
         try:
             self._regions = None if not disk.capacity_bytes else list(central.regions(point, before, disk.capacity_bytes))
         except (Refused, AuthFailed, SourceUnreachable) as error:
+            # A guest that runs is on its warm way, of which this is the first pass: its deltas could never be told either.
+            if isinstance(error, SourceUnreachable) and vm.power == "on":
+                raise SourceUnreachable(
+                    error.detail, hint="what changed is told by the cluster itself: let this host reach TCP 9440 there"
+                ) from error
             if before is None:
                 log.warning("the cluster does not say what is allocated: the whole disk is read", cause=error.detail)
                 self._regions = None
