@@ -2,9 +2,14 @@
 
 import contextlib
 import os
+import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+# <linux/seccomp.h>: SECCOMP_MODE_FILTER.
+FILTERED = "2"
 
 
 def children(parent: int | None = None) -> dict[int, str]:
@@ -34,6 +39,28 @@ def command_line(pid: int) -> str:
 def workers(parent: int | None = None) -> list[int]:
     """The copy workers among the descendants."""
     return [pid for pid, command in children(parent).items() if "synvirt.worker" in command]
+
+
+@contextlib.contextmanager
+def caged(pid: int) -> Iterator[set[str]]:
+    """How the kernel filters the workers of a service, each word of theirs that was seen."""
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.02):
+            for worker in workers(pid):
+                with contextlib.suppress(OSError):
+                    found = re.search(r"^Seccomp:\s*(\d)", Path(f"/proc/{worker}/status").read_text(), re.MULTILINE)
+                    seen.update([found[1]] if found else [])
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
 
 
 def open_files(folder: Path) -> list[str]:

@@ -8,9 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +18,11 @@ from synvirt.model import Migration, MigrationPlan, Source, State
 from synvirt.sample import build
 from tests.fakes.prism.server import PASSWORD, USER, Prisms
 from tests.live.test_prism_jobs import busy_guest
-from tests.processes import until, workers
+from tests.processes import FILTERED, caged, until
 from tests.real.test_service import _guests, service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MIB = 1 << 20
-# <linux/seccomp.h>: SECCOMP_MODE_FILTER.
-FILTERED = "2"
-
-
-@contextmanager
-def caged(pid: int) -> Iterator[set[str]]:
-    """How the kernel filters the workers of a service, each word of theirs that was seen."""
-    seen: set[str] = set()
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.02):
-            for worker in workers(pid):
-                with suppress(OSError):
-                    found = re.search(r"^Seccomp:\s*(\d)", Path(f"/proc/{worker}/status").read_text(), re.MULTILINE)
-                    seen.update([found[1]] if found else [])
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        thread.join()
 
 
 def finished(client: Client, job: Migration) -> Migration:

@@ -10,6 +10,7 @@ from synvirt.cli.client import Client
 from synvirt.model import MIB, Migration, MigrationPlan, Source, State
 from tests.fakes.pve.cluster import Vm
 from tests.libvirt_lab import until
+from tests.processes import FILTERED, caged
 from tests.pve_lab import PveLab, pve_lab
 from tests.real.test_service import service, volumes
 
@@ -68,9 +69,10 @@ def nothing_is_left(lab: PveLab, vm: Vm) -> None:
 def test_off_and_running_guests_are_moved_cold(lab: PveLab, tmp_path: Path) -> None:
     """By workers in their cages, as another user and without a network: the sockets that SSH forwards are all they have."""
     data_dir = tmp_path / "data"
-    with service(data_dir) as (_, client):
+    with service(data_dir) as (process, client), caged(process.pid) as seen:
         source = register(client, lab)
         for runs in (False, True):
+            seen.clear()
             vm = machine(lab)
             if not runs:
                 lab.kill(vm.vmid)
@@ -80,6 +82,7 @@ def test_off_and_running_guests_are_moved_cold(lab: PveLab, tmp_path: Path) -> N
             assert volume_of(data_dir, job) == lab.content(vm, "scsi0")
             assert not lab.is_running(vm.vmid)
             assert "migrated to" in vm.config["description"]
+            assert FILTERED in seen
             nothing_is_left(lab, vm)
 
 
