@@ -58,6 +58,8 @@ _PVESM = """\
 [ "$1" = path ] || exit 2
 found="{lab}/storage/${{2%%:*}}/images/${{2#*:}}"
 [ -e "$found" ] || {{ echo "no such volume '$2'" >&2; exit 255; }}
+# A link is a volume of another storage, which is a device of the node.
+[ -L "$found" ] && found=$(readlink "$found")
 echo "$found"
 """
 

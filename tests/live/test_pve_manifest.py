@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from synvirt.errors import Internal
+from synvirt.errors import Internal, SnapshotFailed
 from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox import keys
 from synvirt.live.proxmox.manifest import Seen, Volume, manifest
 from synvirt.live.proxmox.node import argv
+from synvirt.live.proxmox.reading import image
 from synvirt.model import GIB, MIB, VmManifest
 from tests.fakes.pve import schema
 
@@ -166,6 +167,34 @@ def test_odd_property_strings_raise_nothing(text: str) -> None:
 def test_the_commands_are_these() -> None:
     assert argv("path", volume="local-lvm:vm-100-disk-0") == ["pvesm", "path", "local-lvm:vm-100-disk-0"]
     assert argv("remove", files=["/a/b", "/a/c"]) == ["rm", "-f", "/a/b", "/a/c"]
+
+
+# What PVE::Storage's plugins say of a volume (`pvesm path`), and what qemu-nbd is given.
+CEPH = "rbd:pool/vm-100-disk-0"
+PATHS = {
+    "/var/lib/vz/images/100/vm-100-disk-0.qcow2": None,
+    "/dev/zvol/rpool/data/vm-100-disk-0": None,
+    "/dev/pve/vm-100-disk-0": None,
+    "/dev/rbd-pve/1b2c4d5e-0000-4000-8000-000000000000/pool/vm-100-disk-0": None,
+    f"{CEPH}:conf=/etc/pve/ceph.conf:id=admin:keyring=/etc/pve/priv/ceph/pool.keyring": None,
+    f"{CEPH}:mon_host=10.0.0.1;10.0.0.2:auth_supported=cephx:id=admin:keyring=/etc/pve/priv/ceph/away.keyring":
+    f"{CEPH}:mon_host=10.0.0.1,10.0.0.2:auth_supported=cephx:id=admin:keyring=/etc/pve/priv/ceph/away.keyring",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "given"), PATHS.items())
+def test_volumes_of_each_storage_are_served_at_the_paths_that_their_nodes_say(path: str, given: str | None) -> None:
+    words = argv("serve", image=image(path, "store:vm-100-disk-0"), format="raw", export="e", file="/x/e")
+    assert words[0] == "qemu-nbd"
+    assert "--read-only" in words
+    assert words[-1] == (given or path)
+
+
+@pytest.mark.parametrize("monitors", ["10.0.0.1\\:6789", "[fd00\\:\\:1]", "$(reboot)"])
+def test_what_a_shell_might_read_is_refused_with_a_way_out(monitors: str) -> None:
+    with pytest.raises(SnapshotFailed, match="to no shell") as failure:
+        image(f"{CEPH}:mon_host={monitors}:auth_supported=none", "store:vm-100-disk-0")
+    assert "without ports" in (failure.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from synvirt.live import LiveAdapter
 from synvirt.live.proxmox.adapter import pve_api
 from synvirt.model import MIB
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
+from tests.devices import loop_device
 from tests.fakes.pve.cluster import Vm
 from tests.pve_lab import PveLab, pve_lab
 
@@ -104,6 +105,30 @@ def test_the_versions_of_each_node_and_the_ways_of_each_storage_are_told(lab: Pv
     assert "a file (raw, qcow2 or vmdk)" in said["storage local"].detail
     assert (said["storage san"].ok, said["storage san"].warning) == (True, True)
     assert "cannot be moved" in said["storage san"].detail
+
+
+def test_a_volume_that_is_a_block_device_is_served_by_its_node(lab: PveLab) -> None:
+    """As zvols, LVM's and krbd's are: `pvesm path` says a device. It is not written to: QEMU may open it for reading alone."""
+    vm = lab.vm("8M")
+    lab.start(vm.vmid)
+    lab.write(vm, "scsi0", MIB, random.Random(3).randbytes(2 * MIB))
+    lab.kill(vm.vmid)
+    [(_, path, _)] = lab.disks(vm)
+    backing = path.rename(path.with_suffix(".backing"))
+    with loop_device(backing) as device:
+        path.symlink_to(device)
+
+        async def read_off(adapter: LiveAdapter) -> bytes:
+            snapshot = await adapter.snapshot(str(vm.vmid), f"synvirt-{job}-1")
+            disk = (await adapter.inspect(str(vm.vmid))).disks[0]
+            spec = await adapter.open_disk(str(vm.vmid), snapshot, disk, None)
+            return (await asyncio.to_thread(read, spec))[0]
+
+        job = uuid4()
+        assert in_session(lambda: pve_api(lab.access()), read_off) == backing.read_bytes()
+        in_session(lambda: pve_api(lab.access()), lambda adapter: adapter.cleanup(str(vm.vmid), f"synvirt-{job}-1"))
+        assert lab.servers() == []
+        path.unlink()
 
 
 def test_a_delta_reads_what_changed_and_hardly_more(lab: PveLab) -> None:

@@ -29,8 +29,9 @@ from synvirt.live.proxmox.config import Drive, drives, may_freeze, volume_of
 from synvirt.live.proxmox.farewell import Notes
 from synvirt.live.proxmox.form import Options
 from synvirt.live.proxmox.manifest import Seen, disk_format, power_state, untracked, untracked_vm
-from synvirt.live.proxmox.node import QMP_SOCKET, Node
+from synvirt.live.proxmox.node import GAPS, QMP_SOCKET, Node
 from synvirt.live.proxmox.qmp import NoQemu, Qmp
+from synvirt.machines.texts import clean
 from synvirt.model import Shutdown
 from synvirt.sizes import MIB
 
@@ -44,6 +45,20 @@ _STORAGES_TO_ACTIVATE: Final = frozenset({"lvm", "lvmthin"})
 _NAME: Final = re.compile(r"synvirt-[A-Za-z0-9-]{1,80}")
 _LV: Final = re.compile(r"/dev/([A-Za-z0-9._+-]+/[A-Za-z0-9._+-]+)")
 _POLL_S: Final = 0.5
+
+
+def image(path: str, volume: str) -> str:
+    """What `pvesm path` says, as qemu-nbd is given it. SnapshotFailed: no word of it may mean anything to a shell."""
+    if not path.startswith("rbd:"):
+        return path
+    # Monitors of a Ceph cluster elsewhere (PVE::Storage::RBDPlugin puts semicolons in between); librados takes commas as well.
+    named = path.replace(";", ",")
+    if not GAPS["image"].fullmatch(named):
+        raise SnapshotFailed(
+            f"{volume}: its node names it in characters that we hand to no shell: {clean(path)[:200]!r}",
+            hint="name the storage's monitors by IPv4 addresses or names, without ports, or move the VM while it runs",
+        )
+    return named
 
 
 class Reading:
@@ -259,7 +274,7 @@ class Reading:
             raise SnapshotFailed(f"{self._node.where} does not say where {drive.volume} lies")
         if self._is_lvm(drive) and (found := _LV.fullmatch(path[0])):
             self._node.run("activate", lv=found.group(1), failing=SnapshotFailed)
-        return path[0]
+        return image(path[0], drive.volume)
 
     def _is_lvm(self, drive: Drive) -> bool:
         return self._cluster.storage_types(self._row).get(drive.storage) in _STORAGES_TO_ACTIVATE
