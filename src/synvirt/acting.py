@@ -23,6 +23,8 @@ class Act:
     account: str
     role: Role
     plan_digest: str | None = None
+    # By the page's log-in, which may be ended there.
+    by_session: bool = False
 
 
 _ACT: ContextVar[Act | None] = ContextVar("synvirt.act", default=None)

@@ -72,16 +72,20 @@ def page(context: BrowserContext) -> Iterator[Page]:
     assert complaints == []
 
 
-def opened(browser: Browser, address: str, *, password: str = PASSWORD, **options: Any) -> BrowserContext:
+def opened(
+    browser: Browser, address: str, *, password: str = PASSWORD, log_in: bool = True, base: str = "", **options: Any
+) -> BrowserContext:
     # The certificate is the service's own.
     context = browser.new_context(
         base_url=address,
-        http_credentials={"username": USER, "password": password},
         ignore_https_errors=True,
         reduced_motion="reduce",
         **options,
     )
     context.set_default_timeout(60_000)
+    if log_in:
+        answer = context.request.post(f"{address}{base}/login", form={"user": USER, "password": password}, max_redirects=0)
+        assert answer.status == 303, answer.text()
     return context
 
 

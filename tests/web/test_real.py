@@ -29,7 +29,7 @@ def test_an_appliance_that_is_dropped_becomes_a_domain(
         password = re.search(r"with the password (\S+):", said)
         assert address
         assert password
-        with opened(browser, address[1], password=password[1]) as context:
+        with opened(browser, address[1], password=password[1], base=BASE) as context:
             page = context.new_page()
             page.goto(f"{BASE}/")
             page.click("main >> text=New migration")

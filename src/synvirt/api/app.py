@@ -20,6 +20,7 @@ from synvirt.api.peer import confined
 from synvirt.api.problems import install
 from synvirt.api.roles import connects_out, needed_role
 from synvirt.api.security_headers import Headed
+from synvirt.api.sessions import Sessions
 from synvirt.api.stream import Pace
 from synvirt.api.strict import Heads, known_parameters
 from synvirt.api.tokens import find_token, tokens_router
@@ -119,6 +120,7 @@ def create_app(
         needed=needed_role,
         find_token=find_token(store.tokens),
         proxies=settings.trusted_proxies,
+        sessions=Sessions(authenticate.version, path=settings.keyring_dir / "sessions"),
     )
     app.add_middleware(Headed, tls=settings.tls)
     app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", f"{api_prefix}/backup"))

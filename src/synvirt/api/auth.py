@@ -132,8 +132,8 @@ class Remembering:
         role_of: Callable[[str], Role] = lambda user: Role.ADMIN,
         refusals: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._inner, self._version, self._clock = inner, version, clock
-        self.role_of, self.refusals = role_of, refusals
+        self._inner, self._clock = inner, clock
+        self.role_of, self.refusals, self.version = role_of, refusals, version
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._right: OrderedDict[bytes, tuple[float, object]] = OrderedDict()
@@ -141,10 +141,10 @@ class Remembering:
     def knows(self, user: str, password: str) -> bool:
         with self._lock:
             until, version = self._right.get(self._digest(user, password), (0.0, None))
-        return self._clock() < until and version == self._version()
+        return self._clock() < until and version == self.version()
 
     def check(self, user: str, password: str, address: str) -> None:
-        version = self._version()
+        version = self.version()
         self._inner(user, password, address)
         with self._lock:
             self._right[self._digest(user, password)] = (self._clock() + REMEMBERED_FOR_S, version)

@@ -1,5 +1,7 @@
 """The door: every path needs credentials, but the few that are named here, and the Unix socket's callers.
 
+Credentials are HTTP Basic, a token, or a session's cookie, which the page's log-in gives; a browser that has none is led there.
+
 A route that is added later is behind the door without a word, because the door knows only exceptions.
 """
 
@@ -11,15 +13,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
+from urllib.parse import quote
 
 from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from synvirt.accounts import Role
+from synvirt.accounts import WRONG, Role
 from synvirt.acting import Act, acting
+from synvirt.api.origin import READING
 from synvirt.api.problems import problem
-from synvirt.errors import Forbidden, Unauthorized
+from synvirt.api.sessions import Sessions, secret_in
+from synvirt.errors import Forbidden, SynvirtError, Unauthorized
 
 
 class Authenticate(Protocol):
@@ -39,6 +45,11 @@ class Authenticate(Protocol):
         ...
 
     @property
+    def version(self) -> Callable[[], object]:
+        """Changes when the accounts may have changed. At once."""
+        ...
+
+    @property
     def refusals(self) -> Callable[[], int]:
         """How many log-ins were refused since the service's start. At once."""
         ...
@@ -51,6 +62,7 @@ class Caller:
     account: str
     role: Role
     address: str = ""
+    by_session: bool = False
 
 
 # The role of a token's secret, and its name; None: there is no such. Blocking.
@@ -71,6 +83,8 @@ ACCOUNT_CHARS_MAX = 100
 LOCAL = "synvirt.local"
 # Set by the door: the caller has shown who it is; and who that is.
 KNOWN, CALLER = "synvirt.known", "synvirt.caller"
+# The door itself, for the page's log-in.
+DOOR = "synvirt.door"
 TOKEN_PREFIX = "svt_"  # noqa: S105 - how every token begins, and no token
 
 
@@ -88,6 +102,7 @@ class Gate:
         needed: Callable[[str, str], Role] = lambda method, path: Role.VIEWER,
         find_token: FindToken = lambda secret: None,
         proxies: tuple[str, ...] = (),
+        sessions: Sessions | None = None,
     ) -> None:
         self._app, self._authenticate = app, authenticate
         self._base_url, self._needed, self._find_token = base_url, needed, find_token
@@ -95,31 +110,37 @@ class Gate:
         # Where the host's accounts are asked, one may answer to any spelling of its name.
         self._confined = {user.casefold(): paths for user, paths in confined.items()}
         self._limiter = CapacityLimiter(CHECKS_AT_ONCE)
+        self._sessions = sessions or Sessions(authenticate.version)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
-        scope[KNOWN] = bool(scope.get(LOCAL))
+        scope[KNOWN], scope[DOOR] = bool(scope.get(LOCAL)), self
         if scope.get(LOCAL):
             scope[CALLER] = Caller("local", Role.ADMIN)
-        elif scope["type"] == "http" and _is_asked(scope):
+        elif scope["type"] == "http" and self._is_asked(scope):
             try:
                 scope[CALLER] = await self._admit(scope)
             except (Unauthorized, Forbidden) as error:
-                await problem(error)(scope, receive, send)
+                await self._refusal(scope, error)(scope, receive, send)
                 return
             scope[KNOWN] = True
         caller: Caller | None = scope.get(CALLER)
         if caller is None:
             await self._app(scope, receive, send)
             return
-        with acting(Act(caller.account[:ACCOUNT_CHARS_MAX], caller.role)):
+        with acting(Act(caller.account[:ACCOUNT_CHARS_MAX], caller.role, by_session=caller.by_session)):
             await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Caller:
-        header, address = Headers(scope=scope).get("authorization"), self._address(scope)
-        if header is not None and header.lower().startswith("bearer "):
+        headers, address = Headers(scope=scope), self._address(scope)
+        header = headers.get("authorization")
+        account = None if header is not None else self._sessions.account_of(secret_in(headers.get("cookie", "")))
+        if account is not None:
+            role = await to_thread.run_sync(self._authenticate.role_of, account)
+            caller = Caller(account, role, address, by_session=True)
+        elif header is not None and header.lower().startswith("bearer "):
             caller = await self._by_token(header[7:].strip(), address)
         else:
             user, password = _credentials(header)
@@ -137,6 +158,41 @@ class Gate:
                     hint="ask an admin of this service",
                 )
         return caller
+
+    async def log_in(self, scope: Scope, user: str, password: str) -> str:
+        """The secret of a new session, for a cookie. Unauthorized, Forbidden."""
+        if not user or len(user) + len(password) > CREDENTIALS_CHARS_MAX or "\0" in user + password:
+            raise Unauthorized(WRONG)
+        address = self._address(scope)
+        await to_thread.run_sync(self._authenticate.check, user, password, address, limiter=self._limiter)
+        if user.strip().casefold() in self._confined:
+            raise Forbidden("this account is another service's, and has no page", hint="log in as a person")
+        await to_thread.run_sync(self._authenticate.role_of, user)
+        return await to_thread.run_sync(self._sessions.begin, user)
+
+    def log_out(self, scope: Scope) -> None:
+        self._sessions.end(secret_in(Headers(scope=scope).get("cookie", "")))
+
+    def _refusal(self, scope: Scope, error: SynvirtError) -> Response:
+        """A browser is led to the page's log-in: its own password box keeps what was typed until it is closed."""
+        headers = Headers(scope=scope)
+        refusal = problem(error)
+        if not isinstance(error, Unauthorized) or "authorization" in headers or "sec-fetch-site" not in headers:
+            return refusal
+        login, reading = f"{self._base_url}/login", scope["method"] in READING
+        if headers.get("sec-fetch-mode") == "navigate" and (reading or headers["sec-fetch-site"] == "same-origin"):
+            asked = scope["path"] + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
+            return RedirectResponse(f"{login}?next={quote(asked, safe='')}" if reading else login, status_code=303)
+        del refusal.headers["WWW-Authenticate"]
+        if "hx-request" in headers:
+            refusal.headers["HX-Redirect"] = login
+        return refusal
+
+    def _is_asked(self, scope: Scope) -> bool:
+        path = scope["path"]
+        if path in OPEN_PATHS:
+            return "authorization" in Headers(scope=scope)
+        return path != f"{self._base_url}/login" and not path.startswith(f"{self._base_url}/static/")
 
     async def _by_token(self, secret: str, address: str) -> Caller:
         found = None
@@ -173,10 +229,6 @@ class FromSocket:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[LOCAL] = True
         await self._app(scope, receive, send)
-
-
-def _is_asked(scope: Scope) -> bool:
-    return scope["path"] not in OPEN_PATHS or "authorization" in Headers(scope=scope)
 
 
 def _credentials(header: str | None) -> tuple[str, str]:

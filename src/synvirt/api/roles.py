@@ -20,6 +20,8 @@ RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     (frozenset({"POST"}), "(/api/v1/migrator)?/sources/[^/]+/(test|deep)", Role.OPERATOR),
     (frozenset({"GET"}), "/api/v1/migrator/sources/[^/]+/vms(/.*)?", Role.OPERATOR),
     (frozenset({"GET"}), "/new/(machine|source|several)(/.*)?|/sources/[^/]+/certificate", Role.OPERATOR),
+    # Leaving.
+    (frozenset({"POST"}), "/(login|logout)", Role.VIEWER),
     # Sources, repositories, hosts: what holds credentials or decides where data goes.
     (frozenset({"POST", "PUT", "PATCH", "DELETE"}), "(/api/v1/migrator)?/sources(/.*)?", Role.ADMIN),
     (frozenset({"POST", "PUT", "PATCH", "DELETE"}), "/api/v1/migrator/hosts(/.*)?", Role.ADMIN),

@@ -17,6 +17,7 @@ from synvirt.web.doctor import doctor_router
 from synvirt.web.finding import Finder
 from synvirt.web.job import JobView, job_router
 from synvirt.web.jobs import jobs_router
+from synvirt.web.login import login_router
 from synvirt.web.machine import Setup, machine_router
 from synvirt.web.new import Beginning, new_router
 from synvirt.web.pages import Pages, static_router
@@ -49,6 +50,7 @@ def web_routers(
     beginning, setup = Beginning(pages, sources, finder.uploads), Setup(pages, finder, intake, networks)
     return (
         static_router(pages),
+        login_router(pages),
         jobs_router(pages, intake, stopping=stopping, pace=pace),
         job_router(JobView(pages, intake, screenshot), stopping=stopping, pace=pace),
         new_router(pages, beginning, sources, finder.uploads),

@@ -81,6 +81,7 @@ class Pages:
             "file": self._address,
             "version": __version__,
             "navigation": self._navigation,
+            "who": _logged_in,
             "serves": lambda path: path in self._served(),
         }
         self._routers: list[APIRouter] = []
@@ -152,6 +153,12 @@ class Pages:
 
     def _served(self) -> set[str]:
         return {route.path for router in self._routers for route in router.routes if isinstance(route, APIRoute)}
+
+
+def _logged_in() -> str:
+    """The account that may log out; "": it came by other ways."""
+    act = current()
+    return act.account if act is not None and act.by_session else ""
 
 
 def _failing_with(failure: Callable[[SynvirtError], Response]) -> type[APIRoute]:

@@ -1,0 +1,130 @@
+"""Who is logged in on the page: a cookie's secret stands for an account, for a while.
+
+Kept in {data_dir}/keyring/sessions, so that a page finds the service again after its restart. What is kept is a hash: neither
+the file nor a dump of our memory is a list of what logs in.
+"""
+
+import contextlib
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+
+from synvirt.durable import put_private_file
+
+# A browser takes a name of this prefix only by HTTPS, for this host alone and for every path (RFC 6265bis, section 4.1.3.2).
+COOKIE = "__Host-synvirt"
+# A working day; and who is away for an hour, with no page of ours open, has left (NIST SP 800-63B, section 4.2.3).
+AGE_S, IDLE_S = 12 * 3600.0, 3600.0
+# Of one account: more browsers than a person has. The oldest goes.
+SESSIONS_MAX = 16
+SECRET_BYTES = 32
+
+_log = structlog.get_logger("synvirt.api")
+
+
+@dataclass(slots=True)
+class _Session:
+    account: str
+    version: str
+    begun: float
+    used: float
+
+
+class Sessions:
+    """`version()` changes when the accounts may have changed, passwords among them: then all are logged out. `path` None: they
+    end with the service."""
+
+    def __init__(
+        self,
+        version: Callable[[], object] = lambda: None,
+        *,
+        path: Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._version, self._path, self._clock = version, path, clock
+        self._lock = threading.Lock()
+        self._sessions = {} if path is None else _read(path, clock())
+
+    def begin(self, account: str) -> str:
+        """Of one whose password was right. The cookie's secret. Blocks."""
+        secret, at = secrets.token_urlsafe(SECRET_BYTES), self._clock()
+        with self._lock:
+            self._forget_ended()
+            theirs = [key for key, one in self._sessions.items() if one.account == account]
+            for key in theirs[: max(0, len(theirs) - SESSIONS_MAX + 1)]:
+                del self._sessions[key]
+            self._sessions[_hashed(secret)] = _Session(account, str(self._version()), at, at)
+            self._write()
+        return secret
+
+    def account_of(self, secret: str) -> str | None:
+        """At once: it is asked in the event loop, for each request."""
+        with self._lock:
+            found = self._sessions.get(_hashed(secret))
+            if found is None or not self._holds(found):
+                return None
+            found.used = self._clock()
+            return found.account
+
+    def end(self, secret: str) -> None:
+        """Blocks."""
+        with self._lock:
+            if self._sessions.pop(_hashed(secret), None) is not None:
+                self._write()
+
+    def _holds(self, session: _Session) -> bool:
+        at = self._clock()
+        # A clock that was set back makes no session longer.
+        young = session.begun <= at < session.begun + AGE_S
+        return young and at < session.used + IDLE_S and session.version == str(self._version())
+
+    def _forget_ended(self) -> None:
+        self._sessions = {key: one for key, one in self._sessions.items() if self._holds(one)}
+
+    def _write(self) -> None:
+        """What is used is not written: after a restart an hour begins anew."""
+        if self._path is None:
+            return
+        kept = {key: [one.account, one.version, one.begun] for key, one in self._sessions.items()}
+        try:
+            put_private_file(self._path, json.dumps(kept).encode())
+        except OSError as error:
+            _log.warning("sessions are not kept over a restart", why=error.strerror)
+            # One that was ended must not come back.
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+def _read(path: Path, at: float) -> dict[str, _Session]:
+    """None, where there is no file, or a damaged one: then everybody logs in again."""
+    try:
+        found = json.loads(path.read_bytes())
+        return {key: _Session(str(account), str(version), float(begun), at) for key, (account, version, begun) in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def secret_in(cookie_header: str) -> str:
+    return cookie_parser(cookie_header).get(COOKIE, "")
+
+
+def give(response: Response, secret: str) -> None:
+    """Without an age of its own: it goes with the browser, and the service ends it before."""
+    response.set_cookie(COOKIE, secret, path="/", secure=True, httponly=True, samesite="strict")
+
+
+def take(response: Response) -> None:
+    response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
+
+
+def _hashed(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,161 @@
+"""The page's log-in: a session's cookie, what it opens, and what ends it."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+
+from synvirt.accounts import FileAccounts, Role, set_password
+from synvirt.api.auth import Throttled
+from synvirt.api.sessions import AGE_S, COOKIE, IDLE_S, SESSIONS_MAX, Sessions
+from tests.fakes.service import PREFIX, Service
+
+BROWSER = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}
+OURS = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """One account a role, named after it, in clear on loopback: this client keeps no cookie, tests send it."""
+    folder = tmp_path_factory.mktemp("service")
+    for role in reversed(Role):
+        set_password(folder / "users", str(role), " pw ", role)
+    accounts = FileAccounts(folder / "users")
+    offer = {"path": folder / "offered", "user": "peer"}
+    set_password(folder / "users", "peer", " pw ", Role.VIEWER)
+    service = Service(
+        folder,
+        check_password=Throttled(accounts),
+        role_of=accounts.role_of,
+        tls=False,
+        base_url="/kvm",
+        backup_offers={"other": offer},
+    )
+    with service.served() as server, httpx.Client(base_url=server.address, timeout=60) as client:
+        yield client
+    service.close()
+
+
+def log_in(client: httpx.Client, user: str, password: str = " pw ", **fields: str) -> httpx.Response:
+    answer = client.post("/kvm/login", data={"user": user, "password": password} | fields, headers=OURS)
+    client.cookies.clear()
+    return answer
+
+
+def cookie_of(answer: httpx.Response) -> dict[str, str]:
+    assert answer.status_code == 303, answer.text
+    return {"Cookie": answer.headers["Set-Cookie"].partition(";")[0]}
+
+
+API = "/kvm" + PREFIX
+
+
+def test_the_cookie_is_for_this_host_alone_and_no_script(client: httpx.Client) -> None:
+    answer = log_in(client, "viewer")
+    name_and_value, *attributes = [part.strip() for part in answer.headers["Set-Cookie"].split(";")]
+    assert name_and_value.startswith(f"{COOKIE}=")
+    assert {part.lower() for part in attributes} == {"httponly", "secure", "samesite=strict", "path=/"}
+    assert answer.headers["Location"] == "/kvm/"
+
+
+def test_a_session_opens_what_its_account_may_until_it_is_ended(client: httpx.Client) -> None:
+    cookie = cookie_of(log_in(client, "viewer"))
+    page = client.get("/kvm/", headers=cookie)
+    assert (page.status_code, "Log out" in page.text, ">Audit<" in page.text) == (200, True, False)
+    assert client.get(f"{API}/migrations", headers=cookie | OURS).status_code == 200
+    assert client.post(f"{API}/migrations", headers=cookie | OURS, json={}).status_code == 403
+    assert ">Audit<" in client.get("/kvm/", headers=cookie_of(log_in(client, "admin"))).text
+    assert client.post("/kvm/logout", headers=cookie | {"Sec-Fetch-Site": "same-site"}).status_code == 403
+    ended = client.post("/kvm/logout", headers=cookie | OURS)
+    assert (ended.status_code, ended.headers["Location"]) == (303, "/kvm/login")
+    assert "Max-Age=0" in ended.headers["Set-Cookie"]
+    assert client.get(f"{API}/migrations", headers=cookie).status_code == 401
+
+
+def test_a_stranger_with_a_browser_is_led_to_the_log_in_and_back(client: httpx.Client) -> None:
+    asked = "/kvm/sources?cursor=1"
+    led = client.get(asked, headers=BROWSER)
+    assert led.status_code == 303
+    page = client.get(led.headers["Location"], headers=BROWSER)
+    assert (page.status_code, 'value="/kvm/sources?cursor=1"' in page.text, "<nav" in page.text) == (200, True, True)
+    assert "Log out" not in page.text
+    assert ">Sources<" not in page.text
+    [following] = parse_qs(urlsplit(led.headers["Location"]).query)["next"]
+    assert log_in(client, "viewer", next=following).headers["Location"] == asked
+    form = client.post("/kvm/doctor", headers=BROWSER | {"Sec-Fetch-Site": "same-origin"})
+    assert (form.status_code, form.headers["Location"]) == (303, "/kvm/login"), "a form of a session that has ended"
+    part = client.get("/kvm/sources", headers=OURS | {"HX-Request": "true"})
+    assert (part.status_code, part.headers["HX-Redirect"], "WWW-Authenticate" in part.headers) == (401, "/kvm/login", False)
+    assert "WWW-Authenticate" in client.get(f"{API}/migrations").headers, "the API's callers have Basic"
+
+
+@pytest.mark.parametrize(
+    "elsewhere", ["https://evil.example/", "//evil.example/", "/\\evil.example", "/kvm/\r\nX: y", "javascript:1", "/other/"]
+)
+def test_it_leads_nowhere_else(client: httpx.Client, elsewhere: str) -> None:
+    assert log_in(client, "viewer", next=elsewhere).headers["Location"] == "/kvm/"
+
+
+def test_who_is_not_let_in(client: httpx.Client) -> None:
+    for user, password in (("viewer", "pw"), ("nobody", " pw "), ("", ""), ("viewer\0", " pw "), ("v" * 5000, " pw ")):
+        answer = log_in(client, user, password)
+        assert (answer.status_code, "Set-Cookie" in answer.headers, "WWW-Authenticate" in answer.headers) == (401, False, False)
+        assert "the user or the password is wrong" in answer.text
+    assert log_in(client, "peer").status_code == 403, "another service's account has no page"
+    foreign = client.post("/kvm/login", data={"user": "viewer", "password": " pw "}, headers={"Sec-Fetch-Site": "cross-site"})
+    assert (foreign.status_code, "Set-Cookie" in foreign.headers) == (403, False)
+    for made_up in ("", "x", "\u00e9" * 40, '"; Path=/'):
+        headers = httpx.Headers([(b"cookie", f"{COOKIE}={made_up}".encode())])
+        assert client.get(f"{API}/migrations", headers=headers).status_code == 401
+
+
+def test_what_ends_a_session() -> None:
+    at, version = 0.0, 1
+
+    known = Sessions(lambda: version, clock=lambda: at)
+    secret = known.begin("eve")
+    for _ in range(int(AGE_S / IDLE_S) + 1):  # one that is used lives its whole age
+        at += IDLE_S - 1
+        alive = known.account_of(secret)
+        assert (alive == "eve") is (at < AGE_S)
+    idle = known.begin("eve")
+    at += IDLE_S
+    assert known.account_of(idle) is None
+    changed = known.begin("eve")
+    version = 2
+    assert known.account_of(changed) is None, "the passwords changed"
+    many = [known.begin("eve") for _ in range(SESSIONS_MAX + 1)]
+    other = known.begin("bob")
+    assert [known.account_of(one) for one in many[:2]] == [None, "eve"]
+    known.end(other)
+    assert known.account_of(other) is None
+    assert known._sessions.keys().isdisjoint(many), "no secret is kept"
+
+
+def test_a_changed_password_ends_it(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    set_password(users, "eve", "one")
+    known = Sessions(FileAccounts(users).version)
+    secret = known.begin("eve")
+    assert known.account_of(secret) == "eve"
+    set_password(users, "eve", "two")
+    assert known.account_of(secret) is None
+
+
+def test_it_outlives_a_restart_and_one_that_was_ended_does_not(tmp_path: Path) -> None:
+    kept = tmp_path / "sessions"
+    before = Sessions(path=kept)
+    stays, ended = before.begin("eve"), before.begin("eve")
+    before.end(ended)
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert stays not in kept.read_text()
+    after = Sessions(path=kept)
+    assert (after.account_of(stays), after.account_of(ended)) == ("eve", None)
+    later = Sessions(path=kept, clock=lambda: time.time() + AGE_S)
+    assert later.account_of(stays) is None, "a restart makes no session longer"
+    for damaged in (b"", b"[1]", b'{"a": 1}', b'{"a": [1, 2, "x"]}'):
+        kept.write_bytes(damaged)
+        assert Sessions(path=kept).account_of(stays) is None
