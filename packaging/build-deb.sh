@@ -11,7 +11,8 @@ version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$here/pyproject.toml")
 architecture=$(dpkg --print-architecture)
 tree=$(mktemp -d)
 chmod 755 "$tree"
-trap 'rm -rf "$tree"' EXIT
+tools=$(mktemp -d)
+trap 'rm -rf "$tree" "$tools"' EXIT
 # What the package says of itself does not hang on when it was built, but on what it was built from.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(stat -c %Y "$here/CHANGELOG.md")}
 export SOURCE_DATE_EPOCH
@@ -42,6 +43,11 @@ sed -e 's#/etc/synvirt.toml#/etc/synvirt/synvirt.toml#' -e 's#docs/settings.md#/
     "$here/packaging/synvirt.toml" > "$tree/etc/synvirt/synvirt.toml"
 chmod 640 "$tree/etc/synvirt/synvirt.toml"
 cp "$here"/docs/*.md "$tree/usr/share/doc/synvirt/"
+# What it is made of, in CycloneDX: each locked package with its hashes. The tool has an environment of its own, which is not packed.
+"$here/.venv/bin/python" -m venv "$tools"
+"$tools/bin/pip" install $quiet --require-hashes -r "$here/packaging/requirements-sbom.txt"
+"$tools/bin/cyclonedx-py" requirements "$here/requirements.txt" --pyproject "$here/pyproject.toml" --mc-type application \
+    --output-reproducible --output-format JSON --output-file "$tree/usr/share/doc/synvirt/sbom.cdx.json" 2>"$tools/told" || { cat "$tools/told" >&2; exit 1; }
 gzip -9nc "$here/CHANGELOG.md" > "$tree/usr/share/doc/synvirt/changelog.gz"
 {
     printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nCopyright: the authors of SynVirt\n'

@@ -1,6 +1,7 @@
 """The Debian package: built, put into a root folder of the test's own by dpkg, run from there, removed and purged."""
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -44,6 +45,7 @@ def test_the_package_from_its_build_to_its_purge(tmp_path: Path) -> None:
     is_whole(root)
     runs(root, tmp_path)
     unit_and_settings(root)
+    lists_what_it_is_made_of(root)
     leaves_what_was_not_its_own(root)
 
 
@@ -94,6 +96,15 @@ def is_whole(installed: Path) -> None:
     assert {f"{HOME}/pyvenv.cfg", "lib/systemd/system/synvirt.service", "etc/synvirt/synvirt.toml"} <= names
     assert {Path(name).parts[0] for name in names} == {"usr", "lib", "etc"}
     assert any(name.endswith("synvirt/__pycache__/main.cpython-311.pyc") for name in names), "the service could not write it"
+
+
+def lists_what_it_is_made_of(installed: Path) -> None:
+    """Each locked package, with the hashes that it may have; and no other."""
+    sbom = json.loads((installed / "usr/share/doc/synvirt/sbom.cdx.json").read_text())
+    assert (sbom["bomFormat"], sbom["metadata"]["component"]["name"]) == ("CycloneDX", "synvirt")
+    locked = dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    assert {one["name"]: one["version"] for one in sbom["components"]} == locked
+    assert all(one["externalReferences"][0]["hashes"] for one in sbom["components"])
 
 
 def unit_and_settings(installed: Path) -> None:
