@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from synvirt.model import Migration, State
 from tests.fakes.workers import in_process
 from tests.guest.zvols import POOL, new_destination, root, used_bytes, volumes
 from tests.house import House, offline_plan
+from tests.migrations.engine_process import serve
 from tests.processes import workers
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -38,6 +38,14 @@ def destination() -> ZfsDestination:
 
 @pytest.fixture
 def house(tmp_path: Path, destination: ZfsDestination) -> Iterator[House]:
+    """Its disks are copied in this process: a worker of its own takes half a minute here to begin."""
+    house = House(tmp_path, destination=destination, workers=in_process)
+    yield house
+    house.close()
+
+
+@pytest.fixture
+def with_processes(tmp_path: Path, destination: ZfsDestination) -> Iterator[House]:
     house = House(tmp_path, destination=destination)
     yield house
     house.close()
@@ -68,8 +76,6 @@ def watermark(house: House, job: Migration) -> int:
 
 
 def test_a_disk_lands_on_a_volume_and_its_zeros_take_no_room(house: House) -> None:
-    """Copied in this process: a worker of its own takes half a minute here to begin."""
-    house.rooms = replace(house.rooms, workers=in_process)
     job = house.run(submitted(house).id)
     assert job.state == State.COMPLETED, job.last_error
     device = house.volume(job)
@@ -80,7 +86,8 @@ def test_a_disk_lands_on_a_volume_and_its_zeros_take_no_room(house: House) -> No
     assert DATA_BYTES <= used_bytes(volume(job)) < DATA_BYTES + MIB
 
 
-def test_a_copy_whose_worker_is_killed_goes_on_from_its_watermark(house: House) -> None:
+def test_a_copy_whose_worker_is_killed_goes_on_from_its_watermark(with_processes: House) -> None:
+    house = with_processes
     job = submitted(house, limits={"bandwidth_bps": 2 * MIB})
     seen: list[int] = []
 
@@ -104,11 +111,9 @@ def test_a_copy_whose_worker_is_killed_goes_on_from_its_watermark(house: House) 
 def test_a_job_whose_service_is_killed_goes_on(house: House, tmp_path: Path, destination: ZfsDestination) -> None:
     """kill -9 of the real engine in a process of its own; the next one goes on from the watermark."""
     job = submitted(house, limits={"bandwidth_bps": 2 * MIB})
-    with engine(tmp_path, destination) as process:
+    with engine(tmp_path, destination):
         until(lambda: watermark(house, job) > 2 * MIB)
-        process.kill()
-        process.wait()
-        reached = watermark(house, job)
+    reached = watermark(house, job)
     with engine(tmp_path, destination):
         until(lambda: house.store.get(job.id).ended)
     ended = house.store.get(job.id)
@@ -119,18 +124,25 @@ def test_a_job_whose_service_is_killed_goes_on(house: House, tmp_path: Path, des
 
 
 @contextmanager
-def engine(folder: Path, destination: ZfsDestination) -> Iterator[subprocess.Popen[str]]:
+def engine(folder: Path, destination: ZfsDestination) -> Iterator[int]:
+    """The process id of one that is forked: a new Python would take a minute here to begin."""
     namespace = root(destination).removeprefix(f"{POOL}/").removesuffix("/migrations")
-    argv = [sys.executable, "-m", "tests.guest.engine_process", str(folder), namespace]
-    with (folder / "engine.log").open("a") as log:
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True, cwd="/host")
+    said, says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            sys.stdout = os.fdopen(says, "w")
+            serve(House(folder, destination=ZfsDestination(POOL, namespace)))
+        finally:
+            os._exit(1)
+    os.close(says)
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n", (folder / "engine.log").read_text()[-3000:]
-        yield process
+        with os.fdopen(said) as lines:
+            assert lines.readline() == "ready\n"
+        yield child
     finally:
-        process.kill()
-        process.communicate()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_a_cancelled_job_leaves_no_dataset(house: House, destination: ZfsDestination) -> None:
@@ -158,7 +170,7 @@ def test_a_pool_that_runs_full_fails_the_job_and_leaves_no_dataset(tmp_path: Pat
     destination = new_destination("full")
     folder = tmp_path / "house"
     folder.mkdir()
-    house = House(folder, destination=destination)
+    house = House(folder, destination=destination, workers=in_process)
     try:
         job = house.run(submitted(house, random.Random(3).randbytes(64 * MIB)).id)
         assert job.state == State.FAILED
