@@ -160,9 +160,9 @@ def _module(name: str, version: Callable[[], str]) -> Callable[[Settings], str]:
 
 
 def _libvirt_version() -> str:
-    import libvirt
+    from synvirt.kvm.library import module
 
-    number = int(libvirt.getVersion())
+    number = int(module().getVersion())
     return f"libvirt {number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -164,6 +165,7 @@ def test_the_demo_ends_by_itself_and_tidies_up(tmp_path: Path) -> None:
     assert "The guest answers: it runs from its new disk" in demo.stdout
     for state in ("Queued", "CopyingFull", "Starting", "Completed"):
         assert state in demo.stdout
+    assert not re.search(r" (info|warning|error) : ", demo.stdout + demo.stderr), "libvirt's own log is no news to a user"
     assert volumes(data_dir) == []
     assert list((data_dir / "imports").glob("*.ova")) == []
     assert _guests(data_dir) == []

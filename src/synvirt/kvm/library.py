@@ -18,11 +18,8 @@ def load(missing: type[SynvirtError]) -> Any:
     """The module; `missing`, where it is not installed. Its event loop is a thread of this process, started once."""
     global _loop  # noqa: PLW0603 - libvirt has one event loop a process
     with _lock:
-        # Read when the library loads. Its warnings (that we run as root, that we confine nothing) are no news to anybody, and
-        # its errors are raised: without this it writes both to our stderr. Who hunts a fault sets a file here.
-        os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", "4:file:/dev/null")
         try:
-            import libvirt
+            libvirt = module()
         except ImportError as error:
             raise missing("libvirt's Python binding is missing", hint="apt-get install python3-libvirt") from error
         if _loop is None:
@@ -31,6 +28,17 @@ def load(missing: type[SynvirtError]) -> Any:
             _loop = threading.Thread(target=_run_for_ever, args=(libvirt,), name="libvirt-events", daemon=True)
             _loop.start()
         return libvirt
+
+
+def module() -> Any:
+    """The module alone, for who only asks it something: no event loop, no handler. ImportError. Whoever loads it first in a
+    process loads it by this, for libvirt reads where its log goes once, when it is loaded."""
+    # Its warnings (that we run as root, that we confine nothing) are no news to anybody, and its errors are raised: without
+    # this it writes both to our stderr. Who hunts a fault sets a file here.
+    os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", "4:file:/dev/null")
+    import libvirt
+
+    return libvirt
 
 
 def _run_for_ever(libvirt: Any) -> None:
