@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from synvirt.model import MigrationPlan, State
+from synvirt.model import MigrationPlan, Mode, State
 from synvirt.sample import build
 from tests.fakes.hyperv.host import EXPORTING, USER, FakeHost, hyperv_host
 from tests.fakes.hyperv.model import OFF
@@ -69,11 +69,11 @@ def added(data_dir: Path, host: FakeHost, **more: str) -> None:
     asked(data_dir, "sources", "add", "hv", address, "--kind", "wmi_api", *user, *given, typed=f"{PASSWORD}\n")
 
 
-def test_a_windows_guest_is_moved_cold_and_boots_with_its_drivers(
+def test_a_windows_guest_is_moved_warm_by_exports_and_boots_with_its_drivers(
     tmp_path: Path, host: FakeHost, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NTFS, a registry that says Windows Server 2022, a boot record with its emergency console: the conversion's drivers are in
-    its registry, and it says its prompt here."""
+    its registry, and it says its prompt here. Hyper-V exports each snapshot, over a checkpoint, while the guest writes."""
     need_conversions(monkeypatch)
     raw = phony_windows.disk(tmp_path / "windows.raw", tmp_path, boots=True)
     monkeypatch.setenv("SYNVIRT_VIRTIO_WIN_ISO", str(phony_windows.driver_image(tmp_path / "virtio.iso", tmp_path)))
@@ -82,16 +82,32 @@ def test_a_windows_guest_is_moved_cold_and_boots_with_its_drivers(
     items = (("OSName", "Windows Server 2022 Standard"), ("OSVersion", "10.0.20348"))
     vm.generation, vm.extra = 1, {"kvp": [KVP.format(value, name) for name, value in items]}
     vm.disks[0].bus = 0
-    with service(data_dir):
-        added(data_dir, host, read_by="auto")
-        job = json.loads(asked(data_dir, "import", "windows", "--source", "hv", "--mode", "cold", "--wait", "--json"))
-    assert (job["state"], job["mode_effective"]) == ("Completed", "Cold"), job["last_error"]
-    assert job["boot_sign"]
-    assert any("virtio drivers installed" in one["text"] for one in job["conversion"]["messages"])
-    assert (host.called("take"), host.snapshots(vm), host.wsman.shells) == (0, [], {})
-    assert "V2vProcessing" in [visit["state"] for visit in job["history"]]
+    vm.disks[0].files.checkpoint()
+    plan: dict[str, Any] = {
+        "source": {"Live": "wmi_api"}, "mode": "Warm", "warm": {"cutover": "manual", "interval_s": 3600},
+    }  # fmt: skip
+    written = random.Random(7).randbytes(512 << 10)
+    with service(data_dir) as (_, client):
+        added(data_dir, host, **EXPORTING)
+        source = json.loads(asked(data_dir, "sources", "list", "--json"))["items"][0]["id"]
+        plan |= {"source_ref": {"kind": "live_vm", "source_id": source, "vm_id": vm.id}}
+        job = client.submit(MigrationPlan.model_validate(plan))
+        until(lambda: client.migration(job.id).state is State.DELTA_SYNCING or client.migration(job.id).ended, 240)
+        assert host.hyperv.guest_writes(vm, GAP, written)
+        client.ask("POST", f"/migrations/{job.id}/cutover")
+        until(lambda: client.migration(job.id).ended, 480)
+        job = client.migration(job.id)
+    assert (job.state, job.mode_effective) == (State.COMPLETED, Mode.WARM), job.last_error
+    assert job.boot_sign
+    assert job.conversion is not None
+    assert any("virtio drivers installed" in one.text for one in job.conversion.messages)
+    assert (host.called("export") > 1, host.snapshots(vm), host.wsman.shells, vm.state) == (True, [], {}, OFF)
+    assert State.V2V_PROCESSING in [visit.state for visit in job.history]
     assert not list((data_dir / "conversions").iterdir())
-    volume = data_dir / "volumes" / job["disks"][0]["volume"]
+    volume = data_dir / "volumes" / str(job.disks[0].volume)
+    with volume.open("rb") as file:
+        file.seek(GAP)
+        assert file.read(len(written)) == written
     with phony_windows.volume_of(volume, tmp_path) as root:
         assert (root / "Windows/System32/drivers/viostor.sys").exists()
 
