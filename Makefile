@@ -1,16 +1,16 @@
 # make run: install what is needed and do the main job. make test: prove it. make check: style, types, layers.
 # make lab: build the guest with zfs that some tests boot; once, some minutes, as root; kept in ~/.cache/synvirt-lab.
-# make deb: a Debian package of it, in dist/.
+# make deb: a Debian package of it, in dist/. make deb-proof: install it in a bare Debian 12, import an OVA there, boot it; as root.
 # make bench: speed, as ratios against other tools in the same run, written into docs/performance.md and the README; refused
-# where others work on the machine meanwhile.
+# where others work on the machine meanwhile. make bench-quick: processor time against recorded bounds, in a minute.
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-again check bench bench-quick clean setup-test lab deb
+.PHONY: help setup run test test-again check bench bench-quick clean setup-test lab deb deb-proof
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^#/!q; s/^# //p' Makefile
 
 # The stamp holds the environment to its lock file: change the one, and the other is made again. It sees Debian's packages for
 # libvirt and libnbd; what is locked is installed all the same where Debian happens to have it too (--ignore-installed).
@@ -54,6 +54,9 @@ check: setup-test
 
 deb: setup
 	packaging/build-deb.sh dist
+
+deb-proof: deb
+	packaging/prove-deb.sh dist/*.deb
 
 bench: setup-test
 	$(BIN)/python -m bench --write
