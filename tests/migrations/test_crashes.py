@@ -166,6 +166,7 @@ def test_a_cancel_at_every_commit_leaves_nothing(name: str, part: int, tmp_path:
             assert ended.last_error.code == "E_MIG_CANCELLED"
             assert house.leftovers(VM if scenario.live else None) == []
             assert house.store.ledger(job.id) == []
+            assert [disk.volume for disk in ended.disks if disk.volume] == [], "it names no volume that is gone"
             assert not house.store.slots.has_any(job.id)
             assert not scenario.live or house.platform.vm(VM)["power"] == "on"
         else:

@@ -21,7 +21,7 @@ from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.states import may_move, next_state
 from synvirt.migrations.steps import STEPS
-from synvirt.model import ENDS, Migration, State, StateVisit, now
+from synvirt.model import ENDS, DiskProgress, Migration, State, StateVisit, now
 from synvirt.store import LedgerEntry
 
 log = structlog.get_logger(__name__)
@@ -92,7 +92,15 @@ async def _end(job: Job) -> State:
     cancelled = _failing(job.migration) == Cancelled.code
     keep: frozenset[str] = frozenset() if cancelled else kept_on_failure(job.migration)
     await sweep(job, keep)
-    return await _move(job, State.CANCELLED if cancelled else State.FAILED)
+    return await _move(job, State.CANCELLED if cancelled else State.FAILED, disks=await _disks_left(job, keep))
+
+
+async def _disks_left(job: Job, keep: frozenset[str]) -> tuple[DiskProgress, ...]:
+    """They name volumes that are there, and no others."""
+    if "volume" in keep:
+        return job.migration.disks
+    left = {entry.name for entry in await job.in_thread(job.rooms.store.ledger, job.id) if entry.kind == "volume"}
+    return tuple(disk if disk.volume in left else disk.model_copy(update={"volume": None}) for disk in job.migration.disks)
 
 
 # ── the ledger swept ─────────────────────────────────────────────────────────────────────────────────────────────────
