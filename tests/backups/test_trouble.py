@@ -198,8 +198,12 @@ def test_a_point_whose_registration_a_kill_cut_off_is_found_again(house: House) 
 
 
 def test_a_guest_that_fails_keeps_none_of_the_others_from_it(house: House) -> None:
-    house.image("db", CONTENT[:5000])
-    run = house.run(house.job("gone", "web", "nowhere", "db"))
+    for name in ("gone", "nowhere", "db"):
+        house.image(name, CONTENT[:5000])
+    job = house.job("gone", "web", "nowhere", "db")
+    for name in ("gone", "nowhere"):
+        house.guests.remove(name)
+    run = house.run(job)
     assert (run.status, len(run.restore_point_ids)) == ("failed", 2)
     assert run.error is not None
     assert run.error.message.startswith("2 of 4 guests were not backed up; gone: ")
