@@ -185,6 +185,11 @@ def _short(root: Path) -> Path:
         return root
     folder = Path("/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "/tmp"))  # noqa: S108 - checked below
     link = folder / f"sv-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
+    # Who asks before the driver was ever opened makes folders beneath it, which nobody can beneath a link to nothing.
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Internal(f"the hypervisor's folder {root} cannot be made: {error.strerror}") from error
     with contextlib.suppress(FileExistsError):
         link.symlink_to(root)
     # In a folder that others write to, somebody may have been there first.
