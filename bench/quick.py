@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from bench.measure import OURS, RunFailed, same_content, timed
 from bench.rows import ROWS, Row
-from bench.sources import Sources, original_of
+from bench.sources import MIB, Sources, original_of
 
 RECORDED = Path(__file__).with_name("quick.json")
 NAMES = ("raw", "qcow2", "qcow2 zlib", "qcow2 zstd", "vhdx", "ova")
@@ -24,6 +25,8 @@ LOSS_MAX = 1.2
 # A round that others disturbed says nothing: rounds go on until the row holds, and a true loss never does.
 ROUNDS_MIN, ROUNDS_MAX = 3, 12
 DATA_MIB = 250
+# In units of the data: the disk, seven images of it, the target.
+SPACE_NEEDED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def main() -> None:
     rows = [row for row in ROWS if row.name in NAMES]
     measured: dict[str, Cost] = {}
     print("| row | ours, CPU-s | qemu-img, CPU-s | by it | bound | ok |\n|---|---:|---:|---:|---:|---|", flush=True)
-    with tempfile.TemporaryDirectory(prefix="synvirt-bench-", dir=_place()) as folder:
+    with tempfile.TemporaryDirectory(prefix="synvirt-bench-", dir=_place(SPACE_NEEDED * options.data_mib * MIB)) as folder:
         sources = Sources(Path(folder), options.data_mib)
         for row in rows:
             bound = recorded[row.name] * LOSS_MAX if recorded else None
@@ -86,9 +89,10 @@ def _cost(row: Row, sources: Sources, target: Path, bound: float | None) -> Cost
     return found
 
 
-def _place() -> str | None:
-    """In memory, where there is any: a disk's driver costs processor time too, and not always the same."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+def _place(needed_bytes: int) -> str | None:
+    """In memory, where there is enough: a disk's driver costs processor time too, and not always the same."""
+    place = Path("/dev/shm")
+    return str(place) if place.is_dir() and shutil.disk_usage(place).free > needed_bytes else None
 
 
 if __name__ == "__main__":
