@@ -25,6 +25,7 @@ unshare --mount --propagation private sh -eu -c '
     mount -t tmpfs tmpfs "$root/run"
     cp /etc/resolv.conf "$root/etc/resolv.conf"
     export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 HOME=/root
+    chroot "$root" apt-get update -q=2
     chroot "$root" apt-get install -y -q=2 --no-install-recommends /tmp/synvirt.deb
     chroot "$root" synvirt --version
     # What vSphere needs is in the box.
