@@ -77,11 +77,7 @@ def measure(row: Row, get: Callable[[str], Path], target: Path, original: Path, 
 
     The first round touches the memory that the later ones are given again: on a virtual machine the first touch costs most.
     """
-    source, peer_source = get(row.source), get(row.peer_source or row.source)
-    ours_argv = [*OURS, *row.options, str(source), str(target)]
-    peer_argv = [part.format(peer_source=peer_source, target=target) for part in shlex.split(row.peer)]
-    if peer_argv[0] == "synvirt":
-        peer_argv[0] = OURS[0]
+    ours_argv, peer_argv = commands(row, get, target)
     ours, peers, equal = [], [], True
     for turn in range(rounds + 1):
         run = timed(ours_argv)
@@ -95,6 +91,15 @@ def measure(row: Row, get: Callable[[str], Path], target: Path, original: Path, 
             peers.append(run)
         target.unlink()
     return Result(row, ours, peers, equal)
+
+
+def commands(row: Row, get: Callable[[str], Path], target: Path) -> tuple[list[str], list[str]]:
+    """Ours and the peer's, to make `target`."""
+    source, peer_source = get(row.source), get(row.peer_source or row.source)
+    peer_argv = [part.format(peer_source=peer_source, target=target) for part in shlex.split(row.peer)]
+    if peer_argv[0] == "synvirt":
+        peer_argv[0] = OURS[0]
+    return [*OURS, *row.options, str(source), str(target)], peer_argv
 
 
 def timed(argv: list[str], extra: Mapping[str, str] = MappingProxyType({})) -> Run:

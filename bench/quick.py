@@ -8,14 +8,13 @@ machine does only ever adds. A row may take a fifth more than what was recorded;
 import argparse
 import json
 import os
-import shlex
 import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measure import OURS, RunFailed, same_content, timed
+from bench.measure import RunFailed, commands, same_content, timed
 from bench.rows import ROWS, Row
 from bench.sources import MIB, Sources, original_of
 
@@ -71,10 +70,8 @@ def main() -> None:
 
 def _cost(row: Row, sources: Sources, target: Path, bound: float | None) -> Cost:
     """RunFailed. Until it is within its bound, by turns; where there is none, as many rounds as a row takes that holds."""
-    source, peer_source = sources.get(row.source), sources.get(row.peer_source or row.source)
+    ours_argv, peer_argv = commands(row, sources.get, target)
     original = sources.get(original_of(row.source))
-    ours_argv = [*OURS, *row.options, str(source), str(target)]
-    peer_argv = [part.format(peer_source=peer_source, target=target) for part in shlex.split(row.peer)]
     ours, peers = [], []
     for number in range(ROUNDS_MAX):
         ours.append(timed(ours_argv).cpu_seconds)

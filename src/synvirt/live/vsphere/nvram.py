@@ -3,9 +3,10 @@
     «MRVN», CMOS, its own state … │ «EFI_NV» … │ «VMWNVRAM» │ u32 │ bytes from «VMWNVRAM» on │ variables │ 0xff …
     a variable: vendor │ attributes │ bytes of name and data │ bytes of name │ name in UTF-16, with its end │ data
 
-VMware publishes no description. Three programs of others read it alike: virt-firmware's `varstore/vmware.py`, pyuefivars and
-CERT's UEFI parser; none was tried on a file of every version. So whatever does not fit exactly is refused, and stays behind.
-The data of a signed variable is led by what it was signed with: EFI_TIME, then a WIN_CERTIFICATE, which says its own length
+VMware publishes no description. What others wrote reads the region and its records alike (virt-firmware's
+`varstore/vmware.py` for one); none was tried here on a file of a real host. So whatever does not fit exactly is refused, and
+stays behind. Of a signed variable they say only that 40 bytes lead its data. We read those as the UEFI specification has what
+a variable was signed with: EFI_TIME, then a WIN_CERTIFICATE, which says its own length
 (UEFI 2.10, EFI_VARIABLE_AUTHENTICATION_2). Numbers are little-endian.
 """
 
