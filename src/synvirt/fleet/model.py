@@ -1,0 +1,253 @@
+"""The nouns of waves on the wire. What a caller sends is `Received`; what we answer is a `Model`.
+
+Times of a window are local to its time zone, without an offset, as calendars have them (RFC 5545, section 3.3.5, form 3). All other
+times are UTC.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+from uuid import UUID
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
+
+from synvirt.model import WHOLE, Endpoint, MigrationPlan, Model, Name, Received, Time
+from synvirt.sizes import KIB, TIB
+
+# An id within a wave: it stands in sheets, on the command line and in URLs.
+MemberId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+# Ten thousand VMs are twice the largest fleet that was asked for; a document of them is some 20 MiB.
+MEMBERS_MAX = 10_000
+
+
+def _known_zone(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"{value!r} is no time zone of the IANA database, like Europe/Berlin") from None
+    return value
+
+
+def _local(value: datetime) -> datetime:
+    if value.tzinfo is not None:
+        raise ValueError("a window's time is local to its time zone and has no offset, like 2026-11-28T22:00:00")
+    return value
+
+
+TimeZone = Annotated[str, StringConstraints(min_length=1, max_length=64), AfterValidator(_known_zone)]
+LocalTime = Annotated[datetime, AfterValidator(_local)]
+
+
+class WaveState(StrEnum):
+    """`draft`: nothing moves before `go`. `held`: nothing new begins; what copies goes on. `rolling_back`: members that were cut over
+    are given back to their source."""
+
+    DRAFT = "draft"
+    RUNNING = "running"
+    HELD = "held"
+    ROLLING_BACK = "rolling_back"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ROLLED_BACK = "rolled_back"
+    CANCELLED = "cancelled"
+
+
+WAVE_ENDS = frozenset({WaveState.COMPLETED, WaveState.FAILED, WaveState.ROLLED_BACK, WaveState.CANCELLED})
+
+
+class MemberState(StrEnum):
+    """`ready`: its copy is whole and kept fresh, and waits for its cut-over. `healthy`: seen booted and its checks passed."""
+
+    WAITING = "waiting"
+    SYNCING = "syncing"
+    READY = "ready"
+    CUTTING_OVER = "cutting_over"
+    HEALTHY = "healthy"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    ROLLED_BACK = "rolled_back"
+
+
+MEMBER_ENDS = frozenset({MemberState.HEALTHY, MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK})
+
+
+class LockOut(Received):
+    """No cut-over begins or lasts into it. Local times of the window's zone."""
+
+    start: LocalTime
+    end: LocalTime
+
+    @model_validator(mode="after")
+    def _forward(self) -> Self:
+        if self.end <= self.start:
+            raise ValueError("a lock-out ends after it starts")
+        return self
+
+
+class Window(Received):
+    """When members may cut over: from `start` to `end`, once, or again by `rrule` (RFC 5545, section 3.3.10, without RRULE:)."""
+
+    id: MemberId
+    name: Name
+    timezone: TimeZone = "UTC"
+    rrule: Annotated[str, StringConstraints(min_length=1, max_length=255)] | None = None
+    start: LocalTime
+    end: LocalTime
+    lockouts: Annotated[tuple[LockOut, ...], Field(max_length=1000)] = ()
+
+    @model_validator(mode="after")
+    def _forward(self) -> Self:
+        if self.end <= self.start:
+            raise ValueError("a window ends after it starts")
+        return self
+
+
+class Group(Received):
+    """`together`: its members cut over in one window, or none does. `apart`: no two of them cut over at once, nor run on one host."""
+
+    name: MemberId
+    rule: Literal["together", "apart"] = "together"
+    outage_budget_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
+
+
+class Check(Received):
+    """How a moved guest is seen to be healthy, beside its boot sign: a TCP port that answers, an HTTP page, a command by its agent."""
+
+    kind: Literal["port", "http", "command"]
+    port: Annotated[int, Field(ge=1, le=65535), WHOLE] | None = None
+    url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://")] | None = None
+    argv: Annotated[tuple[Annotated[str, StringConstraints(max_length=4096)], ...], Field(max_length=64)] = ()
+    within_s: Annotated[float, Field(gt=0, le=3600)] = 120
+
+    @model_validator(mode="after")
+    def _its_own_field(self) -> Self:
+        given = {name for name, value in (("port", self.port), ("http", self.url), ("command", self.argv)) if value}
+        if given != {self.kind}:
+            raise ValueError(
+                "a check of kind port has a port, of kind http a url, of kind command an argv, and no other of them"
+            )
+        return self
+
+
+class MemberRequest(Received):
+    """One VM of a wave. `after`: ids of members, or names of groups, that are healthy before it cuts over. `priority`: lower first."""
+
+    id: MemberId
+    vm: Name
+    plan: MigrationPlan
+    after: Annotated[tuple[MemberId, ...], Field(max_length=1000)] = ()
+    group: MemberId | None = None
+    priority: Annotated[int, Field(ge=1, le=5), WHOLE] = 3
+    window_id: MemberId | None = None
+    outage_budget_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
+    # Names of those whose word is needed before its cut-over.
+    approvers: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
+    checks: Annotated[tuple[Check, ...], Field(max_length=32)] = ()
+
+
+class Approval(Model):
+    """`approver`: as the member names whose word is needed; `account`: who gave it."""
+
+    approver: str
+    account: str
+    at: Time
+
+
+class Member(MemberRequest):
+    """As answered. `waits_for`: a sentence that says what it waits for, null where it waits for nothing."""
+
+    state: MemberState = MemberState.WAITING
+    waits_for: str | None = None
+    job_id: UUID | None = None
+    approvals: tuple[Approval, ...] = ()
+    # As the forecast has it, and as it was.
+    planned_at: Time | None = None
+    cut_over_at: Time | None = None
+    healthy_at: Time | None = None
+    outage_s: float | None = None
+    cause: str | None = None
+
+
+class WaveLimits(Received):
+    """How much at once: full copies and cut-overs per source host, per destination and in the whole wave, bytes a second of each."""
+
+    per_source_host: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
+    per_destination: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
+    wave: Annotated[int, Field(ge=1, le=10_000), WHOLE] | None = None
+    bandwidth_bps: Annotated[int, Field(ge=64 * KIB, le=TIB), WHOLE] | None = None
+
+
+class Canary(Received):
+    """The first `count` members move alone; the others go on once those are healthy, or once somebody approved them."""
+
+    count: Annotated[int, Field(ge=1, le=1000), WHOLE]
+    gate: Literal["success", "approval"] = "success"
+
+
+HookEvent = Literal["wave", "member"]
+
+
+class Hook(Received):
+    """A webhook: POST of each change, signed by HMAC-SHA256 of the body with `secret`. The secret is never answered."""
+
+    url: Endpoint
+    secret: SecretStr
+    events: Annotated[tuple[HookEvent, ...], Field(min_length=1, max_length=2)] = ("wave", "member")
+
+
+class HookShown(Model):
+    url: str
+    events: tuple[HookEvent, ...]
+
+
+class WaveForecast(Model):
+    """From `simulate`: when it begins, when all is done with a chance of one half and of 95 %, and what holds it back most."""
+
+    starts_at: Time
+    ends_p50: Time
+    ends_p95: Time
+    bottleneck: str
+    made_at: Time
+
+
+class WaveRequest(Received):
+    """Body of POST /waves. Ids are unique; `after`, `group` and `window_id` name what is in this wave; no cycle."""
+
+    name: Name
+    members: Annotated[tuple[MemberRequest, ...], Field(max_length=MEMBERS_MAX)] = ()
+    groups: Annotated[tuple[Group, ...], Field(max_length=1000)] = ()
+    windows: Annotated[tuple[Window, ...], Field(max_length=1000)] = ()
+    limits: WaveLimits = WaveLimits()
+    canary: Canary | None = None
+    on_failure: Literal["stop", "continue", "roll_back"] = "stop"
+    hooks: Annotated[tuple[Hook, ...], Field(max_length=16)] = ()
+    start_at: Time | None = None
+
+
+class Wave(Model):
+    """As the store keeps it and as the API answers it."""
+
+    id: UUID
+    name: str
+    state: WaveState = WaveState.DRAFT
+    members: tuple[Member, ...] = ()
+    groups: tuple[Group, ...] = ()
+    windows: tuple[Window, ...] = ()
+    limits: WaveLimits = WaveLimits()
+    canary: Canary | None = None
+    on_failure: Literal["stop", "continue", "roll_back"] = "stop"
+    hooks: tuple[HookShown, ...] = ()
+    start_at: Time | None = None
+    forecast: WaveForecast | None = None
+    # Why it is held or failed, in a sentence.
+    reason: str | None = None
+    submitted_by: str | None = None
+    created_at: Time
+    started_at: Time | None = None
+    finished_at: Time | None = None
+
+
+def local_to_utc(value: datetime, timezone: str) -> datetime:
+    """A local time that a change of clocks skips is moved past the gap; one that comes twice is its first (fold 0)."""
+    return value.replace(tzinfo=ZoneInfo(timezone)).astimezone(UTC)
