@@ -1,6 +1,7 @@
 """The nouns of waves on the wire. What a caller sends is `Received`; what we answer is a `Model`.
 
-Times of a window are local to its time zone, without an offset, as calendars have them (RFC 5545, section 3.3.5, form 3). All other
+Times of a window are local to its time zone, without an offset, as calendars have them (RFC 5545, section 3.3.5, form 3). All
+other
 times are UTC.
 """
 
@@ -40,7 +41,8 @@ LocalTime = Annotated[datetime, AfterValidator(_local)]
 
 
 class WaveState(StrEnum):
-    """`draft`: nothing moves before `go`. `held`: nothing new begins; what copies goes on. `rolling_back`: members that were cut over
+    """`draft`: nothing moves before `go`. `held`: nothing new begins; what copies goes on. `rolling_back`: members that were
+    cut over
     are given back to their source."""
 
     DRAFT = "draft"
@@ -86,7 +88,8 @@ class LockOut(Received):
 
 
 class Window(Received):
-    """When members may cut over: from `start` to `end`, once, or again by `rrule` (RFC 5545, section 3.3.10, without RRULE:)."""
+    """When members may cut over: from `start` to `end`, once, or again by `rrule` (RFC 5545, section 3.3.10, without
+    RRULE:)."""
 
     id: MemberId
     name: Name
@@ -104,7 +107,8 @@ class Window(Received):
 
 
 class Group(Received):
-    """`together`: its members cut over in one window, or none does. `apart`: no two of them cut over at once, nor run on one host."""
+    """`together`: its members cut over in one window, or none does. `apart`: no two of them cut over at once, nor run on one
+    host."""
 
     name: MemberId
     rule: Literal["together", "apart"] = "together"
@@ -112,7 +116,8 @@ class Group(Received):
 
 
 class Check(Received):
-    """How a moved guest is seen to be healthy, beside its boot sign: a TCP port that answers, an HTTP page, a command by its agent."""
+    """How a moved guest is seen to be healthy, beside its boot sign: a TCP port that answers, an HTTP page, a command by its
+    agent."""
 
     kind: Literal["port", "http", "command"]
     port: Annotated[int, Field(ge=1, le=65535), WHOLE] | None = None
@@ -131,7 +136,8 @@ class Check(Received):
 
 
 class MemberRequest(Received):
-    """One VM of a wave. `after`: ids of members, or names of groups, that are healthy before it cuts over. `priority`: lower first."""
+    """One VM of a wave. `after`: ids of members, or names of groups, that are healthy before it cuts over. `priority`: lower
+    first."""
 
     id: MemberId
     vm: Name
@@ -170,7 +176,8 @@ class Member(MemberRequest):
 
 
 class WaveLimits(Received):
-    """How much at once: full copies and cut-overs per source host, per destination and in the whole wave, bytes a second of each."""
+    """How much at once: full copies and cut-overs per source host, per destination and in the whole wave, bytes a second of
+    each."""
 
     per_source_host: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
     per_destination: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
