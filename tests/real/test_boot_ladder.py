@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -166,17 +167,41 @@ def clean(tmp_path: Path) -> Iterator[Path]:
         os.kill(pid, signal.SIGKILL)
 
 
-def machine(data_dir: Path, name: str) -> MigrationPlan:
-    """A VMware folder: UEFI, a TPM, a disk that nothing boots from, so its firmware is busy for a while and then gives up."""
+def halting() -> bytes:
+    """An UEFI application that stops the processor and gives no sign of life: `cli; hlt; jmp`, in the smallest PE32+ file that
+    the firmware takes (Microsoft's PE Format, sections «COFF File Header», «Optional Header», «Section Table»)."""
+    code, page = b"\xfa\xf4\xeb\xfd", 0x1000
+    coff = struct.pack("<4sHHIIIHH", b"PE\0\0", 0x8664, 1, 0, 0, 0, 0xF0, 0x22)
+    optional = struct.pack(
+        "<HBBIIIIIQIIHHHHHHIIIIHHQQQQII",
+        *(0x20B, 0, 0, 512, 0, 0, page, page, 0, page, 512, 0, 0, 0, 0, 0, 0, 0, 2 * page, 512, 0, 10, 0, 0, 0, 0, 0, 0, 16),
+    )
+    section = struct.pack("<8sIIIIIIHHI", b".text", len(code), page, 512, 512, 0, 0, 0, 0, 0x60000020)
+    header = b"MZ" + bytes(58) + struct.pack("<I", 64) + coff + optional + bytes(128) + section
+    return header.ljust(512, b"\0") + code.ljust(512, b"\0")
+
+
+def machine(data_dir: Path, name: str, *, boots: bool = False) -> MigrationPlan:
+    """A VMware folder: UEFI, a TPM, and a disk that nothing boots from: its firmware is busy for a while, then gives up. With
+    `boots` the guest halts at once, so that the job waits for a sign of life for as long as it takes."""
     need("qemu-img", "qemu-utils")
     need("swtpm_setup", "swtpm-tools")
+    need("mcopy", "mtools")
     folder = data_dir / "imports" / name
     folder.mkdir()
     (folder / f"{name}.vmx").write_text(VMX.format(name=name).replace("windows2019srv-64", "other-64"))
-    subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "vmdk", str(folder / f"{name}.vmdk"), str(8 * MIB)], check=True, capture_output=True
-    )
+    (image := folder / "disk.raw").write_bytes(bytes(8 * MIB))
+    if boots:
+        (folder / "halting.efi").write_bytes(halting())
+        run(["mformat", "-i", image, "-T", str(8 * MIB // 512), "::"])
+        run(["mmd", "-i", image, "::EFI", "::EFI/BOOT"])
+        run(["mcopy", "-i", image, folder / "halting.efi", "::EFI/BOOT/BOOTX64.EFI"])
+    run(["qemu-img", "convert", "-f", "raw", "-O", "vmdk", image, folder / f"{name}.vmdk"])
     return plan(folder, "vmx_folder")
+
+
+def run(argv: list[str | Path]) -> None:
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
 
 
 def has_all(data_dir: Path) -> bool:
@@ -211,11 +236,11 @@ def test_a_guest_that_did_not_boot_leaves_its_volumes_and_what_it_showed(clean: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("delay_s", [0, 0.05, 0.15, 0.4, 1.5])
+@pytest.mark.parametrize("delay_s", [0, 0.15, 1.5])
 def test_killed_while_the_guest_lands_and_cancelled_it_leaves_nothing(clean: Path, delay_s: float) -> None:
     """The moment is drawn by the delay after the state was seen: the ledger must hold at each."""
     with service(clean) as (process, client):
-        job = client.submit(machine(clean, "killed"))
+        job = client.submit(machine(clean, "killed", boots=True))
         until(lambda: client.migration(job.id).state == State.STARTING, 120)
         time.sleep(delay_s)
         process.kill()
