@@ -1,0 +1,120 @@
+"""When members may cut over: a window's occurrences as pieces of time in UTC. No I/O.
+
+    Window (local, RFC 5545) ─▶ starts ─▶ UTC ─▶ what overlaps is joined ─▶ minus lock-outs ─▶ Span, Span, …
+
+Clocks that change: an occurrence ends when the clock on the wall shows its end, so a night from 22:00 to 06:00 lasts nine hours
+when clocks go back. A time that is skipped is moved past the gap; one that comes twice is its first. A lock-out goes the other
+way, so that it is never shorter than it was meant.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from zoneinfo import ZoneInfo
+
+from synvirt.errors import InvalidPlan
+from synvirt.fleet.model import LockOut, Window, local_to_utc
+from synvirt.fleet.recurrence import parse, starts
+
+# Beyond, time zones are guesses and arithmetic leaves the calendar.
+YEARS = (1970, 2200)
+LENGTH_MAX = timedelta(days=31)
+# A window each day for 13 years: more is no plan.
+OCCURRENCES_MAX = 5_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """A piece of a window in UTC; `end` is no longer in it."""
+
+    start: datetime
+    end: datetime
+
+    def left_s(self, now: datetime) -> float:
+        return max(0.0, (self.end - max(now, self.start)).total_seconds())
+
+
+def occurrences(window: Window, after: datetime, before: datetime) -> tuple[Span, ...]:
+    """Its pieces that end after `after` and start before `before` (UTC), ascending, apart from each other. Pieces are whole:
+    the first may start before `after`. InvalidPlan, for a rule that cannot be."""
+    length = check(window)
+    zone = ZoneInfo(window.timezone)
+    if window.rrule is None:
+        found = [window.start]
+    else:
+        rule = parse(window.rrule, window.timezone)
+        # A day more on both sides: no clock differs from UTC by more.
+        since = _local(after, zone) - length - timedelta(days=1)
+        until = _local(before, zone) + timedelta(days=1)
+        found = list(islice(starts(rule, window.start, since=since, before=until), OCCURRENCES_MAX + 1))
+        if len(found) > OCCURRENCES_MAX:
+            raise InvalidPlan(
+                f"window {window.id!r} occurs more than {OCCURRENCES_MAX} times in the time that is looked at",
+                hint="give the rule an end by UNTIL, or a larger INTERVAL",
+            )
+    spans = (Span(local_to_utc(start, window.timezone), local_to_utc(start + length, window.timezone)) for start in found)
+    # An occurrence that begins in an hour that is skipped may have no time left.
+    whole = _joined(span for span in spans if span.start < span.end)
+    pieces = _without(whole, _joined(_locked(one, zone) for one in window.lockouts))
+    return tuple(piece for piece in pieces if piece.end > after and piece.start < before)
+
+
+def check(window: Window) -> timedelta:
+    """Its length. InvalidPlan."""
+    times = (window.start, window.end, *(at for one in window.lockouts for at in (one.start, one.end)))
+    if not all(YEARS[0] <= at.year <= YEARS[1] for at in times):
+        raise InvalidPlan(f"window {window.id!r} has a time outside of the years {YEARS[0]} to {YEARS[1]}")
+    length = window.end - window.start
+    if length > LENGTH_MAX:
+        raise InvalidPlan(
+            f"window {window.id!r} lasts {length.days} days; {LENGTH_MAX.days} are the most",
+            hint="a longer time is a shorter window with a rule, like FREQ=DAILY",
+        )
+    if window.rrule is not None:
+        parse(window.rrule, window.timezone)
+    return length
+
+
+def _local(at: datetime, zone: ZoneInfo) -> datetime:
+    bounded = min(max(at, datetime(YEARS[0], 1, 1, tzinfo=UTC)), datetime(YEARS[1], 12, 31, tzinfo=UTC))
+    return bounded.astimezone(zone).replace(tzinfo=None)
+
+
+def _locked(one: LockOut, zone: ZoneInfo) -> Span:
+    """The longest that it can mean."""
+    return Span(min(_both(one.start, zone)), max(_both(one.end, zone)))
+
+
+def _both(at: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
+    return at.replace(tzinfo=zone, fold=0).astimezone(UTC), at.replace(tzinfo=zone, fold=1).astimezone(UTC)
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """What overlaps or touches is one."""
+    found: list[Span] = []
+    for span in sorted(spans):
+        if found and span.start <= found[-1].end:
+            found[-1] = Span(found[-1].start, max(found[-1].end, span.end))
+        else:
+            found.append(span)
+    return found
+
+
+def _without(spans: list[Span], locked: list[Span]) -> list[Span]:
+    """Both ascending, neither overlapping itself."""
+    found: list[Span] = []
+    place = 0
+    for span in spans:
+        start = span.start
+        while place < len(locked) and locked[place].end <= start:
+            place += 1
+        at = place
+        while at < len(locked) and locked[at].start < span.end:
+            if start < locked[at].start:
+                found.append(Span(start, locked[at].start))
+            start = max(start, locked[at].end)
+            at += 1
+        if start < span.end:
+            found.append(Span(start, span.end))
+    return found
