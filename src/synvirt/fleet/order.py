@@ -1,0 +1,214 @@
+"""What is wrong with a wave, field by field, and the order that its dependencies give. No I/O.
+
+A graph has a node a member and a node a group: who is after a group waits for its node, which waits for each of its members. So
+five thousand members after a group of five hundred are 5,500 edges, not 2.5 million.
+"""
+
+import difflib
+import heapq
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from types import MappingProxyType
+
+from synvirt.errors import InvalidPlan
+from synvirt.fleet.model import Group, MemberRequest, Wave, WaveRequest, Window
+from synvirt.fleet.windows import check as check_window
+from synvirt.migrations.foreseen import PlanProblem
+from synvirt.model import LiveVmRef
+
+# Problems of ten thousand rows would be a document that nobody reads.
+PROBLEMS_MAX = 200
+# Names that a wrong one is compared with: 5 ms.
+COMPARED_MAX = 300
+# A cycle of more is named by its beginning.
+CYCLE_NAMES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`sequence`: members, each behind those that it waits for; else by priority, then as they stand. `after`: of a member,
+    names of members and groups. `members_of`: a group's members."""
+
+    sequence: tuple[str, ...]
+    after: Mapping[str, tuple[str, ...]]
+    members_of: Mapping[str, tuple[str, ...]]
+
+    def needs(self, member: str) -> tuple[str, ...]:
+        """The members that it waits for directly, groups opened."""
+        found: dict[str, None] = {}
+        for name in self.after.get(member, ()):
+            found.update(dict.fromkeys(self.members_of.get(name, (name,))))
+        return tuple(found)
+
+
+def problems(wave: WaveRequest | Wave) -> tuple[PlanProblem, ...]:
+    """All that keeps it from being carried out, as they stand in the document; PROBLEMS_MAX at the most. Empty: it can be."""
+    found = []
+    for problem in _problems(wave):
+        found.append(problem)
+        if len(found) == PROBLEMS_MAX:
+            break
+    return tuple(found)
+
+
+def order(wave: WaveRequest | Wave) -> Order:
+    """Of a wave without problems. InvalidPlan, which names a cycle, otherwise."""
+    found = problems(wave)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise InvalidPlan(f"{found[0].field}: {found[0].detail}{more}", hint=found[0].hint)
+    return _ordered(wave.members)
+
+
+def _problems(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
+    yield from _named_twice(wave)
+    yield from _windows(wave.windows)
+    yield from _references(wave)
+    yield from _same_vm(wave.members)
+    yield from _together(wave.members, wave.groups)
+    yield from _cycle(wave.members)
+
+
+def _named_twice(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
+    groups = {group.name for group in wave.groups}
+    lists: tuple[tuple[str, Sequence[str]], ...] = (
+        ("members[{}].id", [member.id for member in wave.members]),
+        ("groups[{}].name", [group.name for group in wave.groups]),
+        ("windows[{}].id", [window.id for window in wave.windows]),
+    )
+    for field, names in lists:
+        seen: dict[str, int] = {}
+        for place, name in enumerate(names):
+            if name in seen:
+                first = field.format(seen[name])
+                yield PlanProblem(
+                    field=field.format(place), detail=f"{name!r} is {first} already", hint="give it a name of its own"
+                )
+            seen.setdefault(name, place)
+    for place, member in enumerate(wave.members):
+        if member.id in groups:
+            yield PlanProblem(
+                field=f"members[{place}].id",
+                detail=f"{member.id!r} is the name of a group too, and `after` could mean either",
+                hint="give the member or the group another name",
+            )
+
+
+def _windows(windows: Sequence[Window]) -> Iterator[PlanProblem]:
+    for place, window in enumerate(windows):
+        try:
+            check_window(window)
+        except InvalidPlan as error:
+            part = "rrule" if window.rrule is not None else "start"
+            yield PlanProblem(field=f"windows[{place}].{part}", detail=error.detail, hint=error.hint)
+
+
+def _references(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
+    members = {member.id for member in wave.members}
+    groups = {group.name for group in wave.groups}
+    windows = {window.id for window in wave.windows}
+    both = members | groups
+    for place, member in enumerate(wave.members):
+        for at, name in enumerate(member.after):
+            if name not in both:
+                yield _unknown(f"members[{place}].after[{at}]", "member or group", name, both)
+            elif name == member.id:
+                yield PlanProblem(
+                    field=f"members[{place}].after[{at}]", detail=f"{name!r} waits for itself", hint="leave it out"
+                )
+        if member.group is not None and member.group not in groups:
+            yield _unknown(f"members[{place}].group", "group", member.group, groups)
+        if member.window_id is not None and member.window_id not in windows:
+            yield _unknown(f"members[{place}].window_id", "window", member.window_id, windows)
+
+
+def _unknown(field: str, what: str, name: str, known: Collection[str]) -> PlanProblem:
+    alike = sorted(one for one in known if one[:1].lower() == name[:1].lower() and abs(len(one) - len(name)) <= 3)
+    near = difflib.get_close_matches(name, alike[:COMPARED_MAX], n=1, cutoff=0.5)
+    listed = ", ".join(heapq.nsmallest(20, known)) or "none"
+    hint = f"did you mean {near[0]}?" if near else f"there is {listed}"
+    return PlanProblem(field=field, detail=f"the wave has no {what} called {name!r}", hint=hint)
+
+
+def _same_vm(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
+    seen: dict[tuple[object, str], str] = {}
+    for place, member in enumerate(members):
+        ref = member.plan.source_ref
+        if not isinstance(ref, LiveVmRef):
+            continue
+        vm = (ref.source_id, ref.vm_id)
+        if vm in seen:
+            yield PlanProblem(
+                field=f"members[{place}].plan.source_ref",
+                detail=f"{member.id!r} is the VM that {seen[vm]!r} is: VM {ref.vm_id} of the same source",
+                hint="leave one of them out",
+            )
+        seen.setdefault(vm, member.id)
+
+
+def _together(members: Sequence[MemberRequest], groups: Sequence[Group]) -> Iterator[PlanProblem]:
+    """Members that cut over in one window name one window."""
+    together = {group.name for group in groups if group.rule == "together"}
+    windows: dict[str, tuple[str, str | None]] = {}
+    for place, member in enumerate(members):
+        if member.group not in together or member.group is None:
+            continue
+        first, window = windows.setdefault(member.group, (member.id, member.window_id))
+        if window != member.window_id:
+            yield PlanProblem(
+                field=f"members[{place}].window_id",
+                detail=f"group {member.group!r} cuts over in one window, but {first!r} has {window or 'any'} "
+                f"and {member.id!r} has {member.window_id or 'any'}",
+                hint="give all members of the group the same window",
+            )
+
+
+def _cycle(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
+    try:
+        _ordered(members)
+    except InvalidPlan as error:
+        place = next((place for place, member in enumerate(members) if f"{member.id!r}" in error.detail), 0)
+        yield PlanProblem(field=f"members[{place}].after", detail=error.detail, hint=error.hint)
+
+
+def _ordered(members: Sequence[MemberRequest]) -> Order:
+    members_of: dict[str, list[str]] = {}
+    for member in members:
+        if member.group is not None:
+            members_of.setdefault(member.group, []).append(member.id)
+    known = {member.id for member in members} | set(members_of)
+    # A group of nobody holds nobody up; one who waits for itself alone was told of before.
+    after = {member.id: tuple(name for name in member.after if name in known and name != member.id) for member in members}
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for group, inside in members_of.items():
+        sorter.add(group, *inside)
+    for name, names in after.items():
+        sorter.add(name, *names)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise _told(list(reversed(error.args[1])), members_of) from None
+    rank = {member.id: (member.priority, place) for place, member in enumerate(members)}
+    sequence: list[str] = []
+    while sorter.is_active():
+        ready = sorter.get_ready()
+        sequence += sorted((name for name in ready if name in rank), key=rank.__getitem__)
+        sorter.done(*ready)
+    opened = {group: tuple(inside) for group, inside in members_of.items()}
+    return Order(tuple(sequence), MappingProxyType(after), MappingProxyType(opened))
+
+
+def _told(cycle: Sequence[str], groups: Collection[str]) -> InvalidPlan:
+    """`cycle`: each waits for the next; the first is the last too."""
+    first = cycle.index(min(cycle[:-1]))
+    turned = [*cycle[first:-1], *cycle[:first], cycle[first]]
+    names = [f"{name} (group)" if name in groups else name for name in turned]
+    shown = " → ".join(names[:CYCLE_NAMES_MAX]) + (
+        f" → … ({len(names) - CYCLE_NAMES_MAX} more)" if len(names) > CYCLE_NAMES_MAX else ""
+    )
+    member = next(name for name in turned if name not in groups)
+    return InvalidPlan(
+        f"{member!r} waits for itself in the end: {shown}",
+        hint="take one of these out of the `after` of the one before it",
+    )
