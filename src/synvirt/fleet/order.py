@@ -67,7 +67,8 @@ def _problems(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
     yield from _references(wave)
     yield from _same_vm(wave.members)
     yield from _together(wave.members, wave.groups)
-    yield from _cycle(wave.members)
+    cycles = list(_cycle(wave.members))
+    yield from cycles or _held_by_its_own(wave.members, wave.groups)
 
 
 def _named_twice(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
@@ -172,6 +173,29 @@ def _cycle(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
         yield PlanProblem(field=f"members[{place}].after", detail=error.detail, hint=error.hint)
 
 
+def _held_by_its_own(members: Sequence[MemberRequest], groups: Sequence[Group]) -> Iterator[PlanProblem]:
+    """No member of a group that cuts over together may wait for one outside, who waits for the group: it never would."""
+    together = {group.name for group in groups if group.rule == "together"}
+    stands_for = {member.id: member.group if member.group in together and member.group else member.id for member in members}
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for member in members:
+        mine = stands_for[member.id]
+        sorter.add(mine, *(one for name in member.after if (one := stands_for.get(name, name)) != mine))
+        if member.group is not None and member.group not in together:
+            sorter.add(member.group, mine)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = list(reversed(error.args[1]))
+        group = next(name for name in cycle if name in together)
+        at = next(place for place, member in enumerate(members) if member.group == group)
+        yield PlanProblem(
+            field=f"members[{at}].group",
+            detail=f"group {group!r} cuts over together, but would wait for itself in the end: {_shown(cycle, together)}",
+            hint="take one of these into the group, or out of an `after`",
+        )
+
+
 def _ordered(members: Sequence[MemberRequest]) -> Order:
     members_of: dict[str, list[str]] = {}
     for member in members:
@@ -200,15 +224,19 @@ def _ordered(members: Sequence[MemberRequest]) -> Order:
 
 
 def _told(cycle: Sequence[str], groups: Collection[str]) -> InvalidPlan:
-    """`cycle`: each waits for the next; the first is the last too."""
-    first = cycle.index(min(cycle[:-1]))
-    turned = [*cycle[first:-1], *cycle[:first], cycle[first]]
-    names = [f"{name} (group)" if name in groups else name for name in turned]
-    shown = " → ".join(names[:CYCLE_NAMES_MAX]) + (
-        f" → … ({len(names) - CYCLE_NAMES_MAX} more)" if len(names) > CYCLE_NAMES_MAX else ""
-    )
-    member = next(name for name in turned if name not in groups)
     return InvalidPlan(
-        f"{member!r} waits for itself in the end: {shown}",
+        f"{next(name for name in _turned(cycle) if name not in groups)!r} waits for itself in the end: {_shown(cycle, groups)}",
         hint="take one of these out of the `after` of the one before it",
     )
+
+
+def _turned(cycle: Sequence[str]) -> list[str]:
+    """`cycle`: each waits for the next; the first is the last too. The same cycle, from the name that comes first."""
+    first = cycle.index(min(cycle[:-1]))
+    return [*cycle[first:-1], *cycle[:first], cycle[first]]
+
+
+def _shown(cycle: Sequence[str], groups: Collection[str]) -> str:
+    names = [f"{name} (group)" if name in groups else name for name in _turned(cycle)]
+    more = len(names) - CYCLE_NAMES_MAX
+    return " → ".join(names[:CYCLE_NAMES_MAX]) + (f" → … ({more} more)" if more > 0 else "")

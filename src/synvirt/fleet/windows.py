@@ -55,8 +55,8 @@ def occurrences(window: Window, after: datetime, before: datetime) -> tuple[Span
             )
     spans = (Span(local_to_utc(start, window.timezone), local_to_utc(start + length, window.timezone)) for start in found)
     # An occurrence that begins in an hour that is skipped may have no time left.
-    whole = _joined(span for span in spans if span.start < span.end)
-    pieces = _without(whole, _joined(_locked(one, zone) for one in window.lockouts))
+    whole = joined(span for span in spans if span.start < span.end)
+    pieces = _without(whole, joined(_locked(one, zone) for one in window.lockouts))
     return tuple(piece for piece in pieces if piece.end > after and piece.start < before)
 
 
@@ -90,7 +90,7 @@ def _both(at: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
     return at.replace(tzinfo=zone, fold=0).astimezone(UTC), at.replace(tzinfo=zone, fold=1).astimezone(UTC)
 
 
-def _joined(spans: Iterable[Span]) -> list[Span]:
+def joined(spans: Iterable[Span]) -> list[Span]:
     """What overlaps or touches is one."""
     found: list[Span] = []
     for span in sorted(spans):

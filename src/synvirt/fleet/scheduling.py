@@ -1,0 +1,679 @@
+"""What a wave does now: which full copies begin, which members cut over, and why each other one waits. Pure: no clock, no I/O.
+
+    Scheduler(wave, spans, facts) ─ put(member, state) ─▶ decide(now) ─▶ begin, cut_over
+                                                         why(member, now) ─▶ one sentence
+
+The scheduler of a real wave and the simulation ask the same class, so a forecast follows the rules that will be kept. A real
+one is built anew at each tick from the tables; a simulated one lives on, so each change costs little: who is held by what time
+alone cannot change stands in no queue, and a queue is one pair of source host and destination, passed over when it is full.
+
+Full copies and cut-overs are counted each by itself against the limits: a window must not be lost to copies that take hours.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache, partial
+
+from synvirt.fleet.model import Group, MemberRequest, MemberState, Wave, WaveRequest, Window
+from synvirt.fleet.order import Order, order
+from synvirt.fleet.windows import Span, joined, occurrences
+
+# A copy made sooner must be kept fresh longer, which loads the source each hour; a fortnight is what plans are changed in.
+LEAD = timedelta(days=14)
+# A copy that takes long begins this many times its own length before its window.
+LEAD_COPIES = 3
+# Windows are looked at this far ahead.
+HORIZON = timedelta(days=3 * 366)
+ALWAYS = Span(datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
+# Names in a sentence.
+_NAMED_MAX = 3
+
+S = MemberState
+_HELD_READY = frozenset({S.READY, S.CUTTING_OVER, S.HEALTHY})
+_LOST_IN_WORDS = {S.FAILED: "has failed", S.SKIPPED: "was skipped", S.ROLLED_BACK: "was rolled back"}
+_IN_WORDS = {
+    S.WAITING: "waiting",
+    S.SYNCING: "being copied",
+    S.READY: "not cut over yet",
+    S.CUTTING_OVER: "being cut over",
+    S.HEALTHY: "healthy",
+    S.FAILED: "failed",
+    S.SKIPPED: "skipped",
+    S.ROLLED_BACK: "rolled back",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds: with a chance of one half, and of 95 %."""
+
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a member beside the wave. `destination`: where its volumes go, with the host: `kvm1/fast`. `outage`:
+    from the guest's shutdown to its boot seen; None: not known yet."""
+
+    source_host: str
+    destination: str
+    copy: Estimate = Estimate(0, 0)
+    outage: Estimate | None = Estimate(0, 0)
+
+
+UNKNOWN = Facts("unknown", "unknown", outage=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """In the order in which they should begin."""
+
+    begin: tuple[str, ...]
+    cut_over: tuple[str, ...]
+
+
+class _Running:
+    """Who runs, by place."""
+
+    def __init__(self) -> None:
+        self.all: set[str] = set()
+        self.by_host: defaultdict[str, set[str]] = defaultdict(set)
+        self.by_destination: defaultdict[str, set[str]] = defaultdict(set)
+
+    def put(self, member: str, facts: Facts, runs: bool) -> None:
+        for place in (self.all, self.by_host[facts.source_host], self.by_destination[facts.destination]):
+            (place.add if runs else place.discard)(member)
+
+
+_Key = tuple[str, str]
+_Rank = tuple[object, ...]
+
+
+class _Queues:
+    """Members by pair of source host and destination, best rank first."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[_Key, list[tuple[_Rank, str]]] = {}
+
+    def push(self, key: _Key, rank: _Rank, member: str) -> None:
+        heapq.heappush(self._by_key.setdefault(key, []), (rank, member))
+
+    def taken(self, is_free: Callable[[_Key], bool], takes: Callable[[str], bool | None]) -> list[str]:
+        """The best first, as long as there is room. `takes`: True, it begins; False, it leaves the queue; None, it stays."""
+        heads = [(queue[0][0], key) for key, queue in self._by_key.items() if queue and is_free(key)]
+        heapq.heapify(heads)
+        found: list[str] = []
+        kept: list[tuple[_Key, _Rank, str]] = []
+        while heads:
+            _, key = heapq.heappop(heads)
+            if not is_free(key):
+                continue
+            queue = self._by_key[key]
+            rank, member = heapq.heappop(queue)
+            match takes(member):
+                case True:
+                    found.append(member)
+                case None:
+                    kept.append((key, rank, member))
+            if queue:
+                heapq.heappush(heads, (queue[0][0], key))
+        for key, rank, member in kept:
+            self.push(key, rank, member)
+        return found
+
+
+def spans_of(wave: WaveRequest | Wave, after: datetime) -> dict[str, tuple[Span, ...]]:
+    """Of each window by its id, as far as HORIZON. InvalidPlan."""
+    day = after.replace(hour=0, minute=0, second=0, microsecond=0)
+    return {window.id: _spans_from(window, day) for window in wave.windows}
+
+
+@lru_cache(maxsize=1000)  # the windows of a wave at their most; a tick need not read their rules again
+def _spans_from(window: Window, day: datetime) -> tuple[Span, ...]:
+    return occurrences(window, day, day + HORIZON)
+
+
+def decide(
+    wave: WaveRequest | Wave,
+    states: Mapping[str, MemberState],
+    facts: Mapping[str, Facts],
+    now: datetime,
+    *,
+    approved: Mapping[str, Iterable[str]] | None = None,
+    cut_over_at: Mapping[str, datetime] | None = None,
+    canary_approved: bool = False,
+    hold: str | None = None,
+) -> tuple[Decision, dict[str, str]]:
+    """One tick of a real wave, and why each member that waits does. See Scheduler for the parameters. InvalidPlan."""
+    scheduler = Scheduler(
+        wave,
+        spans_of(wave, now),
+        facts,
+        approved=approved,
+        canary_approved=canary_approved,
+        hold=hold,
+    )
+    for member, state in states.items():
+        scheduler.put(member, state, at=(cut_over_at or {}).get(member))
+    decision = scheduler.decide(now)
+    return decision, scheduler.reasons(now)
+
+
+class Scheduler:
+    """`spans`: of each window, in UTC, ascending. `approved`: a member's approvers who gave their word. `hold`: why nothing new
+    may begin. All members start as waiting. InvalidPlan, for a wave with problems."""
+
+    def __init__(
+        self,
+        wave: WaveRequest | Wave,
+        spans: Mapping[str, Sequence[Span]],
+        facts: Mapping[str, Facts],
+        *,
+        order_: Order | None = None,
+        approved: Mapping[str, Iterable[str]] | None = None,
+        canary_approved: bool = False,
+        hold: str | None = None,
+    ) -> None:
+        self.order = order_ or order(wave)
+        self.hold = hold
+        self._wave, self._limits = wave, wave.limits
+        self._facts = {member.id: facts.get(member.id, UNKNOWN) for member in wave.members}
+        self._members: dict[str, MemberRequest] = {member.id: member for member in wave.members}
+        self._groups: dict[str, Group] = {group.name: group for group in wave.groups}
+        self._spans = {name: tuple(found) for name, found in spans.items()}
+        self._any = tuple(joined(span for found in self._spans.values() for span in found)) if wave.windows else (ALWAYS,)
+        self._place = {name: place for place, name in enumerate(self.order.sequence)}
+        self._state = dict.fromkeys(self._members, S.WAITING)
+        self._copies, self._cuts = _Running(), _Running()
+        self._missing = {name: self._approvers_missing(name, approved or {}) for name in self._members}
+        self._begun_at: dict[str, datetime] = {}
+        self._moved_in: dict[str, set[str]] = {name: set() for name in self._groups}
+        self._group_fits_s: dict[str, float] = {}
+        self._prepare_dependencies()
+        self._canary = self._canaries()
+        self._canary_left = len(self._canary)
+        self._canary_approved = canary_approved
+        self._to_begin, self._to_cut = _Queues(), {name: _Queues() for name in (*self._spans, "")}
+        self._later: list[tuple[datetime, int, str]] = []
+        self._parked: dict[str, list[str]] = {}
+        self._span_of: dict[str, Span | None] = {}
+        self._queued: set[str] = set()
+        self._unqueued, self._gate_was_open = set(self._members), False
+        self._unqueued_are_new = True
+        self._canary_told: str | None = None
+
+    # ── what is told to it ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def state(self, member: str) -> MemberState:
+        return self._state[member]
+
+    def put(self, member: str, state: MemberState, *, at: datetime | None = None) -> None:
+        """`at`: when its cut-over began, where it is known."""
+        before, facts = self._state[member], self._facts[member]
+        if before is state and at is None:
+            return
+        self._state[member] = state
+        self._canary_told = None
+        self._copies.put(member, facts, state is S.SYNCING)
+        self._cuts.put(member, facts, state is S.CUTTING_OVER)
+        self._count_moved(member, state, at)
+        self._count_prepared(member, before, state)
+        if (state is S.HEALTHY) != (before is S.HEALTHY):
+            self._healed(member, 1 if state is S.HEALTHY else -1)
+        self._queued.discard(member)
+        self._unqueued.discard(member)
+        if state is S.WAITING:
+            self._unqueued.add(member)
+            self._unqueued_are_new = True
+        self._enqueue(member)
+
+    def _count_moved(self, member: str, state: MemberState, at: datetime | None) -> None:
+        group = self._members[member].group
+        if group is None:
+            return
+        moved = self._moved_in[group]
+        (moved.add if state in (S.CUTTING_OVER, S.HEALTHY) else moved.discard)(member)
+        if not moved:
+            self._begun_at.pop(group, None)
+        elif at is not None:
+            self._begun_at[group] = min(at, self._begun_at.get(group, at))
+
+    def know(self, member: str, facts: Facts) -> None:
+        """Newer facts, like a measured outage. Its source host and destination stay."""
+        self._facts[member] = facts
+        self._group_fits_s.clear()
+        if self._state[member] is S.READY:
+            self._enqueue(member)
+
+    # ── what it decides ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def decide(self, now: datetime) -> Decision:
+        """Chosen members count as begun from here on."""
+        if self.hold is not None or (self._wave.start_at is not None and now < self._wave.start_at):
+            return Decision((), ())
+        cut_over: list[str] = []
+        for window, queues in self._to_cut.items():
+            span = self._open_span(window, now)
+            if span is None:
+                continue
+            cut_over += queues.taken(self._is_free(self._cuts), partial(self._cuts_over, span, now))
+        return Decision(self._begin(now), tuple(cut_over))
+
+    def next_change(self, now: datetime) -> datetime | None:
+        """When time alone may change what is decided: None, where it will not."""
+        found = [self._later[0][0]] if self._later else []
+        if self._wave.start_at is not None:
+            found.append(self._wave.start_at)
+        for spans in (*self._spans.values(), *([self._any] if self._wave.windows else [])):
+            place = bisect_right(spans, now, key=lambda span: span.start)
+            found += [spans[place].start] if place < len(spans) else []
+        return min((at for at in found if at > now), default=None)
+
+    def _begin(self, now: datetime) -> tuple[str, ...]:
+        is_open = self._canary_open()
+        if self._unqueued_are_new or is_open != self._gate_was_open:
+            self._unqueued_are_new, self._gate_was_open = False, is_open
+            for member in [name for name in self._unqueued if is_open or name in self._canary]:
+                self._unqueued.discard(member)
+                heapq.heappush(self._later, (self._begins_at(member, now), self._place[member], member))
+        while self._later and self._later[0][0] <= now:
+            _, _, member = heapq.heappop(self._later)
+            if self._state[member] is S.WAITING:
+                self._to_begin.push(self._key(member), self._rank(member, now), member)
+        return tuple(self._to_begin.taken(self._is_free(self._copies), self._begins))
+
+    def _begins(self, member: str) -> bool:
+        if self._state[member] is not S.WAITING:
+            return False
+        self.put(member, S.SYNCING)
+        return True
+
+    def _cuts_over(self, span: Span, now: datetime, member: str) -> bool | None:
+        if member not in self._queued:
+            return False
+        if not self._may_cut(member):
+            self._queued.discard(member)
+            return False
+        if self._why_not_in(member, span, now) is not None:
+            # What is left of an opening only becomes less: it is looked at again in the next.
+            self._queued.discard(member)
+            self._parked.setdefault(self._window(member), []).append(member)
+            return False
+        if self._why_apart(member) is not None:
+            return None
+        self.put(member, S.CUTTING_OVER, at=now)
+        return True
+
+    # ── why it waits ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def reasons(self, now: datetime) -> dict[str, str]:
+        """Of all that wait."""
+        found = {name: self.why(name, now) for name in self._members}
+        return {name: reason for name, reason in found.items() if reason is not None}
+
+    def why(self, member: str, now: datetime) -> str | None:
+        """Why it does not go on, in a sentence; None: it does, or it has ended."""
+        match self._state[member]:
+            case S.WAITING:
+                reasons: tuple[Callable[[str, datetime], str | None], ...] = (
+                    self._why_held,
+                    self._why_start,
+                    self._why_canary,
+                    self._why_lead,
+                    self._why_copies,
+                )
+            case S.READY:
+                reasons = (
+                    self._why_held,
+                    self._why_start,
+                    self._why_approval,
+                    self._why_after,
+                    self._why_together,
+                    self._why_cut,
+                )
+            case _:
+                return None
+        return next((why for why in (reason(member, now) for reason in reasons) if why is not None), None)
+
+    def _why_held(self, _member: str, _now: datetime) -> str | None:
+        return self.hold
+
+    def _why_start(self, _member: str, now: datetime) -> str | None:
+        at = self._wave.start_at
+        return f"The wave starts on {told_time(at)}." if at is not None and now < at else None
+
+    def _why_canary(self, member: str, _now: datetime) -> str | None:
+        if member in self._canary or self._canary_open():
+            return None
+        if self._canary_told is None:
+            left = [name for name in self.order.sequence if name in self._canary and self._state[name] is not S.HEALTHY]
+            healthy = "The canary is healthy; an approval is awaited before the others move."
+            self._canary_told = f"It waits for the canary: {self._named(left)}." if left else healthy
+        return self._canary_told
+
+    def _why_lead(self, member: str, now: datetime) -> str | None:
+        at = self._begins_at(member, now)
+        if at <= now:
+            return None
+        opens = self._first_opening(member, now)
+        assert opens is not None
+        return (
+            f"Its copy begins on {told_time(at)}, in time for {self._window_told(member)}, which opens on {told_time(opens)}."
+        )
+
+    def _why_copies(self, member: str, _now: datetime) -> str | None:
+        return self._why_full(member, self._copies, "copies") or "Its copy is next to begin."
+
+    def _why_approval(self, member: str, _now: datetime) -> str | None:
+        missing = self._missing[member]
+        return f"It waits for the approval of {_listed(missing)}." if missing else None
+
+    def _why_after(self, member: str, _now: datetime) -> str | None:
+        for name in self.order.after.get(member, ()):
+            if not self._unhealthy.get(name, 0):
+                continue
+            inside = self.order.members_of.get(name)
+            left = [one for one in inside or (name,) if self._state[one] is not S.HEALTHY]
+            # What will not come is said before what may.
+            left.sort(key=lambda one: (self._state[one] not in _LOST_IN_WORDS, self._place[one]))
+            if inside is None:
+                state = self._state[name]
+                return f"It waits for {name}, which {_LOST_IN_WORDS.get(state, f'is {_IN_WORDS[state]}')}."
+            return f"It waits for group {name}: {len(left)} of {len(inside)} are not healthy: {self._named(left)}."
+        return None
+
+    def _why_together(self, member: str, _now: datetime) -> str | None:
+        group = self._together(member)
+        if group is None or self._unprepared[group] == 0:
+            return None
+        left = [one for one in self.order.members_of[group] if one != member and not self._is_prepared(one)]
+        if not left:
+            return None
+        first = left[0]
+        if self._state[first] is not S.READY:
+            return f"Its group {group} cuts over together, and waits for {self._named(left)}."
+        what = "an approval" if self._missing[first] else "others outside of the group"
+        return f"Its group {group} cuts over together, and {first} waits for {what}."
+
+    def _why_cut(self, member: str, now: datetime) -> str | None:
+        window = self._window(member)
+        span = self._open_span_only(window, now)
+        if span is None:
+            upcoming = self._upcoming(window, now)
+            if upcoming is None:
+                return f"{_capital(self._window_told(member))} does not open again: give it another window."
+            return f"{_capital(self._window_told(member))} opens on {told_time(upcoming.start)}."
+        return (
+            self._why_not_in(member, span, now)
+            or self._why_apart(member)
+            or self._why_full(member, self._cuts, "cut-overs")
+            or "Its cut-over is next to begin."
+        )
+
+    def _why_not_in(self, member: str, span: Span, now: datetime) -> str | None:
+        """Why it cannot cut over in what is left of this opening."""
+        outage = self._facts[member].outage
+        if outage is None:
+            return "Its outage is not known yet: a delta of it has to be copied first."
+        budget = self._budget_s(member)
+        if budget is not None and outage.p95 > budget:
+            return f"Its outage of up to {told_s(outage.p95)} is over its budget of {told_s(budget)}."
+        group = self._together(member)
+        if group is not None and self._begun_at.get(group, span.start) < span.start:
+            return f"Its group {group} was cut over in part in an opening before: let it go on by hand, or roll the group back."
+        whole = group is not None and group not in self._begun_at
+        needed = self._group_s(group) if whole and group is not None else outage.p95
+        left = span.left_s(now)
+        if needed <= left:
+            return None
+        what = f"Group {group}, which cuts over together, needs" if whole else "Its outage takes"
+        window = self._window(member)
+        told = f"{what} up to {told_s(needed)}, and {self._window_told(member)} is open for {told_s(left)} more"
+        upcoming = next((one for one in self._after(window, now) if one.left_s(one.start) >= needed), None)
+        return f"{told}; it fits on {told_time(upcoming.start)}." if upcoming else f"{told}, and never opens for as long again."
+
+    def _why_apart(self, member: str) -> str | None:
+        name = self._members[member].group
+        if name is None or self._groups[name].rule != "apart":
+            return None
+        others = sorted(one for one in self._moved_in[name] if one != member and self._state[one] is S.CUTTING_OVER)
+        return f"{others[0]} of its group {name} is being cut over, and no two of them are at once." if others else None
+
+    def _why_full(self, member: str, running: _Running, what: str) -> str | None:
+        facts, limits = self._facts[member], self._limits
+        places = (
+            (limits.wave, running.all, "of the wave"),
+            (limits.per_source_host, running.by_host[facts.source_host], f"from source host {facts.source_host}"),
+            (limits.per_destination, running.by_destination[facts.destination], f"to destination {facts.destination}"),
+        )
+        for limit, names, where in places:
+            if limit is not None and len(names) >= limit:
+                return f"{len(names)} of {limit} {what} {where} run: {_listed(sorted(names, key=self._place.__getitem__))}."
+        return None
+
+    # ── canary, dependencies, groups ─────────────────────────────────────────────────────────────────────────────────
+
+    def _canaries(self) -> frozenset[str]:
+        """The first ones in order, with all without which they could not cut over."""
+        if self._wave.canary is None:
+            return frozenset()
+        found: set[str] = set()
+        todo = list(self.order.sequence[: self._wave.canary.count])
+        while todo:
+            name = todo.pop()
+            if name in found:
+                continue
+            found.add(name)
+            group = self._together(name)
+            todo += [*self.order.needs(name), *(self.order.members_of[group] if group is not None else ())]
+        return frozenset(found)
+
+    def _canary_open(self) -> bool:
+        canary = self._wave.canary
+        return canary is None or self._canary_approved or (self._canary_left == 0 and canary.gate == "success")
+
+    def _prepare_dependencies(self) -> None:
+        members_of, after = self.order.members_of, self.order.after
+        # How many of a name are not healthy: 1 a member, its members a group.
+        self._unhealthy = {**dict.fromkeys(self._members, 1), **{name: len(inside) for name, inside in members_of.items()}}
+        self._dependents: dict[str, list[str]] = {}
+        self._unmet: Counter[str] = Counter()
+        self._unmet_outside: Counter[str] = Counter()
+        for member, names in after.items():
+            for name in names:
+                self._dependents.setdefault(name, []).append(member)
+                self._unmet[member] += 1
+                self._unmet_outside[member] += not self._is_inside(member, name)
+        self._unprepared = {name: len(inside) for name, inside in members_of.items()}
+
+    def _is_inside(self, member: str, name: str) -> bool:
+        group = self._members[member].group
+        return group is not None and name in self._members and self._members[name].group == group
+
+    def _healed(self, member: str, change: int) -> None:
+        if member in self._canary:
+            self._canary_left -= change
+        group = self._members[member].group
+        for name in (member, *([group] if group is not None else [])):
+            was = self._unhealthy[name]
+            self._unhealthy[name] = was - change
+            if (was == 0) == (was - change == 0):
+                continue
+            for dependent in self._dependents.get(name, ()):
+                prepared = self._is_prepared(dependent)
+                self._unmet[dependent] -= change
+                self._unmet_outside[dependent] -= 0 if self._is_inside(dependent, name) else change
+                self._prepared_changed(dependent, prepared)
+                self._enqueue(dependent)
+
+    def _is_prepared(self, member: str) -> bool:
+        """As far as its group is concerned."""
+        return self._state[member] in _HELD_READY and self._met(member)
+
+    def _met(self, member: str) -> bool:
+        return not self._missing[member] and self._unmet_outside[member] == 0
+
+    def _count_prepared(self, member: str, before: MemberState, state: MemberState) -> None:
+        if (before in _HELD_READY) != (state in _HELD_READY):
+            self._prepared_changed(member, before in _HELD_READY and self._met(member))
+
+    def _prepared_changed(self, member: str, was: bool) -> None:
+        group, now = self._members[member].group, self._is_prepared(member)
+        if group is None or was == now:
+            return
+        self._unprepared[group] += -1 if now else 1
+        if self._unprepared[group] == 0:
+            for one in self.order.members_of[group]:
+                self._enqueue(one)
+
+    def _may_cut(self, member: str) -> bool:
+        """Nothing but time and room holds it."""
+        group = self._together(member)
+        return (
+            self._state[member] is S.READY
+            and self._unmet[member] == 0
+            and not self._missing[member]
+            and (group is None or self._unprepared[group] == 0)
+        )
+
+    def _enqueue(self, member: str) -> None:
+        if member not in self._queued and self._may_cut(member):
+            self._queued.add(member)
+            rank = (self._members[member].priority, self._place[member])
+            self._to_cut[self._window(member)].push(self._key(member), rank, member)
+
+    def _together(self, member: str) -> str | None:
+        group = self._members[member].group
+        return group if group is not None and self._groups[group].rule == "together" else None
+
+    def _group_s(self, group: str) -> float:
+        """How long a group needs at the most: its longest chain, and its work shared by the slots (Graham's bound)."""
+        if group not in self._group_fits_s:
+            inside = set(self.order.members_of[group])
+            long = {name: outage.p95 for name in inside if (outage := self._facts[name].outage) is not None}
+            chain: dict[str, float] = {}
+            for name in (one for one in self.order.sequence if one in inside):
+                needs = [chain[other] for other in self.order.after.get(name, ()) if other in chain]
+                chain[name] = max(needs, default=0.0) + long.get(name, 0.0)
+            self._group_fits_s[group] = max(chain.values(), default=0.0) + self._shared_s(long)
+        return self._group_fits_s[group]
+
+    def _shared_s(self, long: Mapping[str, float]) -> float:
+        hosts: defaultdict[str, float] = defaultdict(float)
+        destinations: defaultdict[str, float] = defaultdict(float)
+        for name, seconds in long.items():
+            hosts[self._facts[name].source_host] += seconds
+            destinations[self._facts[name].destination] += seconds
+        loads = (
+            (self._limits.wave, sum(long.values())),
+            (self._limits.per_source_host, max(hosts.values(), default=0.0)),
+            (self._limits.per_destination, max(destinations.values(), default=0.0)),
+        )
+        return max((load / limit for limit, load in loads if limit is not None), default=0.0)
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _window(self, member: str) -> str:
+        """Its window's id; empty: any of the wave, or any time in a wave without windows."""
+        return self._members[member].window_id or ""
+
+    def _window_told(self, member: str) -> str:
+        window = self._window(member)
+        return f"window {window}" if window else "a window of the wave"
+
+    def _spans_of(self, window: str) -> Sequence[Span]:
+        return self._spans[window] if window else self._any
+
+    def _open_span_only(self, window: str, now: datetime) -> Span | None:
+        spans = self._spans_of(window)
+        place = bisect_right(spans, now, key=lambda span: span.start) - 1
+        return spans[place] if place >= 0 and now < spans[place].end else None
+
+    def _open_span(self, window: str, now: datetime) -> Span | None:
+        span = self._open_span_only(window, now)
+        if span is not None and self._span_of.get(window) != span:
+            self._span_of[window] = span
+            for member in self._parked.pop(window, ()):
+                self._enqueue(member)
+        return span
+
+    def _after(self, window: str, now: datetime) -> Sequence[Span]:
+        spans = self._spans_of(window)
+        return spans[bisect_right(spans, now, key=lambda span: span.start) :]
+
+    def _upcoming(self, window: str, now: datetime) -> Span | None:
+        return next(iter(self._after(window, now)), None)
+
+    def _first_opening(self, member: str, now: datetime) -> datetime | None:
+        """When its window opens, or did; None: it never does again."""
+        window = self._window(member)
+        span = self._open_span_only(window, now) or self._upcoming(window, now)
+        return None if span is None else span.start
+
+    def _begins_at(self, member: str, now: datetime) -> datetime:
+        """Not before this is a copy worth its while. One whose window never opens again begins: it can be given another."""
+        opens = self._first_opening(member, now)
+        if opens is None or opens <= now:
+            return now
+        return opens - max(LEAD, LEAD_COPIES * timedelta(seconds=min(self._facts[member].copy.p95, HORIZON.total_seconds())))
+
+    def _rank(self, member: str, now: datetime) -> _Rank:
+        opens = self._first_opening(member, now) or ALWAYS.end
+        return (opens, self._members[member].priority, self._place[member])
+
+    # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _key(self, member: str) -> _Key:
+        facts = self._facts[member]
+        return facts.source_host, facts.destination
+
+    def _is_free(self, running: _Running) -> Callable[[_Key], bool]:
+        limits, everyone = self._limits, len(self._members) + 1
+        wave, host = limits.wave or everyone, limits.per_source_host or everyone
+        destination = limits.per_destination or everyone
+        return lambda key: (
+            len(running.all) < wave
+            and len(running.by_host[key[0]]) < host
+            and len(running.by_destination[key[1]]) < destination
+        )
+
+    def _budget_s(self, member: str) -> float | None:
+        group = self._members[member].group
+        both = (self._members[member].outage_budget_s, self._groups[group].outage_budget_s if group is not None else None)
+        return min((one for one in both if one is not None), default=None)
+
+    def _approvers_missing(self, member: str, approved: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+        given = set(approved.get(member, ()))
+        return tuple(name for name in self._members[member].approvers if name not in given)
+
+    def _named(self, members: Sequence[str]) -> str:
+        return _listed([f"{name} ({_IN_WORDS[self._state[name]]})" for name in members])
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def told_time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def told_s(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_MAX
+    if more > 0:
+        return f"{', '.join(names[:_NAMED_MAX])} and {more} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
