@@ -6,6 +6,7 @@ again by a new House over the same folder, is a service that was killed and star
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from uuid import UUID
 
 from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
+from synvirt.disks import open_reader
 from synvirt.disks.beneath import resolve_beneath
+from synvirt.disks.specs import RawSpec
 from synvirt.guests import GuestPreparer
 from synvirt.jobs.board import Board
 from synvirt.jobs.process import Workers, started
@@ -29,6 +32,10 @@ from synvirt.migrations.uploads import Uploads
 from synvirt.model import ENDS, LiveKind, Migration, MigrationPlan, OfflineKind, State
 from synvirt.offline.elsewhere import Rules
 from synvirt.offline.registry import BY_KIND, detect
+from synvirt.proof.keeping import Receipts
+from synvirt.proof.signing import HostKey
+from synvirt.proof.unpacking import unpack
+from synvirt.proof.verifying import checked, differing, volumes
 from synvirt.settings import Settings
 from synvirt.store import Store
 from tests.fakes.guests import FakePreparer
@@ -106,6 +113,7 @@ class House:
             workers=workers,
             host=host,
             slots=Slots(self.store.slots, host=host),
+            receipts=Receipts(folder / "receipts", HostKey(folder / "receipts.key", host)),
             boot_timeout_s=5,
             # Often, so that a pass of a few MiB has watermarks to crash at.
             flush_every_s=0.05,
@@ -155,11 +163,26 @@ class House:
 
     def leftovers(self, vm_id: str | None = None) -> list[str]:
         """What a job that ended badly should not have left anywhere."""
-        left = [str(path) for folder in ("volumes", "conversions") for path in (self.folder / folder).rglob("*")]
+        left = [
+            str(path) for folder in ("volumes", "conversions", "receipts/hashes") for path in (self.folder / folder).rglob("*")
+        ]
         left += [f"domain {uuid}" for uuid in self.hypervisor.domains]
         if vm_id is not None:
             left += [f"snapshot {name}" for name in self.platform.vm(vm_id)["snapshots"]]
         return left
+
+    def prove(self, job: Migration) -> None:
+        """The job's receipt is good, and of what its volumes hold."""
+        assert self.rooms.receipts is not None
+        with self.rooms.receipts.path_of(job.id).open("rb") as tar:
+            folder = unpack(tar, self.folder / "unpacked", f"receipt-{job.id}")
+        found = checked(folder, self.rooms.receipts.key.public)
+        assert found.problems == ()
+        assert found.statement is not None
+        for disk in volumes(found.statement):
+            with closing(open_reader(RawSpec(path=str(self.volume(job, disk["key"]))))) as volume:
+                assert list(differing(folder, disk, volume)) == []
+        assert list((self.folder / "receipts/hashes").iterdir()) == []
 
     def close(self) -> None:
         self.store.close()

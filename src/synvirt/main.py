@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from synvirt.migrations.taking_over import TakingOver
     from synvirt.migrations.uploads import Uploads
     from synvirt.model import Migration
+    from synvirt.proof.keeping import Receipts
     from synvirt.settings import DestinationSetting, Settings
     from synvirt.store import Store
 
@@ -207,6 +208,8 @@ def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal
 
     def forget(job: "Migration") -> None:
         rooms.hypervisor.forget_screenshot(job.id)
+        if rooms.receipts is not None:
+            rooms.receipts.forget_hashes(job.id)
 
     removal = Removal(rooms.store, here=settings.host_id, destroy=destroy, forget=forget)
     stack.enter_context(retained(removal, settings.keep_ended_days))
@@ -220,6 +223,7 @@ def _routers(
     from synvirt.api.destinations import destinations_router
     from synvirt.api.host_files import host_files_router
     from synvirt.api.hosts import hosts_router
+    from synvirt.api.receipts import receipts_router
     from synvirt.api.remote_files import remote_files_router
     from synvirt.api.screenshots import screenshots_router
     from synvirt.api.sources import sources_router
@@ -234,6 +238,7 @@ def _routers(
         destinations_router(rooms.destinations),
         hosts_router(Hosts(store, settings.host_id)),
         screenshots_router(store, rooms.hypervisor.screenshot),
+        receipts_router(store, rooms.receipts),
         remote_files_router(rooms.remote_rules, free_bytes=free_bytes, looking=looking),
     )
 
@@ -366,10 +371,18 @@ def _rooms(
             settings.virt_tools_dir,
             kvm=lambda: accelerator(settings.data_dir / "libvirt").kind == "kvm",
         ),
+        receipts=_receipts(settings) if settings.receipts else None,
         passthroughs={OfflineKind.VMCX_EXPORT: vmcx_tool(settings)},
         boot_timeout_s=settings.boot_timeout_s,
         copy_threads=settings.copy_threads,
     )
+
+
+def _receipts(settings: "Settings") -> "Receipts":
+    from synvirt.proof.keeping import Receipts
+    from synvirt.proof.signing import HostKey
+
+    return Receipts(settings.receipts_dir, HostKey(settings.keyring_dir / "receipts.key", settings.host_id))
 
 
 def _destinations(settings: "Settings") -> "dict[str, Destination]":

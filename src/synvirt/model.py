@@ -462,6 +462,15 @@ class Forecast(Model):
     at: Time
 
 
+class Receipt(Model):
+    """Of a job that completed: its place in the chain of its host's receipts, and its statement's SHA-256."""
+
+    sequence: int
+    job_id: UUID
+    sha256: str
+    made_at: Time
+
+
 class Difference(Model):
     """What the domain here has otherwise than its source, and why."""
 
@@ -537,6 +546,7 @@ class Migration(Model):
     conversion: Conversion | None = None
     boot_sign: str | None = None
     boot_attempts: tuple[BootAttempt, ...] = ()
+    receipt: Receipt | None = None
     # A failed job whose copy is whole may be taken up by another job: that one's id, and the first one's.
     retried_by: UUID | None = None
     retry_of: UUID | None = None

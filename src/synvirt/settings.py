@@ -157,6 +157,8 @@ class Settings(Received):
     backup_offers: dict[DestinationName, BackupOfferSetting] = Field(default_factory=dict)
     # Folders that restore points may be exported to, beside {data_dir}/exports, separated by commas.
     backup_export_roots: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
+    # A signed receipt of each job that completes, with the SHA-256 of every 4 MiB of its volumes.
+    receipts: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -170,6 +172,10 @@ class Settings(Received):
     @property
     def keyring_dir(self) -> Path:
         return self.data_dir / "keyring"
+
+    @property
+    def receipts_dir(self) -> Path:
+        return self.data_dir / "receipts"
 
     @property
     def volumes_dir(self) -> Path:

@@ -64,6 +64,8 @@ COMMANDS = {
     "POST /migrator/migrations/{}/retry": "migrations retry",
     "POST /migrator/migrations/{}/take-over": "migrations take-over",
     "GET /migrator/migrations/{}/screenshot": "migrations screenshot",
+    "GET /migrator/migrations/{}/receipt": "receipt get",
+    "GET /migrator/receipts/key": "receipt key",
     "POST /migrator/remote-files/inspect": "inspect",
     "POST /migrator/sources": "sources add",
     "GET /migrator/sources": "sources list",

@@ -16,6 +16,7 @@ from synvirt.api.backups import mount
 from synvirt.api.destinations import destinations_router
 from synvirt.api.host_files import host_files_router
 from synvirt.api.hosts import hosts_router
+from synvirt.api.receipts import receipts_router
 from synvirt.api.remote_files import remote_files_router
 from synvirt.api.screenshots import screenshots_router
 from synvirt.api.sources import sources_router
@@ -49,6 +50,8 @@ from synvirt.model import (
     now,
 )
 from synvirt.offline.elsewhere import Rules
+from synvirt.proof.keeping import Receipts
+from synvirt.proof.signing import HostKey
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
 from synvirt.web import web_routers
@@ -127,6 +130,7 @@ class Service:
         self.backups = backups_of(self.store, self.guests, data_dir)
         rules = Rules(self.settings.remote_allowed_hosts or ("nothing.invalid",))
         self.destinations: dict[str, Destination] = {"directory": DirectoryDestination(self.settings.volumes_dir)}
+        self.receipts = Receipts(self.settings.receipts_dir, HostKey(self.settings.keyring_dir / "receipts.key", "local"))
         routers = (
             host_files_router(self.settings.imports_dir),
             uploads_router(self.uploads, idle_s=idle_s),
@@ -135,6 +139,7 @@ class Service:
             hosts_router(Hosts(self.store, "local")),
             remote_files_router(rules),
             screenshots_router(self.store, self.screenshots.get),
+            receipts_router(self.store, self.receipts),
         )
         self.app = create_app(
             self.intake,

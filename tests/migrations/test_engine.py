@@ -80,6 +80,7 @@ def test_a_killed_service_goes_on_from_its_watermark(house: House, tmp_path: Pat
         until(lambda: noted(house.store.noted(job.id, NOTE)).samples[-1].bytes_done == last.progress.bytes_done)
     assert last.state == State.COMPLETED
     assert house.volume(last).read_bytes() == CONTENT
+    house.prove(last)
     assert noted(house.store.noted(job.id, NOTE)).samples[0] == before.samples[0]
     assert 0 < marks[0] < marks[1]
     assert [visit.state for visit in last.history].count(State.COPYING_FULL) == 1
@@ -103,6 +104,7 @@ def test_a_warm_job_survives_kills_while_its_guest_writes(house: House, tmp_path
         last = ended(house, job.id)
     assert last.state == State.COMPLETED
     assert house.volume(last).read_bytes() == house.platform.disk_path(VM, "disk-0").read_bytes()
+    house.prove(last)
     assert house.platform.vm(VM)["snapshots"] == {}
 
 

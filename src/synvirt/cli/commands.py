@@ -18,6 +18,7 @@ from synvirt.cli import (
     importing,
     migrations,
     password,
+    receipt,
     sources,
     support_bundle,
     uploads,
@@ -77,6 +78,7 @@ app.add_typer(migrations.app, name="migrations")
 app.add_typer(sources.app, name="sources")
 app.add_typer(sources.keyring, name="keyring")
 app.add_typer(uploads.app, name="uploads")
+app.add_typer(receipt.app, name="receipt")
 app.add_typer(config.app, name="config")
 app.add_typer(destinations.app, name="destinations")
 app.add_typer(hosts.app, name="hosts")

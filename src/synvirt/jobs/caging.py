@@ -60,8 +60,12 @@ def cage_of(order: CopyOrder) -> Cage:
     programs = any(_starts_programs(spec) for spec in readers)
     return Cage(
         reads=tuple(dict.fromkeys(path for spec in readers for path in _paths(spec))),
-        # A program's socket lies in a temporary folder.
-        writes=(*(path for spec in writers for path in _paths(spec)), *((tempfile.gettempdir(),) if programs else ())),
+        writes=(
+            *(path for spec in writers for path in _paths(spec)),
+            *dict.fromkeys(posixpath.dirname(disk.hashes.path) for disk in order.disks if disk.hashes is not None),
+            # A program's socket lies in a temporary folder.
+            *((tempfile.gettempdir(),) if programs else ()),
+        ),
         network=_network(readers, writers, programs=programs),
         programs=programs,
         # An NFS server goes by who asks, and may insist on root's ports.

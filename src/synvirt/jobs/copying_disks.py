@@ -11,6 +11,7 @@ from pathlib import Path
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.copying import Copied, copy, default_threads
+from synvirt.disks.checking.block_hashes import BlockHashes
 from synvirt.disks.checking.checksum import Checksums
 from synvirt.disks.checking.sampling import BLOCK_BYTES, UNWRITTEN_BLOCKS, ChangesMissed, blocks_to_check, differing
 from synvirt.disks.checking.unchanged import Differing, all_unchanged
@@ -40,6 +41,8 @@ LOCK_WAIT_S = 15.0
 WAITING_THREADS = 8
 # Twice what a client sees (2 a second), so that none of its figures is old.
 PROGRESS_EVERY_S = 0.25
+# Of the time that a pass has copied: so long at most it reads back what its hashes lack, while another pass follows it.
+FILL_SHARE, FILL_LEAST_S = 0.1, 1.0
 TRACKING_HINT = "its change tracking cannot be trusted: look for a newer version of the platform, and check its disks"
 
 
@@ -111,11 +114,20 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) 
         _exclusively(disk.writer),
         _opened(disk, openers) as (reader, writer),
         Checksums(disk.checksums, stop=wire.stop) as checksums,
+        _hashed(disk, writer.size) as hashes,
     ):
+        rest = clone(reader, writer, wire.stop)
+        began_at = time.monotonic()
+
+        def flushed(copied: Copied) -> None:
+            if hashes is not None:
+                hashes.settle(copied.watermark)
+            progress.flushed(copied)
+
         try:
             copied = copy(
-                clone(reader, writer, wire.stop),
-                writer,
+                rest if hashes is None else hashes.reading(rest, fresh=disk.fresh, since=disk.since_bytes),
+                writer if hashes is None else hashes.writing(writer),
                 since=disk.since_bytes,
                 fresh=disk.fresh,
                 threads=order.threads or (max(default_threads(), WAITING_THREADS) if _waits(disk.reader) else None),
@@ -123,7 +135,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) 
                 flush_every_s=order.flush_every_s,
                 stop=checksums.stop,
                 on_progress=progress.moved,
-                on_watermark=progress.flushed,
+                on_watermark=flushed,
             )
         except Cancelled:
             if not wire.stop():
@@ -146,7 +158,32 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) 
             checked = _verified(disk, copied, openers, compared)
         else:
             checked = _sampled(disk, reader, copied.bytes_total, openers)
+        # Shared blocks were not read, and are not for this: it would take longer than the copy.
+        if hashes is not None and not rest.bytes_cloned:
+            _filled(hashes, disk, openers, time.monotonic() - began_at, wire)
         progress.flushed(copied, finished=True, bytes_checked=checked)
+
+
+@contextlib.contextmanager
+def _hashed(disk: DiskOrder, size: int) -> Iterator[BlockHashes | None]:
+    if disk.hashes is None:
+        yield None
+        return
+    hashes = BlockHashes(Path(disk.hashes.path), size, disk.hashes.token)
+    try:
+        yield hashes
+    finally:
+        hashes.close()
+
+
+def _filled(hashes: BlockHashes, disk: DiskOrder, openers: Openers, copied_for_s: float, wire: Wire) -> None:
+    assert disk.hashes is not None
+    assert not isinstance(disk.writer, Qcow2WriterSpec)
+    within_s = None if disk.hashes.last else max(FILL_SHARE * copied_for_s, FILL_LEAST_S)
+    with contextlib.closing(openers.reader(written(disk.writer))) as volume:
+        hashes.fill(volume, within_s=within_s, stop=wire.stop)
+    if wire.stop():
+        raise Cancelled
 
 
 def _together(copied: Copied, compared: Copied) -> Copied:

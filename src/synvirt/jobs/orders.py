@@ -1,10 +1,20 @@
 """The order to copy disks, which every kind of job gives."""
 
 from typing import Literal
+from uuid import UUID
 
 from synvirt.disks.specs import ChecksumSpec, Qcow2WriterSpec, ReaderSpec, WriterSpec
 from synvirt.jobs.wire import WireModel
 from synvirt.repository.specs import PointSpec
+
+
+class HashesOrder(WireModel):
+    """What the volume holds is hashed into the file at `path`, in a folder that is the job's own. `last`: nothing is copied
+    afterwards, so all that is not known is read back."""
+
+    path: str
+    token: UUID
+    last: bool
 
 
 class DiskOrder(WireModel):
@@ -23,6 +33,7 @@ class DiskOrder(WireModel):
     sample: str | None = None
     verify: bool = False
     zero_rest: bool = False
+    hashes: HashesOrder | None = None
 
 
 class CopyOrder(WireModel):

@@ -130,6 +130,13 @@ async def _sweep_conversion(job: Job, name: str) -> None:
     await job.in_thread(job.rooms.preparer.discard, name)
 
 
+async def _sweep_hashes(job: Job, _name: str) -> None:
+    """And those of the job whose volumes it had: it may not have taken them up yet."""
+    for job_id in (job.id, job.migration.retry_of):
+        if job.rooms.receipts is not None and job_id is not None:
+            await job.in_thread(job.rooms.receipts.forget_hashes, job_id)
+
+
 async def _sweep_passthrough(job: Job, name: str) -> None:
     for tool in job.rooms.passthroughs.values():
         await job.in_thread(tool.discard, name)
@@ -164,6 +171,7 @@ SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
     "screenshot": _sweep_screenshot,
     "conversion": _sweep_conversion,
     "passthrough": _sweep_passthrough,
+    "hashes": _sweep_hashes,
     "snapshot": _sweep_snapshot,
     "source_power": _sweep_source_power,
     "tracking": _sweep_tracking,

@@ -19,11 +19,12 @@ from synvirt.disks.checking.sampling import ChangesMissed
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 from synvirt.disks.vsphere.datastore import FileClosed, FileGone, ReadForbidden
 from synvirt.errors import SynvirtError
-from synvirt.jobs.orders import CopyOrder, DiskOrder
+from synvirt.jobs.orders import CopyOrder, DiskOrder, HashesOrder
 from synvirt.jobs.process import WorkerDied
 from synvirt.jobs.wire import Flushed, Moved, Result
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience, patiently
+from synvirt.migrations.receipts import hashes_orders
 from synvirt.model import DiskProgress, Pass, Progress, now
 from synvirt.store import Watermark
 
@@ -131,7 +132,7 @@ async def run_opened_pass(
             # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
             with clock:
                 async with job.rooms.workers() as worker, opened() as disks:
-                    order = await job.in_thread(_order, job, disks, marks, fresh=fresh)
+                    order = await job.in_thread(_order, job, kind, disks, marks, fresh=fresh)
                     if order.disks:
                         ended = await worker.carry_out(order, listener.hear, job.stop.is_set)
                         job.stop.check()
@@ -180,17 +181,22 @@ def _finished(marks: dict[str, Watermark], key: str) -> bool:
     return key in marks and marks[key].finished
 
 
-def _order(job: Job, disks: Sequence[PassDisk], marks: dict[str, Watermark], *, fresh: bool) -> CopyOrder:
+def _order(job: Job, kind: str, disks: Sequence[PassDisk], marks: dict[str, Watermark], *, fresh: bool) -> CopyOrder:
     """What is left of the pass. Blocks: a destination may have to wait for a device."""
+    hashes = hashes_orders(job, kind)
     return CopyOrder(
-        disks=tuple(_disk_order(job, disk, marks, fresh=fresh) for disk in disks if not _finished(marks, disk.key)),
+        disks=tuple(
+            _disk_order(job, disk, marks, fresh=fresh, hashes=hashes.get(disk.key))
+            for disk in disks
+            if not _finished(marks, disk.key)
+        ),
         threads=job.rooms.copy_threads,
         bandwidth_bps=job.migration.plan.limits.bandwidth_bps,
         flush_every_s=job.rooms.flush_every_s,
     )
 
 
-def _disk_order(job: Job, disk: PassDisk, marks: dict[str, Watermark], *, fresh: bool) -> DiskOrder:
+def _disk_order(job: Job, disk: PassDisk, marks: dict[str, Watermark], *, fresh: bool, hashes: HashesOrder | None) -> DiskOrder:
     return DiskOrder(
         key=disk.key,
         reader=disk.reader,
@@ -201,6 +207,7 @@ def _disk_order(job: Job, disk: PassDisk, marks: dict[str, Watermark], *, fresh:
         compare=disk.compare,
         sample=disk.sample,
         verify=disk.verify,
+        hashes=hashes,
     )
 
 

@@ -99,6 +99,7 @@ def taken_up(store: Store, before: Migration, plan: MigrationPlan, *, host: str)
     for disk in again.disks:
         if disk.volume is not None:
             store.record(again.id, "volume", disk.volume)
+    store.record(again.id, "hashes", str(again.id))
     return again
 
 
@@ -125,7 +126,7 @@ def has_whole_copy(job: Migration) -> bool:
 
 def kept_on_failure(job: Migration) -> frozenset[str]:
     """What of the ledger stays when the job fails. One that took up a whole copy keeps it wherever it fails."""
-    return frozenset({"volume"}) if job.retry_of else KEPT_ON_FAILURE.get(_failed_in(job), frozenset())
+    return frozenset({"volume", "hashes"}) if job.retry_of else KEPT_ON_FAILURE.get(_failed_in(job), frozenset())
 
 
 def _failed_in(job: Migration) -> State:

@@ -23,6 +23,7 @@ from synvirt.offline import OfflineImporter
 from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
 from synvirt.offline.elsewhere import Rules, place
 from synvirt.offline.passthrough import Passthrough
+from synvirt.proof.keeping import Receipts
 from synvirt.store import Store
 
 
@@ -70,6 +71,8 @@ class Rooms:
     workers: Workers = started
     # Jobs that wait for a source: changing the source wakes them.
     waiting: Waiting = field(default_factory=Waiting)
+    # None: jobs end without one, and nothing is hashed.
+    receipts: Receipts | None = None
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0

@@ -68,9 +68,9 @@ ROWS = (
 # What stays when a job fails in a state: once the copy is whole, it costs nights to make again and harms nobody.
 # A cancel keeps nothing: the operator said so.
 KEPT_ON_FAILURE: dict[State, frozenset[str]] = {
-    State.CUTTING_OVER: frozenset({"volume"}),
-    State.V2V_PROCESSING: frozenset({"volume"}),
-    State.STARTING: frozenset({"volume", "screenshot"}),
+    State.CUTTING_OVER: frozenset({"volume", "hashes"}),
+    State.V2V_PROCESSING: frozenset({"volume", "hashes"}),
+    State.STARTING: frozenset({"volume", "hashes", "screenshot"}),
 }
 
 

@@ -14,7 +14,7 @@ from synvirt.errors import CbtUnsupported, DiskReadFailed, DiskWriteFailed, Inva
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
-from synvirt.migrations import source_vm, warm
+from synvirt.migrations import receipts, source_vm, warm
 from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.landing import claim, land
@@ -36,6 +36,7 @@ async def queued(job: Job) -> Facts:
     if job.migration.retry_of is not None:
         for _, volume in copied_disks(job):  # a service killed right after the job was added had no time to
             await job.record("volume", volume)
+        await receipts.take_up(job)
         await look_at_volumes(job)
         await job.change(started_at=now())
         await claim(job)
@@ -274,6 +275,7 @@ async def starting(job: Job) -> Facts:
     if job.migration.plan.source.Live is not None:
         await source_vm.measure_downtime(job)
         await source_vm.leave(job)
+    await receipts.give(job)
     return _facts(job)
 
 

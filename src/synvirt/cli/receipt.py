@@ -1,0 +1,146 @@
+"""synvirt receipt get|verify|key. `verify` reads files by itself: it needs no service, and believes none."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from synvirt.cli.listing import full_id
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import FAILED, shown
+from synvirt.errors import BadRequest, Conflict, DiskWriteFailed, MalformedArchive, NotFound
+
+if TYPE_CHECKING:
+    from synvirt.proof.signing import PublicKey
+
+app = typer.Typer(no_args_is_help=True, help="Signed receipts of what was moved.")
+
+# Of the blocks of a volume that differ, so many are named.
+NAMED_MOST = 10
+
+
+@app.command()
+@with_options
+def get(
+    options: Options,
+    job: Annotated[str, typer.Argument(help="The job's id, or its beginning")],
+    to: Annotated[Path, typer.Option(help="The folder that the receipt's folder is put into")] = Path(),
+) -> None:
+    """Fetch the receipt of a job that completed, as a folder receipt-JOB.
+
+    Example: synvirt receipt get 1f3a --to receipts
+    """
+    import json
+    import tempfile
+
+    from synvirt.proof.unpacking import unpack
+
+    with options.connect() as client, tempfile.TemporaryFile() as tar:
+        job_id = full_id(client, "migration", job)
+        client.save(f"/migrations/{job_id}/receipt", tar)
+        tar.seek(0)
+        try:
+            folder = unpack(tar, to, f"receipt-{job_id}")
+        except FileExistsError as error:
+            raise Conflict(f"{to}/receipt-{job_id} is there already", hint="remove it, or name another folder") from error
+        except OSError as error:
+            raise DiskWriteFailed(f"{to} cannot be written: {error.strerror}") from error
+    print(json.dumps({"path": str(folder)}) if options.json else shown(str(folder)))
+
+
+@app.command()
+@with_options
+def key(options: Options) -> None:
+    """Print the key that the service signs its receipts with, as `ssh-keygen -Y verify -f` wants it in a file.
+
+    Example: synvirt receipt key > allowed_signers
+    """
+    import json
+
+    with options.connect() as client:
+        answer = client.ask("GET", "/receipts/key")
+    print(answer if options.json else json.loads(answer)["allowed_signers"], end="\n" if options.json else "")
+
+
+@app.command()
+@with_options
+def verify(
+    options: Options,
+    folder: Annotated[Path, typer.Argument(help="A receipt's folder", metavar="FOLDER")],
+    volume: Annotated[
+        list[str] | None, typer.Option(help="A disk's volume to read: DISK=PATH, a raw file or a device", metavar="DISK=PATH")
+    ] = None,
+    chain: Annotated[Path | None, typer.Option(help="The folder with this and all other receipts of its host")] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--key", help="The host's key, as `synvirt receipt key` printed it", metavar="FILE")
+    ] = None,
+) -> None:
+    """Check a receipt: its files, its signatures, a volume against it, and that none is missing before it. Exits 1 where
+    something is wrong.
+
+    Example: synvirt receipt verify receipt-1f3a --volume scsi0:0=/dev/zvol/tank/synvirt/web --key allowed_signers
+    """
+    import json
+
+    from synvirt.proof.signing import PublicKey
+    from synvirt.proof.verifying import chained, checked
+
+    trusted = None if key_file is None else PublicKey.from_signers(_read(key_file), key_file.name)
+    found = checked(folder, trusted)
+    problems = list(found.problems)
+    for each in volume or []:
+        problems += _differing(folder, found.statement, each)
+    if chain is not None:
+        try:
+            problems += chained(chain, trusted or found.key)
+        except OSError as error:
+            raise NotFound(f"{chain} cannot be read: {error.strerror}") from error
+    if options.json:
+        signer = None if found.key is None else found.key.fingerprint
+        print(json.dumps({"good": not problems, "problems": problems, "key": signer, "key_trusted": trusted is not None}))
+    else:
+        _say(found.statement, found.key, problems, trusted=trusted is not None)
+    if problems:
+        raise typer.Exit(FAILED)
+
+
+def _say(statement: dict[str, Any] | None, signer: "PublicKey | None", problems: list[str], *, trusted: bool) -> None:
+    for problem in problems:
+        print(f"WRONG  {shown(problem)}")
+    if problems:
+        return
+    said = {} if statement is None else statement["predicate"]
+    job = said.get("job") if isinstance(said.get("job"), dict) else {}
+    print(f"The receipt of {shown(str((job or {}).get('name')))} by host {shown(str(said.get('host')))} is as it was signed")
+    if signer is not None:
+        told = "" if trusted else ", which lies beside the receipt: compare it with what the host says, or give --key"
+        print(f"Signed with {signer.fingerprint}{told}")
+
+
+def _differing(folder: Path, statement: dict[str, Any] | None, wanted: str) -> list[str]:
+    from synvirt.disks import open_reader
+    from synvirt.disks.checking.ledger import BLOCK_BYTES
+    from synvirt.disks.specs import RawSpec
+    from synvirt.proof.verifying import differing, volumes
+
+    name, _, path = wanted.partition("=")
+    disks = {str(disk.get("key")): disk for disk in volumes(statement)} if statement is not None else {}
+    if not path or name not in disks:
+        raise BadRequest(f"--volume {wanted}: DISK=PATH is wanted", hint=f"its disks are {', '.join(disks) or 'none'}")
+    blocks: list[int] = []
+    try:
+        with closing(open_reader(RawSpec(path=str(Path(path).absolute())))) as reader:
+            blocks = list(differing(folder, disks[name], reader))
+    except MalformedArchive as error:
+        return [f"disk {name}: {error.detail}"]
+    named = [f"disk {name}: block {block} (at {block * BLOCK_BYTES}) is not what was copied" for block in blocks[:NAMED_MOST]]
+    more = len(blocks) - NAMED_MOST
+    return named + ([f"disk {name}: {more} more blocks are not what was copied"] if more > 0 else [])
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound(f"{file} cannot be read") from error

@@ -1,0 +1,148 @@
+"""What a job's receipt says of it, and the hashes that it is made from, from the first pass to the end. asyncio.
+
+A receipt that cannot be made costs nobody the guest: the job says so, and completes.
+"""
+
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import structlog
+
+from synvirt.errors import Internal, PersistFailed, SynvirtError
+from synvirt.jobs.orders import HashesOrder
+from synvirt.migrations.job import Job, copied_disks
+from synvirt.model import Migration, Mode
+from synvirt.proof.keeping import CopiedDisk, MovedJob
+
+log = structlog.get_logger(__name__)
+
+# In the job's ledger, and the name of its note: «HOST TOKEN», of who has hashed the volumes so far.
+HASHES = "hashes"
+
+
+def hashes_orders(job: Job, kind: str) -> dict[str, HashesOrder]:
+    """By disk key, for a pass of this kind; none where there are to be no receipts. Blocks."""
+    receipts, store = job.rooms.receipts, job.rooms.store
+    if receipts is None:
+        if store.noted(job.id, HASHES):  # switched off meanwhile: what this pass writes is in no hash
+            store.note(job.id, HASHES, "")
+        return {}
+    store.record(job.id, HASHES, str(job.id))
+    token = _token(job)
+    if token is None:
+        token = uuid4()
+        store.note(job.id, HASHES, f"{job.rooms.host} {token}")
+    last = kind == "final" or job.migration.mode_effective is Mode.COLD
+    try:
+        return {
+            disk.key: HashesOrder(path=str(receipts.hashes_file(job.id, number)), token=token, last=last)
+            for number, (disk, _) in enumerate(copied_disks(job))
+        }
+    except OSError as error:
+        log.warning("no hashes are kept of this pass", job=str(job.id), cause=error.strerror)
+        # What this pass writes is not in the hashes of those before it.
+        store.note(job.id, HASHES, "")
+        return {}
+
+
+def _token(job: Job) -> UUID | None:
+    """None, where another host has written the volumes meanwhile."""
+    host, _, token = (job.rooms.store.noted(job.id, HASHES) or "").partition(" ")
+    return UUID(token) if token and host == job.rooms.host else None
+
+
+async def take_up(job: Job) -> None:
+    """The hashes of the job whose volumes this one has."""
+    receipts, store, before = job.rooms.receipts, job.rooms.store, job.migration.retry_of
+    if receipts is None or before is None:
+        return
+    noted = await job.in_thread(store.noted, before, HASHES)
+    if noted:
+        await job.record(HASHES, str(job.id))
+        await job.in_thread(store.note, job.id, HASHES, noted)
+        try:
+            await job.in_thread(receipts.hand_on, before, job.id)
+        except OSError as error:
+            log.warning("the hashes of the job before cannot be taken up", job=str(job.id), cause=error.strerror)
+
+
+async def give(job: Job) -> None:
+    """Make the receipt of a job that has done all else. Again is harmless."""
+    receipts = job.rooms.receipts
+    if receipts is None:
+        return
+    if job.migration.receipt is None:
+        try:
+            await job.change(receipt=await job.in_thread(_made, job))
+        except PersistFailed:
+            raise
+        except (SynvirtError, OSError) as error:
+            cause = error.detail if isinstance(error, SynvirtError) else error.strerror or type(error).__name__
+            log.warning("no receipt is made", job=str(job.id), cause=cause)
+            if job.migration.last_error is None:
+                told = Internal(
+                    f"the guest runs here; its receipt could not be made: {cause}", hint="see that the disk has room"
+                )
+                await job.change(last_error=job.problem(told, fatal=False))
+    await job.in_thread(receipts.forget_hashes, job.id)
+    await job.strike(HASHES, str(job.id))
+
+
+def _made(job: Job) -> Any:
+    receipts = job.rooms.receipts
+    assert receipts is not None
+    disks = tuple(
+        CopiedDisk(disk.key, disk.label, volume, disk.capacity_bytes, _file(job, number))
+        for number, (disk, volume) in enumerate(copied_disks(job))
+    )
+    plan = (job.migration.plan.model_dump_json(indent=1) + "\n").encode()
+    return receipts.make(MovedJob(job.id, said(job.migration), plan, disks, _token(job)))
+
+
+def _file(job: Job, number: int) -> Path:
+    assert job.rooms.receipts is not None
+    return job.rooms.receipts.hashes_file(job.id, number)
+
+
+def said(job: Migration) -> dict[str, Any]:
+    """What the statement says of the job: what, from where, when, by whom, how long. No secret: a plan has none."""
+    manifest, plan = job.manifest, job.plan
+    waived = set(plan.waive_concerns)
+    return {
+        "job": {
+            "id": str(job.id),
+            "name": job.name,
+            "submitted_by": job.submitted_by,
+            "created_at": _at(job.created_at),
+            "started_at": _at(job.started_at),
+            "mode": str(job.mode_effective),
+            "retry_of": None if job.retry_of is None else str(job.retry_of),
+            "states": [{"state": str(visit.state), "at": _at(visit.at)} for visit in job.history],
+        },
+        "source": {
+            **plan.source.model_dump(mode="json"),
+            "reference": plan.source_ref.model_dump(mode="json"),
+            "vm": None
+            if manifest is None
+            else manifest.model_dump(mode="json", include={"vm_id", "name", "uuid", "host", "firmware", "guest_os"}),
+        },
+        "target": {
+            "destination": job.destination,
+            "domain": None if job.domain is None else {"name": job.domain.name, "uuid": job.domain.uuid},
+            "converted_by": None if job.conversion is None else job.conversion.tool,
+            "boot_sign": job.boot_sign,
+        },
+        "skipped_disks": list(plan.skip_disks),
+        "concerns_waived": [
+            {"id": one.id, "label": one.label, "assessment": one.assessment}
+            for one in (manifest.concerns if manifest is not None else ())
+            if one.id in waived
+        ],
+        "passes": [one.model_dump(mode="json") for one in job.passes],
+        "outage_s": job.downtime_s,
+    }
+
+
+def _at(moment: Any) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="seconds")

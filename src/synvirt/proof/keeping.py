@@ -1,0 +1,174 @@
+"""The receipts of this host: a tar each in {data_dir}/receipts, numbered from 1, each naming the statement of the one before.
+
+    receipts/00000001-JOB.tar  00000002-JOB.tar …      receipts/hashes/JOB/0.hashes …   (of jobs that are not done)
+
+A receipt is there whole or not at all, and a job has one. They stay when their jobs are removed: without one of them the chain
+is broken. Blocking code, from any thread of the one service that has the folder.
+"""
+
+import json
+import os
+import re
+import shutil
+import tarfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from synvirt.disks.checking.block_hashes import known_digests
+from synvirt.disks.checking.ledger import BLOCK_BYTES
+from synvirt.durable import sync_folder
+from synvirt.errors import NotFound
+from synvirt.model import Model, Receipt, now
+from synvirt.proof.bag import STATEMENT, Ledger, sha256_of, write_bag, write_ledger
+from synvirt.proof.signing import HostKey
+
+MOMENT = "after the last copy, before conversion and the first boot"
+UNREAD = "not all of it was read by the copy: it shares the blocks of the file it came from, or something else wrote it"
+_NAME = re.compile(r"([0-9]{8,})-([0-9a-f-]{36})\.tar")
+
+
+class ReceiptKey(Model):
+    """Answer of GET /receipts/key. `head`: the newest receipt's number and its statement's SHA-256, by which one that is
+    missing at the chain's end is seen."""
+
+    host: str
+    public_key: str
+    fingerprint: str
+    allowed_signers: str
+    head: Receipt | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedDisk:
+    """`hashes`: the file of what was hashed while it was copied."""
+
+    key: str
+    label: str
+    volume: str
+    size_bytes: int
+    hashes: Path
+
+
+@dataclass(frozen=True, slots=True)
+class MovedJob:
+    """`said`: what the statement says of it. `token`: of who has hashed its disks; None, where nobody has to the end."""
+
+    id: UUID
+    said: Mapping[str, Any]
+    plan: bytes
+    disks: tuple[CopiedDisk, ...]
+    token: UUID | None
+
+
+class Receipts:
+    def __init__(self, folder: Path, key: HostKey) -> None:
+        self._folder, self.key = folder, key
+        self._lock = threading.Lock()
+        folder.mkdir(mode=0o750, exist_ok=True)
+
+    # ── hashes of jobs under way ──
+
+    def hashes_folder(self, job_id: UUID) -> Path:
+        return self._folder / "hashes" / str(job_id)
+
+    def hashes_file(self, job_id: UUID, number: int) -> Path:
+        """Of the disk of this number; its folder is there."""
+        folder = self.hashes_folder(job_id)
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        return folder / f"{number}.hashes"
+
+    def hand_on(self, before: UUID, job_id: UUID) -> None:
+        """To the job that takes up the volumes. Again is harmless."""
+        if self.hashes_folder(before).exists() and not self.hashes_folder(job_id).exists():
+            self.hashes_folder(before).rename(self.hashes_folder(job_id))
+
+    def forget_hashes(self, job_id: UUID) -> None:
+        shutil.rmtree(self.hashes_folder(job_id), ignore_errors=True)
+
+    # ── receipts ──
+
+    def make(self, job: MovedJob) -> Receipt:
+        """Of a job, once: again it is the same. OSError."""
+        with self._lock:
+            if (found := self._of(job.id)) is not None:
+                return self._receipt(found)
+            work = self._folder / f".{job.id}"
+            shutil.rmtree(work, ignore_errors=True)  # what a crash left
+            work.mkdir(mode=0o700)
+            try:
+                return self._make(work, job)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+
+    def _make(self, work: Path, job: MovedJob) -> Receipt:
+        ledgers: list[Ledger] = []
+        volumes: list[dict[str, Any]] = []
+        for number, disk in enumerate(job.disks):
+            told: dict[str, Any] = {"key": disk.key, "label": disk.label, "volume": disk.volume, "size_bytes": disk.size_bytes}
+            digests = None if job.token is None else known_digests(disk.hashes, disk.size_bytes, job.token)
+            if digests is None:
+                volumes.append({**told, "ledger": None, "reason": UNREAD})
+                continue
+            ledger = write_ledger(f"data/disk-{number}.sha256", digests, work / str(number))
+            ledgers.append(ledger)
+            volumes.append({**told, "ledger": ledger.name, "block_bytes": BLOCK_BYTES, "moment": MOMENT})
+        head = self._head()
+        previous = None if head is None else self._receipt(head)
+        sequence = 1 if previous is None else previous.sequence + 1
+        link = None if previous is None else {"sequence": previous.sequence, "sha256": previous.sha256}
+        said = {
+            "host": self.key.host,
+            **job.said,
+            "volumes": volumes,
+            "chain": {"sequence": sequence, "previous": link},
+            "made_at": now().isoformat(timespec="seconds"),
+        }
+        write_bag(work / "tar", root=f"receipt-{job.id}", predicate=said, plan=job.plan, ledgers=ledgers, key=self.key)
+        path = self._folder / f"{sequence:08d}-{job.id}.tar"
+        (work / "tar").rename(path)
+        sync_folder(self._folder)
+        return self._receipt(path)
+
+    def path_of(self, job_id: UUID) -> Path:
+        """NotFound."""
+        found = self._of(job_id)
+        if found is None:
+            raise NotFound(
+                f"job {job_id} has no receipt on this host",
+                hint="a receipt is made where a job completes, unless the setting receipts is off",
+            )
+        return found
+
+    def published(self) -> ReceiptKey:
+        head = self._head()
+        return ReceiptKey(
+            host=self.key.host,
+            public_key=self.key.public.line,
+            fingerprint=self.key.public.fingerprint,
+            allowed_signers=self.key.allowed_signers,
+            head=None if head is None else self._receipt(head),
+        )
+
+    def _names(self) -> list[re.Match[str]]:
+        return [found for entry in os.scandir(self._folder) if (found := _NAME.fullmatch(entry.name))]
+
+    def _head(self) -> Path | None:
+        newest = max(self._names(), key=lambda found: int(found[1]), default=None)
+        return None if newest is None else self._folder / newest[0]
+
+    def _of(self, job_id: UUID) -> Path | None:
+        return next((self._folder / found[0] for found in self._names() if found[2] == str(job_id)), None)
+
+    def _receipt(self, path: Path) -> Receipt:
+        found = _NAME.fullmatch(path.name)
+        assert found is not None
+        with tarfile.open(path) as tar:
+            inner = tar.extractfile(f"receipt-{found[2]}/{STATEMENT}")
+            assert inner is not None
+            content = inner.read()
+        made_at = json.loads(content)["predicate"]["made_at"]
+        return Receipt(sequence=int(found[1]), job_id=UUID(found[2]), sha256=sha256_of(content), made_at=made_at)

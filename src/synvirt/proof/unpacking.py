@@ -1,0 +1,40 @@
+"""The tar of a receipt made a folder: plain files of a receipt's names, and nothing else of whoever made the tar."""
+
+import re
+import shutil
+import tarfile
+from pathlib import Path
+from typing import BinaryIO
+
+from synvirt.errors import MalformedArchive
+
+_NAME = re.compile(r"(data/)?[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+
+def unpack(tar: BinaryIO, to: Path, root: str) -> Path:
+    """The folder `root`, made in `to`. MalformedArchive; FileExistsError and other OSErrors."""
+    folder = to / root
+    folder.mkdir(parents=True)
+    try:
+        (folder / "data").mkdir()
+        with tarfile.open(fileobj=tar, mode="r:") as found:
+            for member in found:
+                name = _checked(member, root)
+                content = found.extractfile(member)
+                assert content is not None
+                with (folder / name).open("xb") as file:
+                    shutil.copyfileobj(content, file)
+    except tarfile.TarError as error:
+        shutil.rmtree(folder)
+        raise MalformedArchive(f"the receipt is no tar: {error}") from error
+    except MalformedArchive:
+        shutil.rmtree(folder)
+        raise
+    return folder
+
+
+def _checked(member: tarfile.TarInfo, root: str) -> str:
+    name = member.name.removeprefix(f"{root}/")
+    if name == member.name or not member.isreg() or not _NAME.fullmatch(name):
+        raise MalformedArchive(f"the receipt's tar has {member.name!r}, which no receipt has")
+    return name

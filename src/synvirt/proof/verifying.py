@@ -1,0 +1,284 @@
+"""A receipt read by somebody who does not believe it: each thing that is wrong with it, by name.
+
+    checked(folder)                 files, hashes, signatures, and what the statement says of them
+    differing(folder, disk, volume) the blocks of a volume that are not what the receipt says
+    chained(folder of receipts)     one that is missing, or was put in another's place
+
+What is read may be anybody's: only plain files whose names a receipt has, of a bounded size, are opened.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from synvirt.blocks import DiskReader
+from synvirt.disks.checking.block_hashes import blocks_of, digest_of
+from synvirt.disks.checking.ledger import BLOCK_BYTES
+from synvirt.errors import MalformedArchive, NotFound
+from synvirt.proof.bag import (
+    DECLARATION,
+    DECLARED,
+    ENVELOPE,
+    MANIFEST,
+    PLAN,
+    PREDICATE_TYPE,
+    SIGNATURE,
+    SIGNERS,
+    STATEMENT,
+    STATEMENT_TYPE,
+    TAG_MANIFEST,
+    sha256_of,
+)
+from synvirt.proof.signing import PublicKey
+from synvirt.sizes import MIB
+
+# Those of a plan with a thousand disks have some hundreds of kilobytes. A ledger is read line by line.
+SMALL_BYTES: Final = 16 * MIB
+# A fleet's receipts of decades; each is some files in a folder.
+RECEIPTS_MAX: Final = 1_000_000
+_TAGS = (DECLARATION, MANIFEST, SIGNERS, SIGNATURE, ENVELOPE)
+_LISTED = re.compile(r"([0-9a-f]{64})  (data/[A-Za-z0-9._-]{1,128}|[a-z0-9._-]{1,64})")
+_ROW = re.compile(rb"([0-9a-f]{64})  (0|[1-9][0-9]{0,17})\n")
+_PIECE_BYTES = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """`problems`: empty, where all is as it was signed. `statement` is None where it cannot be read."""
+
+    statement: dict[str, Any] | None
+    key: PublicKey | None
+    problems: tuple[str, ...]
+
+
+def checked(folder: Path, key: PublicKey | None = None) -> Checked:
+    """`key`: the host's, from where the reader trusts it; None: the one that lies in the folder, which anybody may have put
+    there. NotFound, where there is no receipt."""
+    if not (folder / STATEMENT).exists() and not (folder / DECLARATION).exists():
+        raise NotFound(f"{folder.name} has no receipt", hint="name the folder with bagit.txt in it")
+    problems: list[str] = []
+
+    def tried(check: Callable[[], None]) -> None:
+        try:
+            check()
+        except MalformedArchive as error:
+            problems.append(error.detail)
+
+    statement: dict[str, Any] | None = None
+    found_key = key
+    listed = _listed(folder, MANIFEST, problems)
+    tags = _listed(folder, TAG_MANIFEST, problems)
+    problems += [f"{name} is not listed in {TAG_MANIFEST}" for name in _TAGS if name not in tags]
+    problems += [f"{name} is not listed in {MANIFEST}" for name in _in_data(folder) if name not in listed]
+    problems += [f"{name} is not listed in {MANIFEST}" for name in (STATEMENT, PLAN) if name not in listed]
+    tried(lambda: _check_declaration(folder))
+    try:
+        content = _small(folder, STATEMENT)
+        statement = _statement(content)
+        in_folder = PublicKey.from_signers(_text(folder, SIGNERS))
+        found_key = key or in_folder
+        if in_folder != found_key:
+            problems.append(f"{SIGNERS} has the key {in_folder.fingerprint}, not {found_key.fingerprint}")
+        tried(lambda: found_key.check_sshsig(content, _text(folder, SIGNATURE), SIGNATURE))
+        tried(lambda: found_key.check_dsse(content, _text(folder, ENVELOPE), ENVELOPE))
+        tried(lambda: _check_subjects(statement, listed))
+    except MalformedArchive as error:
+        problems.append(error.detail)
+    if statement is not None:
+        for disk in volumes(statement):
+            if disk.get("ledger") in listed:
+                tried(lambda: _check_rows(folder, disk))  # noqa: B023
+    return Checked(statement, found_key, tuple(dict.fromkeys(problems)))
+
+
+def volumes(statement: dict[str, Any]) -> list[dict[str, Any]]:
+    found = statement["predicate"].get("volumes")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def differing(
+    folder: Path, disk: dict[str, Any], volume: DiskReader, on_block: Callable[[int], None] = lambda _: None
+) -> Iterator[int]:
+    """The numbers of the blocks of 4 MiB that are not what the receipt says of this disk. MalformedArchive, DiskReadFailed."""
+    size = _size(disk)
+    if volume.size < size:
+        raise MalformedArchive(f"the volume has {volume.size} bytes, the receipt's {disk['key']} {size}")
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    for number, digest in enumerate(_rows(folder, disk)):
+        view = buffer[: min(BLOCK_BYTES, size - number * BLOCK_BYTES)]
+        volume.read_into(number * BLOCK_BYTES, view)
+        if digest_of(view) != digest:
+            yield number
+        on_block(number)
+
+
+def chained(folder: Path, key: PublicKey | None = None) -> list[str]:
+    """What is wrong with the receipts that lie in the folder, each in its own: one missing, one twice, one of another chain.
+    Each is checked as by `checked`. That the newest is the newest only its host can say (GET /receipts/key)."""
+    problems: list[str] = []
+    links: dict[int, tuple[str, str, dict[str, Any] | None]] = {}
+    for place in sorted(folder.iterdir())[:RECEIPTS_MAX]:
+        if place.is_symlink() or not place.is_dir() or not (place / DECLARATION).exists():
+            continue
+        found = checked(place, key)
+        problems += [f"{place.name}: {problem}" for problem in found.problems]
+        key = key or found.key
+        if found.statement is None:
+            continue
+        sequence, previous = _link(found.statement, place.name, problems)
+        if sequence in links:
+            problems.append(f"{place.name} and {links[sequence][0]} are both receipt {sequence}")
+        links[sequence] = (place.name, sha256_of(_small(place, STATEMENT)), previous)
+    if not links:
+        raise NotFound(f"{folder.name} has no receipts", hint="name the folder that the folders receipt-… lie in")
+    if max(links) > RECEIPTS_MAX:
+        return [*problems, f"{links[max(links)][0]} says that it is receipt {max(links)}"]
+    for sequence in range(1, max(links) + 1):
+        if sequence not in links:
+            problems.append(f"receipt {sequence} is missing")
+        elif sequence > 1 and sequence - 1 in links:
+            name, _, previous = links[sequence]
+            before = links[sequence - 1]
+            if previous != {"sequence": sequence - 1, "sha256": before[1]}:
+                problems.append(f"{name} does not follow {before[0]}: it names another statement before it")
+    return problems
+
+
+# ── the parts ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _link(statement: dict[str, Any], name: str, problems: list[str]) -> tuple[int, dict[str, Any] | None]:
+    chain = statement["predicate"].get("chain")
+    sequence = chain.get("sequence") if isinstance(chain, dict) else None
+    if not isinstance(chain, dict) or type(sequence) is not int or sequence < 1:
+        problems.append(f"{name} says nothing of its place in the chain")
+        return 0, None
+    return sequence, chain.get("previous")
+
+
+def _listed(folder: Path, manifest: str, problems: list[str]) -> dict[str, str]:
+    """What a manifest lists. A file that is not what it says goes to the problems."""
+    found: dict[str, str] = {}
+    try:
+        for number, line in enumerate(_text(folder, manifest).splitlines(), 1):
+            match = _LISTED.fullmatch(line)
+            if match is None or (match[2].startswith("data/") != (manifest == MANIFEST)):
+                problems.append(f"{manifest}, line {number} is none of a receipt's manifest")
+            else:
+                found[match[2]] = match[1]
+    except MalformedArchive as error:
+        problems.append(error.detail)
+    for name, digest in found.items():
+        try:
+            if _hash_of(folder, name) != digest:
+                problems.append(f"{name} is not what {manifest} says: its SHA-256 differs")
+        except MalformedArchive as error:
+            problems.append(error.detail)
+    return found
+
+
+def _in_data(folder: Path) -> list[str]:
+    try:
+        return sorted(f"data/{entry.name}" for entry in os.scandir(folder / "data"))
+    except OSError:
+        return []
+
+
+def _check_declaration(folder: Path) -> None:
+    if _text(folder, DECLARATION) != DECLARED:
+        raise MalformedArchive(f"{DECLARATION} declares no BagIt 1.0 in UTF-8")
+
+
+def _statement(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        value = None
+    ours = isinstance(value, dict) and (value.get("_type"), value.get("predicateType")) == (STATEMENT_TYPE, PREDICATE_TYPE)
+    if not ours or not isinstance(value.get("predicate"), dict) or not isinstance(value.get("subject"), list):
+        raise MalformedArchive(f"{STATEMENT} is no statement of a receipt")
+    statement: dict[str, Any] = value
+    return statement
+
+
+def _check_subjects(statement: dict[str, Any], listed: dict[str, str]) -> None:
+    """The statement's digests are the manifest's, of all in data/ but itself."""
+    try:
+        signed = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+    except (TypeError, LookupError):
+        raise MalformedArchive(f"{STATEMENT}: its subjects have no SHA-256") from None
+    ledgers = {disk["ledger"] for disk in volumes(statement) if isinstance(disk.get("ledger"), str)}
+    wanted = {PLAN, *ledgers}
+    for name in sorted(wanted | signed.keys() | (listed.keys() - {STATEMENT})):
+        if name not in signed:
+            raise MalformedArchive(f"{name} is not among what {STATEMENT} signs")
+        if listed.get(name) != signed[name]:
+            raise MalformedArchive(f"{name} is not what {STATEMENT} says: its SHA-256 differs")
+
+
+def _check_rows(folder: Path, disk: dict[str, Any]) -> None:
+    for _ in _rows(folder, disk):
+        pass
+
+
+def _size(disk: dict[str, Any]) -> int:
+    size = disk.get("size_bytes")
+    if type(size) is not int or size < 0 or disk.get("block_bytes") != BLOCK_BYTES:
+        raise MalformedArchive(f"{STATEMENT}: volume {disk.get('key')} has no size, or other blocks than {BLOCK_BYTES} bytes")
+    return size
+
+
+def _rows(folder: Path, disk: dict[str, Any]) -> Iterator[bytes]:
+    name, count = disk.get("ledger"), blocks_of(_size(disk))
+    if not isinstance(name, str) or not _LISTED.fullmatch(f"{'0' * 64}  {name}"):
+        raise MalformedArchive(f"the receipt has no hashes of {disk.get('key')}: {disk.get('reason') or 'it does not say why'}")
+    number = 0
+    with _opened(folder, name) as file:
+        for line in iter(lambda: file.readline(256), b""):
+            row = _ROW.fullmatch(line)
+            if row is None or int(row[2]) != number or number >= count:
+                raise MalformedArchive(f"{name}, line {number + 1} is not the hash of block {number}")
+            yield bytes.fromhex(row[1].decode())
+            number += 1
+    if number != count:
+        raise MalformedArchive(f"{name} has {number} hashes, and the volume {count} blocks")
+
+
+def _opened(folder: Path, name: str) -> Any:
+    try:
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise MalformedArchive(f"{name} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise MalformedArchive(f"{name} is no plain file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _small(folder: Path, name: str) -> bytes:
+    with _opened(folder, name) as file:
+        content: bytes = file.read(SMALL_BYTES + 1)
+    if len(content) > SMALL_BYTES:
+        raise MalformedArchive(f"{name} has over {SMALL_BYTES} bytes")
+    return content
+
+
+def _text(folder: Path, name: str) -> str:
+    try:
+        return _small(folder, name).decode()
+    except UnicodeDecodeError:
+        raise MalformedArchive(f"{name} is no text in UTF-8") from None
+
+
+def _hash_of(folder: Path, name: str) -> str:
+    hashed = hashlib.sha256()
+    with _opened(folder, name) as file:
+        while piece := file.read(_PIECE_BYTES):
+            hashed.update(piece)
+    return hashed.hexdigest()

@@ -1,0 +1,238 @@
+"""A receipt: made once, checked by us and by the tools that everybody has, and every damage to it named."""
+
+import hashlib
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.disks import open_reader
+from synvirt.disks.checking.block_hashes import BlockHashes
+from synvirt.disks.checking.ledger import BLOCK_BYTES
+from synvirt.disks.specs import RawSpec
+from synvirt.errors import MalformedArchive, NotFound
+from synvirt.proof.keeping import CopiedDisk, MovedJob, Receipts
+from synvirt.proof.signing import HostKey, PublicKey
+from synvirt.proof.unpacking import unpack
+from synvirt.proof.verifying import chained, checked, differing, volumes
+
+PLAN = b'{"mode": "Cold"}\n'
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Receipts, Path, Path]:
+    """A host's receipts, three of them unpacked in a folder; and the volume that each is of."""
+    base = tmp_path_factory.mktemp("receipts")
+    receipts = Receipts(base / "kept", HostKey(base / "receipts.key", "kvm1"))
+    volume = base / "volume"
+    volume.write_bytes(random.Random(1).randbytes(BLOCK_BYTES) + bytes(BLOCK_BYTES) + random.Random(2).randbytes(5000))
+    for number in range(3):
+        job = job_of(receipts, volume, UUID(int=number + 1))
+        receipts.make(job)
+        with receipts.path_of(job.id).open("rb") as tar:
+            unpack(tar, base / "all", f"receipt-{job.id}")
+    return receipts, base / "all", volume
+
+
+def job_of(receipts: Receipts, volume: Path, job_id: UUID) -> MovedJob:
+    token, size = uuid4(), volume.stat().st_size
+    path = receipts.hashes_file(job_id, 0)
+    hashes = BlockHashes(path, size, token)
+    hashes.fill(open_reader(RawSpec(path=str(volume))))
+    hashes.close()
+    disks = (
+        CopiedDisk("scsi0:0", "web", "web-0", size, path),
+        CopiedDisk("scsi0:1", "data", "web-1", 7 * BLOCK_BYTES, path.with_name("nothing")),
+    )
+    return MovedJob(job_id, {"job": {"id": str(job_id), "name": "web"}}, PLAN, disks, token)
+
+
+def folders(all_: Path) -> list[Path]:
+    return sorted(all_.iterdir())
+
+
+def test_a_receipt_is_good_and_says_which_volume_has_no_hashes(made: tuple[Receipts, Path, Path]) -> None:
+    receipts, all_, volume = made
+    found = checked(folders(all_)[1], receipts.key.public)
+    assert found.problems == ()
+    assert found.statement is not None
+    hashed, other = volumes(found.statement)
+    assert other["ledger"] is None
+    assert "read by the copy" in other["reason"]
+    rows = (folders(all_)[1] / hashed["ledger"]).read_text().splitlines()
+    content = volume.read_bytes()
+    wanted = [hashlib.sha256(content[at : at + BLOCK_BYTES]).hexdigest() for at in range(0, len(content), BLOCK_BYTES)]
+    assert rows == [f"{digest}  {number}" for number, digest in enumerate(wanted)]
+    assert list(differing(folders(all_)[1], hashed, open_reader(RawSpec(path=str(volume))))) == []
+    assert chained(all_, receipts.key.public) == []
+
+
+def test_a_job_has_one_receipt_however_often_it_is_made(made: tuple[Receipts, Path, Path]) -> None:
+    receipts, _, volume = made
+    before = receipts.published().head
+    assert receipts.make(job_of(receipts, volume, UUID(int=3))) == before
+    assert before is not None
+    assert before.sequence == 3
+    with pytest.raises(NotFound):
+        receipts.path_of(uuid4())
+
+
+def test_others_check_it_with_what_every_host_has(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    """The lines of docs/receipts.md."""
+    receipts, all_, _ = made
+    folder = folders(all_)[0]
+    (tmp_path / "allowed_signers").write_text(receipts.published().allowed_signers)
+
+    def verified(statement: bytes) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [
+                *("ssh-keygen", "-Y", "verify", "-f", tmp_path / "allowed_signers", "-I", "synvirt@kvm1"),
+                *("-n", "synvirt-receipt", "-s", folder / "statement.json.sig"),
+            ],
+            input=statement,
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+
+    statement = (folder / "data/statement.json").read_bytes()
+    assert verified(statement).returncode == 0, verified(statement).stderr
+    assert verified(statement.replace(b"web", b"wed", 1)).returncode != 0
+    for manifest in ("manifest-sha256.txt", "tagmanifest-sha256.txt"):
+        subprocess.run(["sha256sum", "--check", "--strict", "--quiet", manifest], cwd=folder, check=True, timeout=60)
+
+
+def test_dsse_is_by_the_same_key(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    """By openssl, over the pre-authentication encoding of the DSSE protocol."""
+    from base64 import b64decode
+
+    receipts, all_, _ = made
+    envelope = json.loads((folders(all_)[0] / "receipt.dsse.json").read_text())
+    payload, kind = b64decode(envelope["payload"]), envelope["payloadType"].encode()
+    (tmp_path / "signed").write_bytes(b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload))
+    (tmp_path / "sig").write_bytes(b64decode(envelope["signatures"][0]["sig"]))
+    # SubjectPublicKeyInfo of Ed25519 (RFC 8410) is 12 bytes and the key.
+    (tmp_path / "key").write_bytes(bytes.fromhex("302a300506032b6570032100") + receipts.key.public.blob[-32:])
+    asked = ["openssl", "pkeyutl", "-verify", "-pubin", "-keyform", "DER", "-inkey", "key", "-rawin"]
+    subprocess.run([*asked, "-in", "signed", "-sigfile", "sig"], cwd=tmp_path, check=True, timeout=60, capture_output=True)
+
+
+def test_every_damage_is_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    """A flipped bit anywhere in any file of a receipt: the file is named."""
+    receipts, all_, _ = made
+    good = folders(all_)[0]
+    chance, copy = random.Random(22), tmp_path / "copy"
+    shutil.copytree(good, copy)
+    names = [str(path.relative_to(good)) for path in sorted(good.rglob("*")) if path.is_file()]
+    assert len(names) == 9
+    for number in range(270):
+        name = names[number % len(names)]
+        content = bytearray((good / name).read_bytes())
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        (copy / name).write_bytes(content)
+        problems = checked(copy, receipts.key.public).problems
+        assert any(name in problem for problem in problems), f"{name} is not among {problems}"
+        (copy / name).write_bytes((good / name).read_bytes())
+    assert checked(copy, receipts.key.public).problems == ()
+
+
+def test_a_missing_and_an_added_file_are_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    receipts, all_, _ = made
+    good = folders(all_)[0]
+    for path in sorted(good.rglob("*")):
+        if path.is_file() and path.name != "bagit.txt":
+            name = str(path.relative_to(good))
+            copy = tmp_path / path.name
+            shutil.copytree(good, copy)
+            (copy / name).unlink()
+            assert any(name in problem for problem in checked(copy, receipts.key.public).problems)
+    copy = tmp_path / "added"
+    shutil.copytree(good, copy)
+    (copy / "data/more.json").write_text("{}")
+    (copy / "data/plan.json").unlink()
+    (copy / "data/plan.json").symlink_to(good / "data/plan.json")
+    problems = " ".join(checked(copy).problems)
+    assert "data/more.json is not listed" in problems
+    assert "data/plan.json cannot be read" in problems
+
+
+def test_a_forger_with_a_key_of_his_own_is_found_out(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    """He may make everything fit; but not the key that the host publishes."""
+    receipts, _, volume = made
+    his = Receipts(tmp_path / "his", HostKey(tmp_path / "key", "kvm1"))
+    job = job_of(his, volume, uuid4())
+    his.make(job)
+    with his.path_of(job.id).open("rb") as tar:
+        folder = unpack(tar, tmp_path, f"receipt-{job.id}")
+    assert checked(folder).problems == ()
+    problems = checked(folder, receipts.key.public).problems
+    assert any(receipts.key.public.fingerprint in problem for problem in problems)
+
+
+def test_a_flipped_byte_of_a_volume_is_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    receipts, all_, volume = made
+    folder = folders(all_)[0]
+    statement = checked(folder, receipts.key.public).statement
+    assert statement is not None
+    disk = volumes(statement)[0]
+    content = bytearray(volume.read_bytes())
+    chance, other = random.Random(5), tmp_path / "volume"
+    for _ in range(12):
+        at = chance.randrange(len(content))
+        content[at] ^= 1 << chance.randrange(8)
+        other.write_bytes(content)
+        assert list(differing(folder, disk, open_reader(RawSpec(path=str(other))))) == [at // BLOCK_BYTES]
+        content = bytearray(volume.read_bytes())
+    other.write_bytes(content[:-1])
+    with pytest.raises(MalformedArchive, match="the volume has"):
+        list(differing(folder, disk, open_reader(RawSpec(path=str(other)))))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        pytest.param(lambda all_: shutil.rmtree(folders(all_)[0]), "receipt 1 is missing", id="first"),
+        pytest.param(lambda all_: shutil.rmtree(folders(all_)[1]), "receipt 2 is missing", id="middle"),
+        pytest.param(lambda all_: shutil.copytree(folders(all_)[1], all_ / "receipt-x"), "are both receipt 2", id="twice"),
+    ],
+)
+def test_what_is_missing_in_the_chain_is_named(
+    made: tuple[Receipts, Path, Path], tmp_path: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    receipts, all_, _ = made
+    shutil.copytree(all_, tmp_path / "all")
+    damage(tmp_path / "all")
+    assert any(told in problem for problem in chained(tmp_path / "all", receipts.key.public))
+
+
+def test_a_receipt_of_another_chain_is_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    """A host that made one anew, in the place of one that it does not want to have made: those after it tell."""
+    receipts, all_, volume = made
+    other = Receipts(tmp_path / "other", receipts.key)
+    shutil.copytree(all_, tmp_path / "all")
+    for number in (1, 7):  # the first of them is another, and so the second
+        job = job_of(other, volume, UUID(int=number))
+        other.make(job)
+    shutil.rmtree(folders(tmp_path / "all")[1])
+    with other.path_of(UUID(int=7)).open("rb") as tar:
+        unpack(tar, tmp_path / "all", f"receipt-{UUID(int=7)}")
+    assert any("does not follow" in problem for problem in chained(tmp_path / "all", receipts.key.public))
+
+
+def test_a_key_is_read_from_what_ssh_writes(tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "id"], check=True, timeout=60)
+    line = (tmp_path / "id.pub").read_text()
+    key = PublicKey.from_signers(line)
+    assert line.startswith(key.line)
+    listed = subprocess.run(
+        ["ssh-keygen", "-l", "-f", tmp_path / "id.pub"], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert key.fingerprint in listed.stdout
+    for wrong in ("", "ssh-rsa AAAA", line.replace("AAAAC3", "AAAAC4"), line + line):
+        with pytest.raises(MalformedArchive):
+            PublicKey.from_signers(wrong)
