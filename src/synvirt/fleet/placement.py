@@ -1,0 +1,183 @@
+"""Which of our hosts and destinations takes which VM, and why. Pure: no I/O, the same answer each time.
+
+Large VMs are placed first, each where the fullest of space, memory and processors stays emptiest: so hosts fill evenly, and one
+more VM fits longest. A group that is «apart» never has two members on one host; one that is «together» goes to one host where it
+fits, since its members talk to one another.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from synvirt.fleet.model import Group
+from synvirt.sizes import GIB, TIB
+
+# Causes told of a VM that no host takes.
+_TOLD_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A destination of a host. `shared_id`: the same on each host that reaches the same space."""
+
+    name: str
+    free_bytes: int
+    shared_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a host has left: `free_memory_bytes`, and `free_cpus`, virtual ones as its overcommitment allows. `reaches`: sources;
+    None: all of them."""
+
+    name: str
+    free_memory_bytes: int
+    free_cpus: float
+    stores: tuple[Store, ...]
+    networks: frozenset[str] = frozenset()
+    reaches: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Of a member. `networks`: of our hosts, as its plan maps them. `destination`: where its plan names one."""
+
+    member: str
+    size_bytes: int
+    memory_bytes: int
+    cpu_count: int
+    source: str = ""
+    networks: frozenset[str] = frozenset()
+    destination: str | None = None
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """`host` and `destination` are None where nobody takes it. `reason`: a sentence."""
+
+    member: str
+    host: str | None
+    destination: str | None
+    reason: str
+
+
+class _Left:
+    """What is free after all that was placed."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self.memory = {host.name: float(host.free_memory_bytes) for host in hosts}
+        self.cpus = {host.name: host.free_cpus for host in hosts}
+        self.space: dict[str, float] = {}
+        for host in hosts:
+            for store in host.stores:
+                key = space_key(host, store)
+                # Two hosts may have asked a shared one at two moments: the smaller answer is safe.
+                self.space[key] = min(self.space.get(key, float("inf")), float(store.free_bytes))
+        self.all_memory, self.all_cpus, self.all_space = dict(self.memory), dict(self.cpus), dict(self.space)
+
+    def take(self, need: Need, host: Host, store: Store) -> None:
+        self.memory[host.name] -= need.memory_bytes
+        self.cpus[host.name] -= need.cpu_count
+        self.space[space_key(host, store)] -= need.size_bytes
+
+    def fullest(self, need: Need, host: Host, store: Store) -> float:
+        """The share that would be used of what becomes fullest; over 1: it does not fit."""
+        key = space_key(host, store)
+        return max(
+            _share(self.all_memory[host.name], self.memory[host.name] - need.memory_bytes),
+            _share(self.all_cpus[host.name], self.cpus[host.name] - need.cpu_count),
+            _share(self.all_space[key], self.space[key] - need.size_bytes),
+        )
+
+
+def space_key(host: Host, store: Store) -> str:
+    return store.shared_id or f"{host.name}/{store.name}"
+
+
+def place(needs: Iterable[Need], hosts: Sequence[Host], groups: Iterable[Group] = ()) -> dict[str, Placed]:
+    """By member, in the order of `needs`."""
+    wanted = list(needs)
+    rules = {group.name: group.rule for group in groups}
+    left = _Left(hosts)
+    used_by: dict[str, Counter[str]] = {}
+    found: dict[str, Placed] = {}
+    for need in sorted(wanted, key=_size, reverse=True):
+        rule = rules.get(need.group) if need.group is not None else None
+        used = used_by.setdefault(need.group, Counter()) if need.group is not None else Counter()
+        placed, chosen = _placed(need, hosts, left, used, rule)
+        found[need.member] = placed
+        if chosen is not None:
+            left.take(need, *chosen)
+            used[chosen[0].name] += 1
+    return {need.member: found[need.member] for need in wanted}
+
+
+def _size(need: Need) -> tuple[int, int, int]:
+    return need.memory_bytes, need.size_bytes, need.cpu_count
+
+
+def _placed(
+    need: Need, hosts: Sequence[Host], left: _Left, used: Mapping[str, int], rule: str | None
+) -> tuple[Placed, tuple[Host, Store] | None]:
+    refused: dict[str, list[str]] = {}
+    fits: list[tuple[bool, float, str, str]] = []
+    by_name: dict[tuple[str, str], tuple[Host, Store]] = {}
+    for host in hosts:
+        why = _why_not(need, host, left, used if rule == "apart" else {})
+        stores = [] if why else [store for store in host.stores if need.destination in (None, store.name)]
+        roomy = [store for store in stores if left.space[space_key(host, store)] >= need.size_bytes]
+        if not roomy:
+            refused.setdefault(why or _why_no_store(need, stores), []).append(host.name)
+        for store in roomy:
+            beside = rule == "together" and bool(used) and not used.get(host.name)
+            fits.append((beside, left.fullest(need, host, store), host.name, store.name))
+            by_name[host.name, store.name] = (host, store)
+    if not fits:
+        return Placed(need.member, None, None, _told(refused)), None
+    beside, _, host_name, store_name = min(fits)
+    host, store = by_name[host_name, store_name]
+    reason = (
+        f"{host_name}/{store_name}: {_bytes(left.space[space_key(host, store)] - need.size_bytes)} of space, "
+        f"{_bytes(left.memory[host_name] - need.memory_bytes)} of memory and "
+        f"{left.cpus[host_name] - need.cpu_count:.0f} CPUs stay free; {len(fits)} could take it."
+    )
+    if rule == "together" and used:
+        reason += f" The others of group {need.group} are " + ("elsewhere: there it has no room." if beside else "there.")
+    return Placed(need.member, host_name, store_name, reason), (host, store)
+
+
+def _why_not(need: Need, host: Host, left: _Left, others: Mapping[str, int]) -> str | None:
+    """A cause without the host's name, so that hosts of the same cause are told together."""
+    missing = sorted(need.networks - host.networks)
+    causes = (
+        (host.reaches is not None and need.source not in host.reaches, f"does not reach source {need.source}"),
+        (bool(missing), f"has no network {missing[0] if missing else ''}"),
+        (bool(others.get(host.name)), f"has another of group {need.group}, which is apart"),
+        (left.memory[host.name] < need.memory_bytes, f"has no {_bytes(need.memory_bytes)} of memory left"),
+        (left.cpus[host.name] < need.cpu_count, f"has no {need.cpu_count} CPUs left"),
+    )
+    return next((cause for is_so, cause in causes if is_so), None)
+
+
+def _why_no_store(need: Need, stores: Sequence[Store]) -> str:
+    if not stores:
+        return f"has no destination {need.destination}" if need.destination else "has no destination"
+    return f"has no {_bytes(need.size_bytes)} of space left"
+
+
+def _told(refused: Mapping[str, Sequence[str]]) -> str:
+    if not refused:
+        return "There is no host."
+    causes = sorted(refused.items(), key=lambda item: (-len(item[1]), item[0]))
+    told = [f"{names[0] if len(names) == 1 else f'each of {len(names)} hosts'} {cause}" for cause, names in causes[:_TOLD_MAX]]
+    more = len(causes) - _TOLD_MAX
+    return f"No host takes it: {'; '.join(told)}{f'; and {more} more causes' if more > 0 else ''}."
+
+
+def _share(whole: float, left: float) -> float:
+    return 1 - left / whole if whole > 0 else float(left < 0)
+
+
+def _bytes(number: float) -> str:
+    return f"{number / TIB:.1f} TiB" if number >= TIB else f"{number / GIB:.0f} GiB"
