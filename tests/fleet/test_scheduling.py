@@ -246,6 +246,9 @@ def test_an_outage_that_became_shorter_is_looked_at_again_in_the_same_window() -
 def test_time_alone_changes_what_is_decided_when_it_says() -> None:
     made = wave(member("a", window_id="sat"), windows=[SATURDAYS], start_at=NOW + timedelta(hours=1))
     scheduler = Scheduler(made, spans_of(made, NOW), {"a": facts()})
+    # A window's opening is nothing to a member that is not ready.
+    assert scheduler.next_change(NOW + timedelta(hours=2)) is None
+    scheduler.put("a", S.READY)
     assert scheduler.next_change(NOW) == NOW + timedelta(hours=1)
     assert scheduler.next_change(NOW + timedelta(hours=2)) == NIGHT
     assert scheduler.next_change(NIGHT) == NIGHT + timedelta(days=7)

@@ -1,8 +1,8 @@
 """Which of our hosts and destinations takes which VM, and why. Pure: no I/O, the same answer each time.
 
-Large VMs are placed first, each where the fullest of space, memory and processors stays emptiest: so hosts fill evenly, and one
-more VM fits longest. A group that is «apart» never has two members on one host; one that is «together» goes to one host where it
-fits, since its members talk to one another.
+Large VMs are placed first, each where the fullest of space, memory and processors stays emptiest: so hosts fill evenly, and
+one more VM fits longest. A group that is «apart» never has two members on one host; one that is «together» goes to one host
+where it fits, since its members talk to one another.
 """
 
 from collections import Counter
@@ -27,8 +27,8 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a host has left: `free_memory_bytes`, and `free_cpus`, virtual ones as its overcommitment allows. `reaches`: sources;
-    None: all of them."""
+    """What a host has left: `free_memory_bytes`, and `free_cpus`, virtual ones as its overcommitment allows. `reaches`:
+    sources; None: all of them."""
 
     name: str
     free_memory_bytes: int

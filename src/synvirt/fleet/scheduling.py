@@ -103,6 +103,9 @@ class _Queues:
     def push(self, key: _Key, rank: _Rank, member: str) -> None:
         heapq.heappush(self._by_key.setdefault(key, []), (rank, member))
 
+    def __bool__(self) -> bool:
+        return any(self._by_key.values())
+
     def taken(self, is_free: Callable[[_Key], bool], takes: Callable[[str], bool | None]) -> list[str]:
         """The best first, as long as there is room. `takes`: True, it begins; False, it leaves the queue; None, it stays."""
         heads = [(queue[0][0], key) for key, queue in self._by_key.items() if queue and is_free(key)]
@@ -187,6 +190,8 @@ class Scheduler:
         self._groups: dict[str, Group] = {group.name: group for group in wave.groups}
         self._spans = {name: tuple(found) for name, found in spans.items()}
         self._any = tuple(joined(span for found in self._spans.values() for span in found)) if wave.windows else (ALWAYS,)
+        self._starts = {name: [span.start for span in found] for name, found in (*self._spans.items(), ("", self._any))}
+        self._openings = sorted({start for starts in self._starts.values() for start in starts} - {ALWAYS.start})
         self._place = {name: place for place, name in enumerate(self.order.sequence)}
         self._state = dict.fromkeys(self._members, S.WAITING)
         self._copies, self._cuts = _Running(), _Running()
@@ -211,6 +216,9 @@ class Scheduler:
 
     def state(self, member: str) -> MemberState:
         return self._state[member]
+
+    def member(self, name: str) -> MemberRequest:
+        return self._members[name]
 
     def put(self, member: str, state: MemberState, *, at: datetime | None = None) -> None:
         """`at`: when its cut-over began, where it is known."""
@@ -258,20 +266,27 @@ class Scheduler:
             return Decision((), ())
         cut_over: list[str] = []
         for window, queues in self._to_cut.items():
+            if not queues and window not in self._parked:
+                continue
             span = self._open_span(window, now)
             if span is None:
                 continue
             cut_over += queues.taken(self._is_free(self._cuts), partial(self._cuts_over, span, now))
         return Decision(self._begin(now), tuple(cut_over))
 
+    def open_span_of(self, member: str, now: datetime) -> Span | None:
+        """The opening of its window that `now` lies in."""
+        return self._open_span_only(self._window(member), now)
+
     def next_change(self, now: datetime) -> datetime | None:
         """When time alone may change what is decided: None, where it will not."""
         found = [self._later[0][0]] if self._later else []
         if self._wave.start_at is not None:
             found.append(self._wave.start_at)
-        for spans in (*self._spans.values(), *([self._any] if self._wave.windows else [])):
-            place = bisect_right(spans, now, key=lambda span: span.start)
-            found += [spans[place].start] if place < len(spans) else []
+        if not self._parked and not any(self._to_cut.values()):
+            return min((at for at in found if at > now), default=None)
+        place = bisect_right(self._openings, now)
+        found += self._openings[place : place + 1]
         return min((at for at in found if at > now), default=None)
 
     def _begin(self, now: datetime) -> tuple[str, ...]:
@@ -300,9 +315,10 @@ class Scheduler:
             self._queued.discard(member)
             return False
         if self._why_not_in(member, span, now) is not None:
-            # What is left of an opening only becomes less: it is looked at again in the next.
+            # What is left of an opening only becomes less: it is looked at again in the next, where that may help.
             self._queued.discard(member)
-            self._parked.setdefault(self._window(member), []).append(member)
+            if self._fits_later(member, now) is not None:
+                self._parked.setdefault(self._window(member), []).append(member)
             return False
         if self._why_apart(member) is not None:
             return None
@@ -423,19 +439,36 @@ class Scheduler:
         budget = self._budget_s(member)
         if budget is not None and outage.p95 > budget:
             return f"Its outage of up to {told_s(outage.p95)} is over its budget of {told_s(budget)}."
-        group = self._together(member)
-        if group is not None and self._begun_at.get(group, span.start) < span.start:
+        if self._is_late(member, span):
+            group = self._together(member)
             return f"Its group {group} was cut over in part in an opening before: let it go on by hand, or roll the group back."
-        whole = group is not None and group not in self._begun_at
-        needed = self._group_s(group) if whole and group is not None else outage.p95
+        needed, of_group = self._needed_s(member, outage)
         left = span.left_s(now)
         if needed <= left:
             return None
-        what = f"Group {group}, which cuts over together, needs" if whole else "Its outage takes"
-        window = self._window(member)
+        what = f"Group {of_group}, which cuts over together, needs" if of_group else "Its outage takes"
         told = f"{what} up to {told_s(needed)}, and {self._window_told(member)} is open for {told_s(left)} more"
-        upcoming = next((one for one in self._after(window, now) if one.left_s(one.start) >= needed), None)
+        upcoming = self._fits_later(member, now)
         return f"{told}; it fits on {told_time(upcoming.start)}." if upcoming else f"{told}, and never opens for as long again."
+
+    def _is_late(self, member: str, span: Span) -> bool:
+        """Others of its group were cut over in an opening before."""
+        group = self._together(member)
+        return group is not None and self._begun_at.get(group, span.start) < span.start
+
+    def _needed_s(self, member: str, outage: Estimate) -> tuple[float, str | None]:
+        """And the group that needs it, where the first of a group begins for all."""
+        group = self._together(member)
+        return (self._group_s(group), group) if group is not None and group not in self._begun_at else (outage.p95, None)
+
+    def _fits_later(self, member: str, now: datetime) -> Span | None:
+        """The next opening that it fits into, as far as is known."""
+        outage, budget = self._facts[member].outage, self._budget_s(member)
+        if outage is None or (budget is not None and outage.p95 > budget):
+            return None
+        needed, _ = self._needed_s(member, outage)
+        found = next((span for span in self._after(self._window(member), now) if span.left_s(span.start) >= needed), None)
+        return None if found is None or self._is_late(member, found) else found
 
     def _why_apart(self, member: str) -> str | None:
         name = self._members[member].group
@@ -590,9 +623,11 @@ class Scheduler:
         return self._spans[window] if window else self._any
 
     def _open_span_only(self, window: str, now: datetime) -> Span | None:
-        spans = self._spans_of(window)
-        place = bisect_right(spans, now, key=lambda span: span.start) - 1
-        return spans[place] if place >= 0 and now < spans[place].end else None
+        place = bisect_right(self._starts[window], now) - 1
+        if place < 0:
+            return None
+        span = self._spans_of(window)[place]
+        return span if now < span.end else None
 
     def _open_span(self, window: str, now: datetime) -> Span | None:
         span = self._open_span_only(window, now)
@@ -603,11 +638,11 @@ class Scheduler:
         return span
 
     def _after(self, window: str, now: datetime) -> Sequence[Span]:
-        spans = self._spans_of(window)
-        return spans[bisect_right(spans, now, key=lambda span: span.start) :]
+        return self._spans_of(window)[bisect_right(self._starts[window], now) :]
 
     def _upcoming(self, window: str, now: datetime) -> Span | None:
-        return next(iter(self._after(window, now)), None)
+        spans, place = self._spans_of(window), bisect_right(self._starts[window], now)
+        return spans[place] if place < len(spans) else None
 
     def _first_opening(self, member: str, now: datetime) -> datetime | None:
         """When its window opens, or did; None: it never does again."""
@@ -665,7 +700,9 @@ def told_time(at: datetime) -> str:
 def told_s(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 72 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 def _listed(names: Sequence[str]) -> str:
