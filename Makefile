@@ -2,12 +2,13 @@
 # make lab: build the guest with zfs that some tests boot; once, some minutes, as root; kept in ~/.cache/synvirt-lab.
 # make deb: a Debian package of it, in dist/. make deb-proof: install it in a bare Debian 12, import an OVA there, boot it; as root.
 # make bench: speed, as ratios against other tools in the same run, written into docs/performance.md and the README; refused
-# where others work on the machine meanwhile. make bench-quick: processor time against recorded bounds, in a minute.
+# where others work on the machine meanwhile. make bench-quick: processor time against recorded bounds, in a minute or two.
+# make bench-page: a copy while 1,000 clients listen to the stream and 200 users look at the page.
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-again check bench bench-quick clean setup-test lab deb deb-proof
+.PHONY: help setup run test test-again check bench bench-quick bench-page clean setup-test lab deb deb-proof
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -63,6 +64,9 @@ bench: setup-test
 
 bench-quick: setup-test
 	$(BIN)/python -m bench.quick
+
+bench-page: setup-test
+	$(BIN)/python -m bench.page
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

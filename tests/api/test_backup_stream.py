@@ -206,7 +206,7 @@ def test_old_events_are_swept_and_ids_go_on_growing(tmp_path: Path, monkeypatch:
     other.end()
     ended(again.backups, other.id)
     assert again.backups.runs.last_event_id() > newest
-    assert [event.run_id for event in again.backups.runs.newest_events(job_id=work.run.id)] == [work.run.id]
+    assert [event.job_id for event in again.backups.runs.newest_events(job_id=work.run.id)] == [work.run.id]
     again.close()
 
 

@@ -164,12 +164,12 @@ def test_event_ids_grow_and_a_reader_that_follows_them_misses_none(store: Store)
         for event in store.events_after(cursor, limit=2):
             assert event.id > cursor
             cursor = event.id
-            seen.append(event.migration_id)
+            seen.append(event.job_id)
     for thread in threads:
         thread.join()
     assert sorted(seen) == sorted([job.id for job in jobs] * 2)
     assert store.last_event_id() == cursor
-    assert [event.migration_id for event in store.events_after(0, job_id=jobs[0].id)] == [jobs[0].id] * 2
+    assert [event.job_id for event in store.events_after(0, job_id=jobs[0].id)] == [jobs[0].id] * 2
 
 
 def test_wishes_are_kept_and_an_ended_job_takes_none(store: Store) -> None:

@@ -1,6 +1,6 @@
 """{base_url}/api/v1/backup: repositories, jobs, runs, restore points. All of it blocks, and runs in threads."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Annotated, Any, Generic, TypeVar
 from uuid import UUID
 
@@ -15,7 +15,7 @@ from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.peer import offers_of, peer_router
 from synvirt.api.received import documented, json_body
 from synvirt.api.sources import PAGE_LIMIT
-from synvirt.api.stream import STREAM_HEADERS, Pace, Unseen, event_id_of, followed, sent
+from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
 from synvirt.backups.model import (
     BackupJob,
@@ -37,7 +37,6 @@ from synvirt.backups.service import Backups
 from synvirt.errors import BackupBadRequest, BackupNotFound
 from synvirt.model import Model, Progress
 from synvirt.settings import Settings
-from synvirt.store.backups import RunEvent
 
 Item = TypeVar("Item", bound=Model)
 
@@ -218,6 +217,11 @@ def _retention(router: APIRouter, backups: Backups) -> None:
 
 
 def _stream(router: APIRouter, backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> None:
+    def update(id_: UUID, status: Status, progress: Progress) -> RunUpdate:
+        return RunUpdate(id=id_, status=status, progress=progress)
+
+    feed = Feed(backups.runs, backups.runs.figures, as_json("run", update), stopping=stopping, pace=pace)
+
     @router.get("/runs/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)
     async def stream_runs(
         run_id: UUID | None = None, last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None
@@ -225,22 +229,8 @@ def _stream(router: APIRouter, backups: Backups, *, stopping: Callable[[], bool]
         """Follow the runs as they move."""
         if run_id is not None:
             await run_in_threadpool(backups.runs.get, run_id)  # BackupNotFound now, as a problem, and not a silent stream
-        seen = event_id_of(last_event_id)
-        happening = run_changes(backups, run_id=run_id, last_event_id=seen, stopping=stopping, pace=pace)
-        return EventSourceResponse(sent("run", happening), headers=STREAM_HEADERS)
-
-
-def run_changes(
-    backups: Backups, *, run_id: UUID | None, last_event_id: int | None, stopping: Callable[[], bool], pace: Pace
-) -> AsyncIterator[RunEvent | RunUpdate | None]:
-    """What happens to runs."""
-    runs = backups.runs
-
-    def update(id_: UUID, status: Status, progress: Progress) -> RunUpdate:
-        return RunUpdate(id=id_, status=status, progress=progress)
-
-    figures = Unseen(runs.figures, update, run_id, pace.progress_every_s)
-    return followed(runs, runs.figures, figures, job_id=run_id, last_event_id=last_event_id, stopping=stopping, pace=pace)
+        happening = feed.follow(job_id=run_id, last_event_id=event_id_of(last_event_id))
+        return EventSourceResponse(happening, headers=STREAM_HEADERS)
 
 
 def _runs(router: APIRouter, backups: Backups) -> None:

@@ -14,12 +14,12 @@ from starlette.responses import StreamingResponse
 
 from synvirt.api.paging import Cursor, number_of
 from synvirt.api.received import documented, json_body, optional_json_body
-from synvirt.api.stream import STREAM_HEADERS, Pace, changes, event_id_of, sent
+from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.jobs.board import Board
 from synvirt.migrations.foreseen import DryRun
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.retrying import merged
-from synvirt.model import DiskBus, Migration, Model, PlanEnvelope, RetryRequest, State
+from synvirt.model import DiskBus, Migration, Model, PlanEnvelope, Progress, ProgressUpdate, RetryRequest, State
 from synvirt.store.documents import parsed
 from synvirt.store.filters import Only
 
@@ -103,6 +103,11 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     router = APIRouter(prefix="/migrations", tags=["migrations"])
     store, board = intake.store, intake.board
 
+    def update(id_: UUID, state: State, progress: Progress) -> ProgressUpdate:
+        return ProgressUpdate(id=id_, state=state, progress=progress)
+
+    feed = Feed(store, board, as_json("migration", update), stopping=stopping, pace=pace)
+
     @router.post(
         "", status_code=201, response_model=Migration, openapi_extra=documented(PlanEnvelope), responses=DRY_RUN_DOCUMENTED
     )
@@ -139,9 +144,8 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         """Follow the jobs as they move."""
         if migration_id is not None:
             await run_in_threadpool(store.get, migration_id)  # NotFound now, as a problem, and not a silent stream
-        seen = event_id_of(last_event_id)
-        happening = changes(store, board, job_id=migration_id, last_event_id=seen, stopping=stopping, pace=pace)
-        return EventSourceResponse(sent("migration", happening), headers=STREAM_HEADERS)
+        happening = feed.follow(job_id=migration_id, last_event_id=event_id_of(last_event_id))
+        return EventSourceResponse(happening, headers=STREAM_HEADERS)
 
     @router.get("/{migration_id}", response_model=Migration)
     def load(migration_id: UUID) -> Migration:

@@ -1,33 +1,40 @@
-"""The stream of updates, of migrations and of backup runs: each client pulls at its own pace, from events and newest figures.
+"""The stream of updates, of migrations and of backup runs: read once, written once as bytes, sent to however many listen.
 
-    new client ─▶ newest event of every job that has not ended ─┐
-    Last-Event-ID ──────────────────────────────────────────────┴▶ events after the cursor, for ever
-                                                                   and the newest figures, twice a second at most
+    store, board ─▶ Feed: looks four times a second ─▶ the last events, and each running job's newest figures, as bytes
+                                                          └▶ each client takes what its cursor has not seen, at its own pace
 
-There is no queue per client: all a client costs is its cursor and the last figure it saw of each running job. One that reads
-slowly waits in its own `yield`, and sees fewer figures; no job waits for it.
+There is no queue per client: all that one costs is its cursor and which figures it saw last. One that reads slowly waits in its
+own `yield`, sees fewer figures, and has what it missed read from the store again; no job and no other client waits for it.
 """
 
 import asyncio
+import contextlib
+import contextvars
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
+import structlog
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import format_sse_event
 
-from synvirt.jobs.board import Board
-from synvirt.model import Model, Progress, ProgressUpdate, State
-from synvirt.store import Event, Store
+from synvirt.model import Model, Progress
+
+_log = structlog.get_logger("synvirt.stream")
 
 # One page of a replay: what a client that was away for long makes us hold at once.
 REPLAY_PAGE = 100
+# Of events, for clients that are a little behind. Who is further behind asks the store.
+KEPT_EVENTS, KEPT_BYTES = 200, 4 << 20
 # What SQL's BIGINT holds, in digits.
 EVENT_ID_DIGITS = 18
 # No proxy is to keep it, or to wait for more of it.
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+FIRST, BEAT = format_sse_event(comment="synvirt"), format_sse_event(comment="still here")
+NOBODY = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +53,13 @@ class Happened(Protocol):
     @property
     def id(self) -> int: ...
     @property
+    def job_id(self) -> UUID: ...
+    @property
     def document(self) -> str: ...
 
 
 E = TypeVar("E", bound=Happened)
 E_co = TypeVar("E_co", bound=Happened, covariant=True)
-U = TypeVar("U", bound=Model)
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 
@@ -78,95 +86,203 @@ def event_id_of(header: str | None) -> int | None:
     return int(header) if ours and header else None
 
 
-async def sent(name: str, happening: AsyncIterator[E | U | None]) -> AsyncIterator[bytes]:
-    """What happens as server-sent events: `event: name` with the whole job, `event: progress` with figures."""
-    yield format_sse_event(comment="synvirt")
-    async for change in happening:
-        if change is None:
-            yield format_sse_event(comment="still here")
-        elif isinstance(change, Model):
-            yield format_sse_event(event="progress", data_str=change.model_dump_json())
-        else:
-            yield format_sse_event(event=name, data_str=change.document, id=str(change.id))
+@dataclass(frozen=True, slots=True)
+class Words(Generic[E, S]):
+    """What is sent, as server-sent events; called in a thread, once for all clients."""
+
+    event: Callable[[E], bytes]
+    figures: Callable[[UUID, S, Progress], bytes]
 
 
-def changes(
-    store: Store,
-    board: Board,
-    *,
-    job_id: UUID | None,
-    last_event_id: int | None,
-    stopping: Callable[[], bool],
-    pace: Pace,
-) -> AsyncIterator[Event | ProgressUpdate | None]:
-    """What happens to migrations."""
+def as_json(name: str, update: Callable[[UUID, S, Progress], Model]) -> Words[Any, S]:
+    """`event: name` with the whole job, `event: progress` with figures."""
 
-    def update(id_: UUID, state: State, progress: Progress) -> ProgressUpdate:
-        return ProgressUpdate(id=id_, state=state, progress=progress)
+    def event(happened: Happened) -> bytes:
+        return format_sse_event(event=name, data_str=happened.document, id=str(happened.id))
 
-    figures = Unseen(board, update, job_id, pace.progress_every_s)
-    return followed(store, board, figures, job_id=job_id, last_event_id=last_event_id, stopping=stopping, pace=pace)
+    def figures(id_: UUID, state: S, progress: Progress) -> bytes:
+        return format_sse_event(event="progress", data_str=update(id_, state, progress).model_dump_json())
+
+    return Words(event, figures)
 
 
-async def followed(
-    events: Events[E],
-    board: Figured[Any],
-    figures: "Unseen[Any, U]",
-    *,
-    job_id: UUID | None,
-    last_event_id: int | None,
-    stopping: Callable[[], bool],
-    pace: Pace,
-) -> AsyncIterator[E | U | None]:
-    """What happens, for ever: until the client leaves, or `stopping()`. None, now and then: nothing did, and we are still here.
+@dataclass(frozen=True, slots=True)
+class _Told:
+    id: int
+    job_id: UUID
+    content: bytes
 
-    The newest events of a new client ascend, so whoever is cut off in the middle of them is told the rest by a replay.
+
+@dataclass(frozen=True, slots=True)
+class _Figure(Generic[S]):
+    """`version` is another one whenever the content is."""
+
+    version: int
+    state: S
+    progress: Progress
+    at: float
+    content: bytes
+
+
+class Feed(Generic[E, S]):
+    """What happens to jobs, for all who listen in one event loop. It looks while anybody listens.
+
+    All events after `_since` and up to `_cursor` are in `_told`.
     """
-    newest = await run_in_threadpool(events.last_event_id)
-    if last_event_id is None or last_event_id > newest:  # above: an id of a database that is no more
-        for event in await run_in_threadpool(events.newest_events, job_id=job_id):
-            yield event
-            newest = max(newest, event.id)
-        cursor = newest
-    else:
-        cursor = last_event_id
-    commits, asked_at, beat_at = -1, 0.0, time.monotonic()
-    while not stopping():
-        now = time.monotonic()
-        if board.commits != commits or now - asked_at >= pace.ask_every_s:
-            commits, asked_at = board.commits, now
-            more = True
-            while more and not stopping():
-                page = await run_in_threadpool(events.events_after, cursor, job_id=job_id, limit=REPLAY_PAGE)
-                for event in page:
-                    yield event
-                    cursor = event.id
-                more = len(page) == REPLAY_PAGE
-        for update in figures.due():
-            yield update
-        if time.monotonic() - beat_at >= pace.heartbeat_every_s:
-            yield None
-            beat_at = time.monotonic()
-        await asyncio.sleep(pace.tick_s)
-
-
-class Unseen(Generic[S, U]):
-    """Which figures one client has not seen, each job's spaced by `every_s`."""
 
     def __init__(
-        self, board: Figured[S], update: Callable[[UUID, S, Progress], U], job_id: UUID | None, every_s: float
+        self,
+        events: Events[E],
+        board: Figured[S],
+        words: Words[E, S],
+        *,
+        stopping: Callable[[], bool],
+        pace: Pace,
     ) -> None:
-        self._board, self._update, self._job_id, self._every_s = board, update, job_id, every_s
-        self._seen: dict[UUID, tuple[float, S | None, Progress | None]] = {}
+        self._events, self._board, self._words, self._stopping, self._pace = events, board, words, stopping, pace
+        self._listeners = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        self._told: deque[_Told] = deque()
+        self._since = self._cursor = self._told_bytes = self._versions = 0
+        self._figures: dict[UUID, _Figure[S]] = {}
 
-    def due(self) -> Iterator[U]:
-        latest = self._board.latest()
-        if self._job_id is not None:
-            latest = {id_: figure for id_, figure in latest.items() if id_ == self._job_id}
-        self._seen = {id_: seen for id_, seen in self._seen.items() if id_ in latest}
-        for id_, (state, progress) in latest.items():
-            at, *seen = self._seen.get(id_, (float("-inf"), None, None))
-            if time.monotonic() - at >= self._every_s and seen != [state, progress]:
-                yield self._update(id_, state, progress)
+    async def follow(self, *, job_id: UUID | None, last_event_id: int | None) -> AsyncIterator[bytes]:
+        """What happens, for ever: until the client leaves, the service stops, or the store fails.
+
+        The newest events of a new client ascend, so whoever is cut off in the middle of them is told the rest by a replay.
+        """
+        self._listeners += 1
+        try:
+            yield FIRST
+            cursor = await run_in_threadpool(self._events.last_event_id)
+            if self._looking is None or self._looking.done():
+                self._begin(cursor)
+            if last_event_id is None or last_event_id > cursor:  # above: an id of a database that is no more
+                for told in await run_in_threadpool(self._newest, job_id):
+                    yield told.content
+                    cursor = max(cursor, told.id)
+            else:
+                cursor = last_event_id
+            seen: dict[UUID, tuple[int, float]] = {}
+            beat_at = time.monotonic()
+            while not self._ended():
+                news = self._news  # before we look: what comes meanwhile is not slept through
+                async for told in self._after(cursor, job_id):
+                    cursor = told.id
+                    if told.content and job_id in (None, told.job_id):
+                        yield told.content
+                for figure in self._unseen(seen, job_id):
+                    yield figure.content
+                if time.monotonic() - beat_at >= self._pace.heartbeat_every_s:
+                    yield BEAT
+                    beat_at = time.monotonic()
+                within_s = beat_at + self._pace.heartbeat_every_s - time.monotonic()
+                if any(seen.get(id_, (0, 0.0))[0] != figure.version for id_, figure in self._figures_of(job_id)):
+                    within_s = min(within_s, self._pace.progress_every_s)  # one that came too soon after the last
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), max(0.0, within_s))
+        finally:
+            self._listeners -= 1
+
+    def _begin(self, newest: int) -> None:
+        self._since = self._cursor = newest
+        self._told, self._told_bytes, self._figures, self._news = deque(), 0, {}, asyncio.Event()
+        # In a context of its own: what the log says of the first client's request is not true of us.
+        self._looking = asyncio.get_running_loop().create_task(self._look(), context=contextvars.Context())
+
+    def _ended(self) -> bool:
+        return self._stopping() or self._looking is None or self._looking.done()
+
+    async def _look(self) -> None:
+        commits, asked_at = -1, 0.0
+        try:
+            while self._listeners and not self._stopping():
+                now, before = time.monotonic(), (self._cursor, self._versions)
+                if self._board.commits != commits or now - asked_at >= self._pace.ask_every_s:
+                    commits, asked_at = self._board.commits, now
+                    await self._read_on()
+                await self._draw()
+                if (self._cursor, self._versions) != before:
+                    self._wake()
+                await asyncio.sleep(self._pace.tick_s)
+        except Exception as error:
+            # Clients come again, and begin another look.
+            _log.warning("the streams end", error=str(error))
+        finally:
+            self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _read_on(self) -> None:
+        more = True
+        while more:
+            page = await run_in_threadpool(self._read, self._cursor, None)
+            for told in page:
+                self._told.append(told)
+                self._told_bytes += len(told.content)
+                self._cursor = told.id
+            while len(self._told) > KEPT_EVENTS or self._told_bytes > KEPT_BYTES:
+                oldest = self._told.popleft()
+                self._since, self._told_bytes = oldest.id, self._told_bytes - len(oldest.content)
+            more = len(page) == REPLAY_PAGE
+
+    async def _draw(self) -> None:
+        """New figures, those of a job spaced by `progress_every_s`."""
+        latest, now = self._board.latest(), time.monotonic()
+        for id_ in self._figures.keys() - latest.keys():
+            del self._figures[id_]
+        due = {
+            id_: figure
+            for id_, figure in latest.items()
+            if (old := self._figures.get(id_)) is None
+            or (now - old.at >= self._pace.progress_every_s and figure != (old.state, old.progress))
+        }
+        if due:
+            drawn = await run_in_threadpool(lambda: {id_: self._words.figures(id_, *figure) for id_, figure in due.items()})
+            for id_, content in drawn.items():
+                self._versions += 1
+                self._figures[id_] = _Figure(self._versions, *due[id_], now, content)
+
+    def _read(self, cursor: int, job_id: UUID | None) -> list[_Told]:
+        return self._written(self._events.events_after(cursor, job_id=job_id, limit=REPLAY_PAGE))
+
+    def _newest(self, job_id: UUID | None) -> list[_Told]:
+        return self._written(self._events.newest_events(job_id=job_id))
+
+    def _written(self, events: Sequence[E]) -> list[_Told]:
+        return [_Told(event.id, event.job_id, self._words.event(event)) for event in events]
+
+    async def _after(self, cursor: int, job_id: UUID | None) -> AsyncIterator[_Told]:
+        """Of all jobs, or of one; the last may be empty, and only says how far we came. One at a time: a client that does not
+        read holds no more than that."""
+        while cursor < self._cursor:
+            if cursor < self._since:
+                since = self._since  # before the store is asked: its answer then has all up to here
+                page = await run_in_threadpool(self._read, cursor, job_id)
+                for told in page:
+                    yield told
+                cursor = page[-1].id if page else cursor
+                if len(page) < REPLAY_PAGE and cursor < since:
+                    cursor = since
+                    yield _Told(cursor, NOBODY, b"")
+            elif (following := next((told for told in self._told if told.id > cursor), None)) is not None:
+                cursor = following.id
+                yield following
+
+    def _figures_of(self, job_id: UUID | None) -> list[tuple[UUID, _Figure[S]]]:
+        return [(id_, figure) for id_, figure in self._figures.items() if job_id in (None, id_)]
+
+    def _unseen(self, seen: dict[UUID, tuple[int, float]], job_id: UUID | None) -> Iterator[_Figure[S]]:
+        """What one client has not seen, each job's spaced by `progress_every_s` for it too."""
+        figures = self._figures_of(job_id)
+        for id_ in seen.keys() - {id_ for id_, _ in figures}:
+            del seen[id_]
+        for id_, figure in figures:
+            version, at = seen.get(id_, (0, float("-inf")))
+            if figure.version != version and time.monotonic() - at >= self._pace.progress_every_s:
+                yield figure
                 # Now, when the client has taken it: what a slow one gets late is spaced too.
-                self._seen[id_] = (time.monotonic(), state, progress)
+                seen[id_] = (figure.version, time.monotonic())

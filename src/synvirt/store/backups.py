@@ -25,7 +25,7 @@ EVENTS_LOCK = 0x626B6576
 @dataclass(frozen=True, slots=True)
 class RunEvent:
     id: int
-    run_id: UUID
+    job_id: UUID
     document: str
 
 

@@ -77,7 +77,7 @@ _STATES = frozenset(str(state) for state in State)
 @dataclass(frozen=True, slots=True)
 class Event:
     id: int
-    migration_id: UUID
+    job_id: UUID
     document: str
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
@@ -87,6 +87,17 @@ ACTIONS = {
 }
 
 
+@dataclass(slots=True)
+class Shown:
+    """A job's parts as they were drawn last, for all who look at it now."""
+
+    drawing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    viewers: int = 0
+    seen: object = None
+    at: float = float("-inf")
+    parts: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class JobView:
     """What a job's page is made of. Blocking, but for `parts`."""
@@ -94,6 +105,7 @@ class JobView:
     pages: Pages
     intake: Intake
     screenshot: Callable[[UUID], bytes | None]
+    shown: dict[UUID, Shown] = field(default_factory=dict)
 
     def current(self, job_id: UUID) -> Migration:
         return with_figure(self.intake.store.get(job_id), self.intake.board.latest().get(job_id))
@@ -121,23 +133,36 @@ class JobView:
 
     async def parts(self, job_id: UUID, pace: Pace, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
         """A disk's or a pass's figures are no event of the store: so the job is asked for, when anything was written."""
-        board = self.intake.board
         sent: dict[str, str] = {}
-        seen: object = None
-        asked_at, beat_at = 0.0, time.monotonic()
-        yield format_sse_event(comment="synvirt")
-        while not stopping():
-            news = (board.commits, board.latest().get(job_id))
-            if news != seen or time.monotonic() - asked_at >= pace.ask_every_s:
-                seen, asked_at = news, time.monotonic()
-                fresh = await run_in_threadpool(self.rendered, job_id)
+        beat_at = time.monotonic()
+        shown = self.shown.setdefault(job_id, Shown())
+        shown.viewers += 1
+        try:
+            yield format_sse_event(comment="synvirt")
+            while not stopping():
+                fresh = await self._drawn(job_id, shown, pace)
                 if changed := [html for name, html in fresh.items() if sent.get(name) != html]:
                     yield format_sse_event(event="part", data_str="\n".join(changed))
                 sent = fresh
-            if time.monotonic() - beat_at >= pace.heartbeat_every_s:
-                yield format_sse_event(comment="still here")
-                beat_at = time.monotonic()
-            await asyncio.sleep(pace.progress_every_s)
+                if time.monotonic() - beat_at >= pace.heartbeat_every_s:
+                    yield format_sse_event(comment="still here")
+                    beat_at = time.monotonic()
+                await asyncio.sleep(pace.progress_every_s)
+        finally:
+            shown.viewers -= 1
+            if not shown.viewers:
+                self.shown.pop(job_id, None)
+
+    async def _drawn(self, job_id: UUID, shown: Shown, pace: Pace) -> dict[str, str]:
+        """Once for however many look at it: twice a second at most, and where nothing has changed once a second."""
+        async with shown.drawing:
+            board, now = self.intake.board, time.monotonic()
+            news = (board.commits, board.latest().get(job_id))
+            wait_s = pace.ask_every_s if news == shown.seen else pace.progress_every_s
+            if now - shown.at >= wait_s:
+                shown.seen, shown.at = news, now
+                shown.parts = await run_in_threadpool(self.rendered, job_id)
+            return shown.parts
 
     def act(self, job_id: UUID, asked: Asked) -> Migration | None:
         """The job to look at then: a new one, where one was begun; None, where it was removed."""

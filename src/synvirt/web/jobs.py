@@ -1,15 +1,15 @@
 """{base_url}/: all migrations, those under way first, each with live figures."""
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter, Header, Query
-from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.responses import Response
 
-from synvirt.api.stream import Pace, changes
+from synvirt.api.stream import Feed, Pace, Words
 from synvirt.migrations.intake import Intake
 from synvirt.model import ENDS, Migration, Progress, ProgressUpdate, State
 from synvirt.store import Event
@@ -26,6 +26,17 @@ STREAM_HEADERS = HEADERS | {"X-Accel-Buffering": "no"}
 def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
     router = pages.router()
     store, board = intake.store, intake.board
+
+    def told(event: Event) -> bytes:
+        job = parsed(Migration, event.document)
+        row = pages.part("row_told.html", job=job, is_new=job.state == State.QUEUED, oob=True)
+        return format_sse_event(event="part", data_str=row, id=str(event.id))
+
+    def figures_of(id_: UUID, state: State, progress: Progress) -> bytes:
+        update = ProgressUpdate(id=id_, state=state, progress=progress)
+        return format_sse_event(event="part", data_str=pages.part("row_figures.html", job=update, oob=True))
+
+    feed = Feed(store, board, Words(told, figures_of), stopping=stopping, pace=pace)
 
     @router.get("/")
     def jobs(cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:
@@ -48,23 +59,7 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
         """Parts of the list as they change. `after`: what the page has seen already."""
         # An id that is none of ours (a proxy's) is no reason to refuse a browser.
         seen = int(last_event_id if re.fullmatch(NUMBER, last_event_id) else after)
-        happening = changes(store, board, job_id=None, last_event_id=seen, stopping=stopping, pace=pace)
-        return EventSourceResponse(_parts(happening), headers=STREAM_HEADERS)
-
-    async def _parts(happening: AsyncIterator[Event | ProgressUpdate | None]) -> AsyncIterator[bytes]:
-        async for change in happening:
-            if change is None:
-                yield format_sse_event(comment="still here")
-            elif isinstance(change, ProgressUpdate):
-                figures = pages.part("row_figures.html", job=change, oob=True)
-                yield format_sse_event(event="part", data_str=figures)
-            else:
-                told = await run_in_threadpool(_told, change)
-                yield format_sse_event(event="part", data_str=told, id=str(change.id))
-
-    def _told(event: Event) -> str:
-        job = parsed(Migration, event.document)
-        return pages.part("row_told.html", job=job, is_new=job.state == State.QUEUED, oob=True)
+        return EventSourceResponse(feed.follow(job_id=None, last_event_id=seen), headers=STREAM_HEADERS)
 
     return router
 

@@ -1,0 +1,184 @@
+"""One look at the store, and one drawing of each event, for however many clients listen."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.api.stream import FIRST, KEPT_EVENTS, Feed, Pace, Words
+from synvirt.model import Progress, State
+from synvirt.web.job import JobView
+
+PACE = Pace(tick_s=0.001, ask_every_s=0.001, progress_every_s=0.001, heartbeat_every_s=60)
+ONE, OTHER = uuid4(), uuid4()
+
+
+@dataclass(frozen=True)
+class Event:
+    id: int
+    job_id: UUID
+    document: str = ""
+
+
+class House:
+    """The store and the board of a feed; counts what is asked of them, and what is drawn."""
+
+    def __init__(self) -> None:
+        self.written: list[Event] = []
+        self.figures: dict[UUID, tuple[State, Progress]] = {}
+        self.commits = self.drawn = self.asked = 0
+        self.broken = self.stopping = False
+        words: Words[Event, State] = Words(
+            self.event, lambda id_, state, progress: self.event(Event(0, id_, f"{progress.bytes_done} done"))
+        )
+        self.feed: Feed[Event, State] = Feed(self, self, words, stopping=lambda: self.stopping, pace=PACE)
+
+    def write(self, count: int = 1, job_id: UUID = ONE) -> None:
+        for _ in range(count):
+            self.written.append(Event(len(self.written) + 1, job_id, str(len(self.written) + 1)))
+        self.commits += 1
+
+    def event(self, event: Event) -> bytes:
+        self.drawn += 1
+        return event.document.encode()
+
+    def last_event_id(self) -> int:
+        return len(self.written)
+
+    def newest_events(self, *, job_id: UUID | None) -> list[Event]:
+        return []
+
+    def events_after(self, event_id: int, *, job_id: UUID | None, limit: int) -> list[Event]:
+        self.asked += 1
+        if self.broken:
+            raise OSError("the disk is gone")
+        return [event for event in self.written[event_id:] if job_id in (None, event.job_id)][:limit]
+
+    def latest(self) -> Mapping[UUID, tuple[State, Progress]]:
+        return dict(self.figures)
+
+    async def client(self, job_id: UUID | None = None, last_event_id: int | None = None) -> AsyncIterator[bytes]:
+        """One that is there: it was given its first, empty, comment, and waits for more."""
+        happening = self.feed.follow(job_id=job_id, last_event_id=last_event_id)
+        assert await anext(happening) == FIRST
+        return happening
+
+
+async def taken(happening: AsyncIterator[bytes], count: int) -> list[bytes]:
+    async with asyncio.timeout(60):
+        return [await anext(happening) for _ in range(count)]
+
+
+def test_each_event_is_read_and_drawn_once_for_all() -> None:
+    async def run() -> None:
+        house = House()
+        clients = [await house.client() for _ in range(100)]
+        waiting = [asyncio.create_task(taken(client, 3)) for client in clients]
+        while house.asked < 3:
+            await asyncio.sleep(0)
+        house.write(3)
+        assert await asyncio.gather(*waiting) == [[b"1", b"2", b"3"]] * 100
+        assert house.drawn == 3
+        house.figures[ONE] = (State.COPYING_FULL, Progress(bytes_done=7))
+        assert await asyncio.gather(*(taken(client, 1) for client in clients)) == [[b"7 done"]] * 100
+        assert house.drawn == 4
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("job_id", [None, ONE])
+def test_a_client_that_fell_behind_is_told_all_by_the_store(job_id: UUID | None) -> None:
+    """More was written than is kept, while it did not read; and some was not of its job."""
+
+    async def run() -> None:
+        house = House()
+        slow, quick = await house.client(job_id), await house.client()
+        first = asyncio.gather(taken(slow, 1), taken(quick, 1))
+        while house.asked < 3:
+            await asyncio.sleep(0)
+        house.write()
+        await first
+        house.write(3 * KEPT_EVENTS)
+        house.write(3 * KEPT_EVENTS, OTHER)
+        await taken(quick, 6 * KEPT_EVENTS)
+        house.write()
+        mine = [event.document.encode() for event in house.written if job_id in (None, event.job_id)]
+        assert await taken(slow, len(mine) - 1) == mine[1:]
+
+    asyncio.run(run())
+
+
+def test_one_that_comes_back_is_told_what_it_missed_and_then_what_is_new() -> None:
+    async def run() -> None:
+        house = House()
+        house.write(250)
+        back = await house.client(last_event_id=3)
+        assert await taken(back, 247) == [str(number).encode() for number in range(4, 251)]
+        waiting = asyncio.create_task(taken(back, 1))
+        await asyncio.sleep(0.01)
+        house.write()
+        assert await waiting == [b"251"]
+
+    asyncio.run(run())
+
+
+def test_a_store_that_fails_ends_the_streams_and_the_next_client_begins_anew() -> None:
+    async def run() -> None:
+        house = House()
+        client = await house.client()
+        house.broken = True
+        with pytest.raises(StopAsyncIteration):
+            await taken(client, 1)
+        house.broken = False
+        again = asyncio.create_task(taken(await house.client(last_event_id=0), 1))
+        house.write()
+        assert await again == [b"1"]
+
+    asyncio.run(run())
+
+
+def test_the_service_s_end_is_the_streams_end_and_nobody_looks_for_nobody() -> None:
+    async def run() -> None:
+        house = House()
+        client, leaving = await house.client(), cast(Any, await house.client())
+        waiting = [asyncio.create_task(taken(each, 1)) for each in (client, leaving)]
+        while house.asked < 3:
+            await asyncio.sleep(0)
+        waiting[1].cancel()
+        house.stopping = True
+        with pytest.raises(StopAsyncIteration):
+            await waiting[0]
+        house.stopping = False
+        asked = house.asked
+        await asyncio.sleep(0.02)
+        assert house.asked == asked
+
+    asyncio.run(run())
+
+
+def test_a_job_s_page_is_drawn_once_for_all_who_look() -> None:
+    drawn = []
+
+    class Counted(JobView):
+        def rendered(self, job_id: UUID) -> dict[str, str]:
+            drawn.append(job_id)
+            return {"figures": f"<p>{len(drawn)}</p>"}
+
+    async def run() -> None:
+        intake = SimpleNamespace(board=SimpleNamespace(commits=1, latest=dict))
+        view = Counted(cast(Any, None), cast(Any, intake), lambda _: None)
+        pace = Pace(progress_every_s=60, ask_every_s=60)
+        looking = [view.parts(ONE, pace, lambda: False) for _ in range(100)]
+        for each in looking:
+            await anext(each)
+        assert {(await taken(each, 1))[0] for each in looking} == {b"event: part\ndata: <p>1</p>\n\n"}
+        assert drawn == [ONE]
+        for each in looking:
+            await cast(Any, each).aclose()
+        assert view.shown == {}
+
+    asyncio.run(run())
