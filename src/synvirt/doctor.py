@@ -502,7 +502,7 @@ CHECKS = (
     Check(
         "nbdkit vddk",
         f"{_VSPHERE}, by VMware's own transport, the fastest one",
-        "nbdkit's vddk plugin (Debian has none), and VMware's VDDK; options.vddk_libdir of the source",
+        "nbdkit-plugin-vddk (Debian 13, contrib) and VMware's VDDK; options.vddk_libdir: docs/platforms/vsphere.md",
         _nbdkit_vddk,
     ),
     Check("libnfs", f"{_NUTANIX}, by NFS", "apt-get install libnfs13", _libnfs),

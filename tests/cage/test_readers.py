@@ -21,6 +21,7 @@ import pytest
 from synvirt.disks.specs import FileWriterSpec, IscsiSpec, NfsSpec, QemuSpec, RawSpec, ReaderSpec, VddkSpec
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from tests.certificates import self_signed, tls_server
+from tests.fakes import vddk as stand_in
 from tests.fakes.prism.iscsi import PREFIX, iscsi_target
 from tests.fakes.prism.lab import HERE
 from tests.fakes.prism.nfs import nfs_server
@@ -100,40 +101,34 @@ class _Silent(BaseHTTPRequestHandler):
         pass
 
 
-# Reads the password as the plugin does, then serves a file.
-NBDKIT = """#!/bin/sh
-while [ "$1" != vddk ]; do options="$options $1"; shift; done
-for word in "$@"; do
-  case "$word" in password=-*) test "$(cat "/proc/self/fd/${{word#password=-}}")" = p || exit 3 ;; esac
-done
-exec {program} $options file {disk}
-"""
-
-
 def vddk(folder: Path, closing: ExitStack) -> ReaderSpec:
-    """The script lies where VDDK would, which the order names, in a folder that any user may enter."""
-    program, libdir = need("nbdkit", "nbdkit"), Path(closing.enter_context(TemporaryDirectory(prefix="vddk-")))
-    libdir.chmod(0o755)
-    (libdir / "disk").write_bytes(CONTENT)
-    script = libdir / "nbdkit"
-    script.write_text(NBDKIT.format(program=program, disk=libdir / "disk"))
-    script.chmod(0o755)
+    """nbdkit's real plugin lies where VDDK does, which the order names, in a folder that any user may enter."""
+    place = Path(closing.enter_context(TemporaryDirectory(prefix="vddk-")))
+    place.chmod(0o755)
+    made = stand_in.made(place)
+    (made.libdir / "vm").mkdir()
+    (made.libdir / "vm" / "disk-flat.vmdk").write_bytes(CONTENT)
     certificate = self_signed(folder)
     server = tls_server(ThreadingHTTPServer(("127.0.0.1", 0), _Silent), certificate)
     Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     closing.callback(server.server_close)
     closing.callback(server.shutdown)
+    port = server.server_address[1]
+    made.tell(
+        server="127.0.0.1", port=port, user="u", password="p", thumbprint="*", vm="moref=vm-1", snapshot="s-1",
+        transports="nbdssl", datastore=made.libdir,
+    )  # fmt: skip
     return VddkSpec(
         host="127.0.0.1",
-        port=server.server_address[1],
+        port=port,
         fingerprint_sha256=certificate.fingerprint,
         verify_tls=False,
         user="u",
         password="p",
         vm_id="vm-1",
         snapshot_id="s-1",
-        file="[a] b.vmdk",
-        libdir=str(libdir),
+        file="[a] vm/disk.vmdk",
+        libdir=str(made.libdir),
     )
 
 

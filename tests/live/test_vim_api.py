@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from synvirt.disks import open_reader
 from synvirt.disks.changed import coarser
-from synvirt.disks.specs import ChangedSpec, DatastoreSpec, DeltaSpec, ReaderSpec, VddkSpec
+from synvirt.disks.specs import ChangedSpec, DatastoreSpec, DeltaSpec, ReaderSpec
 from synvirt.disks.vsphere.datastore import ReadForbidden
 from synvirt.errors import (
     AuthFailed,
@@ -48,7 +48,6 @@ from tests.contracts.live import LiveCase, LiveContract, in_session, read
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.disks.vmdk_images import Cowd, SeSparse, write_image
 from tests.fakes.vcenter import DISK_BYTES, PASSWORD, USER, VCenter
-from tests.needs import need
 
 # The simulator is built by whoever comes first.
 pytestmark = pytest.mark.timeout(600)
@@ -955,72 +954,6 @@ def test_a_crash_while_the_tracking_is_switched_on_leaves_no_snapshot(platform: 
     assert platform.snapshots() == ["synvirt-tracking"]
     ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
     assert platform.snapshots() == []
-
-
-# ── VDDK, where the operator has it ──────────────────────────────────────────────────────────────────────────────────
-
-# Stands in for nbdkit with VMware's plugin, which we may not have: looks at what it is called with, then serves a file.
-NBDKIT = """#!/bin/sh
-set -e
-for word in "$@"; do
-  case "$word" in
-    password=-*) test "$(cat "/proc/self/fd/${{word#password=-}}")" = "{password}" ;;
-  esac
-done
-echo "$@" > {said}
-while [ "$1" != vddk ]; do set -- "$@" "$1"; shift; options="$options $(eval echo \\${{$#}})"; done
-exec {nbdkit} $options file {disk}
-"""
-
-
-@pytest.fixture
-def vddk(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What nbdkit was called with."""
-    said, programs = tmp_path / "said", tmp_path / "programs"
-    programs.mkdir()
-    nbdkit = need("nbdkit", "nbdkit")
-    (programs / "nbdkit").write_text(NBDKIT.format(password=PASSWORD, said=said, nbdkit=nbdkit, disk=disk))
-    (programs / "nbdkit").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    return said
-
-
-def test_vddk_reads_the_disk_of_the_snapshot_and_gets_no_secret_on_its_command_line(
-    platform: VCenter, disk: Path, vddk: Path
-) -> None:
-    access = platform.access(fingerprint_sha256=platform.fingerprint, vddk_libdir="/opt/vddk", vddk_transports="nbdssl")
-
-    async def use(adapter: VimApi) -> tuple[bytes, bytes]:
-        await tracked(adapter)
-        spec, since = await opened(adapter, "synvirt-a-1")
-        assert isinstance(spec, VddkSpec)
-        whole = await asyncio.to_thread(read, spec)
-        write(disk, BLOCK * 3, b"changed")
-        delta, _ = await opened(adapter, "synvirt-a-2", since)
-        assert isinstance(delta, ChangedSpec)
-        return whole[0], (await asyncio.to_thread(read, delta, whole[0]))[0]
-
-    before = disk.read_bytes()
-    whole, after = ask(access, use)
-    assert whole == before
-    assert after == disk.read_bytes() != before
-    called = vddk.read_text()
-    assert PASSWORD not in called
-    for word in ("--exit-with-parent", "--readonly", "libdir=/opt/vddk", "vm=moref=vm-57", "transports=nbdssl", "thumbprint="):
-        assert word in called
-    manifest = ask(access, lambda adapter: adapter.inspect(VM))
-    assert "VDDK" in manifest.concerns[0].assessment
-
-
-def test_vddk_that_cannot_open_the_disk_says_why(platform: VCenter, disk: Path, vddk: Path) -> None:
-    access = platform.access(fingerprint_sha256=platform.fingerprint, vddk_libdir="/opt/vddk")
-    spec, _ = ask(access, lambda adapter: opened(adapter, "synvirt-a-1"))
-    assert isinstance(spec, VddkSpec)
-    with pytest.raises(DiskReadFailed, match="VDDK cannot open"):
-        open_reader(replace(spec, password="0ld"))
-    platform.control("certificate")
-    with pytest.raises(SourceUnreachable, match="is not the pinned one"):
-        open_reader(spec)
 
 
 # ── without the control plane ────────────────────────────────────────────────────────────────────────────────────────

@@ -83,12 +83,22 @@ class _Lost(Exception):
 class NbdReader:
     """An export. With `bitmap` (`qemu:dirty-bitmap:…`), its extents are what that bitmap calls dirty and nothing else."""
 
-    def __init__(self, server: str | Dial, *, bitmap: str | None = None, connections: int = 4, name: str = "") -> None:
-        """`server`: a URI, or how to connect. `name` is how errors call the export; by default the URI's address and name."""
+    def __init__(
+        self,
+        server: str | Dial,
+        *,
+        bitmap: str | None = None,
+        connections: int = 4,
+        name: str = "",
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        """`server`: a URI, or how to connect, and how long that may take. `name` is how errors call the export; by default the
+        URI's address and name."""
         self._bitmap = bitmap
         contexts = [ALLOCATION] if bitmap is None else [ALLOCATION, bitmap]
         dial, called = (by_uri(server), _named(server)) if isinstance(server, str) else (server, "the NBD server")
-        self._pool = _Pool(dial, contexts, connections, f"{called} of {name}" if name and callable(server) else name or called)
+        called = f"{called} of {name}" if name and callable(server) else name or called
+        self._pool = _Pool(dial, contexts, connections, called, connect_timeout_s)
         self.size: int = self._pool.export_size
         offered = self._pool.ask(lambda handle: [handle.can_meta_context(context) for context in contexts], "offset 0")
         self._has_allocation = offered[0]
@@ -265,15 +275,15 @@ def _named(uri: str) -> str:
 class _Pool:
     """The connections to one export, made when they are first needed: as many as asked for, if the server allows several."""
 
-    def __init__(self, dial: Dial, contexts: list[str], connections: int, server: str) -> None:
+    def __init__(self, dial: Dial, contexts: list[str], connections: int, server: str, connect_timeout_s: float) -> None:
         self._dial, self._contexts = dial, contexts
-        self.server = server
+        self.server, self._connect_timeout_s = server, connect_timeout_s
         self.watch = Watch(SILENCE_TIMEOUT_S)
         self._changed = threading.Condition()
         self._open = 1
         self._closed = False
         try:
-            first = _connected(dial, contexts, CONNECT_TIMEOUT_S)
+            first = _connected(dial, contexts, connect_timeout_s)
             self.export_size: int = first.get_size()
             self.most = connections if first.can_multi_conn() else 1
         except (_Lost, nbd.Error) as lost:
@@ -317,7 +327,7 @@ class _Pool:
                 if self._free:
                     return self._free.pop()
                 self._open += 1
-                timeout_s = CONNECT_TIMEOUT_S if self._open == 1 else MORE_CONNECTIONS_TIMEOUT_S
+                timeout_s = self._connect_timeout_s if self._open == 1 else MORE_CONNECTIONS_TIMEOUT_S
             try:
                 handle = self._another(timeout_s)
             except BaseException as error:

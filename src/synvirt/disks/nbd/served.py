@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from synvirt.disks.nbd.reader import NbdReader
+from synvirt.disks.nbd.reader import CONNECT_TIMEOUT_S, NbdReader
 from synvirt.errors import SynvirtError
 from synvirt.programs import end_group, refuse_forbidden
 
@@ -57,9 +57,12 @@ def reader_of(
     timeout_s: float,
     ended: Callable[[str], SynvirtError],
     late: SynvirtError,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    leave_s: float = 0.0,
 ) -> NbdReader:
     """Waits until the program serves. `ended(said)` is raised where it ends instead, with the last it said; `late` after
-    `timeout_s`. The reader is closed, and the program ended, when `closing` is closed."""
+    `timeout_s`. The reader is closed, and the program ended, when `closing` is closed: one that ends by itself once nobody
+    reads any more, and has something to tidy up, is given `leave_s` for it."""
     closing.callback(child.wait)
     closing.callback(end_group, child)
     deadline = time.monotonic() + timeout_s
@@ -70,6 +73,13 @@ def reader_of(
         if time.monotonic() > deadline:
             raise late
         time.sleep(_LOOK_EVERY_S)
-    reader = NbdReader(f"nbd+unix:///?socket={place.socket}", connections=connections, name=name)
+    uri = f"nbd+unix:///?socket={place.socket}"
+    reader = NbdReader(uri, connections=connections, name=name, connect_timeout_s=connect_timeout_s)
+    closing.callback(_let_leave, child, leave_s)
     closing.callback(reader.close)
     return reader
+
+
+def _let_leave(child: "subprocess.Popen[bytes]", within_s: float) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(within_s)

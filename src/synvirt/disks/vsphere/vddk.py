@@ -2,42 +2,108 @@
 
 VDDK («Virtual Disk Development Kit Programming Guide») is VMware's to give out, and closed; nbdkit-vddk-plugin(1) speaks it and
 serves NBD, so that our side is an NBD export like any other. This nbdkit is ours alone: it ends with the reader.
+
+    nbdkit starts, loads the library ─▶ it serves ─▶ for each connection: VDDK logs in, opens the disk ─▶ reads
+
+So a wrong password, say, is no failure of nbdkit's start but a connection that it closes, and a read that VDDK refuses is no
+more than an «Input/output error» to NBD: what VDDK itself said stands in nbdkit's log, and is what is told.
 """
 
 import contextlib
 import hashlib
 import os
+import re
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from synvirt.blocks import Extent
 from synvirt.disks.nbd.reader import NbdReader
-from synvirt.disks.nbd.served import place_for, reader_of
+from synvirt.disks.nbd.served import Place, place_for, reader_of
 from synvirt.disks.specs import VddkSpec
-from synvirt.errors import DiskReadFailed, SourceUnreachable, UnsupportedFormat
+from synvirt.errors import AuthFailed, DiskReadFailed, SourceUnreachable, SynvirtError, UnsupportedFormat
 from synvirt.programs import start
 from synvirt.transport import tls
 
-# VDDK logs in and opens the disk before it serves: seconds on a quiet vCenter.
+# The library is large, and may lie on a network's disk.
 START_TIMEOUT_S: Final = 120.0
+# VDDK logs in and opens the disk: seconds on a quiet vCenter.
+CONNECT_TIMEOUT_S: Final = 120.0
 CONNECTIONS: Final = 4
+# VDDK logs out: killed, it would leave its session to vCenter, which has room for so many and keeps each for half an hour.
+LEAVE_S: Final = 10.0
+# Of what nbdkit said, from its end: enough for some lines of VDDK's.
+LOG_BYTES: Final = 16 << 10
+SAID_LINES: Final = 3
+
+_ERROR: Final = re.compile(r"^nbdkit: .*?error: (.+)$", re.MULTILINE)
+
+
+class _Meaning(NamedTuple):
+    """Of what VDDK says, in lower case; SourceUnreachable is what may pass by itself."""
+
+    words: tuple[str, ...]
+    error: type[SynvirtError]
+    hint: str
+
+
+# The first that fits. VIX's words for its numbers are those of VMware's reference of VixDiskLib; the rest is what VDDK logs.
+_MEANINGS: Final = (
+    _Meaning(
+        ("ssl certificate", "thumbprint"),
+        SourceUnreachable,
+        "was the platform's certificate changed a moment ago? Else something between VDDK and the platform shows another one",
+    ),
+    _Meaning(
+        ("insufficient permissions", "incorrect user name or password", "login fail"),
+        AuthFailed,
+        "was the password changed? Change it at the source too: synvirt sources change. Our user may also lack a privilege",
+    ),
+    _Meaning(
+        ("transport mode",),
+        DiskReadFailed,
+        "this host can use none of options.vddk_transports for this disk: leave it empty, or name nbdssl too",
+    ),
+    _Meaning(
+        ("failed to allocate", "insufficient_resource"),
+        SourceUnreachable,
+        "the ESXi host has no memory left for such connections (NFC): let fewer disks be copied at once",
+    ),
+    _Meaning(
+        ("already in use", "failed to lock", "locked"),
+        SourceUnreachable,
+        "another program holds the disk, a backup say: it is asked again",
+    ),
+    _Meaning(
+        ("cannot connect", "connection", "network", "could not be contacted", "address lookup", "timed out"),
+        SourceUnreachable,
+        "VDDK reads from the VM's ESXi host: is its name known here, and its port 902 open? synvirt sources test --deep tells",
+    ),
+    _Meaning(
+        ("cannot open shared object",),
+        UnsupportedFormat,
+        "options.vddk_libdir is the folder that holds lib64/libvixDiskLib.so.*: VMware's archive, unpacked",
+    ),
+)
+_ELSE: Final = _Meaning((), DiskReadFailed, "options.transport datastore reads without VDDK")
 
 
 class VddkReader:
     """Its extents are what the host says is allocated."""
 
     def __init__(self, spec: VddkSpec) -> None:
+        self._file = spec.file
         self._closing = contextlib.ExitStack()
         try:
+            self._place = place_for("vddk", self._closing)
             self._nbd = self._served(spec)
         except BaseException:
             self.close()
             raise
 
     def _served(self, spec: VddkSpec) -> NbdReader:
-        place = place_for("vddk", self._closing)
+        place = self._place
         # Neither on the command line, which every user of the host can read, nor in a file, which a crash would leave behind.
         secret = os.memfd_create("secret")
         try:
@@ -47,18 +113,21 @@ class VddkReader:
             child = start(command, stderr=place.log, descriptors=[secret], missing=UnsupportedFormat)
         finally:
             os.close(secret)
-        return reader_of(
-            child,
-            place,
-            self._closing,
-            name=spec.file,
-            connections=CONNECTIONS,
-            timeout_s=START_TIMEOUT_S,
-            ended=lambda said: DiskReadFailed(
-                f"VDDK cannot open {spec.file}: {said}", hint="options.transport datastore reads without VDDK"
-            ),
-            late=SourceUnreachable(f"VDDK does not open {spec.file} within {START_TIMEOUT_S:.0f} s"),
-        )
+        try:
+            return reader_of(
+                child,
+                place,
+                self._closing,
+                name=spec.file,
+                connections=CONNECTIONS,
+                timeout_s=START_TIMEOUT_S,
+                ended=lambda said: _meant(f"VDDK cannot open {spec.file}", _said(place) or said),
+                late=SourceUnreachable(f"VDDK does not start within {START_TIMEOUT_S:.0f} s"),
+                connect_timeout_s=CONNECT_TIMEOUT_S,
+                leave_s=LEAVE_S,
+            )
+        except SourceUnreachable as error:
+            raise self._explained("cannot open", error) from error
 
     @property
     def size(self) -> int:
@@ -69,18 +138,46 @@ class VddkReader:
         return self._nbd.max_readers
 
     def extents(self) -> Iterator[Extent]:
-        return self._nbd.extents()
+        try:
+            yield from self._nbd.extents()
+        except (DiskReadFailed, SourceUnreachable) as error:
+            raise self._explained("does not say what is allocated of", error) from error
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._nbd.read_into(offset, buffer)
+        try:
+            self._nbd.read_into(offset, buffer)
+        except (DiskReadFailed, SourceUnreachable) as error:
+            raise self._explained(f"cannot read at offset {offset} of", error) from error
 
     def close(self) -> None:
         self._closing.close()
 
+    def _explained(self, what: str, error: SynvirtError) -> SynvirtError:
+        """By what VDDK said last; where it said nothing, `error` as it is."""
+        said = _said(self._place)
+        return _meant(f"VDDK {what} {self._file}", said) if said else error
+
+
+def _said(place: Place) -> str:
+    """VDDK's errors, the last ones, as nbdkit logs them; empty where there is none."""
+    with place.log.open("rb") as log:
+        log.seek(-min(LOG_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
+        lines = _ERROR.findall(log.read(LOG_BYTES).decode(errors="replace"))
+    return "; ".join(dict.fromkeys(line.strip() for line in lines[-SAID_LINES:]))
+
+
+def _meant(what: str, said: str) -> SynvirtError:
+    lowered = said.lower()
+    meaning = next((one for one in _MEANINGS if any(word in lowered for word in one.words)), _ELSE)
+    return meaning.error(f"{what}: {said}", hint=meaning.hint)
+
 
 def _command(spec: VddkSpec, secret: int, socket: Path, ready: Path) -> list[str]:
     return [
-        "nbdkit", "--foreground", "--readonly", "--exit-with-parent", "--unix", str(socket), "--pidfile", str(ready), "vddk",
+        "nbdkit", "--foreground", "--readonly", "--exit-with-parent", "--unix", str(socket), "--pidfile", str(ready),
+        # Ends by itself with our last connection, and only so does it let VDDK log out: not when it is told to end by a signal.
+        "--filter=exitlast",
+        "vddk",
         f"libdir={spec.libdir}",
         f"server={spec.host}",
         f"port={spec.port}",
