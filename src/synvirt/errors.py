@@ -190,6 +190,12 @@ class DeltaTooLarge(SynvirtError):
     code = "E_MIG_DELTA_TOO_LARGE"
 
 
+class OutageTooLong(SynvirtError):
+    """The guest would be away for longer than the plan's outage_budget_s."""
+
+    code = "E_MIG_OUTAGE_TOO_LONG"
+
+
 class Cancelled(SynvirtError):
     """The operator cancelled the job."""
 

@@ -387,6 +387,8 @@ class MigrationPlan(Received):
     # How the guest of a Live plan is shut down for its last copy: `polite` asks it, and powers it off once the source's
     # shutdown_timeout_s are over; `hold` asks it and waits, since it may be installing updates; `force` does not ask.
     shutdown: Shutdown = "polite"
+    # How long the guest of a warm job may be away: it is shut down once the forecast's p95 fits, not before. Null: as it comes.
+    outage_budget_s: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
     # What becomes of a job on disks of a host that is lost, before its cut-over: it waits for that host, or another host begins
     # anew. Null: as that host's settings say.
     on_host_lost: OnHostLost | None = None
@@ -397,6 +399,8 @@ class MigrationPlan(Received):
             raise ValueError(
                 "a Live source takes source_ref.kind live_vm; an Offline source takes offline_host_path, upload or remote_url"
             )
+        if self.outage_budget_s is not None and (self.source.Live is None or self.mode is not Mode.WARM):
+            raise ValueError("outage_budget_s is for mode Warm of a Live source: else the guest is away for the whole copy")
         return self
 
 
@@ -437,7 +441,9 @@ class DiskProgress(Model):
 class Pass(Model):
     """`seconds` are those spent copying: what passes while the service is down does not count. `snapshot_at`: the moment of the
     source that it copied. `whole`: a delta that compared whole disks, since what had changed was not known for sure.
-    `bytes_checked` of what should not have changed were compared, beside `bytes`; all of it, where it is to `verify`."""
+    `bytes_checked` of what should not have changed were compared, beside `bytes`; all of it, where it is to `verify`.
+    `would_see`: had the source lost this share of the blocks that it called unchanged, or more, the comparison would have seen
+    it with a confidence of 95 %; null where nothing was compared."""
 
     number: int
     kind: Literal["full", "delta", "final"]
@@ -447,6 +453,7 @@ class Pass(Model):
     whole: bool = False
     verify: bool = False
     bytes_checked: Bytes = 0
+    would_see: float | None = None
     finished_at: Time | None = None
 
 
@@ -459,6 +466,29 @@ class Forecast(Model):
     expected_delta_bytes: Bytes
     expected_downtime_s: float
     converges: bool
+    at: Time
+
+
+OutagePartName = Literal["shutdown", "last copy", "conversion", "boot"]
+
+
+class OutagePart(Model):
+    """`measured`: of how many runs here; of none, it is a guess."""
+
+    name: OutagePartName
+    p50_s: float
+    p95_s: float
+    measured: int
+
+
+class OutageForecast(Model):
+    """How long the guest would be away, if its cut-over began at `at`. The last one stands when it does, for `downtime_s` to be
+    compared with. `budget_s`: the plan's."""
+
+    p50_s: float
+    p95_s: float
+    budget_s: float | None = None
+    parts: tuple[OutagePart, ...] = ()
     at: Time
 
 
@@ -536,6 +566,7 @@ class Migration(Model):
     disks: tuple[DiskProgress, ...] = ()
     passes: tuple[Pass, ...] = ()
     forecast: Forecast | None = None
+    outage: OutageForecast | None = None
     # From the source's shutting down to the first sign of life here.
     downtime_s: float | None = None
     # Where its volumes are, from the moment that they have names: the host's default may change meanwhile.

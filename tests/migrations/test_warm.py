@@ -17,7 +17,7 @@ from sqlalchemy import select
 from synvirt.disks.changed import ChangedReader
 from synvirt.disks.checking.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing
 from synvirt.disks.checking.unchanged import all_unchanged
-from synvirt.errors import SourceUnreachable, SynvirtError
+from synvirt.errors import OutageTooLong, SourceUnreachable, SynvirtError
 from synvirt.jobs.process import started
 from synvirt.jobs.slots import source_host
 from synvirt.jobs.stop import Stop
@@ -36,6 +36,7 @@ from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, VM, House, live_plan, states
 from tests.jobs.migrations import migration
+from tests.migrations.test_outage import done_job
 from tests.patience import no_patience, quick_tries
 
 DISK = "disk-0"
@@ -648,6 +649,36 @@ def test_an_old_snapshot_is_followed_by_one_more_before_the_guest_goes_down(
     assert ended.state == State.COMPLETED
     assert [(one.kind, one.bytes) for one in ended.passes[1:]] == [("delta", 0), ("delta", 2 * MIB), ("final", 0)]
     assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
+def test_nobody_is_shut_down_for_longer_than_the_budget_allows(house: House) -> None:
+    """It holds, copies on, and says which part is too long; once there is reason to believe that it fits, it cuts over."""
+    house.platform.add_vm(VM, {DISK: content()})
+    job = house.intake.submit(live_plan(outage_budget_s=20, warm={"interval_s": 0.01}))
+    powers: list[str] = []
+
+    def holds(now: Migration) -> bool:
+        return now.last_error is not None and now.last_error.code == OutageTooLong.code and len(now.passes) > 3
+
+    def faster_now() -> None:
+        """Jobs that completed here meanwhile took a second each."""
+        held = house.store.get(job.id)
+        assert held.last_error is not None
+        assert "20 s are allowed" in held.last_error.message
+        assert held.outage is not None
+        assert held.outage.p95_s > 20
+        powers.append(house.platform.vm(VM)["power"])
+        for _ in range(9):
+            house.store.add(done_job(1, 1, 1), host="local")
+
+    once(house, job, holds, faster_now)
+    ended = house.run(job.id)
+    assert powers == ["on"]
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert ended.outage is not None
+    assert ended.outage.p95_s < 20
+    assert [part.measured for part in ended.outage.parts if part.name != "last copy"] == [9, 9]
+    assert ended.downtime_s is not None
 
 
 def test_a_job_that_is_held_for_weeks_keeps_the_passes_that_matter(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

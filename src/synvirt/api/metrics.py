@@ -81,6 +81,20 @@ class Metrics:
             buckets=DOWNTIME_BUCKETS_S,
             registry=self.registry,
         )
+        self._outage_error = Histogram(
+            "synvirt_outage_error_seconds",
+            "How far the outage was from the p50 that was forecast when the guest was shut down",
+            buckets=DOWNTIME_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._outages = Counter(
+            "synvirt_outages_forecast",
+            "Outages that were forecast, by whether they kept the p95",
+            ["kept"],
+            registry=self.registry,
+        )
+        for kept in ("true", "false"):
+            self._outages.labels(kept)
         self.answers = Histogram(
             "synvirt_http_answer_seconds",
             "Until an answer of the HTTP interface began",
@@ -164,6 +178,9 @@ class Metrics:
             self._ended.labels(job["state"], seen.way[0]).inc()
             if job["state"] == State.COMPLETED and job["downtime_s"] is not None:
                 self._downtime.observe(job["downtime_s"])
+                if (foretold := job.get("outage")) is not None:
+                    self._outage_error.observe(abs(job["downtime_s"] - foretold["p50_s"]))
+                    self._outages.labels(str(job["downtime_s"] <= foretold["p95_s"]).lower()).inc()
             del self._seen[job["id"]]
 
     def _count_bytes(self, seen: _Seen, bytes_done: int) -> None:

@@ -119,6 +119,9 @@ def import_(
     shutdown: Annotated[
         str, typer.Option(metavar="HOW", help="The source's guest before its last copy: polite, hold (never by force) or force")
     ] = "polite",
+    outage_budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Of a warm one: hold until the guest is away for no longer (p95)")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how it would run and what is wrong; make no job")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended, and show its progress")] = False,
 ) -> None:
@@ -182,6 +185,7 @@ def import_(
             "waive_concerns": waive or [],
             "conversion": conversion,
             "shutdown": shutdown,
+            "outage_budget_s": outage_budget,
             "warm": _given(warm),
             "limits": _given({"bandwidth_bps": _size(bandwidth, "--bandwidth")}),
         }

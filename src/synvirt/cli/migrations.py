@@ -10,7 +10,7 @@ from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, shown
 
 if TYPE_CHECKING:
-    from synvirt.model import Forecast, Migration, Pass
+    from synvirt.model import Forecast, Migration, OutageForecast, Pass
 
 app = typer.Typer(no_args_is_help=True, help="The jobs of the service.")
 
@@ -289,6 +289,7 @@ def _sheet(answer: str) -> None:
     rows += [("pass", told) for told in _passes(job)]
     if job.forecast is not None and not job.ended:
         rows.append(("forecast", _forecast(job.forecast)))
+    rows += [("outage", _outage(job.outage))] if job.outage is not None else []
     rows += [("downtime", f"{job.downtime_s:.1f} s")] if job.downtime_s is not None else []
     rows += [("held", f"until it is asked to cut over: synvirt migrations cutover {job.id}")] if job.held else []
     rows += [
@@ -316,7 +317,16 @@ def _pass(one: "Pass") -> str:
     from synvirt.cli.program import sized
 
     told = f"{one.number} {one.kind}: {sized(one.bytes)} in {one.seconds:.1f} s"
+    if one.would_see is not None:
+        seen = "all" if one.verify else f"sees with 95 % certainty that {one.would_see:.2%} or more were lost"
+        told += f", {sized(one.bytes_checked)} of the unchanged compared ({seen})"
     return told + (", whole disks compared" if one.whole else "") + (", under way" if one.finished_at is None else "")
+
+
+def _outage(one: "OutageForecast") -> str:
+    parts = ", ".join(f"{part.name} {part.p50_s:.0f} to {part.p95_s:.0f} s" for part in one.parts)
+    allowed = "" if one.budget_s is None else f", {one.budget_s:.0f} s allowed"
+    return f"{one.p50_s:.0f} s, {one.p95_s:.0f} s with 95 % certainty{allowed} ({parts})"
 
 
 def _forecast(one: "Forecast") -> str:

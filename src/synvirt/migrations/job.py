@@ -147,3 +147,8 @@ def copied_disks(job: Job) -> list[tuple[Disk, str]]:
     """The disks that are not skipped, each with its volume."""
     volumes = {disk.key: disk.volume for disk in job.migration.disks}
     return [(disk, volume) for disk in job.manifest.disks if (volume := volumes[disk.key]) is not None]
+
+
+def converts(job: Job, manifest: VmManifest) -> bool:
+    choice = job.migration.plan.conversion
+    return choice == "always" or (choice == "auto" and job.rooms.preparer.wants(manifest))

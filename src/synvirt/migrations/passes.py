@@ -15,7 +15,7 @@ from typing import Literal
 
 import structlog
 
-from synvirt.disks.checking.sampling import ChangesMissed
+from synvirt.disks.checking.sampling import ChangesMissed, would_see
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 from synvirt.disks.vsphere.datastore import FileClosed, FileGone, ReadForbidden
 from synvirt.errors import SynvirtError
@@ -160,10 +160,14 @@ async def _begin(job: Job, number: int, kind: Literal["full", "delta", "final"])
 
 async def _finish(job: Job, number: int, tally: Tally, clock: "_Clock") -> Pass:
     progress = tally.progress()
-    done = next(one for one in job.migration.passes if one.number == number).model_copy(
+    begun = next(one for one in job.migration.passes if one.number == number)
+    checked = tally.checked_bytes()
+    done = begun.model_copy(
         update={
             "bytes": tally.moved_bytes(),
-            "bytes_checked": tally.checked_bytes(),
+            "bytes_checked": checked,
+            # What was compared whole leaves nothing to chance.
+            "would_see": (0.0 if begun.verify else would_see(checked)) if checked else None,
             "seconds": clock.seconds(),
             "finished_at": now(),
         }

@@ -140,7 +140,10 @@ def said(job: Migration) -> dict[str, Any]:
             if one.id in waived
         ],
         "passes": [one.model_dump(mode="json") for one in job.passes],
-        "outage_s": job.downtime_s,
+        "outage": {
+            "measured_s": job.downtime_s,
+            "forecast": None if job.outage is None else job.outage.model_dump(mode="json"),
+        },
     }
 
 

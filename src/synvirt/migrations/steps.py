@@ -16,7 +16,7 @@ from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
 from synvirt.migrations import receipts, source_vm, warm
 from synvirt.migrations.critical import refuse_critical
-from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.job import Job, converts, copied_disks
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
@@ -40,7 +40,7 @@ async def queued(job: Job) -> Facts:
         await look_at_volumes(job)
         await job.change(started_at=now())
         await claim(job)
-        if _converts(job, job.manifest):
+        if converts(job, job.manifest):
             await job.in_thread(job.rooms.preparer.check)
         return Facts()
     manifest, supports_warm = await _inspected(job)
@@ -62,7 +62,7 @@ async def queued(job: Job) -> Facts:
     await job.change(**fields)
     await claim(job)
     await chosen(job)
-    if _converts(job, manifest):
+    if converts(job, manifest):
         await job.in_thread(rooms.preparer.check)
     await _refuse_too_large(job, manifest)
     return Facts()
@@ -176,7 +176,7 @@ async def cutting_over(job: Job) -> Facts:
 def _facts(job: Job, *, converged: bool = False) -> Facts:
     return Facts(
         warm=warm.is_warm(job),
-        prepare=_converts(job, job.manifest),
+        prepare=converts(job, job.manifest),
         converged=converged,
     )
 
@@ -263,11 +263,6 @@ async def _note_message(job: Job, kind: MessageKind, text: str) -> None:
 async def _change_conversion(job: Job, **fields: object) -> None:
     if job.migration.conversion is not None:
         await job.change(conversion=job.migration.conversion.model_copy(update=fields))
-
-
-def _converts(job: Job, manifest: VmManifest) -> bool:
-    choice = job.migration.plan.conversion
-    return choice == "always" or (choice == "auto" and job.rooms.preparer.wants(manifest))
 
 
 async def starting(job: Job) -> Facts:

@@ -23,6 +23,7 @@ from synvirt.errors import (
     CbtUnsupported,
     Conflict,
     DeltaTooLarge,
+    OutageTooLong,
     PersistFailed,
     SnapshotFailed,
     SynvirtError,
@@ -30,12 +31,15 @@ from synvirt.errors import (
 from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
 from synvirt.migrations import source_vm
 from synvirt.migrations.forecast import forecast, why_not
-from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.job import Job, converts, copied_disks
+from synvirt.migrations.outage import outage_forecast, too_long
 from synvirt.migrations.passes import PassDisk, run_opened_pass
 from synvirt.migrations.patience import Patience, SnapshotNotMade, patiently
 from synvirt.migrations.source_vm import SourceAwake, at_source, ran_since, shut_down, times_down, vm_id
-from synvirt.model import Disk, Mode, Pass, VmManifest, now
+from synvirt.model import Disk, Migration, Mode, Pass, State, VmManifest, now
 from synvirt.store import Watermark
+from synvirt.store.documents import readable
+from synvirt.store.filters import Only
 
 Kind = Literal["full", "delta", "final"]
 
@@ -56,6 +60,8 @@ FRESH_S = 30.0
 # A delta that took so much longer than its copying was held up, by a source that was away or a service that was down. What
 # changed meanwhile is for the next: it says nothing of how the guest converges.
 HELD_UP_S, HELD_UPS_MAX = 600.0, 20
+# Ended jobs that are looked at for how long an outage may take.
+JOBS_LOOKED_AT = 50
 # A job that is held has thousands of them, and its document is written at each watermark. The first is kept, too.
 PASSES_KEPT = 20
 # A job that holds compares all that is called unchanged once a day: it reads the whole source.
@@ -77,12 +83,61 @@ async def copy_full(job: Job) -> None:
         await _track_changes(job)
     if is_warm(job):
         await _copy(job, 1, "full")
+    elif (budget_s := job.migration.plan.outage_budget_s) is not None:
+        raise OutageTooLong(
+            f"{job.manifest.name} cannot be copied warm: it would be away for its whole copy, and {budget_s:.0f} s are allowed",
+            hint="see why in the job's note; submit anew without outage_budget_s, or cold",
+        )
     else:
         await _copy_while_off(job, _cold_number)
 
 
 async def sync(job: Job) -> bool:
-    """One delta; is it time to cut over? DeltaTooLarge, when it never will be."""
+    """One delta; is it time to cut over? Not, while the guest would be away for too long. DeltaTooLarge, where it never is."""
+    return await _synced(job) and await _fits(job)
+
+
+async def _fits(job: Job) -> bool:
+    """Is the outage's p95 within the plan's budget? Where not, the job says which part is too long, and holds for a while."""
+    await _forecast_outage(job)
+    told = None if job.migration.outage is None else too_long(job.migration.outage)
+    said = job.migration.last_error
+    if told is None:
+        if said is not None and said.code == OutageTooLong.code:
+            await job.change(last_error=None)
+        return True
+    if said is None or said.message != told:
+        await job.change(last_error=job.problem(OutageTooLong(told, hint="the job holds until it fits"), fatal=False))
+    job.leave_turn()
+    await job.stop.sleep_or_wake(job.migration.plan.warm.interval_s or _hold_interval_s(job))
+    await job.take_turn()
+    return False
+
+
+async def _forecast_outage(job: Job) -> None:
+    """From what the jobs took that completed here, and from this one's passes."""
+
+    def past() -> list[Migration]:
+        ref = job.migration.plan.source_ref
+        of_source = Only(states=(State.COMPLETED,), source_id=ref.source_id if ref.kind == "live_vm" else None)
+        for only in (of_source, Only(states=(State.COMPLETED,))):
+            documents, _ = job.rooms.store.documents(limit=JOBS_LOOKED_AT, only=only)
+            if documents:
+                return list(readable(Migration, documents))
+        return []
+
+    found = outage_forecast(
+        job.migration,
+        await job.in_thread(past),
+        converts=converts(job, job.manifest),
+        starts=job.migration.plan.target.start,
+        whole=await _is_distrusted(job),
+        at=now(),
+    )
+    await job.change(outage=found)
+
+
+async def _synced(job: Job) -> bool:
     warm, last = job.migration.plan.warm, job.migration.passes[-1]
     if last.finished_at is None:  # a crash left it: later deltas build on it, so it comes first
         return await _converged(job, await _copy(job, last.number, "delta"))
@@ -279,6 +334,7 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
         await job.in_thread(job.rooms.store.note, job.id, "cbt_resets", "")
     await _released(job, number)
     await job.change(forecast=forecast(job.migration.passes, at=now()))
+    await _forecast_outage(job)
     return done
 
 

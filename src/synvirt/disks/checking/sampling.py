@@ -20,6 +20,8 @@ SHARE = 0.01
 # The most: each is a request of its own, one after the other, and at the end the guest is off meanwhile. Of a source that
 # lies about one block in a thousand so many find one, all but always.
 MOST_BLOCKS = 4096
+# What a report says of a sample is right so often.
+CONFIDENCE = 0.95
 # Of what was never written: each is a question of its own over a network.
 UNWRITTEN_BLOCKS = 64
 # So many places are tried for each block that is wanted: where nearly all has changed, few are left.
@@ -32,6 +34,14 @@ class ChangesMissed(CbtReset):
 
 def blocks_to_check(delta_bytes: int) -> int:
     return min(max(LEAST_BLOCKS, int(delta_bytes * SHARE) // BLOCK_BYTES), MOST_BLOCKS)
+
+
+def would_see(checked_bytes: int, confidence: float = CONFIDENCE) -> float:
+    """The least share of wrong blocks, of those called unchanged, of which a sample of so many bytes finds at least one, with
+    this confidence: n blocks drawn miss all of a share s with a chance of (1 - s)^n. Only the half of the places that is drawn
+    evenly counts: wrong blocks may lie anywhere. 0 to 1."""
+    blocks = checked_bytes // BLOCK_BYTES // 2
+    return float(1 - (1 - confidence) ** (1 / blocks)) if blocks else 1.0
 
 
 def differing(source: DiskReader, copy: DiskReader, seed: str, blocks: int, *, zeros: bool = False) -> tuple[int | None, int]:

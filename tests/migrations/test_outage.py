@@ -1,0 +1,141 @@
+"""How long an outage may take: a forecast that is kept, in parts that name what is too long."""
+
+import math
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from synvirt.disks.checking.sampling import BLOCK_BYTES, would_see
+from synvirt.migrations.outage import measured_parts, outage_forecast, too_long
+from synvirt.model import MIB, BootAttempt, Migration, Mode, Pass, State
+from tests.house import live_plan
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def later(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def done_job(shutdown_s: float, copy_s: float, boot_s: float) -> Migration:
+    """One that completed, its guest away for these parts."""
+    last = Pass(number=2, kind="final", bytes=MIB, seconds=copy_s, snapshot_at=START, finished_at=later(copy_s))
+    boot = BootAttempt(disk_bus="virtio", began_at=START, ended_at=later(boot_s), sign="agent")
+    return Migration(
+        id=uuid4(),
+        name="past",
+        plan=live_plan(),
+        state=State.COMPLETED,
+        mode_effective=Mode.WARM,
+        passes=(last.model_copy(update={"number": 1, "kind": "full"}), last),
+        boot_attempts=(boot,),
+        downtime_s=shutdown_s + copy_s + boot_s,
+        created_at=START,
+    )
+
+
+def running(passes: tuple[Pass, ...], **plan: Any) -> Migration:
+    return Migration(id=uuid4(), name="web", plan=live_plan(**plan), mode_effective=Mode.WARM, passes=passes, created_at=START)
+
+
+def test_parts_are_what_an_outage_was_made_of() -> None:
+    assert measured_parts(done_job(20, 3, 45)) == {"shutdown": 20, "last copy": 3, "boot": 45}
+    assert measured_parts(done_job(20, 3, 45).model_copy(update={"downtime_s": None})) is None
+    assert measured_parts(done_job(20, 3, 45).model_copy(update={"state": State.FAILED})) is None
+
+
+def test_p95_holds_in_95_of_100_runs_of_changing_loads() -> None:
+    """Sites of all ages, guests whose load wanders between the last delta and the cut-over, hosts of different speed."""
+    kept, ratios = 0, []
+    for seed in range(100):
+        chance = random.Random(seed)
+        shutdown, boot = chance.uniform(5, 60), chance.uniform(15, 180)
+        spread = chance.uniform(0.05, 0.35)
+        speed = chance.uniform(50, 800) * MIB
+
+        def some(middle: float, spread: float = spread, chance: random.Random = chance) -> float:
+            return middle * math.exp(chance.gauss(0, spread))
+
+        past = [done_job(some(shutdown), some(5), some(boot)) for _ in range(chance.randrange(2, 30))]
+        rate = chance.uniform(0.2, 20) * MIB
+        passes = [Pass(number=1, kind="full", bytes=20000 * MIB, seconds=20000 * MIB / speed, snapshot_at=START)]
+        passes[0] = passes[0].model_copy(update={"finished_at": later(passes[0].seconds)})
+        moment = passes[0].seconds
+        before = 0.0
+        for number in range(2, chance.randrange(3, 8)):
+            rate *= math.exp(chance.gauss(0, 0.3))  # it wanders
+            changed = int(rate * (moment - before))
+            seconds = 2 + changed / some(speed, 0.1)
+            at, end = later(moment), later(moment + seconds)
+            one = Pass(number=number, kind="delta", bytes=changed, seconds=seconds, snapshot_at=at, finished_at=end)
+            passes.append(one)
+            before, moment = moment, moment + seconds
+        found = outage_forecast(running(tuple(passes)), past, converts=False, starts=True, at=later(moment))
+        assert found is not None
+        off = some(shutdown)
+        changed_last = rate * math.exp(chance.gauss(0, 0.3)) * (moment - before + off)
+        really = off + 2 * some(1) + changed_last / some(speed, 0.1) + some(boot)
+        kept += really <= found.p95_s
+        ratios.append(found.p95_s / really)
+    assert kept >= 95
+    # A p95 that is kept by being huge is no use.
+    assert sorted(ratios)[50] < 2
+
+
+def test_it_is_there_from_the_first_pass_on() -> None:
+    first = Pass(number=1, kind="full", bytes=MIB, seconds=5, snapshot_at=START)
+    assert outage_forecast(running((first,)), [], converts=False, starts=True, at=START) is None
+    first = first.model_copy(update={"finished_at": later(5)})
+    found = outage_forecast(running((first,)), [], converts=True, starts=True, at=later(5))
+    assert found is not None
+    assert [(part.name, part.measured) for part in found.parts] == [
+        *(("shutdown", 0), ("last copy", 0), ("conversion", 0), ("boot", 0))
+    ]
+    assert found.p50_s < found.p95_s
+    found = outage_forecast(running((first,)), [done_job(20, 3, 45)] * 9, converts=False, starts=False, at=later(5))
+    assert found is not None
+    assert [(part.name, part.p50_s, part.measured) for part in found.parts] == [("shutdown", 20, 9), ("last copy", 3, 9)]
+    cold = running((first,)).model_copy(update={"mode_effective": Mode.COLD})
+    assert outage_forecast(cold, [], converts=False, starts=True, at=later(5)) is None
+
+
+def test_who_lies_is_compared_whole_while_the_guest_is_away() -> None:
+    first = Pass(number=1, kind="full", bytes=MIB, seconds=500, snapshot_at=START, finished_at=later(500))
+    found = outage_forecast(running((first,)), [done_job(20, 3, 45)], converts=False, starts=True, whole=True, at=later(500))
+    assert found is not None
+    assert found.parts[1].p50_s == pytest.approx(500)
+
+
+def test_the_part_that_is_too_long_is_named() -> None:
+    first = Pass(number=1, kind="full", bytes=MIB, seconds=5, snapshot_at=START, finished_at=later(5))
+    job = running((first,), outage_budget_s=60)
+    past = [done_job(20, 3, 45)] * 9
+    found = outage_forecast(job, past, converts=False, starts=True, at=later(5))
+    assert found is not None
+    told = too_long(found)
+    assert told is not None
+    assert "60 s are allowed" in told
+    assert "the longest is boot" in told
+    assert too_long(found.model_copy(update={"budget_s": 600.0})) is None
+    assert too_long(found.model_copy(update={"budget_s": None})) is None
+
+
+@pytest.mark.parametrize("fields", [{"mode": "Cold"}, {"outage_budget_s": 0}])
+def test_a_budget_is_for_warm_jobs(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"outage_budget_s|greater than 0"):
+        live_plan(**{"mode": "Warm", "outage_budget_s": 60, **fields})
+
+
+def test_what_a_sample_would_see_it_sees() -> None:
+    """Of the half of its places that is drawn evenly: a source that loses this share is found 95 times of 100, and more."""
+    assert would_see(0) == 1.0
+    assert would_see(4096 * BLOCK_BYTES) < would_see(64 * BLOCK_BYTES) < 0.1
+    for blocks in (64, 512):
+        share = would_see(blocks * BLOCK_BYTES)
+        assert (1 - share) ** (blocks / 2) == pytest.approx(0.05)
+        chance = random.Random(blocks)
+        found = sum(any(chance.random() < share for _ in range(blocks // 2)) for _ in range(1000))
+        assert 930 <= found <= 970
