@@ -54,7 +54,8 @@ def test_the_board_names_what_is_told(told: set[str]) -> None:
     named = {name for expression in expressions() for name in _NAME.findall(expression)}
     assert named - told == set()
     assert {name for name in told if name.startswith("synvirt_") and not name.endswith("_sum")} - named <= {
-        "synvirt_downtime_seconds_count"
+        "synvirt_downtime_seconds_count",
+        "synvirt_outage_error_seconds_count",
     }, "the board shows all that the service tells"
 
 
