@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench import backup, report
-from bench.measure import Result, RunFailed, measure
+from bench.measure import Result, RunFailed, free_memory_bytes, measure
 from bench.reflink import NoReflinks, reflink_folder
 from bench.rows import ROWS, Row
 from bench.sources import MIB, Sources, needs, original_of
@@ -130,16 +130,11 @@ def _folder(wanted: Path | None, data_mib: int, *, keep: bool) -> Path:
     place, needed = Path("/dev/shm"), data_mib * MIB * SPACE_NEEDED
     if wanted is not None:
         place = wanted
-    elif not place.is_dir() or min(shutil.disk_usage(place).free, _free_memory_bytes()) < needed:
+    elif not place.is_dir() or min(shutil.disk_usage(place).free, free_memory_bytes()) < needed:
         place = Path(tempfile.gettempdir())
         print(f"no {needed // MIB} MiB free in memory: measuring on {place}, where the disk is the limit", file=sys.stderr)
     place.mkdir(parents=True, exist_ok=True)
     return place / f"synvirt-bench-{os.getuid()}" if keep else Path(tempfile.mkdtemp(prefix="synvirt-bench-", dir=place))
-
-
-def _free_memory_bytes() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def _drop_unneeded(sources: Sources, rows: list[Row]) -> None:

@@ -136,3 +136,8 @@ def same_content(one: Path, other: Path) -> bool:
     finally:
         first.close()
         second.close()
+
+
+def free_memory_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

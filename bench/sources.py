@@ -18,6 +18,8 @@ MIB = 1 << 20
 REAL_FILES = Path("/usr")
 HUGE_BYTES, HUGE_DATA_BYTES = 1 << 40, 100 * MIB
 BLOCK_BYTES = 4096
+# Of ext4: an inode, and what a journal and the tables of groups take at most of a small disk.
+INODE_BYTES, JOURNAL_BYTES = 256, 48 * MIB
 PARTITION_AT = MIB
 
 OVF = """<?xml version="1.0" encoding="UTF-8"?>
@@ -63,10 +65,13 @@ class Sources:
         """One partition with an ext4 file system of real files, a fifth of it free, as disks are."""
         files = self.folder / ".files"
         try:
-            copied = _copy_files(REAL_FILES, files, self._data_bytes)
-            size = int((copied + self._data_bytes * 0.3) // MIB) * MIB
+            copied, entries = _copy_files(REAL_FILES, files, self._data_bytes)
+            # Inodes for as many as there are: by its size, a small disk of small files would have too few.
+            inodes = entries + 1000
+            size = int((copied + inodes * INODE_BYTES + self._data_bytes * 0.3 + JOURNAL_BYTES) // MIB) * MIB
             options = f"root_owner=0:0,offset={PARTITION_AT}"
-            _run(["mke2fs", "-q", "-t", "ext4", "-E", options, "-d", str(files), str(path), f"{size // 1024}k"])
+            shape = ["-t", "ext4", "-I", str(INODE_BYTES), "-N", str(inodes), "-E", options]
+            _run(["mke2fs", "-q", *shape, "-d", str(files), str(path), f"{size // 1024}k"])
         finally:
             shutil.rmtree(files, ignore_errors=True)
         entry = struct.pack("<8B2I", 0x80, 0, 0, 0, 0x83, 0, 0, 0, PARTITION_AT // 512, size // 512)
@@ -135,22 +140,29 @@ def needs(source: str) -> set[str]:
     return {source, original_of(source)}
 
 
-def _copy_files(tree: Path, into: Path, limit_bytes: int) -> int:
-    """Files of the tree, in order of their names, until they are so many bytes; links and devices are left out."""
-    copied = 0
+def _copy_files(tree: Path, into: Path, limit_bytes: int) -> tuple[int, int]:
+    """Files of the tree, in order of their names, until they are so many bytes; links and devices are left out. The bytes that
+    they take, and how many files and folders they are."""
+    copied = entries = 0
     for folder, folders, names in os.walk(tree):
         folders.sort()
         place = into / Path(folder).relative_to(tree)
-        place.mkdir(parents=True, exist_ok=True)
         for name in sorted(names):
             file = Path(folder) / name
             if file.is_symlink() or not file.is_file():
                 continue
-            size = file.stat().st_size
-            if copied + size <= limit_bytes:
-                shutil.copyfile(file, place / name)
-                copied += -(-size // BLOCK_BYTES) * BLOCK_BYTES
-    return copied
+            size = -(-file.stat().st_size // BLOCK_BYTES) * BLOCK_BYTES
+            if copied + size > limit_bytes:
+                continue
+            if not place.is_dir():
+                above = sum(not parent.is_dir() for parent in (place, *place.parents))
+                copied, entries = copied + above * BLOCK_BYTES, entries + above
+                place.mkdir(parents=True)
+            shutil.copyfile(file, place / name)
+            copied, entries = copied + size, entries + 1
+        if limit_bytes - copied < BLOCK_BYTES:
+            break
+    return copied, entries
 
 
 def _members(ovf: Path, vmdk: Path) -> list[tuple[str, Path]]:

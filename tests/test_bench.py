@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,9 +70,14 @@ def test_a_copy_that_costs_a_fifth_more_ends_badly(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(quick, "same_content", lambda *_: True)
     seconds: Iterator[float] = iter(())
 
+    peers = []
+
     def timed(argv: list[str]) -> Run:
         (tmp_path / "target.raw").touch()
-        return Run(0, next(seconds) if argv[0] == measure.OURS[0] else 1.0, 0)
+        if argv[0] == measure.OURS[0]:
+            return Run(0, next(seconds), 0)
+        peers.append(argv[1])
+        return Run(0, 1.0, 0)
 
     monkeypatch.setattr(quick, "timed", timed)
     images = sources.Sources(tmp_path, 1)
@@ -82,3 +89,38 @@ def test_a_copy_that_costs_a_fifth_more_ends_badly(tmp_path: Path, monkeypatch: 
     seconds = iter([2.3] * quick.ROUNDS_MAX)
     assert quick._cost(row, images, tmp_path / "target.raw", 2.2).ratio > 2.2
     assert list(seconds) == []
+    assert set(peers) == {str(quick.YARDSTICK)}, "moving memory is held against what is made of the same"
+
+
+@pytest.mark.parametrize("options", [[], ["--numpy"]])
+def test_the_yardstick_copies(tmp_path: Path, options: list[str]) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    with source.open("wb") as file:
+        file.write(os.urandom(sources.MIB))
+        file.seek(9 * sources.MIB)
+        file.write(os.urandom(5 * sources.MIB + 512))
+        file.truncate(20 * sources.MIB)
+    subprocess.run([sys.executable, quick.YARDSTICK, *options, source, target], check=True)
+    assert source.read_bytes() == target.read_bytes()
+    assert target.stat().st_blocks <= source.stat().st_blocks, "holes stay holes"
+
+
+def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(quick, "free_memory_bytes", lambda: sources.MIB)
+    monkeypatch.setattr("sys.argv", ["bench.quick"])
+    quick.main()
+    assert capsys.readouterr().out.startswith("SKIPPED: ")
+
+
+@pytest.mark.parametrize("data_mib", [1, 8])
+def test_a_small_disk_of_real_files_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_mib: int) -> None:
+    """Of small files in many folders: as many inodes as mke2fs would give a disk of its size are too few."""
+    tree = tmp_path / "tree"
+    for number in range(400):
+        folder = tree / str(number % 200) / "in"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / str(number)).write_bytes(b"content")
+    (tree / "large").write_bytes(bytes(64) * 65536)
+    monkeypatch.setattr(sources, "REAL_FILES", tree)
+    disk = sources.Sources(tmp_path / "made", data_mib).get("disk.raw")
+    subprocess.run(["/usr/sbin/e2fsck", "-fn", f"{disk}?offset={sources.PARTITION_AT}"], check=True)
