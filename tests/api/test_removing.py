@@ -4,15 +4,19 @@ import httpx
 from typer.testing import CliRunner
 
 from synvirt.cli import app
-from synvirt.model import DiskProgress, Migration, Problem, State, now
+from synvirt.model import DiskProgress, Migration, Pass, Problem, State, StateVisit, now
 from tests.fakes.service import Service
 from tests.jobs.migrations import migration
+
+
+def _visits(*states: State) -> tuple[StateVisit, ...]:
+    return tuple(StateVisit(state=state, at=now()) for state in (State.QUEUED, *states))
 
 
 def _failed(service: Service) -> Migration:
     error = Problem(code="E_MIG_GUEST_BOOT_FAILED", message="no boot", hint=None, fatal=True, at=now(), state=State.STARTING)
     disks = (DiskProgress(key="a", label="a", volume="v-1"),)
-    job = migration(state=State.FAILED, last_error=error, disks=disks, finished_at=now())
+    job = migration(state=State.FAILED, last_error=error, disks=disks, finished_at=now(), history=_visits(State.FAILED))
     service.store.add(job, host="local")
     return job
 
@@ -42,3 +46,36 @@ def test_the_command_line_removes_one(client: httpx.Client, service: Service) ->
     assert CliRunner().invoke(app, [*argv, "--volumes", "keep"]).exit_code == 0
     assert service.destroyed == []
     assert service.store.documents(limit=9) == ([], None)
+
+
+def test_the_page_offers_what_may_go_and_removes_it(client: httpx.Client, service: Service) -> None:
+    kept, plain = _failed(service), migration(state=State.COMPLETED, finished_at=now(), history=_visits(State.COMPLETED))
+    service.store.add(plain, host="local")
+    service.store.add(running := migration(history=_visits()), host="local")
+    transport = httpx.HTTPTransport(uds=str(service.settings.socket_path))
+    with httpx.Client(transport=transport, base_url="http://synvirt", timeout=60) as page:
+        offered = {
+            job.id: {
+                name
+                for name in ("remove", "destroy")
+                if f"/migrations/{job.id}/{name}" in page.get(f"/migrations/{job.id}").text
+            }
+            for job in (kept, plain, running)
+        }
+        assert offered == {kept.id: {"remove", "destroy"}, plain.id: {"remove"}, running.id: set()}
+        assert "its copy is not there any more" in page.get(f"/migrations/{kept.id}/destroy").text
+        assert page.post(f"/migrations/{kept.id}/destroy").headers["Location"] == "/"
+        assert service.destroyed == ["v-1"]
+        assert page.post(f"/migrations/{plain.id}/remove").status_code == 303
+        assert page.post(f"/migrations/{running.id}/remove").status_code == 409
+    found = [client.get(f"/migrations/{job.id}").status_code for job in (kept, plain, running)]
+    assert found == [404, 404, 200]
+
+
+def test_the_page_says_which_pass_took_whole_disks(service: Service, client: httpx.Client) -> None:
+    passes = tuple(Pass(number=number, kind="delta", bytes=1, seconds=1, whole=number == 2) for number in (1, 2))
+    service.store.add(job := migration(passes=passes, history=_visits()), host="local")
+    transport = httpx.HTTPTransport(uds=str(service.settings.socket_path))
+    with httpx.Client(transport=transport, base_url="http://synvirt", timeout=60) as page:
+        rows = page.get(f"/migrations/{job.id}").text.split('<th scope="row">')
+    assert ["whole disks compared" in row for row in rows if "<td>delta" in row] == [False, True]
