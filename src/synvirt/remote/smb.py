@@ -91,6 +91,7 @@ class SmbPlace:
     def names(self, folder: str) -> list[str]:
         path = f"{self._folder}/{folder}".strip("/")
         handle = self.handle(path, folder=True)
+        tree = handle.tree_connect
         found: list[str] = []
         try:
             while True:
@@ -103,7 +104,7 @@ class SmbPlace:
                     raise MalformedArchive(f"{self.shown(path)} has over {_ENTRIES_MAX} entries; no VM has")
             handle.close()
         except (smb.SMBException, *_BROKEN) as error:
-            raise self.translated(error, path) from error
+            raise self.translated(error, path, tree=tree) from error
         return [f"{folder}/{name}" if folder else name for name in found if name not in (".", "..")]
 
     def shown(self, path: str) -> str:
@@ -114,18 +115,20 @@ class SmbPlace:
         # A backslash would lead elsewhere: names come from images and descriptions, and the folder is not left.
         if "\\" in path or not path.isprintable():
             raise NotFound(f"{self.shown(repr(path[:200])[1:-1])} is no name on a share", hint=_NOT_THERE_HINT)
+        tree = None
         try:
+            tree = self.tree()
             try:
-                return self._created(path, ShareAccess.FILE_SHARE_READ, folder=folder)
+                return self._created(tree, path, ShareAccess.FILE_SHARE_READ, folder=folder)
             except smb.SharingViolation:
                 if not self._remote.frozen:
                     raise
-            return self._created(path, ShareAccess.FILE_SHARE_READ | ShareAccess.FILE_SHARE_WRITE, folder=folder)
+            return self._created(tree, path, ShareAccess.FILE_SHARE_READ | ShareAccess.FILE_SHARE_WRITE, folder=folder)
         except (smb.SMBException, *_BROKEN) as error:
-            raise self.translated(error, path) from error
+            raise self.translated(error, path, tree=tree) from error
 
-    def _created(self, path: str, shared: int, *, folder: bool) -> Open:
-        handle = Open(self.tree(), path.replace("/", "\\"))
+    def _created(self, tree: TreeConnect, path: str, shared: int, *, folder: bool) -> Open:
+        handle = Open(tree, path.replace("/", "\\"))
         handle.create(
             ImpersonationLevel.Impersonation,
             FilePipePrinterAccessMask.GENERIC_READ,
@@ -149,6 +152,11 @@ class SmbPlace:
                 except BaseException:
                     _disconnect(self._connection)
                     raise
+            return self._tree
+
+    @property
+    def connected(self) -> TreeConnect | None:
+        with self._lock:
             return self._tree
 
     def native(self) -> NativeShare | None:
@@ -212,9 +220,12 @@ class SmbPlace:
         self.request_bytes = min(share * MAX_PAYLOAD_SIZE, REQUEST_BYTES, connection.max_read_size)
         return tree
 
-    def broken(self) -> None:
-        """Whoever asks next connects anew."""
+    def broken(self, tree: TreeConnect) -> None:
+        """Whoever asks next connects anew. Another fetch that saw the same break may have connected already: of that connection
+        this says nothing, or the fetches would break each other's for ever."""
         with self._lock:
+            if self._tree is not tree:
+                return
             connection, self._connection, self._tree = self._connection, None, None
             native, self._native = self._native, None
         if native is not None:
@@ -223,7 +234,10 @@ class SmbPlace:
         if connection is not None:
             _disconnect(connection)
 
-    def translated(self, error: Exception, path: str, offset: int | None = None) -> SynvirtError | Interrupted:
+    def translated(
+        self, error: Exception, path: str, offset: int | None = None, *, tree: TreeConnect | None
+    ) -> SynvirtError | Interrupted:
+        """`tree`: what was asked; None, where nothing was connected to."""
         where = self.shown(path) + ("" if offset is None else f", offset {offset}")
         if isinstance(error, (SynvirtError, Interrupted)):
             return error
@@ -237,13 +251,15 @@ class SmbPlace:
             )
         if isinstance(error, smb.FileIsADirectory):
             return NotFound(f"{where} is a folder, not a file", hint="give the URL of the file that describes the machine")
-        self.broken()
+        if tree is not None:
+            self.broken(tree)
         return Interrupted(f"{type(error).__name__}: {str(error)[:200]}")
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        self.broken()
+        if (tree := self.connected) is not None:
+            self.broken(tree)
 
 
 class SmbFile:
@@ -260,7 +276,7 @@ class SmbFile:
 
     def fetch(self, offset: int, into: memoryview) -> None:
         handle = self._opened(offset)
-        got = self._natively(offset, into)
+        got = self._natively(handle.tree_connect, offset, into)
         try:
             while got < len(into):
                 content = _read(handle, offset + got, min(len(into) - got, self._place.request_bytes))
@@ -272,19 +288,20 @@ class SmbFile:
             ) from error
         except (smb.SMBException, *_BROKEN) as error:
             with self._lock:
-                self._handle = None
-            found = self._place.translated(error, self._path, offset + got)
+                if self._handle is handle:
+                    self._handle = None
+            found = self._place.translated(error, self._path, offset + got, tree=handle.tree_connect)
             if isinstance(found, Interrupted):
                 found.got = got
             raise found from error
 
-    def _natively(self, offset: int, into: memoryview) -> int:
+    def _natively(self, tree: TreeConnect, offset: int, into: memoryview) -> int:
         """How many bytes of a large piece came by Samba's own client: what is lacking comes by the library."""
         native, got = self._place.native(), 0
         while native is not None and len(into) - got >= WORTH_BYTES:
             part = native.read(self._path, offset + got, into[got:])
             if native.lost:
-                self._place.broken()
+                self._place.broken(tree)
                 raise Interrupted("the process that reads by libsmbclient ended", got=got)
             if not part:
                 break

@@ -187,4 +187,4 @@ def _insisted(remote: Remote, path: str, use: Callable[[SmbPlace], T]) -> T:
 def _final(place: SmbPlace, error: Exception, path: str) -> Any:
     if isinstance(error, (smb.SharingViolation, smb.CannotDelete)):
         return DiskReadFailed(f"{place.shown(path)}: somebody has a file of it open", hint="it is tried again later")
-    return place.translated(error, path)
+    return place.translated(error, path, tree=place.connected)
