@@ -336,13 +336,15 @@ class Target(Received):
 
 class Warm(Received):
     """The delta loop's settings: it converges when a pass reads no more than `delta_threshold_bytes`. `verify`: how what the
-    source calls unchanged is doubted; by a sample in each pass, or in full too, once, while the guest still runs."""
+    source calls unchanged is doubted; by a sample in each pass, or in full too, once, while the guest still runs. `untracked`:
+    what becomes of a guest whose changes the source cannot tell: it is shut down and copied cold, or the job fails."""
 
     max_passes: Annotated[int, Field(ge=1, le=1000), WHOLE] = 10
     delta_threshold_bytes: Annotated[int, Field(ge=0, le=64 * TIB), WHOLE] = 256 * MIB
     interval_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0
     cutover: Literal["auto", "manual"] = "auto"
     verify: Literal["sample", "full"] = "sample"
+    untracked: Literal["cold", "fail"] = "cold"
 
 
 class Limits(Received):

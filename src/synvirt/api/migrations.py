@@ -125,15 +125,16 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         return job
 
     @router.get("", response_model=MigrationPage)
-    def list_migrations(
+    def list_migrations(  # noqa: PLR0917 - the framework gives them by name
         limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
         cursor: Cursor = None,
         state: Annotated[list[State] | None, Query(description="Only jobs in one of these states")] = None,
         name: Annotated[str | None, Query(max_length=255, description="Only jobs of this name")] = None,
         source_id: Annotated[UUID | None, Query(description="Only jobs of this source")] = None,
+        wave_id: Annotated[UUID | None, Query(description="Only jobs of this wave")] = None,
     ) -> Response:
         """List all migrations, newest first."""
-        only = Only(states=tuple(state or ()), name=name, source_id=source_id)
+        only = Only(states=tuple(state or ()), name=name, source_id=source_id, wave_id=wave_id)
         documents, following = store.documents(limit=limit, cursor=number_of(cursor), only=only)
         return StreamingResponse(page(documents, following, board), media_type="application/json")
 

@@ -29,6 +29,7 @@ def list_(
     state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state, such as Failed; may be repeated")] = None,
     name: Annotated[str | None, typer.Option(help="Only jobs of this name")] = None,
     source_id: Annotated[str | None, typer.Option(help="Only jobs of this source: its id")] = None,
+    wave_id: Annotated[str | None, typer.Option(help="Only jobs of this wave: its id")] = None,
 ) -> None:
     """List the jobs, newest first.
 
@@ -37,7 +38,7 @@ def list_(
     import json
 
     with options.connect() as client:
-        asked = {"limit": limit, "cursor": cursor, "state": state, "name": name, "source_id": source_id}
+        asked = {"limit": limit, "cursor": cursor, "state": state, "name": name, "source_id": source_id, "wave_id": wave_id}
         answer = client.ask("GET", "/migrations", params={key: value for key, value in asked.items() if value})
     if options.json:
         print(answer)

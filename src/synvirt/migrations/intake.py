@@ -69,7 +69,9 @@ class Intake:
             found = found.model_copy(update={"plan": plan.model_copy(update={"source_ref": separated(plan.source_ref)[0]})})
         return found
 
-    def submit(self, plan: MigrationPlan) -> Migration:
+    def submit(self, plan: MigrationPlan, *, job_id: UUID | None = None, submitted_by: str | None = None) -> Migration:
+        """`job_id`: of a job that somebody has written down already; `submitted_by`: for what the service does in another's
+        name."""
         self._check(plan)
         secret = None
         if plan.source_ref.kind == "remote_url":
@@ -77,11 +79,11 @@ class Intake:
             plan = plan.model_copy(update={"source_ref": public})
         created_at = now()
         job = Migration(
-            id=uuid4(),
+            id=job_id or uuid4(),
             name=plan.name or plan.target.name or self._name_of(plan),
             plan=plan,
             mode_effective=plan.mode,
-            submitted_by=submitter(),
+            submitted_by=submitter() or submitted_by,
             created_at=created_at,
             history=(StateVisit(state=State.QUEUED, at=created_at),),
         )

@@ -54,6 +54,8 @@ async def queued(job: Job) -> Facts:
         fields["name"] = manifest.name
     reason = manifest.cbt_reason_without(plan.skip_disks) if supports_warm else "the source has no warm mode"
     if plan.mode is Mode.WARM and reason is not None:
+        if plan.warm.untracked == "fail":
+            raise CbtUnsupported(f"{manifest.name} cannot be copied warm: {reason}", hint="plan it Cold, or mend its source")
         error = CbtUnsupported(
             f"{manifest.name} cannot be copied warm, so the job runs cold: {reason}",
             hint=None if plan.source.Offline else "the guest is shut down for the whole copy; cancel if that does not suit",

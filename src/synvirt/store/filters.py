@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, select
 
 from synvirt.model import State
-from synvirt.store.tables import migrations
+from synvirt.store.tables import migrations, wave_members
 
 # No document of ours has it before a character that it would change.
 _ESCAPE = "!"
@@ -21,6 +21,7 @@ class Only:
     states: tuple[State, ...] = ()
     name: str | None = None
     source_id: UUID | None = None
+    wave_id: UUID | None = None
 
     def conditions(self) -> Iterator[ColumnElement[bool]]:
         if self.states:
@@ -31,6 +32,9 @@ class Only:
             yield migrations.c.document.like('{"id":"' + "_" * 36 + f'","name":{name},%', escape=_ESCAPE)
         if self.source_id is not None:
             yield migrations.c.document.like(f'%"source!_id":"{self.source_id}"%', escape=_ESCAPE)
+        if self.wave_id is not None:
+            of_wave = select(wave_members.c.job_id).where(wave_members.c.wave_id == str(self.wave_id))
+            yield migrations.c.id.in_(of_wave.where(wave_members.c.job_id.is_not(None)))
 
 
 ALL = Only()

@@ -4,14 +4,16 @@ Every failure of the database is PersistFailed. `on_commit` is called after each
 listeners with it, and the tests crash there.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    Column,
+    ColumnElement,
     Connection,
     Dialect,
     Engine,
@@ -44,6 +46,7 @@ from synvirt.store.sources import SourceRows
 from synvirt.store.tables import events, hosts, ledger, migrations, notes, secrets, slots, watermarks
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
+from synvirt.store.waves import WaveRows
 
 # A writer waits this long for another before it fails; a store commit takes milliseconds, so this is a stuck disk.
 BUSY_TIMEOUT_S = 20
@@ -116,6 +119,7 @@ class Store:
         self.backups = BackupRows(reading=self._reading, writing=self._writing)
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
         self.slots = SlotRows(reading=self._reading, writing=self._writing)
+        self.waves = WaveRows(reading=self._reading, writing=self._writing)
         self.tokens = TokenRows(reading=self._reading, writing=self._unfenced)
         self.audit = AuditRows(reading=self._reading, writing=self._unfenced)
         self.hosts = HostRows(reading=self._reading, writing=self._unfenced)
@@ -314,24 +318,27 @@ class Store:
     def request_cancel(self, job_id: UUID) -> Migration:
         return self._request(job_id, "cancel_requested")
 
-    def request_cutover(self, job_id: UUID) -> Migration:
-        return self._request(job_id, "cutover_requested")
+    def request_cutover(self, job_id: UUID, *, until: datetime | None = None) -> Migration:
+        """`until`: not asked for any more from then on, where it has not begun: a window closes."""
+        moment = None if until is None else until.timestamp()
+        return self._request(job_id, "cutover_requested", cutover_until=moment)
 
-    def _request(self, job_id: UUID, flag: str) -> Migration:
+    def _request(self, job_id: UUID, flag: str, **values: object) -> Migration:
         with self._writing() as db:
             job = _parse(_row(db, job_id, lock=True))
             if job.ended:
                 raise Conflict(f"job {job_id} has ended: it is {job.state}")
-            db.execute(update(migrations).where(migrations.c.id == str(job_id)).values({flag: True}))
+            db.execute(update(migrations).where(migrations.c.id == str(job_id)).values({flag: True, **values}))
             return job
 
     def cancel_requested(self, job_id: UUID) -> bool:
         return self._is_requested(job_id, migrations.c.cancel_requested)
 
     def cutover_requested(self, job_id: UUID) -> bool:
-        return self._is_requested(job_id, migrations.c.cutover_requested)
+        in_time = migrations.c.cutover_until.is_(None) | (migrations.c.cutover_until > time.time())
+        return self._is_requested(job_id, migrations.c.cutover_requested & in_time)
 
-    def _is_requested(self, job_id: UUID, flag: Column[bool]) -> bool:
+    def _is_requested(self, job_id: UUID, flag: ColumnElement[bool]) -> bool:
         """Asked often: no document is read."""
         with self._reading() as db:
             found = db.execute(select(flag).where(migrations.c.id == str(job_id))).scalar()

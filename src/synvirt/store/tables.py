@@ -13,6 +13,8 @@ sources                      the registered platforms of all hosts, each with it
 schema_facts                 which versions of the service may use these tables
 backups                      repositories, jobs, runs and restore points; what counts of a point lies in its repository
 backup_events                a row a move of a run, with the run as it was then; the oldest are swept
+waves ──< wave_members       a wave, and a row a member: of thousands one is written at its change
+      ──< wave_events        what happened to a wave and its members; the oldest are swept
 """
 
 from sqlalchemy import (
@@ -67,6 +69,8 @@ migrations = Table(
     Column("state", String(32), nullable=False),
     Column("cancel_requested", Boolean, nullable=False, server_default=false()),
     Column("cutover_requested", Boolean, nullable=False, server_default=false()),
+    # Seconds since 1970: a cut-over that was asked for and has not begun by then does not begin. NULL: there is no such moment.
+    Column("cutover_until", Double),
     Column("document", Text, nullable=False),
     _version(),
     Index("ix_migrations_host_state", "host", "state"),
@@ -243,5 +247,53 @@ backup_events = Table(
     Column("document", Text, nullable=False),
     _version(),
     Index("ix_backup_events_run_id", "run_id"),
+    sqlite_autoincrement=True,
+)
+
+# `document` is the Wave as the API answers it, without its members.
+waves = Table(
+    "waves",
+    METADATA,
+    Column("number", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", _ID, nullable=False, unique=True),
+    Column("name", String(255), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("document", Text, nullable=False),
+    _version(),
+    sqlite_autoincrement=True,
+)
+
+
+def _wave() -> ForeignKey:
+    return ForeignKey("waves.id", ondelete="CASCADE")
+
+
+# `document` is the Member as the API answers it, without `waits_for`, which changes most often. `job_id` is written before its
+# job is submitted, `submitted` after. `rolling_back`: its source is to be powered on again.
+wave_members = Table(
+    "wave_members",
+    METADATA,
+    Column("wave_id", _ID, _wave(), primary_key=True),
+    Column("member_id", String(64), primary_key=True),
+    Column("position", Integer, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("job_id", _ID),
+    Column("submitted", Boolean, nullable=False, server_default=false()),
+    Column("rolling_back", Boolean, nullable=False, server_default=false()),
+    Column("waits_for", Text),
+    Column("document", Text, nullable=False),
+    _version(),
+    Index("ix_wave_members_wave_id", "wave_id", "position"),
+    Index("ix_wave_members_job_id", "job_id"),
+)
+
+wave_events = Table(
+    "wave_events",
+    METADATA,
+    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    Column("wave_id", _ID, _wave(), nullable=False),
+    Column("document", Text, nullable=False),
+    _version(),
+    Index("ix_wave_events_wave_id", "wave_id"),
     sqlite_autoincrement=True,
 )

@@ -1,0 +1,337 @@
+"""Queries about waves, in the store's transactions. What the documents say is `synvirt.fleet.model`'s to know.
+
+A wave is every host's: one of them leads it at a time (`leading`), and a change is a compare-and-set on the state that its
+caller saw, plus an event row.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, text, update
+
+from synvirt.errors import Conflict, NotFound
+from synvirt.store.documents import VERSION, is_known, parsed, rewritten, version_after
+from synvirt.store.tables import migrations, wave_events, wave_members, waves
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+M = TypeVar("M", bound=BaseModel)
+
+# A replay is for who was away for hours; a wave of thousands has some six events a member.
+EVENTS_KEPT = 50_000
+# PostgreSQL gives out ids at insert and shows rows at commit: one writer at a time. "wvev".
+EVENTS_LOCK = 0x77766576
+# One host of all leads the waves at a time. "wave".
+LEADER_LOCK = 0x77617665
+# SQLite takes 32,766 parameters a statement.
+ROWS_A_STATEMENT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """`document` is the Member as JSON. What stands beside it is the row's truth of it."""
+
+    member_id: str
+    state: str
+    document: str
+    job_id: UUID | None = None
+    submitted: bool = False
+    rolling_back: bool = False
+    waits_for: str | None = None
+    version: str = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class WaveRow:
+    """`counts`: members by state."""
+
+    number: int
+    id: UUID
+    state: str
+    document: str
+    version: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WaveEvent:
+    id: int
+    wave_id: UUID
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChange:
+    """To the member, where it is in one of `expected`. `submitted`, `rolling_back`: None leaves it as it was."""
+
+    member_id: str
+    expected: frozenset[str]
+    state: str
+    document: BaseModel
+    job_id: UUID | None
+    submitted: bool | None = None
+    rolling_back: bool | None = None
+
+
+class WaveRows:
+    def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
+        self._reading, self._writing = reading, writing
+
+    # ── waves ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(
+        self, wave_id: UUID, name: str, state: str, document: BaseModel, *, members: Sequence[MemberRow], told: str
+    ) -> None:
+        with self._writing() as db:
+            values = {"id": str(wave_id), "name": name, "state": state, "document": document.model_dump_json()}
+            db.execute(insert(waves).values(**values, version=VERSION))
+            _add_members(db, wave_id, members)
+            _announce(db, wave_id, told)
+
+    def get(self, wave_id: UUID) -> WaveRow:
+        """NotFound."""
+        with self._reading() as db:
+            row = _row(db, wave_id)
+        return WaveRow(row.number, wave_id, row.state, row.document, row.version)
+
+    def counted(self, wave_id: UUID) -> WaveRow:
+        """With its members counted. NotFound."""
+        with self._reading() as db:
+            row, counts = _row(db, wave_id), _counts(db, [str(wave_id)])
+        return WaveRow(row.number, wave_id, row.state, row.document, row.version, counts.get(str(wave_id), {}))
+
+    def page(
+        self, *, limit: int, cursor: int | None = None, states: Sequence[str] = (), name: str | None = None
+    ) -> tuple[list[WaveRow], int | None]:
+        """Newest first, and the cursor of the next page (None: this was the last)."""
+        query = select(waves).where(is_known(waves.c.version))
+        if cursor is not None:
+            query = query.where(waves.c.number < cursor)
+        if states:
+            query = query.where(waves.c.state.in_(states))
+        if name is not None:
+            query = query.where(waves.c.name == name)
+        with self._reading() as db:
+            rows = db.execute(query.order_by(waves.c.number.desc()).limit(limit + 1)).all()
+            counts = _counts(db, [row.id for row in rows])
+        found = [
+            WaveRow(row.number, UUID(row.id), row.state, row.document, row.version, counts.get(row.id, {})) for row in rows
+        ]
+        return found[:limit], rows[limit - 1].number if len(rows) > limit else None
+
+    def unended(self, ends: Sequence[str], member_ends: Sequence[str], draft: str) -> list[UUID]:
+        """Those that somebody has to look at: not ended, or with a member that has not, or that is to be given back."""
+        owing = select(wave_members.c.wave_id).where(wave_members.c.rolling_back | wave_members.c.state.not_in(member_ends))
+        looked_at = waves.c.state.not_in([*ends, draft]) | (waves.c.state.in_(ends) & waves.c.id.in_(owing))
+        query = select(waves.c.id).where(looked_at, is_known(waves.c.version)).order_by(waves.c.number)
+        with self._reading() as db:
+            return [UUID(id_) for id_ in db.execute(query).scalars()]
+
+    def change(
+        self, wave_id: UUID, expected: frozenset[str], change: Callable[[M], M], model: type[M], told: Callable[[M], str]
+    ) -> M:
+        """Rewrite a wave that is in one of `expected`, else Conflict; with its event. `model` has a `state` and a `name`."""
+        with self._writing() as db:
+            row = _row(db, wave_id, lock=True)
+            if row.state not in expected:
+                raise Conflict(
+                    f"wave {wave_id} is {row.state}, and this is for one that is {' or '.join(sorted(expected))}",
+                    hint="synvirt waves show says where it stands",
+                )
+            before = parsed(model, row.document, row.version)
+            after = change(before)
+            if after != before:
+                _rewrite(db, row, before, after)
+                _announce(db, wave_id, told(after))
+            return after
+
+    def replace(
+        self,
+        wave_id: UUID,
+        expected: str,
+        change: Callable[[M], M],
+        model: type[M],
+        *,
+        members: Sequence[MemberRow],
+        told: str,
+    ) -> M:
+        """The wave with other members. Conflict, where it is not in `expected` any more."""
+        with self._writing() as db:
+            row = _row(db, wave_id, lock=True)
+            if row.state != expected:
+                raise Conflict(f"wave {wave_id} is {row.state}, not {expected}", hint="make another wave")
+            before = parsed(model, row.document, row.version)
+            after = change(before)
+            _rewrite(db, row, before, after)
+            db.execute(delete(wave_members).where(wave_members.c.wave_id == str(wave_id)))
+            _add_members(db, wave_id, members)
+            _announce(db, wave_id, told)
+            return after
+
+    def remove(self, wave_id: UUID, expected: frozenset[str]) -> None:
+        """With all that is known of it; its jobs stay. NotFound; Conflict, where it is in no state of `expected`."""
+        with self._writing() as db:
+            row = _row(db, wave_id, lock=True)
+            if row.state not in expected:
+                raise Conflict(f"wave {wave_id} is {row.state}", hint="cancel it first, and let its jobs end")
+            db.execute(delete(waves).where(waves.c.id == str(wave_id)))
+
+    # ── members ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def members(
+        self, wave_id: UUID, *, limit: int | None = None, after: int = -1, states: Sequence[str] = ()
+    ) -> tuple[list[MemberRow], int | None]:
+        """In their order, and the position of the last one where there are more."""
+        of_wave = (wave_members.c.wave_id == str(wave_id), wave_members.c.position > after, is_known(wave_members.c.version))
+        query = select(wave_members).where(*of_wave).order_by(wave_members.c.position)
+        if states:
+            query = query.where(wave_members.c.state.in_(states))
+        with self._reading() as db:
+            _row(db, wave_id)
+            rows = db.execute(query.limit(None if limit is None else limit + 1)).all()
+        more = limit is not None and len(rows) > limit
+        kept = rows[:limit] if limit is not None else rows
+        return [_member(row) for row in kept], kept[-1].position if more else None
+
+    def member(self, wave_id: UUID, member_id: str) -> MemberRow:
+        """NotFound."""
+        same = (wave_members.c.wave_id == str(wave_id), wave_members.c.member_id == member_id)
+        with self._reading() as db:
+            row = db.execute(select(wave_members).where(*same)).first()
+        if row is None:
+            raise NotFound(f"wave {wave_id} has no member {member_id}")
+        return _member(row)
+
+    def change_members(self, wave_id: UUID, changes: Sequence[MemberChange], told: Callable[[BaseModel], str]) -> list[str]:
+        """All that still fit, in one transaction, each with its event: the ids of those."""
+        done = []
+        with self._writing() as db:
+            _row(db, wave_id, lock=True)
+            for change in changes:
+                same = (wave_members.c.wave_id == str(wave_id), wave_members.c.member_id == change.member_id)
+                row = db.execute(select(wave_members).where(*same)).first()
+                if row is None or row.state not in change.expected:
+                    continue
+                known = parsed(type(change.document), row.document, row.version)
+                values: dict[str, Any] = {
+                    "state": change.state,
+                    "document": rewritten(row.document, known, change.document),
+                    "version": version_after(row.version),
+                    "waits_for": None,
+                    "job_id": None if change.job_id is None else str(change.job_id),
+                }
+                given = {"submitted": change.submitted, "rolling_back": change.rolling_back}
+                values |= {name: value for name, value in given.items() if value is not None}
+                db.execute(update(wave_members).where(*same).values(**values))
+                _announce(db, wave_id, told(change.document))
+                done.append(change.member_id)
+        return done
+
+    def tell(self, wave_id: UUID, waits_for: Mapping[str, str | None]) -> None:
+        """Why members wait. No event: sentences change with the clock."""
+        if not waits_for:
+            return
+        same = (wave_members.c.wave_id == str(wave_id), wave_members.c.member_id == bindparam("member"))
+        rows = [{"member": member_id, "told": reason} for member_id, reason in waits_for.items()]
+        with self._writing() as db:
+            db.execute(update(wave_members).where(*same).values(waits_for=bindparam("told")), rows)
+
+    def jobs(self, wave_id: UUID, but: Sequence[str]) -> dict[UUID, tuple[str, str, str]]:
+        """Of members that are in no state of `but`: host, document and version of each job."""
+        query = (
+            select(migrations.c.id, migrations.c.host, migrations.c.document, migrations.c.version)
+            .join(wave_members, wave_members.c.job_id == migrations.c.id)
+            .where(wave_members.c.wave_id == str(wave_id), wave_members.c.state.not_in(but) | wave_members.c.rolling_back)
+        )
+        with self._reading() as db:
+            return {UUID(row.id): (row.host, row.document, row.version) for row in db.execute(query)}
+
+    # ── who leads, and what happened ─────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def leading(self) -> Iterator[bool]:
+        """False: another host leads now. SQLite is one host's."""
+        with self._reading() as db:
+            if db.dialect.name != "postgresql":
+                yield True
+                return
+            # It ends with this transaction, and so with this process.
+            asked = text("SELECT pg_try_advisory_xact_lock(:lock)")
+            yield bool(db.execute(asked, {"lock": LEADER_LOCK}).scalar())
+
+    def last_event_id(self) -> int:
+        with self._reading() as db:
+            return db.execute(select(func.max(wave_events.c.id))).scalar() or 0
+
+    def events_after(self, event_id: int, *, job_id: UUID | None, limit: int) -> list[WaveEvent]:
+        """`job_id`: a wave's."""
+        query = select(wave_events).where(wave_events.c.id > event_id, is_known(wave_events.c.version))
+        if job_id is not None:
+            query = query.where(wave_events.c.wave_id == str(job_id))
+        with self._reading() as db:
+            found = db.execute(query.order_by(wave_events.c.id).limit(limit))
+            return [WaveEvent(row.id, UUID(row.wave_id), row.document) for row in found]
+
+
+def _row(db: Connection, wave_id: UUID, *, lock: bool = False) -> Row[Any]:
+    query = select(waves).where(waves.c.id == str(wave_id))
+    row = db.execute(query.with_for_update() if lock else query).first()
+    if row is None:
+        raise NotFound(f"there is no wave {wave_id}", hint="synvirt waves list shows them")
+    return row
+
+
+def _rewrite(db: Connection, row: Row[Any], before: BaseModel, after: Any) -> None:
+    values = {"document": rewritten(row.document, before, after), "version": version_after(row.version)}
+    db.execute(update(waves).where(waves.c.number == row.number).values(state=str(after.state), name=after.name, **values))
+
+
+def _member(row: Row[Any]) -> MemberRow:
+    return MemberRow(
+        member_id=row.member_id,
+        state=row.state,
+        document=row.document,
+        job_id=None if row.job_id is None else UUID(row.job_id),
+        submitted=row.submitted,
+        rolling_back=row.rolling_back,
+        waits_for=row.waits_for,
+        version=row.version,
+    )
+
+
+def _add_members(db: Connection, wave_id: UUID, members: Sequence[MemberRow]) -> None:
+    rows = [
+        {
+            "wave_id": str(wave_id),
+            "member_id": one.member_id,
+            "position": position,
+            "state": one.state,
+            "document": one.document,
+            "version": VERSION,
+        }
+        for position, one in enumerate(members)
+    ]
+    for start in range(0, len(rows), ROWS_A_STATEMENT):
+        db.execute(insert(wave_members), rows[start : start + ROWS_A_STATEMENT])
+
+
+def _counts(db: Connection, ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    query = select(wave_members.c.wave_id, wave_members.c.state, func.count().label("members"))
+    query = query.where(wave_members.c.wave_id.in_(ids)).group_by(wave_members.c.wave_id, wave_members.c.state)
+    found: dict[str, dict[str, int]] = {}
+    for row in db.execute(query):
+        found.setdefault(row.wave_id, {})[row.state] = row.members
+    return found
+
+
+def _announce(db: Connection, wave_id: UUID, document: str) -> None:
+    if db.dialect.name == "postgresql":
+        db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": EVENTS_LOCK})
+    added = db.execute(
+        insert(wave_events).values(wave_id=str(wave_id), document=document, version=VERSION)
+    ).inserted_primary_key
+    if added is not None and added[0] % 1000 == 0:
+        db.execute(delete(wave_events).where(wave_events.c.id <= added[0] - EVENTS_KEPT))
