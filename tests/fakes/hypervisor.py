@@ -127,6 +127,13 @@ class FakeHypervisor:
             raise GuestBootFailed("the agent does not answer")
         return f"{path} of {uuid}\n".encode()
 
+    def addresses(self, uuid: UUID) -> list[str]:
+        return []
+
+    def run_in_guest(self, uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int:
+        """`true` and `false` are all that its guests have."""
+        return 0 if argv[0] == "true" else 1
+
     def screenshot(self, job_id: UUID) -> bytes | None:
         return self.screenshots.get(job_id)
 

@@ -135,3 +135,9 @@ def test_a_wave_has_an_order_or_a_cycle_that_is_one(edges: list[tuple[int, int]]
         place = {name: at for at, name in enumerate(found)}
         assert len(place) == 12
         assert all(place[f"m{b}"] < place[f"m{a}"] for a, names in after.items() for b in names)
+
+
+def test_a_member_that_is_called_as_its_own_group_is_told_and_no_cycle_is_looked_for() -> None:
+    found = problems(wave(member("db", group="db"), groups=[Group(name="db")]))
+    assert "is the name of a group too" in found[0].detail
+    assert "called" in problems(wave(member("db", group="db")))[0].detail

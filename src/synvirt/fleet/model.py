@@ -1,8 +1,7 @@
 """The nouns of waves on the wire. What a caller sends is `Received`; what we answer is a `Model`.
 
 Times of a window are local to its time zone, without an offset, as calendars have them (RFC 5545, section 3.3.5, form 3). All
-other
-times are UTC.
+other times are UTC.
 """
 
 from datetime import UTC, datetime
@@ -42,8 +41,7 @@ LocalTime = Annotated[datetime, AfterValidator(_local)]
 
 class WaveState(StrEnum):
     """`draft`: nothing moves before `go`. `held`: nothing new begins; what copies goes on. `rolling_back`: members that were
-    cut over
-    are given back to their source."""
+    cut over are given back to their source."""
 
     DRAFT = "draft"
     RUNNING = "running"
@@ -247,12 +245,63 @@ class Wave(Model):
     hooks: tuple[HookShown, ...] = ()
     start_at: Time | None = None
     forecast: WaveForecast | None = None
+    # The word that lets the others go on after the canary, where its gate is approval.
+    canary_approval: Approval | None = None
     # Why it is held or failed, in a sentence.
     reason: str | None = None
     submitted_by: str | None = None
     created_at: Time
     started_at: Time | None = None
     finished_at: Time | None = None
+
+
+class WaveSummary(Model):
+    """A wave in a list: `counts` has its members by state."""
+
+    id: UUID
+    name: str
+    state: WaveState
+    counts: dict[MemberState, int]
+    start_at: Time | None
+    forecast: WaveForecast | None
+    reason: str | None
+    submitted_by: str | None
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+
+
+class WaveUpdate(Model):
+    """Data of the stream's `event: wave`: what became of a wave, or of the `member` that is named."""
+
+    id: UUID
+    state: WaveState | None = None
+    reason: str | None = None
+    member: str | None = None
+    member_state: MemberState | None = None
+    job_id: UUID | None = None
+    cause: str | None = None
+
+
+class ApprovalRequest(Received):
+    """The word of `approver`, as members name it, for these members (none named: for all that wait for it); or for the canary,
+    which lets the others go on."""
+
+    approver: Name | None = None
+    members: Annotated[tuple[MemberId, ...], Field(max_length=MEMBERS_MAX)] = ()
+    canary: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.canary == (self.approver is not None):
+            raise ValueError("name an approver, or approve the canary")
+        return self
+
+
+class RollBackRequest(Received):
+    """Which members are given back to their source; none named: all that were moved or are on their way."""
+
+    members: Annotated[tuple[MemberId, ...], Field(max_length=MEMBERS_MAX)] = ()
 
 
 def local_to_utc(value: datetime, timezone: str) -> datetime:

@@ -67,6 +67,9 @@ def _problems(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
     yield from _references(wave)
     yield from _same_vm(wave.members)
     yield from _together(wave.members, wave.groups)
+    groups = {group.name for group in wave.groups}
+    if any(member.id in groups or member.id == member.group for member in wave.members):
+        return  # a name that is both has no place in an order
     cycles = list(_cycle(wave.members))
     yield from cycles or _held_by_its_own(wave.members, wave.groups)
 

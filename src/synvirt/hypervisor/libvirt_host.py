@@ -282,10 +282,19 @@ class LibvirtHost:
             self._screen(job_id).unlink(missing_ok=True)
 
     def read_guest_file(self, uuid: UUID, path: str) -> bytes:
+        return agent.read_file(self._defined(uuid), path)
+
+    def addresses(self, uuid: UUID) -> list[str]:
+        return agent.addresses(self._defined(uuid))
+
+    def run_in_guest(self, uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int:
+        return agent.run(self._defined(uuid), argv, timeout_s)
+
+    def _defined(self, uuid: UUID) -> Any:
         domain = self._find("lookupByUUIDString", str(uuid))
         if domain is None:
             raise NotFound(f"domain {uuid} is not defined")
-        return agent.read_file(domain, path)
+        return domain
 
     # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,7 +1,11 @@
 """The QEMU guest agent of a running domain (qemu.org, QEMU Guest Agent Protocol Reference), asked by way of libvirt."""
 
 import base64
+import contextlib
+import ipaddress
 import json
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from synvirt.errors import Internal, SynvirtError
@@ -11,6 +15,9 @@ from synvirt.kvm.connection import load, translated
 ANSWER_TIMEOUT_S = 2
 # What is asked of a guest's files is small; the guest decides what it sends.
 FILE_LIMIT_BYTES = 1 << 20
+# A guest that names more of them has no card for each: trying all would take hours.
+ADDRESSES_MAX = 16
+RUN_POLL_S = 0.2
 
 
 def answers(domain: Any) -> bool:
@@ -44,6 +51,39 @@ def read_file(domain: Any, path: str) -> bytes:
         return base64.b64decode(str(answer.get("buf-b64", "")))
     except ValueError as error:
         raise Internal(f"the agent of {domain.name()} answers with nonsense for {path}") from error
+
+
+def addresses(domain: Any) -> list[str]:
+    """All that the guest says it has, but those by which it reaches itself. None, where there is no agent. What a guest says
+    is hostile: whoever connects there does so by a guard."""
+    try:
+        told = ask(domain, "guest-network-get-interfaces")
+    except (load().libvirtError, SynvirtError):
+        return []
+    found = []
+    for interface in told if isinstance(told, list) else []:
+        for one in interface.get("ip-addresses", []) if isinstance(interface, dict) else []:
+            with contextlib.suppress(ValueError, AttributeError):
+                address = ipaddress.ip_address(str(one.get("ip-address")))
+                if not address.is_loopback and not address.is_link_local:
+                    found.append(str(address))
+    return found[:ADDRESSES_MAX]
+
+
+def run(domain: Any, argv: Sequence[str], timeout_s: float) -> int:
+    """How the program ended; a signal is minus its number. Internal, where there is no agent or it does not end in time."""
+    with translated(Internal, f"the agent of {domain.name()} does not run {argv[0]}"):
+        arguments = {"path": argv[0], "arg": list(argv[1:]), "capture-output": False}
+        told = ask(domain, "guest-exec", **arguments)
+        pid = told.get("pid") if isinstance(told, dict) else None
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            told = ask(domain, "guest-exec-status", pid=pid)
+            if isinstance(told, dict) and told.get("exited"):
+                code, signal = told.get("exitcode"), told.get("signal")
+                return code if isinstance(code, int) else -signal if isinstance(signal, int) else -1
+            time.sleep(RUN_POLL_S)
+    raise Internal(f"{argv[0]} in {domain.name()} did not end within {timeout_s:g} s")
 
 
 def ask(domain: Any, command: str, **arguments: object) -> object:

@@ -1,0 +1,411 @@
+"""Waves carried out: one host of all leads them, looks at their jobs, asks `scheduling` what begins now, and has it done.
+
+    tick ─▶ lead? ─▶ a wave: what its jobs came to ─▶ decide ─▶ noted: member, state, job's id ─▶ submitted, asked to cut over
+                                                                    └── a crash in between: the next tick goes on from the note
+
+All that is known lies in rows, and each step may be done twice: a job's id is written down before the job is submitted, and a
+cut-over is asked for until its window is over for it. What only the host of a job can do is done there (`host_side`).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID, uuid4
+
+import structlog
+
+from synvirt.errors import NotFound, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.fleet.host_side import HostSide
+from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberState, Wave, WaveState
+from synvirt.fleet.records import member_of, told_of, wave_of
+from synvirt.fleet.scheduling import Decision, Estimate, Facts, decide, spans_of
+from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, is_warm
+from synvirt.fleet.windows import Span
+from synvirt.migrations.intake import Intake
+from synvirt.model import Migration, State, now
+from synvirt.store.documents import Unreadable, parsed
+from synvirt.store.waves import MemberRow, WaveRows
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 2.0
+# A tick takes some hundred milliseconds of thousands of members: a tenth of one core at the most.
+IDLE_FACTOR = 10
+# A source that is slow to answer holds up the submitting of others no longer than this; the next tick goes on.
+SUBMITTING_S = 8.0
+# Beside the copying: the guest shuts down, and boots here.
+AROUND_COPY = Estimate(60, 240)
+S = MemberState
+_RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
+# With nothing left to be given back.
+_BACK = frozenset({S.SKIPPED, S.ROLLED_BACK})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A wave as one tick sees it. `jobs` by their ids, each with its host."""
+
+    wave: Wave
+    rows: Mapping[str, MemberRow]
+    jobs: Mapping[UUID, tuple[str, Migration]]
+
+    def job_of(self, member: Member) -> Migration | None:
+        found = None if member.job_id is None else self.jobs.get(member.job_id)
+        return None if found is None else found[1]
+
+
+class Carrying:
+    """`clock`: for tests, which make a night of a second."""
+
+    def __init__(self, intake: Intake, side: HostSide, *, clock: Callable[[], datetime] = now) -> None:
+        self._intake, self._side, self._clock = intake, side, clock
+        self._rows: WaveRows = intake.store.waves
+        self._parsed: dict[tuple[UUID, str], tuple[str, Member]] = {}
+        self._wake = threading.Event()
+        self._ticking, self._paused = threading.Lock(), False
+
+    def pause(self) -> None:
+        """This host has lost its lease: nothing is done to a guest or a source when this returns."""
+        self._paused = True
+        with self._ticking:
+            pass
+
+    def resume(self) -> None:
+        self._paused = False
+        self.wake()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def rest(self, for_s: float) -> None:
+        """Until somebody wakes it."""
+        if self._wake.wait(for_s):
+            self._wake.clear()
+
+    def tick(self) -> None:
+        """Never raises: what cannot be done now is tried in the next."""
+        with self._ticking:
+            if not self._paused:
+                self._tick()
+
+    def _tick(self) -> None:
+        try:
+            waves = self._rows.unended(sorted(WAVE_ENDS), sorted(MEMBER_ENDS), WaveState.DRAFT)
+            if not waves:
+                self._parsed.clear()
+                return
+            with self._rows.leading() as leads:
+                for wave_id in waves:
+                    if leads:
+                        self._guarded(wave_id, self._lead)
+                    self._guarded(wave_id, lambda seen: self._side.look(seen.wave, seen.rows, seen.jobs, leads=leads))
+        except PersistFailed as error:
+            log.warning("waves cannot be looked at", cause=error.detail)
+
+    def _guarded(self, wave_id: UUID, look: Callable[[Seen], None]) -> None:
+        try:
+            look(self._seen(wave_id))
+        except NotFound:  # removed meanwhile
+            return
+        except PersistFailed:
+            raise
+        except Exception as error:  # whatever it was, the other waves are to be looked at too
+            log.warning("a wave cannot go on now", wave=str(wave_id), cause=str(error), exc_info=not _is_ours(error))
+
+    def _seen(self, wave_id: UUID) -> Seen:
+        head = self._rows.get(wave_id)
+        rows, _ = self._rows.members(wave_id)
+        members = [self._member(wave_id, row) for row in rows]
+        jobs: dict[UUID, tuple[str, Migration]] = {}
+        for id_, (host, document, version) in self._rows.jobs(wave_id, sorted(MEMBER_ENDS)).items():
+            try:
+                jobs[id_] = host, parsed(Migration, document, version)
+            except Unreadable as error:
+                log.warning("a job of a wave is left alone", job=str(id_), cause=error.detail)
+        return Seen(wave_of(head, members), {row.member_id: row for row in rows}, jobs)
+
+    def _member(self, wave_id: UUID, row: MemberRow) -> Member:
+        """Parsed once a change."""
+        text, member = self._parsed.get((wave_id, row.member_id), ("", None))
+        if member is None or text != row.document:
+            member = member_of(row)
+            self._parsed[wave_id, row.member_id] = row.document, member
+        return member
+
+    # ── a wave ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _lead(self, seen: Seen) -> None:
+        wave, at = seen.wave, self._clock()
+        self._observe(seen, at)
+        seen = self._seen(wave.id)
+        if seen.wave.state in WAVE_ENDS:
+            self._cancel_what_is_left(seen)
+            return
+        if seen.wave.state is WaveState.ROLLING_BACK:
+            self._roll_back(seen)
+        elif seen.wave.state in (WaveState.RUNNING, WaveState.HELD):
+            self._decide(seen, at)
+            seen = self._seen(wave.id)
+        self._submit(seen)
+        self._finish(self._seen(wave.id))
+
+    def _decide(self, seen: Seen, at: datetime) -> None:
+        wave = seen.wave
+        # One that is given back does not go on, and nobody's cut-over is to count on it.
+        states = {one.id: S.ROLLED_BACK if seen.rows[one.id].rolling_back else one.state for one in wave.members}
+        decision, reasons = decide(
+            wave,
+            states,
+            {one.id: self._facts(wave, one, seen) for one in wave.members},
+            at,
+            approved={one.id: [word.approver for word in one.approvals] for one in wave.members},
+            cut_over_at={one.id: one.cut_over_at for one in wave.members if one.cut_over_at is not None},
+            canary_approved=wave.canary_approval is not None,
+            hold=(wave.reason or "The wave is held.") if wave.state is WaveState.HELD else None,
+        )
+        self._begin(wave, decision, at)
+        before = {name: row.waits_for for name, row in seen.rows.items()}
+        self._rows.tell(wave.id, {name: reasons.get(name) for name, told in before.items() if reasons.get(name) != told})
+
+    def _begin(self, wave: Wave, decision: Decision, at: datetime) -> None:
+        """Noted; what follows from it is done from the notes."""
+        by_id = {one.id: one for one in wave.members}
+        for name in decision.begin:
+            member = by_id[name]
+            # A cold one has nothing to be copied beforehand.
+            fields: dict[str, object] = {"state": S.READY}
+            if is_warm(member):
+                fields = {"state": S.SYNCING, "job_id": uuid4()}
+            change_members(self._rows, wave.id, [member], {S.WAITING}, fields, submitted=False)
+        for name in decision.cut_over:
+            member = by_id[name]
+            fields = {"state": S.CUTTING_OVER, "cut_over_at": at}
+            if not is_warm(member):
+                fields["job_id"] = uuid4()
+            change_members(self._rows, wave.id, [member], {S.READY}, fields)
+
+    def _roll_back(self, seen: Seen) -> None:
+        """All that was moved, or is on its way; what has not begun is left out."""
+        begun = [one for one in seen.wave.members if one.job_id is not None and not seen.rows[one.id].rolling_back]
+        give_back(self._rows, seen.wave.id, [one for one in begun if one.state not in _BACK], "The wave was rolled back.")
+        unbegun = [one for one in seen.wave.members if one.job_id is None]
+        fields = {"state": S.SKIPPED, "cause": "The wave was rolled back."}
+        change_members(self._rows, seen.wave.id, unbegun, {S.WAITING, S.READY}, fields)
+
+    def _finish(self, seen: Seen) -> None:
+        wave = seen.wave
+        if any(one.state not in MEMBER_ENDS or seen.rows[one.id].rolling_back for one in wave.members):
+            return
+        failed = [one for one in wave.members if one.state is S.FAILED]
+        back = [one for one in wave.members if one.state is S.ROLLED_BACK]
+        if wave.state is WaveState.ROLLING_BACK:
+            state, reason = WaveState.ROLLED_BACK, "It was rolled back."
+        elif failed or back:
+            told = f"{len(failed)} of {len(wave.members)} failed, {len(back)} were rolled back."
+            state, reason = WaveState.FAILED, wave.reason or told
+        else:
+            state, reason = WaveState.COMPLETED, None
+        fields = {"state": state, "reason": reason, "finished_at": now()}
+        self._rows.change(wave.id, UNDER_WAY, lambda before: before.model_copy(update=fields), Wave, told_of)
+
+    # ── its jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _observe(self, seen: Seen, at: datetime) -> None:
+        spans = spans_of(seen.wave, at - timedelta(days=2)) if seen.wave.windows else {}
+        for member in seen.wave.members:
+            row = seen.rows[member.id]
+            if member.state not in _RUNS or row.rolling_back or member.job_id is None:
+                continue
+            job = seen.job_of(member)
+            if job is None:
+                if row.submitted:
+                    self._failed(seen, member, "Its job was removed.")
+            elif job.restarted_by is not None:
+                change_members(self._rows, seen.wave.id, [member], {member.state}, {"job_id": job.restarted_by})
+            elif job.state in (State.FAILED, State.CANCELLED):
+                self._failed(seen, member, member.cause or _why(job))
+            else:
+                self._follow(seen, member, job, spans, at)
+
+    def _follow(self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime) -> None:
+        """A job that goes on, or has arrived."""
+        rows, wave = self._rows, seen.wave
+        if is_warm(member) and job.held:
+            if member.state is S.CUTTING_OVER:
+                if not self._intake.store.cutover_requested(job.id) and self._ask_to_cut_over(seen, member, job, spans, at):
+                    return
+                if not self._intake.store.cutover_requested(job.id):
+                    # What is left of the window is too short by now: the guest runs on at its source, and waits for the next.
+                    change_members(rows, wave.id, [member], {S.CUTTING_OVER}, {"state": S.READY, "cut_over_at": None})
+            elif member.state is S.SYNCING and _is_fresh(job):
+                change_members(rows, wave.id, [member], {S.SYNCING}, {"state": S.READY})
+        elif member.state is not S.CUTTING_OVER:
+            if is_warm(member) and job.state not in (State.QUEUED, State.COPYING_FULL):  # somebody else asked for it
+                moved = {"state": S.CUTTING_OVER, "cut_over_at": at}
+                change_members(rows, wave.id, [member], {member.state}, moved)
+        elif not job.ended and member.cause is None and (until := _closes(wave, member, spans)) is not None and at >= until:
+            cause = "Its window closed before it was done: its source was powered on again."
+            change_members(rows, wave.id, [member], {S.CUTTING_OVER}, {"cause": cause})
+            self._cancel(job)
+        elif not job.ended and member.cause is not None:
+            self._cancel(job)
+
+    def _ask_to_cut_over(
+        self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime
+    ) -> bool:
+        """False: it would not end within the window any more."""
+        until = _closes(seen.wave, member, spans)
+        if until is not None:
+            outage = self._facts(seen.wave, member, seen).outage
+            until -= timedelta(seconds=0 if outage is None else outage.p95)
+            if at >= until:
+                return False
+        self._intake.store.request_cutover(job.id, until=until)
+        return True
+
+    def _submit(self, seen: Seen) -> None:
+        """What was noted and is not submitted yet; in the order of the wave, as long as the sources answer quickly."""
+        began = time.monotonic()
+        for member in seen.wave.members:
+            row = seen.rows[member.id]
+            if member.job_id is None or row.submitted or row.rolling_back or member.state not in _RUNS:
+                continue
+            if time.monotonic() - began > SUBMITTING_S:
+                self.wake()
+                return
+            if seen.job_of(member) is None and not self._submitted(seen, member, member.job_id):
+                continue
+            change_members(self._rows, seen.wave.id, [member], {member.state}, {}, submitted=True)
+
+    def _submitted(self, seen: Seen, member: Member, job_id: UUID) -> bool:
+        wave = seen.wave
+        plan = member.plan
+        if is_warm(member):
+            warm = plan.warm.model_copy(update={"cutover": "manual", "untracked": "fail"})
+            plan = plan.model_copy(update={"warm": warm})
+        if wave.limits.bandwidth_bps is not None:
+            most = min(filter(None, (plan.limits.bandwidth_bps, wave.limits.bandwidth_bps)))
+            plan = plan.model_copy(update={"limits": plan.limits.model_copy(update={"bandwidth_bps": most})})
+        try:
+            self._intake.submit(plan, job_id=job_id, submitted_by=wave.submitted_by)
+        except PersistFailed:
+            raise
+        except SourceUnreachable as error:
+            self._rows.tell(wave.id, {member.id: f"Its source does not answer: {error.detail}"})
+            return False
+        except SynvirtError as error:
+            self._failed(seen, member, error.detail)
+            return False
+        return True
+
+    def _failed(self, seen: Seen, member: Member, cause: str) -> None:
+        failed(self._rows, seen.wave, member, cause)
+
+    def _cancel_what_is_left(self, seen: Seen) -> None:
+        """Of a wave that has ended while jobs of it had not."""
+        for member in seen.wave.members:
+            if member.state not in MEMBER_ENDS and not seen.rows[member.id].rolling_back:
+                job = seen.job_of(member)
+                if member.job_id is None or (job is None and not seen.rows[member.id].submitted):
+                    fields = {"state": S.SKIPPED, "cause": "The wave was cancelled."}
+                    change_members(self._rows, seen.wave.id, [member], {member.state}, fields)
+                elif job is not None and not job.ended:
+                    self._cancel(job)
+
+    def _cancel(self, job: Migration) -> None:
+        if not self._intake.store.cancel_requested(job.id):
+            self._intake.cancel(job.id)
+
+    def _facts(self, wave: Wave, member: Member, seen: Seen) -> Facts:
+        ref, job = member.plan.source_ref, seen.job_of(member)
+        source = str(ref.source_id) if ref.kind == "live_vm" else "files"
+        host = job.manifest.host if job is not None and job.manifest is not None else None
+        destination = member.plan.target.destination or self._side.default_destination
+        return Facts(
+            f"{source}/{host}" if host else source,
+            f"{self._side.host}/{destination}",
+            outage=_outage(wave, member, job),
+        )
+
+
+def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
+    """By the wave's rule first: a crash in between finds the member as it was, and does both again."""
+    if wave.on_failure == "stop":
+        reason = f"{member.id} failed: {cause}"
+        held = {"state": WaveState.HELD, "reason": reason}
+        if rows.get(wave.id).state == WaveState.RUNNING:
+            rows.change(wave.id, UNDER_WAY, lambda before: before.model_copy(update=held), Wave, told_of)
+    elif wave.on_failure == "roll_back":
+        group = [
+            one
+            for one in wave.members
+            if one.group == member.group and member.group is not None and one.id != member.id and one.job_id is not None
+        ]
+        give_back(rows, wave.id, group, f"{member.id} of its group failed.")
+    back = wave.on_failure == "roll_back" and member.job_id is not None
+    fields = {"state": S.FAILED, "cause": cause}
+    change_members(rows, wave.id, [member], _RUNS, fields, rolling_back=back or None)
+
+
+def _outage(wave: Wave, member: Member, job: Migration | None) -> Estimate | None:
+    """None: not known yet. Where there are no windows and no budget, nobody asks."""
+    if not is_warm(member):
+        budget = member.outage_budget_s or 0
+        return Estimate(budget, budget)
+    if job is None:
+        return None
+    if job.forecast is not None:
+        copy_s = job.forecast.expected_downtime_s
+    elif job.passes and job.passes[-1].kind != "full":
+        copy_s = job.passes[-1].seconds
+    else:
+        return None
+    return Estimate(copy_s + AROUND_COPY.p50, 2 * copy_s + AROUND_COPY.p95)
+
+
+def _is_fresh(job: Migration) -> bool:
+    """A delta went well: what is left is small, and how small is known."""
+    return job.state is State.DELTA_SYNCING and any(one.kind == "delta" and one.finished_at for one in job.passes)
+
+
+def _closes(wave: Wave, member: Member, spans: Mapping[str, Sequence[Span]]) -> datetime | None:
+    """When the window in which it began to cut over is over; None: it has none."""
+    if not wave.windows or member.cut_over_at is None:
+        return None
+    at = member.cut_over_at
+    own = [spans[member.window_id]] if member.window_id is not None else list(spans.values())
+    return max((span.end for found in own for span in found if span.start <= at < span.end), default=None)
+
+
+def _why(job: Migration) -> str:
+    if job.state is State.CANCELLED:
+        return "Its job was cancelled."
+    return "Its job failed." if job.last_error is None else job.last_error.message
+
+
+def _is_ours(error: Exception) -> bool:
+    return isinstance(error, SynvirtError)
+
+
+@contextmanager
+def carried(carrying: Carrying, *, every_s: float = TICK_S) -> Iterator[None]:
+    """Ticks as long as the block lasts."""
+    ending = threading.Event()
+
+    def go_on() -> None:
+        while not ending.is_set():
+            began = time.monotonic()
+            carrying.tick()
+            carrying.rest(max(every_s, IDLE_FACTOR * (time.monotonic() - began)))
+
+    thread = threading.Thread(target=go_on, name="waves", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        carrying.wake()
+        thread.join(5.0)

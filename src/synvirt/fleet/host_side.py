@@ -1,0 +1,150 @@
+"""What of a wave only the host of a job can do: see that its guest is healthy, and give it back to its source.
+
+    Completed ─▶ checks, each until it passes or its time is over ─▶ healthy │ failed
+    rolling back ─▶ job cancelled, or: guest stopped here and its domain gone ─▶ source powered on ─▶ rolled back
+
+Two of one guest never run: the domain goes before the source is powered on. Its volumes stay.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from uuid import UUID
+
+import structlog
+
+from synvirt.errors import PersistFailed, SynvirtError
+from synvirt.fleet.checks import Checker
+from synvirt.fleet.model import Member, MemberState, Wave
+from synvirt.fleet.waves import change_members
+from synvirt.migrations.rooms import Rooms
+from synvirt.model import Migration, State, now
+from synvirt.repeating import Pauses
+from synvirt.store.waves import MemberRow
+
+log = structlog.get_logger(__name__)
+
+# Checks wait for guests that boot, and cost nothing meanwhile.
+CHECKS_AT_ONCE = 16
+AGAIN_S = 1.0
+# A source that hangs is tried again. A host that lost its lease waits for this to end, and is fenced a little later.
+POWER_ON_S = 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+
+Failed = Callable[[Wave, Member, str], None]
+
+
+class HostSide:
+    """`cancel(job_id)`: ask a job of this host to end. `failed`: what a wave does when a member failed."""
+
+    def __init__(self, rooms: Rooms, checker: Checker, *, cancel: Callable[[UUID], object], failed: Failed) -> None:
+        self.host = rooms.host
+        self.default_destination = next(iter(rooms.destinations))
+        self._rooms, self._checker, self._cancel, self._failed = rooms, checker, cancel, failed
+        self._pool = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="checks")
+        self._checking: dict[UUID, Future[str | None]] = {}
+        self._closing = threading.Event()
+        self._pauses = Pauses[UUID](FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def look(
+        self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Mapping[UUID, tuple[str, Migration]], *, leads: bool
+    ) -> None:
+        """`leads`: this host submits, and so knows that a job that is not there was never submitted."""
+        for member in wave.members:
+            if member.job_id is None:
+                continue
+            host, job = jobs.get(member.job_id, (self.host if leads else None, None))
+            if host != self.host:
+                continue
+            if rows[member.id].rolling_back:
+                self._give_back(wave, member, job)
+            elif member.state is MemberState.CUTTING_OVER and job is not None and job.state is State.COMPLETED:
+                self._look_at(wave, member, job)
+
+    # ── healthy ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _look_at(self, wave: Wave, member: Member, job: Migration) -> None:
+        future = self._checking.get(job.id)
+        if future is None:
+            self._checking[job.id] = self._pool.submit(self._checked, member, job)
+            return
+        if not future.done():
+            return
+        del self._checking[job.id]
+        trouble = future.result()
+        if self._closing.is_set():
+            return
+        if trouble is not None:
+            self._failed(wave, member, trouble)
+            return
+        fields = {"state": MemberState.HEALTHY, "healthy_at": now(), "outage_s": job.downtime_s, "cause": None}
+        change_members(self._rooms.store.waves, wave.id, [member], {MemberState.CUTTING_OVER}, fields)
+
+    def _checked(self, member: Member, job: Migration) -> str | None:
+        """What is wrong; None: it is healthy. The engine has seen it boot."""
+        assert job.domain is not None
+        uuid = UUID(job.domain.uuid)
+        for check in member.checks:
+            deadline = time.monotonic() + check.within_s
+            while (trouble := self._checker.trouble(check, uuid)) is not None:
+                if time.monotonic() >= deadline:
+                    return f"It booted, but {trouble}, for {check.within_s:g} s."
+                if self._closing.wait(AGAIN_S):
+                    return trouble
+        return None
+
+    # ── given back ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _give_back(self, wave: Wave, member: Member, job: Migration | None) -> None:
+        store = self._rooms.store
+        if job is not None and not job.ended:
+            if not store.cancel_requested(job.id):
+                self._cancel(job.id)
+            return
+        try:
+            if job is not None and job.state is State.COMPLETED:
+                if not self._pauses.is_over(job.id):
+                    return
+                self._stop_here(job)
+                asyncio.run(self._start_there(job))
+                self._pauses.forget(job.id)
+        except PersistFailed:
+            raise
+        except (SynvirtError, TimeoutError) as error:
+            assert job is not None
+            self._pauses.begin(job.id)
+            cause = error.detail if isinstance(error, SynvirtError) else f"nothing came within {POWER_ON_S:g} s"
+            log.warning("a VM is not given back yet", wave=str(wave.id), member=member.id, cause=cause)
+            store.waves.tell(wave.id, {member.id: f"Its source is not powered on yet: {cause}"})
+            return
+        fields = {"state": MemberState.ROLLED_BACK}
+        change_members(store.waves, wave.id, [member], {member.state}, fields, rolling_back=False)
+
+    def _stop_here(self, job: Migration) -> None:
+        if job.domain is not None:
+            self._rooms.hypervisor.undefine(UUID(job.domain.uuid), job.id)
+
+    async def _start_there(self, job: Migration) -> None:
+        """Only what this job has shut down."""
+        plan, store = job.plan, self._rooms.store
+        if plan.source.Live is None or plan.source_ref.kind != "live_vm":
+            return
+        vm_id = plan.source_ref.vm_id
+        ledger = await asyncio.to_thread(store.ledger, job.id)
+        if not any(entry.kind == "source_power" for entry in ledger):
+            return
+        adapter = await self._rooms.connect(plan.source.Live, plan.source_ref.source_id)
+        try:
+            async with asyncio.timeout(POWER_ON_S):
+                await adapter.connect()
+                await adapter.power_on(vm_id)
+        finally:
+            await adapter.close()
+        for kind in ("mark", "source_power"):  # nobody is to call it moved any more
+            await asyncio.to_thread(store.strike, job.id, kind, vm_id)

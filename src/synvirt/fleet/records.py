@@ -1,0 +1,74 @@
+"""Waves as they lie in the store: the wave without its members, and a row a member."""
+
+import json
+from collections.abc import Iterable, Iterator
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from synvirt.fleet.model import Member, MemberRequest, MemberState, Wave, WaveState, WaveSummary, WaveUpdate
+from synvirt.store.documents import parsed
+from synvirt.store.waves import MemberRow, WaveRow
+
+# As every Member's document has it: the row says it instead. Quotes within a text are escaped, so no text has this.
+_WAITS_FOR_NOTHING = '"waits_for":null'
+
+
+def wave_of(row: WaveRow, members: Iterable[Member] = ()) -> Wave:
+    """Unreadable."""
+    found = parsed(Wave, row.document, row.version)
+    return found.model_copy(update={"members": tuple(members)})
+
+
+def member_of(row: MemberRow) -> Member:
+    """Unreadable."""
+    return parsed(Member, row.document, row.version).model_copy(update={"waits_for": row.waits_for})
+
+
+def new_row(request: MemberRequest) -> MemberRow:
+    fields = {name: getattr(request, name) for name in MemberRequest.model_fields}
+    member = Member.model_construct(**fields)  # it was validated when it was received
+    return MemberRow(request.id, MemberState.WAITING, member.model_dump_json())
+
+
+def summary_of(row: WaveRow) -> WaveSummary:
+    wave = wave_of(row)
+    fields = {name: getattr(wave, name) for name in WaveSummary.model_fields if name != "counts"}
+    counts = {state: row.counts[state] for state in MemberState if state in row.counts}
+    return WaveSummary(**fields, counts=counts)
+
+
+def told_of(wave: Wave) -> str:
+    """The event of its change."""
+    return WaveUpdate(id=wave.id, state=wave.state, reason=wave.reason).model_dump_json()
+
+
+def told_of_member(wave_id: UUID, member: BaseModel) -> str:
+    assert isinstance(member, Member)
+    return WaveUpdate(
+        id=wave_id, member=member.id, member_state=member.state, job_id=member.job_id, cause=member.cause
+    ).model_dump_json()
+
+
+def member_json(row: MemberRow) -> str:
+    """As answered, without being parsed: there may be thousands."""
+    if row.waits_for is None:
+        return row.document
+    return row.document.replace(_WAITS_FOR_NOTHING, f'"waits_for":{json.dumps(row.waits_for)}', 1)
+
+
+def wave_json(row: WaveRow, members: Iterable[MemberRow], *, a_piece: int = 200) -> Iterator[str]:
+    """The whole wave as answered, in pieces."""
+    head = wave_of(row).model_dump_json(exclude={"members"})
+    yield f'{head[:-1]},"members":['
+    piece: list[str] = []
+    first = True
+    for one in members:
+        piece.append(member_json(one))
+        if len(piece) == a_piece:
+            yield ("" if first else ",") + ",".join(piece)
+            piece, first = [], False
+    yield ("," if piece and not first else "") + ",".join(piece) + "]}"
+
+
+WAVE_STATES = frozenset(str(state) for state in WaveState)

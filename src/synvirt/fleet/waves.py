@@ -1,0 +1,290 @@
+"""What people do with waves: make them, let them go, hold them, give members back. Blocking code; what the API calls.
+
+Nothing here moves a VM: each method writes what is wanted, and `carrying` does it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from uuid import UUID, uuid4
+
+from synvirt.acting import submitter
+from synvirt.errors import BadRequest, Conflict, InvalidPlan
+from synvirt.fleet.model import (
+    MEMBER_ENDS,
+    WAVE_ENDS,
+    Approval,
+    ApprovalRequest,
+    HookShown,
+    Member,
+    MemberRequest,
+    MemberState,
+    RollBackRequest,
+    Wave,
+    WaveRequest,
+    WaveState,
+    WaveSummary,
+)
+from synvirt.fleet.order import order
+from synvirt.fleet.records import member_of, new_row, summary_of, told_of, told_of_member, wave_of
+from synvirt.model import Mode, now
+from synvirt.store.waves import MemberChange, MemberRow, WaveRow, WaveRows
+
+GOING = frozenset({WaveState.RUNNING, WaveState.HELD})
+UNDER_WAY = frozenset({*GOING, WaveState.ROLLING_BACK})
+REMOVABLE = frozenset({WaveState.DRAFT, *WAVE_ENDS})
+_MEMBER_STATES = frozenset(MemberState)
+# Their sources may have been shut down, or their guests run here.
+MOVED = frozenset({MemberState.CUTTING_OVER, MemberState.HEALTHY})
+
+
+def is_warm(member: MemberRequest) -> bool:
+    """Its copy is made while the guest runs; all others are copied within their cut-over."""
+    return member.plan.source.Live is not None and member.plan.mode is Mode.WARM
+
+
+class Waves:
+    """`changed()`: called after each wish, so that it is looked at now."""
+
+    def __init__(self, rows: WaveRows, *, changed: Callable[[], None] = lambda: None) -> None:
+        self.rows = rows
+        self.changed = changed
+
+    # ── waves ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def create(self, asked: WaveRequest) -> Wave:
+        """A draft. InvalidPlan names what is wrong with it."""
+        check(asked)
+        wave = _made(asked, uuid4())
+        rows = [new_row(member) for member in asked.members]
+        self.rows.add(wave.id, wave.name, wave.state, wave, members=rows, told=told_of(wave))
+        return wave
+
+    def replace(self, wave_id: UUID, asked: WaveRequest) -> Wave:
+        """A draft becomes another; Conflict, where it is none any more."""
+        check(asked)
+
+        def other(before: Wave) -> Wave:
+            made = _made(asked, wave_id)
+            return made.model_copy(update={"created_at": before.created_at, "submitted_by": before.submitted_by})
+
+        rows = [new_row(member) for member in asked.members]
+        wave = self.rows.get(wave_id)
+        return self.rows.replace(wave_id, WaveState.DRAFT, other, Wave, members=rows, told=told_of(wave_of(wave)))
+
+    def page(
+        self, *, limit: int, cursor: int | None, states: Sequence[WaveState] = (), name: str | None = None
+    ) -> tuple[list[WaveSummary], int | None]:
+        rows, following = self.rows.page(limit=limit, cursor=cursor, states=[str(one) for one in states], name=name)
+        return [summary_of(row) for row in rows], following
+
+    def summary(self, wave_id: UUID) -> WaveSummary:
+        """NotFound."""
+        return summary_of(self.rows.counted(wave_id))
+
+    def load(self, wave_id: UUID) -> tuple[WaveRow, list[MemberRow]]:
+        """NotFound."""
+        row = self.rows.get(wave_id)
+        return row, self.rows.members(wave_id)[0]
+
+    def whole(self, wave_id: UUID) -> Wave:
+        row, members = self.load(wave_id)
+        return wave_of(row, (member_of(one) for one in members))
+
+    def remove(self, wave_id: UUID) -> None:
+        """A draft, or one that has ended. Its jobs stay."""
+        self.rows.remove(wave_id, REMOVABLE)
+
+    # ── what is wanted of a wave ─────────────────────────────────────────────────────────────────────────────────────
+
+    def go(self, wave_id: UUID) -> Wave:
+        """A draft begins, a held wave goes on."""
+        if self.rows.get(wave_id).state == WaveState.DRAFT:
+            whole = self.whole(wave_id)
+            if not whole.members:
+                raise Conflict(f"wave {whole.name} has no members", hint="add some first")
+
+        def gone(before: Wave) -> Wave:
+            return before.model_copy(
+                update={"state": WaveState.RUNNING, "reason": None, "started_at": before.started_at or now()}
+            )
+
+        return self._change(wave_id, {WaveState.DRAFT, *GOING}, gone)
+
+    def hold(self, wave_id: UUID) -> Wave:
+        """Nothing new begins; what copies or cuts over goes on."""
+        account = submitter()
+        reason = f"It was held by {account}." if account else "It was held."
+        return self._change(
+            wave_id, GOING, lambda before: before.model_copy(update={"state": WaveState.HELD, "reason": reason})
+        )
+
+    def cancel(self, wave_id: UUID) -> Wave:
+        """Members that wait are skipped, jobs that run are cancelled, and their sources powered on again. What is healthy stays
+        where it is."""
+        ended = {"state": WaveState.CANCELLED, "finished_at": now(), "reason": "It was cancelled."}
+        return self._change(wave_id, {WaveState.DRAFT, *UNDER_WAY}, lambda before: before.model_copy(update=ended))
+
+    def roll_back(self, wave_id: UUID, asked: RollBackRequest) -> Wave:
+        """The members that are named, or all: sources are powered on again, guests here are stopped, and their copies kept.
+        What a guest wrote here since it was cut over does not go back with it."""
+        row, members = self.load(wave_id)
+        if row.state == WaveState.DRAFT:
+            raise Conflict(f"wave {wave_id} has not begun", hint="there is nothing to roll back")
+        named = set(asked.members)
+        if unknown := named - {one.member_id for one in members}:
+            raise BadRequest(f"members: the wave has no member {', '.join(sorted(unknown)[:20])}")
+        if not named:
+            update = {"state": WaveState.ROLLING_BACK, "reason": "It is rolled back.", "finished_at": None}
+            states = {*UNDER_WAY, WaveState.COMPLETED, WaveState.FAILED, WaveState.CANCELLED}
+            return self._change(wave_id, states, lambda before: before.model_copy(update=update))
+        chosen = [member_of(one) for one in members if one.member_id in named]
+        give_back(self.rows, wave_id, [one for one in chosen if one.job_id is not None], "It was rolled back.")
+        waiting = {MemberState.WAITING, MemberState.READY}
+        unbegun = [one for one in chosen if one.job_id is None and one.state in waiting]
+        self._change_members(wave_id, unbegun, waiting, {"state": MemberState.SKIPPED, "cause": "It was rolled back."})
+        self.changed()
+        return wave_of(self.rows.get(wave_id))
+
+    def approve(self, wave_id: UUID, asked: ApprovalRequest) -> Wave:
+        """BadRequest, where nobody waits for that word."""
+        account, at = submitter() or "local", now()
+        if asked.canary:
+            word = Approval(approver="canary", account=account, at=at)
+            states = {WaveState.DRAFT, *GOING}
+            return self._change(wave_id, states, lambda before: before.model_copy(update={"canary_approval": word}))
+        assert asked.approver is not None
+        word = Approval(approver=asked.approver, account=account, at=at)
+        named = set(asked.members)
+        chosen = [
+            one
+            for one in self._members(wave_id, _MEMBER_STATES)
+            if asked.approver in one.approvers and (not named or one.id in named)
+        ]
+        if missing := named - {one.id for one in chosen}:
+            raise BadRequest(f"members: {', '.join(sorted(missing)[:20])} do not ask for the word of {asked.approver}")
+        if not chosen:
+            raise BadRequest(f"approver: no member asks for the word of {asked.approver}")
+        for state in MemberState:  # at once, those in each state: their order in the wave does not count
+            new = [
+                one for one in chosen if one.state is state and asked.approver not in {had.approver for had in one.approvals}
+            ]
+            given = [one.model_copy(update={"approvals": (*one.approvals, word)}) for one in new]
+            self._change_members(wave_id, given, {state}, {})
+        self.changed()
+        return wave_of(self.rows.get(wave_id))
+
+    # ── what is wanted of a member ───────────────────────────────────────────────────────────────────────────────────
+
+    def skip(self, wave_id: UUID, member_id: str) -> Member:
+        """It is left out: one that has a job is cancelled, and so given back to its source."""
+        member = member_of(self.rows.member(wave_id, member_id))
+        if member.state in MEMBER_ENDS - {MemberState.FAILED}:
+            raise Conflict(f"{member_id} is {member.state}", hint="roll it back, if it is to go back to its source")
+        cause = "It was skipped."
+        if member.job_id is not None and member.state not in MEMBER_ENDS:
+            give_back(self.rows, wave_id, [member], cause)
+        else:
+            self._change_members(wave_id, [member], {member.state}, {"state": MemberState.SKIPPED, "cause": cause})
+        self.changed()
+        return member_of(self.rows.member(wave_id, member_id))
+
+    def retry(self, wave_id: UUID, member_id: str) -> Member:
+        """One that failed, was skipped or rolled back begins anew, with a new job."""
+        again = {MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK}
+        row, wave = self.rows.member(wave_id, member_id), self.rows.get(wave_id)
+        member = member_of(row)
+        if wave.state not in {*GOING, WaveState.FAILED} or member.state not in again or row.rolling_back:
+            raise Conflict(
+                f"{member_id} is {member.state}, in a wave that is {wave.state}",
+                hint="what failed, was skipped or rolled back is tried again while the wave is under way",
+            )
+        fresh = {name: Member.model_fields[name].get_default() for name in Member.model_fields.keys() - _KEPT_AT_RETRY}
+        anew = fresh | {"state": MemberState.WAITING}
+        change_members(self.rows, wave_id, [member], again, anew, submitted=False)
+        if wave.state == WaveState.FAILED:
+            going = {"state": WaveState.RUNNING, "reason": None, "finished_at": None}
+            self._change(wave_id, {WaveState.FAILED}, lambda before: before.model_copy(update=going))
+        self.changed()
+        return member_of(self.rows.member(wave_id, member_id))
+
+    def _change(self, wave_id: UUID, expected: Iterable[WaveState], change: Callable[[Wave], Wave]) -> Wave:
+        done = self.rows.change(wave_id, frozenset(expected), change, Wave, told_of)
+        self.changed()
+        return done
+
+    def _members(self, wave_id: UUID, states: Iterable[MemberState]) -> list[Member]:
+        return [member_of(row) for row in self.rows.members(wave_id, states=[str(one) for one in states])[0]]
+
+    def _change_members(
+        self, wave_id: UUID, members: Iterable[Member], expected: Iterable[MemberState], fields: Mapping[str, object]
+    ) -> None:
+        change_members(self.rows, wave_id, members, expected, fields)
+
+
+_KEPT_AT_RETRY = frozenset({*MemberRequest.model_fields, "approvals", "planned_at"})
+
+
+def check(asked: WaveRequest) -> None:
+    """InvalidPlan: what keeps it from being carried out."""
+    order(asked)
+    if asked.hooks:
+        raise InvalidPlan("hooks: webhooks of waves are not served yet", hint="follow GET /waves/stream instead")
+    if not asked.windows:
+        return
+    for place, member in enumerate(asked.members):
+        if not is_warm(member) and member.outage_budget_s is None:
+            raise InvalidPlan(
+                f"members[{place}].outage_budget_s: {member.id} is copied while it is off, and nobody knows for how long",
+                hint="give it a budget: it cuts over while that fits into its window, and is given back where it does not",
+            )
+
+
+def change_members(
+    rows: WaveRows,
+    wave_id: UUID,
+    members: Iterable[Member],
+    expected: Iterable[MemberState],
+    fields: Mapping[str, object],
+    *,
+    submitted: bool | None = None,
+    rolling_back: bool | None = None,
+) -> list[str]:
+    """Those that are still in one of `expected`."""
+    changes = []
+    for one in members:
+        after = one.model_copy(update={**fields, "waits_for": None})
+        changes.append(
+            MemberChange(
+                one.id,
+                frozenset(expected),
+                after.state,
+                after,
+                job_id=after.job_id,
+                submitted=submitted,
+                rolling_back=rolling_back,
+            )
+        )
+    return rows.change_members(wave_id, changes, lambda document: told_of_member(wave_id, document)) if changes else []
+
+
+def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> None:
+    """Noted, so that whoever has the job does it (`giving_back`). Those that were given back stay as they are."""
+    for one in members:
+        if one.state not in (MemberState.ROLLED_BACK, MemberState.SKIPPED):
+            told = {"cause": one.cause or cause}
+            change_members(rows, wave_id, [one], {one.state}, told, rolling_back=True)
+
+
+def _made(asked: WaveRequest, wave_id: UUID) -> Wave:
+    return Wave(
+        id=wave_id,
+        name=asked.name,
+        groups=asked.groups,
+        windows=asked.windows,
+        limits=asked.limits,
+        canary=asked.canary,
+        on_failure=asked.on_failure,
+        hooks=tuple(HookShown(url=hook.url, events=hook.events) for hook in asked.hooks),
+        start_at=asked.start_at,
+        submitted_by=submitter(),
+        created_at=now(),
+    )

@@ -1,0 +1,237 @@
+"""A wave carried out against the fake platform: real store, real engine steps, real copies; the night is a moment."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from synvirt.fleet.carrying import Carrying, failed
+from synvirt.fleet.checks import Checker
+from synvirt.fleet.host_side import HostSide
+from synvirt.fleet.model import (
+    MemberState,
+    RollBackRequest,
+    Wave,
+    WaveRequest,
+    WaveState,
+    Window,
+)
+from synvirt.fleet.waves import Waves
+from synvirt.migrations.engine import Engine
+from synvirt.model import KIB, MIB, State, now
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.workers import in_process
+from tests.house import Crash, House, live_plan
+from tests.processes import until
+
+S, W = MemberState, WaveState
+CONTENT = random.Random(5).randbytes(64 * KIB)
+
+
+class Night:
+    """A house with an engine and the scheduler of waves; a tick is called for. `later`: the clock goes on by so much."""
+
+    def __init__(self, folder: Path, hypervisor: FakeHypervisor | None = None) -> None:
+        self.house = House(folder, workers=in_process, hypervisor=hypervisor)
+        self.store = self.house.store
+        self.engine = Engine(self.house.rooms, host="local")
+        self.house.intake._begin, self.house.intake._wake = self.engine.begin, self.engine.wake
+        self.waves = Waves(self.store.waves)
+        self.later = timedelta(0)
+        self.begin_anew()
+        self.engine.start()
+
+    def begin_anew(self) -> None:
+        """The scheduler with nothing in memory."""
+        self.side = HostSide(
+            self.house.rooms,
+            Checker(self.house.hypervisor),
+            cancel=self.house.intake.cancel,
+            failed=partial(failed, self.store.waves),
+        )
+        self.carrying = Carrying(self.house.intake, self.side, clock=lambda: now() + self.later)
+
+    def vms(self, *names: str, **more: Any) -> None:
+        for name in names:
+            self.house.platform.add_vm(name, {"disk-0": CONTENT}, **more)
+
+    def until(self, wave_id: UUID, what: Callable[[Wave], bool]) -> Wave:
+        def reached() -> bool:
+            self.carrying.tick()
+            return what(self.waves.whole(wave_id))
+
+        until(reached)
+        return self.waves.whole(wave_id)
+
+    def close(self) -> None:
+        self.side.close()
+        self.engine.close()
+        self.house.close()
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Iterator[Night]:
+    made = Night(tmp_path / "house")
+    yield made
+    made.close()
+
+
+def wave(*members: dict[str, Any], windows: tuple[Window, ...] = (), **fields: Any) -> WaveRequest:
+    made = [
+        {
+            "vm": one["id"],
+            "plan": live_plan(warm={"delta_threshold_bytes": MIB}).model_copy(
+                update={"source_ref": live_plan().source_ref.model_copy(update={"vm_id": one["id"]})}
+            ),
+        }
+        | one
+        for one in members
+    ]
+    return WaveRequest.model_validate({"name": "night", "members": made, "windows": windows, **fields})
+
+
+def states(seen: Wave) -> dict[str, MemberState]:
+    return {one.id: one.state for one in seen.members}
+
+
+def window(start: datetime, end: datetime) -> Window:
+    return Window(id="w", name="the night", start=start.replace(tzinfo=None), end=end.replace(tzinfo=None))
+
+
+def test_members_move_in_their_order_and_the_wave_completes(night: Night) -> None:
+    night.vms("db", "web")
+    made = night.waves.create(
+        wave({"id": "web", "after": ["db"]}, {"id": "db", "checks": [{"kind": "command", "argv": ["true"]}]})
+    )
+    night.carrying.tick()
+    assert states(night.waves.whole(made.id)) == {"web": S.WAITING, "db": S.WAITING}, "a draft moves nothing"
+    night.waves.go(made.id)
+    done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    assert states(done) == {"web": S.HEALTHY, "db": S.HEALTHY}
+    web, db = done.members
+    assert web.cut_over_at
+    assert db.healthy_at
+    assert web.cut_over_at >= db.healthy_at
+    assert all(one.outage_s is not None and one.waits_for is None for one in done.members)
+    jobs = [night.store.get(one.job_id) for one in done.members if one.job_id]
+    assert [job.state for job in jobs] == [State.COMPLETED, State.COMPLETED]
+    assert len(night.store.documents(limit=10)[0]) == 2
+
+
+def test_nothing_is_cut_over_outside_of_its_window(night: Night) -> None:
+    night.vms("db")
+    opens = now() + timedelta(hours=1)
+    made = night.waves.create(wave({"id": "db"}, windows=(window(opens, opens + timedelta(hours=2)),)))
+    night.waves.go(made.id)
+    ready = night.until(made.id, lambda seen: bool(seen.members[0].waits_for) and seen.members[0].state is S.READY)
+    assert "opens on" in (ready.members[0].waits_for or "")
+    assert night.house.platform.vm("db")["power"] == "on"
+    night.later = timedelta(hours=1, minutes=5)
+    assert night.until(made.id, lambda seen: seen.state is W.COMPLETED).members[0].state is S.HEALTHY
+
+
+def test_a_cut_over_that_was_asked_for_expires_with_its_window(night: Night) -> None:
+    """The service was away when the window closed: the job does not begin on its own."""
+    night.vms("db")
+    job = night.house.intake.submit(
+        wave({"id": "db"}).members[0].plan.model_copy(update={"warm": live_plan(warm={"cutover": "manual"}).warm})
+    )
+    night.store.request_cutover(job.id, until=now() - timedelta(seconds=1))
+    assert not night.store.cutover_requested(job.id)
+    night.store.request_cutover(job.id, until=now() + timedelta(seconds=60))
+    assert night.store.cutover_requested(job.id)
+
+
+def test_a_window_that_closes_during_a_cut_over_gives_the_guest_back(tmp_path: Path) -> None:
+    night = Night(tmp_path / "house", FakeHypervisor(fail="silent"))
+    try:
+        night.vms("db")
+        opens = now() - timedelta(minutes=1)
+        made = night.waves.create(wave({"id": "db"}, windows=(window(opens, opens + timedelta(hours=2)),)))
+        night.waves.go(made.id)
+        night.until(made.id, lambda seen: bool((job := seen.members[0].job_id) and _is(night, job, State.STARTING)))
+        assert night.house.platform.vm("db")["power"] == "off"
+        night.later = timedelta(hours=3)
+        seen = night.until(made.id, lambda seen: seen.members[0].state is S.FAILED)
+        assert "window closed" in (seen.members[0].cause or "")
+        assert night.house.platform.vm("db")["power"] == "on"
+        assert night.house.hypervisor.domains == {}
+    finally:
+        night.close()
+
+
+def _is(night: Night, job_id: UUID, state: State) -> bool:
+    try:
+        return night.store.get(job_id).state is state
+    except Exception:
+        return False
+
+
+def test_a_member_that_is_not_healthy_holds_the_wave_and_all_of_it_is_rolled_back(night: Night) -> None:
+    night.vms("db", "web")
+    sick = {"kind": "command", "argv": ["false"], "within_s": 0.1}
+    made = night.waves.create(wave({"id": "db"}, {"id": "web", "after": ["db"], "checks": [sick]}))
+    night.waves.go(made.id)
+    seen = night.until(made.id, lambda seen: states(seen)["web"] is S.FAILED)
+    assert (seen.state, states(seen)["db"]) in ((W.HELD, S.HEALTHY), (W.FAILED, S.HEALTHY))
+    assert "false ended with 1" in (seen.reason or "")
+    assert len(night.house.hypervisor.domains) == 2, "what runs here runs on, until somebody decides"
+    night.waves.roll_back(made.id, RollBackRequest())
+    back = night.until(made.id, lambda seen: seen.state is W.ROLLED_BACK)
+    assert states(back)["db"] is S.ROLLED_BACK
+    assert night.house.platform.vm("db")["power"] == "on"
+    assert states(back)["web"] is S.ROLLED_BACK
+    assert night.house.hypervisor.domains == {}
+    job = night.store.get(back.members[0].job_id or UUID(int=0))
+    assert night.house.volume(job).exists(), "the copies are kept"
+
+
+def killed_at_each_commit(night: Night, wave_id: UUID, what: Callable[[Wave], bool]) -> int:
+    """The scheduler's process dies after each commit that it makes, and is started anew; how often it died. The engine's own
+    deaths are tested elsewhere."""
+    died, ticker = 0, threading.get_ident()
+
+    def dies() -> None:
+        if threading.get_ident() == ticker:
+            raise Crash
+
+    def reached() -> bool:
+        nonlocal died
+        night.side.close()
+        night.begin_anew()
+        night.store.on_commit = dies
+        try:
+            for _ in range(3):  # what is checked in a thread is seen by the tick after
+                night.carrying.tick()
+                time.sleep(0.02)
+        except Crash:
+            died += 1
+        finally:
+            night.store.on_commit = lambda: None
+        for job_id in night.store.unended_ids(host="local"):
+            night.engine.begin(job_id)
+        return what(night.waves.whole(wave_id))
+
+    until(reached)
+    return died
+
+
+def test_a_scheduler_that_is_killed_after_each_of_its_commits_does_nothing_twice(night: Night) -> None:
+    night.vms("db", "web")
+    made = night.waves.create(wave({"id": "db"}, {"id": "web", "after": ["db"]}))
+    night.waves.go(made.id)
+    died = killed_at_each_commit(night, made.id, lambda seen: seen.state is W.COMPLETED)
+    assert died >= 12, "begun, submitted, noted as submitted, ready, cutting over, asked for, healthy; twice; completed"
+    assert len(night.store.documents(limit=10)[0]) == 2
+    assert states(night.waves.whole(made.id)) == {"db": S.HEALTHY, "web": S.HEALTHY}
+    night.waves.roll_back(made.id, RollBackRequest())
+    assert killed_at_each_commit(night, made.id, lambda seen: seen.state is W.ROLLED_BACK) >= 5
+    assert night.house.hypervisor.domains == {}
+    assert [night.house.platform.vm(name)["power"] for name in ("db", "web")] == ["on", "on"]
