@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from synvirt.backups.service import Backups
     from synvirt.destinations import Destination
     from synvirt.doctor import Checkup
+    from synvirt.fleet.carrying import Carrying
+    from synvirt.fleet.waves import Waves
     from synvirt.jobs.board import Board
     from synvirt.jobs.lease import Pausable
     from synvirt.jobs.looking import CagedLooking, Looking
@@ -81,6 +83,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.api.auth import authenticator
     from synvirt.api.backups import mount
     from synvirt.api.server import Server, data_dir_locked
+    from synvirt.api.waves import mount_waves
     from synvirt.doctor import Checkup
     from synvirt.jobs.board import Board
     from synvirt.keyring import Keyring
@@ -90,7 +93,6 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.migrations.intake import Intake, check_corrected, check_free, check_plan
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources import Sources
-    from synvirt.migrations.taking_over import looking as looking_after_lost_hosts
     from synvirt.migrations.trials import swept as trials_swept
     from synvirt.migrations.uploads import Uploads, swept
     from synvirt.settings import prepare_data_dir
@@ -128,6 +130,8 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             claim=partial(check_free, rooms),
             taking_over=taking_over,
         )
+        waves, carrying = _waves(stack, rooms, intake)
+        kinds.append(carrying)
         checkup = Checkup(settings)
         checkup.begin()
         backups = _backups(stack, settings, store, rooms)
@@ -151,12 +155,11 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             checkup=checkup.latest,
         )
         mount(app, backups, settings)
+        mount_waves(app, waves, board, settings)
         server = Server(app, settings)
         stack.enter_context(swept(uploads))
         stack.enter_context(trials_swept(sources.trials))
-        engine.start()
-        stack.callback(engine.close)
-        stack.enter_context(looking_after_lost_hosts(taking_over, among_hosts=bool(settings.database_url)))
+        _begin(stack, engine, carrying, taking_over, among_hosts=bool(settings.database_url))
         yield Service(server, rooms)
 
 
@@ -196,6 +199,30 @@ def _engine(
         on_host_lost=settings.on_host_lost,
     )
     return engine, kinds, taking_over
+
+
+def _begin(stack: ExitStack, engine: "Engine", carrying: "Carrying", taking_over: "TakingOver", *, among_hosts: bool) -> None:
+    """Jobs go on from here, and waves with them."""
+    from synvirt.fleet.carrying import carried
+    from synvirt.migrations.taking_over import looking
+
+    engine.start()
+    stack.callback(engine.close)
+    stack.enter_context(carried(carrying))
+    stack.enter_context(looking(taking_over, among_hosts=among_hosts))
+
+
+def _waves(stack: ExitStack, rooms: "Rooms", intake: "Intake") -> "tuple[Waves, Carrying]":
+    from synvirt.fleet.carrying import Carrying, failed
+    from synvirt.fleet.checks import Checker
+    from synvirt.fleet.host_side import HostSide
+    from synvirt.fleet.waves import Waves
+
+    rows = rooms.store.waves
+    side = HostSide(rooms, Checker(rooms.hypervisor), cancel=intake.cancel, failed=partial(failed, rows))
+    stack.callback(side.close)
+    carrying = Carrying(intake, side)
+    return Waves(rows, changed=carrying.wake), carrying
 
 
 def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":

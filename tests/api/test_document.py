@@ -33,12 +33,17 @@ def document(running: str) -> dict[str, Any]:
 # 502 for a repository in a folder that is not there. And `--auth` puts back the header that a case took away.
 REFUSED_BY_CONTENT = """
 [[operations]]
-include-path-regex = "/(uploads|host-files|remote-files|sources)|/migrations$|/backup/"
+include-path-regex = "/(uploads|host-files|remote-files|sources|waves)|/migrations$|/backup/"
 checks.positive_data_acceptance.enabled = false
 
 [[operations]]
 include-path-regex = "/backup/repositories$"
 checks.not_a_server_error.enabled = false
+
+# Their bodies hold plans, and take ten times as long to make.
+[[operations]]
+include-path-regex = "/waves"
+generation.max-examples = 4
 
 [[operations]]
 include-path-regex = "/sources$"

@@ -84,6 +84,23 @@ COMMANDS = {
     "GET /tokens": "tokens list",
     "POST /tokens": "tokens create",
     "DELETE /tokens/{}": "tokens revoke",
+    "GET /waves": "waves list",
+    "POST /waves": "waves import",
+    "GET /waves/stream": "waves watch wave_id=",
+    "GET /waves/{}": "waves show",
+    "PUT /waves/{}": "waves replace",
+    "DELETE /waves/{}": "waves remove",
+    "POST /waves/{}/approve": "waves approve",
+    "POST /waves/{}/cancel": "waves cancel",
+    "GET /waves/{}/export": "waves export",
+    "POST /waves/{}/go": "waves go",
+    "POST /waves/{}/hold": "waves hold",
+    "GET /waves/{}/members": "waves members",
+    "GET /waves/{}/members/{}": "waves member",
+    "POST /waves/{}/members/{}/retry": "waves retry",
+    "POST /waves/{}/members/{}/skip": "waves skip",
+    "GET /waves/{}/report": "waves report",
+    "POST /waves/{}/roll-back": "waves roll-back",
 }
 # One SynVirt speaks it to another; no person does.
 SPOKEN_BY_SERVICES = "/backup/peer/"

@@ -22,10 +22,12 @@ from synvirt.api.screenshots import screenshots_router
 from synvirt.api.sources import sources_router
 from synvirt.api.stream import Pace
 from synvirt.api.uploads import uploads_router
+from synvirt.api.waves import mount_waves
 from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.doctor import Checkup, Finding
 from synvirt.errors import Unauthorized
+from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
@@ -165,6 +167,8 @@ class Service:
         )
         self.backups.start()
         mount(self.app, self.backups, self.settings, pace=pace)
+        self.waves = Waves(self.store.waves)
+        mount_waves(self.app, self.waves, self.board, self.settings, pace=pace)
 
     def _begin(self, job_id: UUID) -> None:
         self.begin(job_id)

@@ -17,6 +17,7 @@ from synvirt.backups.model import (
     RestoreRequest,
     RunUpdate,
 )
+from synvirt.fleet.model import ApprovalRequest, RollBackRequest, WaveRequest, WaveUpdate
 from synvirt.model import (
     HostFileRequest,
     Migration,
@@ -45,6 +46,10 @@ _MODELS = (
     RestoreRequest,
     RunUpdate,
     TokenRequest,
+    WaveRequest,
+    ApprovalRequest,
+    RollBackRequest,
+    WaveUpdate,
     ProblemDetails,
     ProgressUpdate,
     Migration,

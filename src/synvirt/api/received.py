@@ -8,6 +8,7 @@ from email.message import Message
 from typing import Any, TypeVar
 
 from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
 from synvirt.api.problems import refused
@@ -16,17 +17,21 @@ from synvirt.model import MIB, Received
 
 # A plan that names a thousand networks and disks is 100 KiB; what is larger is a mistake or an attack.
 BODY_LIMIT_BYTES = MIB
+# What is larger takes the event loop's time from all others while it is parsed.
+AT_ONCE_BYTES = MIB
 
 Body = TypeVar("Body", bound=Received)
 
 
-def json_body(model: type[Body]) -> Callable[[Request], Awaitable[Body]]:
+def json_body(model: type[Body], *, limit_bytes: int = BODY_LIMIT_BYTES) -> Callable[[Request], Awaitable[Body]]:
     """A dependency that reads the body as `model`, or raises BadRequest or InvalidPlan naming each mistake."""
 
     async def read(request: Request) -> Body:
         _check_type(request.headers.get("content-type", ""))
-        body = await bounded(request)
+        body = await bounded(request, limit_bytes)
         try:
+            if len(body) > AT_ONCE_BYTES:
+                return await run_in_threadpool(model.model_validate_json, body, strict=True)
             return model.model_validate_json(body, strict=True)
         except ValidationError as error:
             mistakes = error.errors(include_url=False, include_input=False)
@@ -35,9 +40,9 @@ def json_body(model: type[Body]) -> Callable[[Request], Awaitable[Body]]:
     return read
 
 
-def optional_json_body(model: type[Body]) -> Callable[[Request], Awaitable[Body]]:
+def optional_json_body(model: type[Body], *, limit_bytes: int = BODY_LIMIT_BYTES) -> Callable[[Request], Awaitable[Body]]:
     """As `json_body`; the model's defaults, where there is no body at all."""
-    read = json_body(model)
+    read = json_body(model, limit_bytes=limit_bytes)
 
     async def read_or_default(request: Request) -> Body:
         sends = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
@@ -61,15 +66,15 @@ def _check_type(content_type: str) -> None:
         raise BadRequest(f"the body's Content-Type is {said}; it must be application/json")
 
 
-async def bounded(request: Request) -> bytes:
+async def bounded(request: Request, limit_bytes: int = BODY_LIMIT_BYTES) -> bytes:
     """The body. BadRequest, where it is longer than any that a person or a client of ours sends."""
     declared = request.headers.get("content-length", "")
     body = bytearray()
-    if not (declared.isdecimal() and len(declared) < 20 and int(declared) > BODY_LIMIT_BYTES):
+    if not (declared.isdecimal() and len(declared) < 20 and int(declared) > limit_bytes):
         async for chunk in request.stream():
             body += chunk
-            if len(body) > BODY_LIMIT_BYTES:
+            if len(body) > limit_bytes:
                 break
         else:
             return bytes(body)
-    raise BadRequest(f"the body is over {BODY_LIMIT_BYTES} bytes", hint="a plan is a few kilobytes: is this the right file?")
+    raise BadRequest(f"the body is over {limit_bytes} bytes", hint="a plan is a few kilobytes: is this the right file?")

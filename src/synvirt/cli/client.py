@@ -58,6 +58,7 @@ class Streamed:
 
 MIGRATIONS = Streamed("/migrations/stream", "migration_id")
 RUNS = Streamed("/backup/runs/stream", "run_id")
+WAVES = Streamed("/waves/stream", "wave_id")
 
 
 class Client(AbstractContextManager["Client"]):
@@ -92,8 +93,8 @@ class Client(AbstractContextManager["Client"]):
     # ── what the service answers, as its own text ────────────────────────────────────────────────────────────────────
 
     def ask(self, method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None) -> str:
-        """One request under {base_url}/api/v1, for a path of /backup, /tokens and /audit, and else under its /migrator; the
-        answer's body. The service's refusal is raised as what it is."""
+        """One request under {base_url}/api/v1, for a path of /backup, /tokens, /audit and /waves, and else under its
+        /migrator; the answer's body. The service's refusal is raised as what it is."""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         self._knock()
         try:
@@ -243,7 +244,7 @@ def _prefix(base_url: str) -> str:
 
 
 def _under(path: str) -> str:
-    return path if path.startswith(("/backup/", "/tokens", "/audit")) else f"/migrator{path}"
+    return path if path.startswith(("/backup/", "/tokens", "/audit", "/waves")) else f"/migrator{path}"
 
 
 def _is_loopback(host: str) -> bool:

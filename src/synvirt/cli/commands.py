@@ -22,6 +22,7 @@ from synvirt.cli import (
     sources,
     support_bundle,
     uploads,
+    waves,
 )
 from synvirt.cli.interrupts import raised
 from synvirt.cli.options import Options, with_options
@@ -82,6 +83,7 @@ app.add_typer(receipt.app, name="receipt")
 app.add_typer(config.app, name="config")
 app.add_typer(destinations.app, name="destinations")
 app.add_typer(hosts.app, name="hosts")
+app.add_typer(waves.app, name="waves")
 app.add_typer(accounts.accounts, name="accounts")
 app.add_typer(accounts.tokens, name="tokens")
 app.add_typer(accounts.audit, name="audit")

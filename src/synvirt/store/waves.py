@@ -58,8 +58,10 @@ class WaveRow:
 
 @dataclass(frozen=True, slots=True)
 class WaveEvent:
+    """`job_id`: the wave's id, by the name that streams know such a thing by."""
+
     id: int
-    wave_id: UUID
+    job_id: UUID
     document: str
 
 

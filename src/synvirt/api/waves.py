@@ -1,0 +1,323 @@
+"""{base_url}/api/v1/waves: make waves, let them go, hold them, give members back. All of it blocks, and runs in threads."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse
+from starlette.responses import StreamingResponse
+
+from synvirt.api.document import problem_described
+from synvirt.api.paging import Cursor, cursor_of, number_of
+from synvirt.api.received import documented, json_body, optional_json_body
+from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
+from synvirt.api.strict import known_parameters
+from synvirt.fleet.model import (
+    ApprovalRequest,
+    Member,
+    MemberRequest,
+    MemberState,
+    RollBackRequest,
+    Wave,
+    WaveRequest,
+    WaveState,
+    WaveSummary,
+)
+from synvirt.fleet.records import member_json, member_of, wave_json
+from synvirt.fleet.waves import Waves
+from synvirt.jobs.board import Board
+from synvirt.model import MIB, Model, Progress
+from synvirt.settings import Settings
+from synvirt.store.waves import WaveEvent, WaveRows
+
+PAGE_LIMIT = 1000
+MEMBERS_LIMIT = 10_000
+# Ten thousand members with plans of 2 KiB, and as much again.
+WAVE_LIMIT_BYTES = 48 * MIB
+
+STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Server-sent events without an end. `event: wave` has a WaveUpdate and an `id` that grows, at each "
+        "change of the state of a wave or of a member; a comment line comes every 15 s. `Last-Event-ID` replays what was "
+        "missed; a new client hears what happens from now on.",
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "x-events": {"wave": {"$ref": "#/components/schemas/WaveUpdate"}},
+            }
+        },
+    }
+}
+
+REPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A line a member: what was planned, what came of it, and why. CSV, by RFC 4180",
+        "content": {"text/csv": {"schema": {"type": "string"}}},
+    }
+}
+# Of a Member, a column each.
+REPORT_COLUMNS = (
+    "id",
+    "vm",
+    "group",
+    "state",
+    "waits_for",
+    "cause",
+    "planned_at",
+    "cut_over_at",
+    "healthy_at",
+    "outage_s",
+    "outage_budget_s",
+    "job_id",
+)
+# A cell that begins so is a formula to a spreadsheet; names come from outside.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
+
+class WavePage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[WaveSummary, ...]
+    next_cursor: str | None
+
+
+class MemberPage(Model):
+    """In the wave's order. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[Member, ...]
+    next_cursor: str | None
+
+
+class WaveExport(Model):
+    """As POST /waves takes it, but for hooks: their secrets are in no answer."""
+
+    name: str
+    members: tuple[MemberRequest, ...]
+    groups: tuple[Any, ...]
+    windows: tuple[Any, ...]
+    limits: Any
+    canary: Any
+    on_failure: str
+    start_at: Any
+
+
+def mount_waves(app: FastAPI, waves: Waves, board: Board, settings: Settings, *, pace: Pace | None = None) -> None:
+    """At {base_url}/api/v1/waves: behind the same door as the rest, and in the same document."""
+    base_url = settings.base_url.strip("/")
+    prefix = f"{'/' if base_url else ''}{base_url}/api/v1"
+    router = APIRouter(prefix="/waves", tags=["waves"], dependencies=[Depends(known_parameters)])
+    _many(router, waves)
+    _stream(router, waves.rows, board, stopping=app.state.stopping.is_set, pace=pace or Pace())
+    _one(router, waves)
+    _wishes(router, waves)
+    _members(router, waves)
+    app.include_router(router, prefix=prefix)
+
+
+def _many(router: APIRouter, waves: Waves) -> None:
+    @router.post("", status_code=201, response_model=Wave, openapi_extra=documented(WaveRequest))
+    def create_wave(
+        asked: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+        request: Request,
+        response: Response,
+    ) -> Response:
+        """Make a wave, as a draft: nothing moves before it is told to go. What is wrong with it is named: 400."""
+        made = waves.create(asked)
+        return _whole(waves, made.id, status=201, location=f"{request.url.path}/{made.id}")
+
+    @router.get("", response_model=WavePage)
+    def list_waves(
+        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
+        cursor: Cursor = None,
+        state: Annotated[list[WaveState] | None, Query(description="Only waves in one of these states")] = None,
+        name: Annotated[str | None, Query(max_length=255, description="Only waves of this name")] = None,
+    ) -> WavePage:
+        """List the waves, newest first, each with its members counted by state."""
+        items, following = waves.page(limit=limit, cursor=number_of(cursor), states=state or (), name=name)
+        return WavePage(items=tuple(items), next_cursor=cursor_of(following))
+
+
+def _one(router: APIRouter, waves: Waves) -> None:
+    @router.get("/{wave_id}", response_model=Wave)
+    def load_wave(wave_id: UUID) -> Response:
+        """Load one wave with all of its members."""
+        return _whole(waves, wave_id)
+
+    begun: dict[int | str, dict[str, Any]] = {409: problem_described("E_MIG_CONFLICT: the wave is no draft any more")}
+
+    @router.put("/{wave_id}", response_model=Wave, openapi_extra=documented(WaveRequest), responses=begun)
+    def replace_wave(
+        wave_id: UUID, asked: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))]
+    ) -> Response:
+        """Put another draft in its place. 409, once it has begun."""
+        waves.replace(wave_id, asked)
+        return _whole(waves, wave_id)
+
+    @router.delete("/{wave_id}", status_code=204)
+    def remove_wave(wave_id: UUID) -> None:
+        """Remove a draft, or a wave that has ended. Its jobs stay."""
+        waves.remove(wave_id)
+
+    @router.get("/{wave_id}/export", response_model=WaveExport)
+    def export_wave(wave_id: UUID) -> Response:
+        """The wave as it may be made again: what POST takes, without what became of it."""
+        whole = waves.whole(wave_id)
+        asked = WaveRequest(
+            **{name: getattr(whole, name) for name in WaveRequest.model_fields if name not in ("hooks", "members")},
+            members=tuple(
+                MemberRequest.model_construct(**{name: getattr(one, name) for name in MemberRequest.model_fields})
+                for one in whole.members
+            ),
+        )
+        return Response(asked.model_dump_json(exclude={"hooks"}), media_type="application/json")
+
+    @router.get("/{wave_id}/report", response_class=Response, responses=REPORT_DOCUMENTED)
+    def report_wave(wave_id: UUID) -> Response:
+        """What was planned and what came of it, a line a member."""
+        _, rows = waves.load(wave_id)
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\r\n")
+        lines.writerow(REPORT_COLUMNS)
+        for row in rows:
+            told = json.loads(member_json(row))
+            lines.writerow([_cell(told.get(name)) for name in REPORT_COLUMNS])
+        return Response(text.getvalue(), media_type="text/csv")
+
+
+def _wishes(router: APIRouter, waves: Waves) -> None:
+    @router.post("/{wave_id}/go", status_code=202, response_model=WaveSummary)
+    def go(wave_id: UUID) -> WaveSummary:
+        """Let a draft begin, or a held wave go on."""
+        return _summary(waves, waves.go(wave_id))
+
+    @router.post("/{wave_id}/hold", status_code=202, response_model=WaveSummary)
+    def hold(wave_id: UUID) -> WaveSummary:
+        """Nothing new begins; what copies or cuts over goes on."""
+        return _summary(waves, waves.hold(wave_id))
+
+    @router.post("/{wave_id}/cancel", status_code=202, response_model=WaveSummary)
+    def cancel_wave(wave_id: UUID) -> WaveSummary:
+        """End it: members that wait are skipped, jobs that run are cancelled and their sources powered on again. What is
+        healthy stays where it is."""
+        return _summary(waves, waves.cancel(wave_id))
+
+    @router.post(
+        "/{wave_id}/roll-back",
+        status_code=202,
+        response_model=WaveSummary,
+        openapi_extra=documented(RollBackRequest, required=False),
+    )
+    def roll_back(
+        wave_id: UUID,
+        asked: Annotated[RollBackRequest, Depends(optional_json_body(RollBackRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+    ) -> WaveSummary:
+        """Give members back to their source, or all: guests here are stopped, sources powered on, copies kept. What a guest
+        wrote since its cut-over stays in its copy."""
+        return _summary(waves, waves.roll_back(wave_id, asked))
+
+    @router.post("/{wave_id}/approve", status_code=202, response_model=WaveSummary, openapi_extra=documented(ApprovalRequest))
+    def approve(
+        wave_id: UUID,
+        asked: Annotated[ApprovalRequest, Depends(json_body(ApprovalRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+    ) -> WaveSummary:
+        """Give the word that members wait for; or, after the canary, that the others go on."""
+        return _summary(waves, waves.approve(wave_id, asked))
+
+
+def _members(router: APIRouter, waves: Waves) -> None:
+    @router.get("/{wave_id}/members", response_model=MemberPage)
+    def list_members(
+        wave_id: UUID,
+        limit: Annotated[int, Query(ge=1, le=MEMBERS_LIMIT)] = MEMBERS_LIMIT,
+        cursor: Cursor = None,
+        state: Annotated[list[MemberState] | None, Query(description="Only members in one of these states")] = None,
+    ) -> Response:
+        """List the members, in the wave's order."""
+        # A cursor is a number from 1 on, a position one from 0 on.
+        after = (number_of(cursor) or 0) - 1
+        rows, last = waves.rows.members(wave_id, limit=limit, after=after, states=[str(one) for one in state or ()])
+        following = "null" if last is None else f'"{last + 1}"'
+        items = ",".join(member_json(row) for row in rows)
+        return Response(f'{{"items":[{items}],"next_cursor":{following}}}', media_type="application/json")
+
+    @router.get("/{wave_id}/members/{member_id}", response_model=Member)
+    def load_member(wave_id: UUID, member_id: str) -> Member:
+        """Load one member."""
+        return member_of(waves.rows.member(wave_id, member_id))
+
+    @router.post("/{wave_id}/members/{member_id}/skip", status_code=202, response_model=Member)
+    def skip_member(wave_id: UUID, member_id: str) -> Member:
+        """Leave it out. A job that it has is cancelled, and its source powered on again."""
+        return waves.skip(wave_id, member_id)
+
+    @router.post("/{wave_id}/members/{member_id}/retry", status_code=202, response_model=Member)
+    def retry_member(wave_id: UUID, member_id: str) -> Member:
+        """Begin anew with one that failed, was skipped or rolled back."""
+        return waves.retry(wave_id, member_id)
+
+
+def _stream(router: APIRouter, rows: WaveRows, board: Board, *, stopping: Callable[[], bool], pace: Pace) -> None:
+    told = _Told(rows, board)
+    feed = Feed[WaveEvent, Any](told, told, as_json("wave", _no_figures), stopping=stopping, pace=pace)
+
+    @router.get("/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)
+    async def stream_waves(
+        wave_id: UUID | None = None, last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None
+    ) -> Response:
+        """Follow waves as they move."""
+        if wave_id is not None:
+            await run_in_threadpool(rows.get, wave_id)  # NotFound now, as a problem, and not a silent stream
+        happening = feed.follow(job_id=wave_id, last_event_id=event_id_of(last_event_id))
+        return EventSourceResponse(happening, headers=STREAM_HEADERS)
+
+
+class _Told:
+    """The events of waves, for a stream; there are no figures beside them."""
+
+    def __init__(self, rows: WaveRows, board: Board) -> None:
+        self._rows, self._board = rows, board
+
+    @property
+    def commits(self) -> int:
+        return self._board.commits
+
+    def latest(self) -> Mapping[UUID, tuple[Any, Progress]]:
+        return {}
+
+    def last_event_id(self) -> int:
+        return self._rows.last_event_id()
+
+    def newest_events(self, *, job_id: UUID | None) -> list[WaveEvent]:
+        """A new client loads the wave itself."""
+        return []
+
+    def events_after(self, event_id: int, *, job_id: UUID | None, limit: int) -> list[WaveEvent]:
+        return self._rows.events_after(event_id, job_id=job_id, limit=limit)
+
+
+def _no_figures(_id: UUID, _state: Any, _progress: Progress) -> Model:
+    raise AssertionError("a wave has no figures")
+
+
+def _whole(waves: Waves, wave_id: UUID, *, status: int = 200, location: str | None = None) -> Response:
+    row, members = waves.load(wave_id)
+    headers = None if location is None else {"Location": location}
+
+    def pieces() -> Iterator[bytes]:
+        yield from (piece.encode() for piece in wave_json(row, members))
+
+    return StreamingResponse(pieces(), status_code=status, media_type="application/json", headers=headers)
+
+
+def _summary(waves: Waves, wave: Wave) -> WaveSummary:
+    return waves.summary(wave.id)
+
+
+def _cell(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return f"'{text}" if text.startswith(_FORMULAS) else text

@@ -1,0 +1,310 @@
+"""synvirt waves: many VMs in their order, within their windows."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from synvirt.cli.listing import Listed, at, id_of, print_page, print_table
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import shown
+
+WAVES = Listed("wave", "/waves", "synvirt waves list", "name")
+
+app = typer.Typer(
+    help="Waves: many VMs, in their order and within their windows.\n\nExample: synvirt waves list", no_args_is_help=True
+)
+
+WaveName = Annotated[str, typer.Argument(metavar="WAVE", help="Its name, its id, or the beginning of that")]
+MemberName = Annotated[str, typer.Argument(metavar="MEMBER", help="Its id in the wave")]
+Document = Annotated[Path, typer.Argument(metavar="WAVE.json", help="A wave as POST /waves takes it; - is stdin")]
+Sure = Annotated[bool, typer.Option("--yes", help="Do not ask")]
+
+
+@app.command("import")
+@with_options
+def import_(options: Options, document: Document) -> None:
+    """Make a wave of a file, as a draft. What is wrong with it is named, and nothing is taken in by half.
+
+    Example: synvirt waves import november.json
+    """
+    with options.connect() as client:
+        answer = client.ask("POST", WAVES.path, json=_read(document))
+    made = json.loads(answer)
+    told = f"Wave {made['id']} is a draft with {len(made['members'])} members. Let it go: synvirt waves go {made['id']}"
+    print(answer if options.json else told)
+
+
+@app.command()
+@with_options
+def replace(options: Options, wave: WaveName, document: Document) -> None:
+    """Put another draft in the place of one.
+
+    Example: synvirt waves replace november november.json
+    """
+    with options.connect() as client:
+        id_ = id_of(client, WAVES, wave)
+        answer = client.ask("PUT", f"{WAVES.path}/{id_}", json=_read(document))
+    print(answer if options.json else f"Wave {id_} is replaced")
+
+
+@app.command("list")
+@with_options
+def list_waves(
+    options: Options,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only waves in this state; may be given again")] = None,
+    name: Annotated[str | None, typer.Option(help="Only waves of this name")] = None,
+) -> None:
+    """List the waves, newest first.
+
+    Example: synvirt waves list --state running
+    """
+    asked = {"limit": limit, "cursor": cursor, "state": state, "name": name}
+    with options.connect() as client:
+        answer = client.ask("GET", WAVES.path, params={key: value for key, value in asked.items() if value})
+    print_page(answer, none="There are no waves", show=_waves, as_json=options.json)
+
+
+@app.command()
+@with_options
+def show(options: Options, wave: WaveName) -> None:
+    """Show a wave, and what each member waits for.
+
+    Example: synvirt waves show november
+    """
+    with options.connect() as client:
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}")
+    if options.json:
+        print(answer)
+        return
+    found = json.loads(answer)
+    print(shown(f"{found['name']}: {found['state']}" + (f". {found['reason']}" if found["reason"] else "")))
+    _members(found["members"])
+
+
+@app.command()
+@with_options
+def members(
+    options: Options,
+    wave: WaveName,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most this many")] = 10_000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only members in this state; may be given again")] = None,
+) -> None:
+    """List the members of a wave, and what each of them waits for.
+
+    Example: synvirt waves members november --state failed
+    """
+    asked = {"limit": limit, "cursor": cursor, "state": state}
+    params = {key: value for key, value in asked.items() if value}
+    with options.connect() as client:
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members", params=params)
+    print_page(answer, none="There are no such members", show=_members, as_json=options.json)
+
+
+@app.command()
+@with_options
+def member(options: Options, wave: WaveName, member: MemberName) -> None:
+    """Show one member.
+
+    Example: synvirt waves member november db01
+    """
+    with options.connect() as client:
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{member}")
+    if options.json:
+        print(answer)
+    else:
+        _members([json.loads(answer)])
+
+
+@app.command()
+@with_options
+def watch(options: Options, wave: WaveName) -> None:
+    """Follow a wave as it moves. Ctrl-C stops the watching, not the wave.
+
+    Example: synvirt waves watch november
+    """
+    from synvirt.cli import client as clients
+
+    with options.connect() as client:
+        id_ = id_of(client, WAVES, wave)
+        for event in client.follow(clients.WAVES, job_id=id_):
+            if event.event == "wave":
+                print(event.data if options.json else _moved(json.loads(event.data)), flush=True)
+
+
+@app.command()
+@with_options
+def go(options: Options, wave: WaveName) -> None:
+    """Let a draft begin, or a held wave go on.
+
+    Example: synvirt waves go november
+    """
+    _wish(options, wave, "go")
+
+
+@app.command()
+@with_options
+def hold(options: Options, wave: WaveName) -> None:
+    """Begin nothing new; what copies or cuts over goes on.
+
+    Example: synvirt waves hold november
+    """
+    _wish(options, wave, "hold")
+
+
+@app.command()
+@with_options
+def cancel(options: Options, wave: WaveName, sure: Sure = False) -> None:
+    """End a wave: what waits is skipped, what runs is cancelled and its source powered on again.
+
+    Example: synvirt waves cancel november --yes
+    """
+    if not sure:
+        typer.confirm(f"Cancel wave {wave}?", abort=True)
+    _wish(options, wave, "cancel")
+
+
+@app.command("roll-back")
+@with_options
+def roll_back(
+    options: Options,
+    wave: WaveName,
+    members: Annotated[list[str] | None, typer.Argument(metavar="[MEMBER]...", help="Their ids; none: all")] = None,
+    sure: Sure = False,
+) -> None:
+    """Give members back to their source, or all: guests here are stopped, sources powered on, copies kept.
+
+    What they wrote here since their cut-over does not go back with them. Example: synvirt waves roll-back november db01
+    """
+    if not sure:
+        typer.confirm(f"Roll back {', '.join(members) if members else 'all members'} of {wave}?", abort=True)
+    _wish(options, wave, "roll-back", {"members": members or []})
+
+
+@app.command()
+@with_options
+def approve(
+    options: Options,
+    wave: WaveName,
+    approver: Annotated[str | None, typer.Argument(metavar="[APPROVER]", help="As members name whose word they need")] = None,
+    *,
+    member: Annotated[list[str] | None, typer.Option(help="Only for this member; may be given again")] = None,
+    canary: Annotated[bool, typer.Option("--canary", help="The canary is well: the others go on")] = False,
+) -> None:
+    """Give the word that members wait for, or let the others go on after the canary.
+
+    Example: synvirt waves approve november "database team"
+    """
+    body = {"canary": True} if canary else {"approver": approver, "members": member or []}
+    _wish(options, wave, "approve", body)
+
+
+@app.command()
+@with_options
+def skip(options: Options, wave: WaveName, member: MemberName) -> None:
+    """Leave a member out. A job that it has is cancelled.
+
+    Example: synvirt waves skip november web07
+    """
+    _of_member(options, wave, member, "skip")
+
+
+@app.command()
+@with_options
+def retry(options: Options, wave: WaveName, member: MemberName) -> None:
+    """Begin anew with a member that failed, was skipped or rolled back.
+
+    Example: synvirt waves retry november web07
+    """
+    _of_member(options, wave, member, "retry")
+
+
+@app.command()
+@with_options
+def remove(options: Options, wave: WaveName) -> None:
+    """Remove a draft, or a wave that has ended. Its jobs stay.
+
+    Example: synvirt waves remove november
+    """
+    with options.connect() as client:
+        id_ = id_of(client, WAVES, wave)
+        client.ask("DELETE", f"{WAVES.path}/{id_}")
+    if not options.json:
+        print(f"Wave {id_} is removed")
+
+
+@app.command()
+@with_options
+def export(options: Options, wave: WaveName) -> None:
+    """Print a wave as it can be imported again.
+
+    Example: synvirt waves export november > november.json
+    """
+    with options.connect() as client:
+        print(client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/export"))
+
+
+@app.command()
+@with_options
+def report(options: Options, wave: WaveName) -> None:
+    """Print what was planned and what came of it, as CSV, a line a member.
+
+    Example: synvirt waves report november > november.csv
+    """
+    with options.connect() as client:
+        print(client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/report"), end="")
+
+
+def _read(document: Path) -> Any:
+    from synvirt.errors import BadRequest
+
+    try:
+        return json.loads(document.read_text() if str(document) != "-" else typer.get_text_stream("stdin").read())
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{document}: {error}", hint="it is JSON, as `synvirt waves export` prints it") from error
+
+
+def _wish(options: Options, wave: str, wish: str, body: Any = None) -> None:
+    with options.connect() as client:
+        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/{wish}", json=body)
+    found = json.loads(answer)
+    print(answer if options.json else shown(f"Wave {found['name']} is {found['state']}"))
+
+
+def _of_member(options: Options, wave: str, member: str, wish: str) -> None:
+    with options.connect() as client:
+        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{member}/{wish}")
+    print(answer if options.json else shown(f"{member} is {json.loads(answer)['state']}"))
+
+
+def _waves(items: list[Any]) -> None:
+    rows = [
+        (
+            one["id"],
+            shown(one["name"]),
+            one["state"],
+            ", ".join(f"{count} {state}" for state, count in one["counts"].items()),
+            at(one["created_at"]),
+        )
+        for one in items
+    ]
+    print_table(("ID", "NAME", "STATE", "MEMBERS", "CREATED"), rows)
+
+
+def _members(items: list[Any]) -> None:
+    rows = [
+        (shown(one["id"]), one["state"], (one["job_id"] or "")[:8], shown(one["waits_for"] or one["cause"] or ""))
+        for one in items
+    ]
+    print_table(("MEMBER", "STATE", "JOB", "WHY"), rows)
+
+
+def _moved(update: Any) -> str:
+    if update["member"] is None:
+        return shown(f"wave: {update['state']}" + (f". {update['reason']}" if update["reason"] else ""))
+    return shown(f"{update['member']}: {update['member_state']}" + (f". {update['cause']}" if update["cause"] else ""))

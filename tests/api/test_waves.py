@@ -1,0 +1,157 @@
+"""/waves on a real server: made, listed, exported, approved, told of; nothing moves, for there is no engine."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from synvirt.cli import app
+from synvirt.fleet.model import MemberState, WaveRequest, WaveState
+from synvirt.fleet.waves import change_members, check
+from synvirt.model import Migration, Mode, State, now
+from tests.fakes.service import PLAN, Service
+from tests.fleet.made import plan
+
+WAVES = "http://synvirt/api/v1/waves"
+
+
+def body(*names: str, **more: Any) -> dict[str, Any]:
+    members = [{"id": name, "vm": f"=VM {name}", "plan": json.loads(plan(name).model_dump_json())} for name in names]
+    return {"name": "night", "members": members, **more}
+
+
+def test_a_wave_is_made_shown_replaced_and_removed(client: httpx.Client, service: Service) -> None:
+    made = client.post(WAVES, json=body("a", "b"))
+    assert made.status_code == 201, made.text
+    assert made.headers["Location"].endswith(made.json()["id"])
+    url = f"{WAVES}/{made.json()['id']}"
+    assert client.get(url).json() == made.json()
+    assert [one["state"] for one in made.json()["members"]] == ["waiting", "waiting"]
+    listed = client.get(WAVES, params={"state": "draft", "name": "night"}).json()["items"]
+    assert [(one["name"], one["counts"]) for one in listed] == [("night", {"waiting": 2})]
+    assert client.get(WAVES, params={"name": "other"}).json()["items"] == []
+    exported = client.get(f"{url}/export").json()
+    assert client.put(url, json=exported | {"name": "later"}).json()["name"] == "later"
+    page = client.get(f"{url}/members", params={"limit": 1}).json()
+    assert [one["id"] for one in page["items"]] == ["a"]
+    rest = client.get(f"{url}/members", params={"cursor": page["next_cursor"]}).json()
+    assert ([one["id"] for one in rest["items"]], rest["next_cursor"]) == (["b"], None)
+    assert client.delete(url).status_code == 204
+    assert client.get(url).status_code == 404
+
+
+def test_what_is_wrong_with_a_wave_is_named_and_nothing_is_kept(client: httpx.Client) -> None:
+    cycle = body("a", "b")
+    cycle["members"][0]["after"], cycle["members"][1]["after"] = ["b"], ["a"]
+    refused = client.post(WAVES, json=cycle)
+    assert (refused.status_code, refused.json()["code"]) == (400, "E_MIG_INVALID_PLAN")
+    assert "a → b → a" in refused.json()["detail"]
+    unknown = client.get(WAVES, params={"sate": "draft"})
+    assert (unknown.status_code, "did you mean state" in unknown.json()["hint"]) == (400, True)
+    cold = body("a", windows=[{"id": "w", "name": "w", "start": "2030-01-01T00:00:00", "end": "2030-01-01T04:00:00"}])
+    cold["members"][0]["plan"]["mode"] = "Cold"
+    assert "outage_budget_s" in client.post(WAVES, json=cold).json()["detail"]
+    hooked = body("a", hooks=[{"url": "https://ops.example/hook", "secret": "s"}])
+    assert "not served yet" in client.post(WAVES, json=hooked).json()["detail"]
+    assert client.get(WAVES).json()["items"] == []
+
+
+def test_wishes_move_a_wave_and_are_on_the_stream_and_in_the_audit_trail(client: httpx.Client, service: Service) -> None:
+    asked = body("a", "b", canary={"count": 1, "gate": "approval"})
+    asked["members"][1]["approvers"] = ["db team"]
+    wave_id = client.post(WAVES, json=asked).json()["id"]
+    url = f"{WAVES}/{wave_id}"
+    assert client.post(f"{url}/hold").status_code == 409
+    assert client.post(f"{url}/go").json()["state"] == "running"
+    assert client.post(f"{url}/hold").json()["reason"] == "It was held by local."
+    assert client.post(f"{url}/approve", json={"approver": "nobody"}).status_code == 400
+    assert client.post(f"{url}/approve", json={"approver": "db team"}).status_code == 202
+    assert client.post(f"{url}/approve", json={"canary": True}).status_code == 202
+    whole = client.get(url).json()
+    assert whole["canary_approval"]["account"] == "local"
+    assert [one["approver"] for one in whole["members"][1]["approvals"]] == ["db team"]
+    assert client.post(f"{url}/members/a/skip").json()["state"] == "skipped"
+    assert client.post(f"{url}/members/a/retry").json()["state"] == "waiting"
+    assert client.post(f"{url}/members/nobody/skip").status_code == 404
+    assert client.put(url, json=asked).status_code == 409
+    assert client.delete(url).status_code == 409
+    with client.stream("GET", f"{WAVES}/stream", params={"wave_id": wave_id}, headers={"Last-Event-ID": "0"}) as stream:
+        told = []
+        for line in stream.iter_lines():
+            if line.startswith("data:"):
+                told.append(json.loads(line[5:]))
+            if len(told) == 3:
+                break
+    assert [one["state"] for one in told] == ["draft", "running", "held"]
+    entries, _ = service.store.audit.page(limit=50)
+    assert f"/api/v1/waves/{wave_id}/approve" in {entry.resource for entry in entries}
+    assert client.post(f"{url}/cancel").json()["state"] == "cancelled"
+
+
+def test_jobs_of_a_wave_are_listed_and_its_report_is_safe_to_open(client: httpx.Client, service: Service) -> None:
+    made = client.post(WAVES, json=body("a", "b")).json()
+    job, other = (
+        Migration(id=UUID(int=n), name="web", plan=PLAN, state=State.FAILED, mode_effective=Mode.COLD, created_at=now())
+        for n in (1, 2)
+    )
+    service.store.add(job, host="local")
+    service.store.add(other, host="local")
+    member = service.waves.whole(UUID(made["id"])).members[0]
+    fields = {"state": MemberState.FAILED, "job_id": job.id, "cause": "the disk is full"}
+    assert change_members(service.store.waves, UUID(made["id"]), [member], {MemberState.WAITING}, fields) == ["a"]
+    service.store.waves.tell(UUID(made["id"]), {"b": 'It waits for "a".'})
+    found = client.get("/migrations", params={"wave_id": made["id"]}).json()["items"]
+    assert [one["id"] for one in found] == [str(job.id)]
+    report = client.get(f"{WAVES}/{made['id']}/report")
+    assert report.headers["content-type"].startswith("text/csv")
+    lines = list(csv.DictReader(io.StringIO(report.text)))
+    assert [(one["vm"], one["state"], one["cause"], one["waits_for"]) for one in lines] == [
+        ("'=VM a", "failed", "the disk is full", ""),
+        ("'=VM b", "waiting", "", 'It waits for "a".'),
+    ]
+    assert client.get(f"{WAVES}/{made['id']}").json()["members"][1]["waits_for"] == 'It waits for "a".'
+
+
+def test_the_command_line_runs_a_wave(client: httpx.Client, service: Service, tmp_path: Path) -> None:
+    file = tmp_path / "night.json"
+    file.write_text(json.dumps(body("a", "b")))
+
+    def run(*argv: str) -> str:
+        done = CliRunner().invoke(app, ["waves", *argv, "--data-dir", str(service.settings.data_dir)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "a draft with 2 members" in run("import", str(file))
+    assert "night" in run("list")
+    assert "waiting" in run("show", "night")
+    assert json.loads(run("export", "night"))["name"] == "night"
+    assert "is running" in run("go", "night")
+    assert "is held" in run("hold", "night")
+    assert "skipped" in run("skip", "night", "a")
+    assert "waiting" in run("members", "night")
+    assert "skipped" in run("member", "night", "a")
+    assert "is cancelled" in run("cancel", "night", "--yes")
+    assert "'=VM a" in run("report", "night")
+    wave_id = service.waves.page(limit=1, cursor=None)[0][0].id
+    assert service.store.waves.get(wave_id).state == WaveState.CANCELLED
+    assert "is removed" in run("remove", "night")
+
+
+@pytest.mark.parametrize("wish", ["go", "hold", "cancel", "roll-back"])
+def test_a_wave_that_is_not_there(client: httpx.Client, wish: str) -> None:
+    assert client.post(f"{WAVES}/{UUID(int=5)}/{wish}").status_code == 404
+
+
+def test_the_wave_of_the_guide_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "waves.md").read_text()
+    (block,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    asked = WaveRequest.model_validate_json(block, strict=True)
+    check(asked)
+    assert [one.id for one in asked.members] == ["db01", "web01"]
