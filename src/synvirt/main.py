@@ -108,7 +108,12 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         stack.callback(store.close)
         uploads = Uploads(store.uploads, settings)
         sources = Sources(
-            store.sources, keyring, host=settings.host_id, platforms=PLATFORMS, folder=settings.data_dir / "sources"
+            store.sources,
+            keyring,
+            host=settings.host_id,
+            platforms=PLATFORMS,
+            folder=settings.data_dir / "sources",
+            allowed_hosts=settings.source_allowed_hosts,
         )
         secrets = JobSecrets(store, keyring)
         looking = _looking(stack)
@@ -315,7 +320,13 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
     guests = stack.enter_context(source.running(sources_of(connection, store.backups, host=settings.host_id)))
     backups = Backups(
         store.backups,
-        Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir, caches=settings.data_dir / "backups"),
+        Repositories(
+            store.backups,
+            host=settings.host_id,
+            keyring=settings.keyring_dir,
+            caches=settings.data_dir / "backups",
+            allowed_hosts=settings.source_allowed_hosts,
+        ),
         host=settings.host_id,
         open_guest=guests.open,
         guest_id=guests.id_of,

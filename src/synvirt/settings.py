@@ -142,6 +142,8 @@ class Settings(Received):
     # Hosts that VMs may be read from by URL: names (nas.example, *.example), addresses, networks (10.0.0.0/8), separated by
     # commas. Empty: all but this host itself, link-local addresses and cloud metadata.
     remote_allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
+    # Hosts that sources and backup peers may be at, as above. Empty: all but link-local addresses and cloud metadata.
+    source_allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
     # Authorities (PEM) that are trusted beside the host's own when VMs are read by https.
     remote_ca_file: Path | None = None
     virtio_win_iso: Path = Path("/usr/share/virtio-win/virtio-win.iso")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from synvirt.api.tls import fingerprint
 from synvirt.errors import Unauthorized
@@ -54,7 +55,7 @@ class Peer:
     def forget_certificate(self) -> None:
         (self._home / "keyring/tls.crt").unlink()
 
-    def opened(self, *, patience_s: float = 20, **others: str) -> PeerFolder:
+    def opened(self, *, patience_s: float = 20, **others: Any) -> PeerFolder:
         """The folder as another host sees it; `others`: what is different in the place that it calls."""
         self._opened.append(PeerFolder(replace(self.place, **others), patience_s=patience_s))
         return self._opened[-1]

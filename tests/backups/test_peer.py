@@ -1,12 +1,14 @@
 """A repository on a peer when things go wrong: cables, disks, certificates, passwords, and a peer that is killed."""
 
 import base64
+import contextlib
 import socket
 import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
@@ -205,6 +207,16 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_put_keeps_what_it_had_and_noth
         assert before < {entry.name for entry in folder.entries("packs")}
         for point, contents in ((earlier, [_noise(4).content]), (later, [_noise(4).content, _noise(2, seed=9).content])):
             assert restored(Repository(folder, KEY), point) == contents
+
+
+def test_a_peer_is_spoken_to_only_where_sources_may_be(peer: Peer) -> None:
+    for allowed in (("*.example",), ("10.0.0.0/8",)):
+        with pytest.raises(BackupBadRequest, match="source or a backup peer"):
+            PeerFolder(replace(peer.place, allowed_hosts=allowed), patience_s=0).room()
+    with contextlib.closing(PeerFolder(replace(peer.place, allowed_hosts=("127.0.0.0/8",)), patience_s=0)) as folder:
+        assert folder.room()[0] > 0
+    with pytest.raises(BackupBadRequest, match="source or a backup peer"):
+        PeerFolder(replace(peer.place, url="https://169.254.169.254/backup/peer/x"))
 
 
 def test_a_peer_is_a_repository_as_others_are_and_its_password_is_sealed(peer: Peer, tmp_path: Path) -> None:

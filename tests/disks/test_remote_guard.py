@@ -83,6 +83,40 @@ def test_what_is_allowed_is_all_that_is(allowed: tuple[str, ...], host: str, may
             Guard(allowed).addresses(host, 80)
 
 
+@pytest.mark.parametrize(
+    ("host", "may"),
+    [
+        ("127.0.0.1", True),  # a tunnel ends here
+        ("10.1.2.3", True),
+        ("169.254.169.254", False),
+        ("::ffff:169.254.169.254", False),
+        ("64:ff9b::a9fe:a9fe", False),
+        ("fe80::1", False),
+        ("fd00:ec2::254", False),
+        ("224.0.0.1", False),
+    ],
+)
+def test_sources_and_peers_may_be_anywhere_but_where_metadata_are(host: str, *, may: bool) -> None:
+    guard = Guard(setting="source_allowed_hosts")
+    if may:
+        guard.check_name(host)
+        assert guard.addresses(host, 443) == [host]
+        return
+    for ask in (lambda: guard.check_name(host), lambda: guard.addresses(host, 443)):
+        with pytest.raises(BadRequest) as caught:
+            ask()
+        assert "source_allowed_hosts" in (caught.value.hint or "")
+
+
+def test_a_name_that_only_a_name_server_can_judge_passes_until_then() -> None:
+    guard = Guard(("10.0.0.0/8",), "source_allowed_hosts")
+    guard.check_name("localhost")
+    with pytest.raises(BadRequest, match="not among"):
+        guard.addresses("localhost", 443)
+    with pytest.raises(BadRequest, match="not among"):
+        Guard(("*.example",), "source_allowed_hosts").check_name("localhost")
+
+
 def test_names_are_matched_whole() -> None:
     from synvirt.remote.guard import _names
 

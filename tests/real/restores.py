@@ -3,6 +3,7 @@
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 from synvirt.backups.ground import Ground
@@ -72,7 +73,7 @@ class Room:
             working=Working(self.workers),
         )
 
-    def _caches(self) -> dict[str, Path]:
+    def _caches(self) -> dict[str, Any]:
         return {"caches": self.folder / "caches"}
 
     def point(self, xml: str, disks: dict[str, Path], *, vm_id: UUID | None = None, **sealed: object) -> RestorePoint:

@@ -1,13 +1,15 @@
 """Sources in the store, and the change of the key that seals them, whatever moment a crash comes at."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 from pydantic import SecretStr
 
-from synvirt.errors import AuthFailed, Conflict, NotFound, PersistFailed
+from synvirt.errors import AuthFailed, BadRequest, Conflict, NotFound, PersistFailed
 from synvirt.keyring import Keyring, KeyUnusable, Reseal
 from synvirt.live.registry import BY_KIND
 from synvirt.migrations.sources import Sources
@@ -30,11 +32,11 @@ def a_source(name: str = "lab") -> Source:
     return Source(id=uuid4(), name=name, kind=LiveKind.VIM_API, endpoint="https://x", created_at=now())
 
 
-def started(store: Store, folder: Path, host: str = "h") -> Sources:
+def started(store: Store, folder: Path, host: str = "h", allowed_hosts: tuple[str, ...] = ()) -> Sources:
     """As a service starts on this folder."""
     folder.mkdir(exist_ok=True)
     keyring = Keyring(folder / "migrator.key")
-    return Sources(store.sources, keyring, host=host, platforms=BY_KIND, folder=folder / "sources")
+    return Sources(store.sources, keyring, host=host, platforms=BY_KIND, folder=folder / "sources", allowed_hosts=allowed_hosts)
 
 
 def registered(sources: Sources, name: str) -> UUID:
@@ -210,3 +212,44 @@ def test_a_store_that_no_key_opens_starts_nothing(store: Store, tmp_path: Path, 
         Keyring(tmp_path / name)
     with pytest.raises(KeyUnusable, match="neither"):
         started(store, tmp_path)
+
+
+# ── where a source may be ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def asked(kind: LiveKind, endpoint: str) -> SourceRequest:
+    secrets = {"user": SecretStr("root"), "password": SecretStr("x")} if kind == LiveKind.VIM_API else {}
+    return SourceRequest(name="s", kind=kind, endpoint=endpoint, credentials=secrets)
+
+
+@pytest.mark.parametrize("endpoint", ["https://169.254.169.254", "https://[fe80::1]", "https://[::ffff:100.100.100.200]"])
+def test_no_source_is_where_metadata_are(store: Store, tmp_path: Path, endpoint: str) -> None:
+    with pytest.raises(BadRequest, match="source or a backup peer"):
+        started(store, tmp_path / "k").add(asked(LiveKind.VIM_API, endpoint))
+
+
+def test_a_source_that_may_no_longer_be_spoken_to_is_not(store: Store, tmp_path: Path) -> None:
+    """The setting came after it; and a name is asked for anew each time, since it may lead elsewhere by now."""
+    source = started(store, tmp_path / "k").add(asked(LiveKind.VIM_API, "https://localhost:1"))
+
+    async def opened(allowed: str) -> None:
+        sources = started(store, tmp_path / "k", allowed_hosts=(allowed,))
+        await (await sources.connect(LiveKind.VIM_API, source.id)).close()
+
+    for allowed in ("*.example", "10.0.0.0/8"):
+        closed = started(store, tmp_path / "k", allowed_hosts=(allowed,))
+        asks: list[Callable[[], object]] = [
+            partial(asyncio.run, opened(allowed)),
+            partial(asyncio.run, closed.test(source.id)),
+            partial(asyncio.run, closed.record(source.id)),
+            partial(closed.certificate, source.id),
+        ]
+        for ask in asks:
+            with pytest.raises(BadRequest, match="source or a backup peer"):
+                ask()
+    asyncio.run(opened("localhost"))
+
+
+def test_what_is_not_reached_over_the_network_needs_no_leave(store: Store, tmp_path: Path) -> None:
+    local = started(store, tmp_path / "k", allowed_hosts=("10.0.0.0/8",)).add(asked(LiveKind.LIBVIRT_REMOTE, "qemu:///system"))
+    assert local.endpoint == "qemu:///system"

@@ -29,10 +29,20 @@ class _Known(BackupRepository):
 
 
 class Repositories:
-    """`caches`: a folder for what is copied of repositories so that it need not be fetched again; None: nothing is."""
+    """`caches`: a folder for what is copied of repositories so that it need not be fetched again; None: nothing is.
+    `allowed_hosts`: where peers may be, as the setting source_allowed_hosts says."""
 
-    def __init__(self, rows: BackupRows, *, host: str, keyring: Path, caches: Path | None = None) -> None:
+    def __init__(
+        self,
+        rows: BackupRows,
+        *,
+        host: str,
+        keyring: Path,
+        caches: Path | None = None,
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
         self._rows, self._host, self._keyring, self._caches = rows, host, keyring, caches
+        self._allowed_hosts = allowed_hosts
         self._open: dict[UUID, Repository] = {}
         self._lock = threading.Lock()
 
@@ -41,7 +51,7 @@ class Repositories:
         RepositoryKeyWrong, RepositoryDamaged."""
         master = new_key() if asked.recovery_key is None else from_recovery_text(asked.recovery_key)
         made = _made(asked, master)
-        folder = _folder(made, master)
+        folder = _folder(made, master, self._allowed_hosts)
         known = readable(_Known, self._rows.all("repository", host=self._host))
         if any(one.name == made.name or one.place == made.place for one in known):
             raise BackupConflict(f"a repository is named {made.name!r} or lies at {made.place} already")
@@ -99,12 +109,13 @@ class Repositories:
         known, master = self._known(repository_id), self._key(repository_id)
         place: FolderSpec | PeerSpec = FolderSpec(path=known.path or "", nfs=known.kind == "nfs")
         if known.peer is not None:
-            place = PeerSpec(**known.peer.model_dump(), password=_password(known, master))
+            place = PeerSpec(**known.peer.model_dump(), password=_password(known, master), allowed_hosts=self._allowed_hosts)
         cache = None if self._caches is None else str(self._caches / f"{repository_id}.footers")
         return RepositorySpec(place=place, key=base64.b64encode(master).decode(), cache=cache)
 
     def _folder_of(self, repository_id: UUID, *, patience_s: float = PATIENCE_S) -> HostFolder | PeerFolder:
-        return _folder(self._known(repository_id), self._key(repository_id), patience_s=patience_s)
+        known, master = self._known(repository_id), self._key(repository_id)
+        return _folder(known, master, self._allowed_hosts, patience_s=patience_s)
 
     def _key(self, repository_id: UUID) -> bytes:
         return migrator_key(self._key_path(repository_id))
@@ -168,11 +179,16 @@ def _belongs_to(repository_id: UUID) -> bytes:
     return b"password of a peer " + repository_id.bytes
 
 
-def _folder(known: _Known, master: bytes, *, patience_s: float = PATIENCE_S) -> HostFolder | PeerFolder:
+def _folder(
+    known: _Known, master: bytes, allowed_hosts: tuple[str, ...], *, patience_s: float = PATIENCE_S
+) -> HostFolder | PeerFolder:
     """RepositoryUnreachable. A peer is not asked yet."""
     if known.peer is None:
         return HostFolder(Path(known.path or ""), is_nfs=known.kind == "nfs")
-    return PeerFolder(PeerPlace(**known.peer.model_dump(), password=_password(known, master)), patience_s=patience_s)
+    password = _password(known, master)
+    return PeerFolder(
+        PeerPlace(**known.peer.model_dump(), password=password, allowed_hosts=allowed_hosts), patience_s=patience_s
+    )
 
 
 def _password(known: _Known, master: bytes) -> str:

@@ -65,7 +65,13 @@ def _repository(options: Options, point: str) -> Iterator[Any]:
     try:
         known = _chosen(Points(store.backups, host=settings.host_id).all(), point)
         caches = settings.data_dir / "backups"
-        repositories = Repositories(store.backups, host=settings.host_id, keyring=settings.keyring_dir, caches=caches)
+        repositories = Repositories(
+            store.backups,
+            host=settings.host_id,
+            keyring=settings.keyring_dir,
+            caches=caches,
+            allowed_hosts=settings.source_allowed_hosts,
+        )
         yield repositories.opened(known.repository_id), known.id
     finally:
         store.close()

@@ -12,6 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,7 @@ from synvirt.model import (
     VmManifest,
     now,
 )
+from synvirt.remote.guard import Guard
 from synvirt.store.sources import Sealed, SourceRows
 from synvirt.transport import Recorder, tls
 
@@ -65,13 +67,22 @@ class SealedElsewhere(AuthFailed):
 
 class Sources:
     """The sources of all hosts that share the store, as this one opens them. `folder`: where adapters keep sockets and scratch
-    files, one folder a source. `waiting`: the jobs that wait for one of them, which a change wakes."""
+    files, one folder a source. `allowed_hosts`: where sources may be, as the setting source_allowed_hosts says. `waiting`: the
+    jobs that wait for one of them, which a change wakes."""
 
     def __init__(
-        self, rows: SourceRows, keyring: Keyring, *, host: str, platforms: Mapping[LiveKind, Platform], folder: Path
+        self,
+        rows: SourceRows,
+        keyring: Keyring,
+        *,
+        host: str,
+        platforms: Mapping[LiveKind, Platform],
+        folder: Path,
+        allowed_hosts: tuple[str, ...] = (),
     ) -> None:
         self._rows, self._keyring, self._host = rows, keyring, host
         self._platforms, self._folder = platforms, folder
+        self._guard = Guard(allowed_hosts, "source_allowed_hosts")
         self.waiting = Waiting()
         # Whoever keeps sessions with a source hears of it.
         self.on_change: Callable[[UUID], None] = lambda source_id: None
@@ -147,6 +158,7 @@ class Sources:
         reach = self.form(source.kind).place(source.endpoint).reach
         if reach is None or not reach.tls:
             raise BadRequest(f"{source.endpoint} shows no certificate: it is not spoken to by TLS")
+        self._let_out(source)
         try:
             return tls.look(reach.host, reach.port)
         except OSError as error:
@@ -275,13 +287,24 @@ class Sources:
         return self._made(source, self._opened(source_id, sealed))
 
     def _made(self, source: Source, secrets: Mapping[str, str], recorder: Recorder | None = None) -> LiveAdapter:
+        self._let_out(source)
         access = SourceAccess(source.endpoint, secrets, source.options, self._folder / str(source.id), recorder)
         return self._platforms[source.kind].open(access)
+
+    def _let_out(self, source: Source) -> None:
+        """BadRequest, where its host may not be spoken to. Asked each time: a name may lead elsewhere by now. A name that leads
+        nowhere is the adapter's to tell."""
+        host = self.form(source.kind).place(source.endpoint).host
+        if host is not None:
+            with suppress(SourceUnreachable):
+                self._guard.addresses(host, 0)
 
     def _checked(self, source: Source, secrets: Mapping[str, str]) -> Source:
         """With its options as the platform's model writes them; BadRequest where the form is not kept."""
         access = SourceAccess(source.endpoint, secrets, source.options)
-        _, _, options = self.form(source.kind).read(access)
+        place, _, options = self.form(source.kind).read(access)
+        if place.host is not None:
+            self._guard.check_name(place.host)
         return source.model_copy(update={"options": options.model_dump(mode="json")})
 
     def _sealed(self, source_id: UUID, secrets: Mapping[str, str]) -> bytes:

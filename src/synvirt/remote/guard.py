@@ -1,17 +1,23 @@
 """Which hosts the service speaks to because a caller asked it to. A caller's URL must not open doors that only this host has.
+One guard for all of them: what is read by URL, source platforms, and backup peers.
 
 A name is resolved once, each address is checked, and that very address is connected to: a name server that answers differently
 the second time changes nothing. Redirects come by here too.
 
-By default every address is allowed but those by which a host reaches itself and its cloud's metadata: loopback, link-local
-(169.254.0.0/16 with 169.254.169.254, fe80::/10), unspecified, multicast, and the two metadata addresses outside those.
+Two settings name who may be spoken to, and then nobody else:
+
+    remote_allowed_hosts   read by URL, by an operator. Empty: all but addresses by which a host reaches itself (loopback, its
+                           own, unspecified) and its cloud's metadata (link-local, and the addresses in _METADATA), multicast
+    source_allowed_hosts   sources and peers, by an admin. Empty: all but link-local, metadata and multicast. This host itself
+                           may be one: a tunnel ends here, and so does a nested platform
 """
 
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Final, Literal
 
 from synvirt.errors import BadRequest, SourceUnreachable
 
@@ -19,6 +25,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Setting = Literal["remote_allowed_hosts", "source_allowed_hosts"]
 
 # Metadata of clouds that lies in networks that others use for hosts.
 _METADATA: Final = frozenset(
@@ -36,14 +43,26 @@ _THIS_NETWORK: Final = ipaddress.IPv4Network("0.0.0.0/8")
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`allowed`: host names (`nas.example`, `*.example`), addresses and networks (`10.0.0.0/8`); none: all but the refused."""
+    """`allowed`: host names (`nas.example`, `*.example`), addresses and networks (`10.0.0.0/8`); none: all but the refused.
+    `setting`: which of the two it is, and so who is refused where none is named."""
 
     allowed: tuple[str, ...] = ()
+    setting: Setting = "remote_allowed_hosts"
+
+    def check_name(self, host: str) -> None:
+        """BadRequest, where no name server needs to be asked: an address, or a name that no entry can mean."""
+        if self.allowed and not any(_names(entry, host) or _is_network(entry) for entry in self.allowed):
+            raise self._refused(host)
+        try:
+            ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return
+        if not self._allows(host, host):
+            raise self._refused(host)
 
     def addresses(self, host: str, port: int) -> list[str]:
         """The host's addresses that may be spoken to. BadRequest where none may be, SourceUnreachable where it has none."""
-        if self.allowed and not any(_names(entry, host) or _is_network(entry) for entry in self.allowed):
-            raise _refused(host)  # before a name server is asked about it
+        self.check_name(host)  # before a name server is asked about it
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -51,7 +70,7 @@ class Guard:
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         allowed = [address for address in addresses if self._allows(host, address)]
         if not allowed:
-            raise _refused(host if addresses == [host] else f"{host} ({', '.join(addresses[:4])})")
+            raise self._refused(host if addresses == [host] else f"{host} ({', '.join(addresses[:4])})")
         return allowed
 
     def connect(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
@@ -61,8 +80,14 @@ class Guard:
     def _allows(self, host: str, text: str) -> bool:
         address = _meant(ipaddress.ip_address(text.partition("%")[0]))
         if not self.allowed:
-            return not _is_own(address)
+            return not _REFUSED[self.setting](address)
         return any(_names(entry, host) or _holds(entry, address) for entry in self.allowed)
+
+    def _refused(self, host: str) -> BadRequest:
+        return BadRequest(
+            f"{host} is not among the hosts that may be {_SPOKEN_TO[self.setting]}",
+            hint=f"whoever runs the service can name it in the setting {self.setting}",
+        )
 
 
 def _connected(host: str, addresses: Sequence[str], port: int, timeout_s: float) -> socket.socket:
@@ -89,13 +114,16 @@ def _meant(address: Address) -> Address:
     return address
 
 
+def _is_metadata(address: Address) -> bool:
+    """What no source and no peer is, and what answers there gives keys away."""
+    return address.is_link_local or address.is_multicast or address in _METADATA
+
+
 def _is_own(address: Address) -> bool:
     return (
-        address.is_loopback
-        or address.is_link_local
+        _is_metadata(address)
+        or address.is_loopback
         or address.is_unspecified
-        or address.is_multicast
-        or address in _METADATA
         or any(address in tunnel for tunnel in _TUNNELS if address.version == 6)
         or _is_of_this_host(address)
         or (address.version == 4 and address in _THIS_NETWORK)
@@ -130,8 +158,9 @@ def _is_network(entry: str) -> bool:
     return True
 
 
-def _refused(host: str) -> BadRequest:
-    return BadRequest(
-        f"{host} is not among the hosts that may be read from",
-        hint="whoever runs the service can name it in the setting remote_allowed_hosts",
-    )
+_REFUSED: Final[Mapping[Setting, Callable[[Address], bool]]] = MappingProxyType(
+    {"remote_allowed_hosts": _is_own, "source_allowed_hosts": _is_metadata}
+)
+_SPOKEN_TO: Final[Mapping[Setting, str]] = MappingProxyType(
+    {"remote_allowed_hosts": "read from", "source_allowed_hosts": "a source or a backup peer"}
+)

@@ -7,7 +7,6 @@ has checked it and made it durable. Every request can be made again. While the p
 import base64
 import contextlib
 import http.client
-import socket
 import ssl
 import threading
 import time
@@ -23,6 +22,7 @@ from synvirt.errors import (
     BackupBadRequest,
     BackupConflict,
     BackupImmutable,
+    BadRequest,
     RepositoryDamaged,
     RepositoryFull,
     RepositoryUnreachable,
@@ -31,6 +31,7 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.model import Bytes, Model, ProblemDetails
+from synvirt.remote.guard import Guard
 from synvirt.repository.folder import UNFINISHED, Entry
 from synvirt.sizes import KIB, MIB
 from synvirt.transport import tls
@@ -59,12 +60,14 @@ Piece = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPlace:
-    """`url`: https://HOST:PORT/…/backup/peer/NAME. `fingerprint_sha256`: in hex with colons, of the certificate it shows."""
+    """`url`: https://HOST:PORT/…/backup/peer/NAME. `fingerprint_sha256`: in hex with colons, of the certificate it shows.
+    `allowed_hosts`: the setting source_allowed_hosts."""
 
     url: str
     fingerprint_sha256: str
     username: str
     password: str
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class PeerRoom(Model):
@@ -108,13 +111,18 @@ class PeerFolder:
             raise BackupBadRequest("peer.url is not https://HOST:PORT/…/backup/peer/NAME")
         self._host, self._port, self._path = parts.hostname, port, parts.path.rstrip("/")
         self._where = f"{parts.hostname}:{port}"
+        self._guard = Guard(place.allowed_hosts, "source_allowed_hosts")
+        try:
+            self._guard.check_name(self._host)
+        except BadRequest as error:
+            raise BackupBadRequest(error.detail, hint=error.hint) from error
         self._username = place.username
         pair = base64.b64encode(f"{place.username}:{place.password}".encode()).decode()
         self._headers = {"Authorization": f"Basic {pair}", "User-Agent": f"synvirt/{__version__}"}
         self._tls = tls.context(self._where, verify=True, fingerprint_sha256=place.fingerprint_sha256)
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._idle: list[http.client.HTTPSConnection] = []
+        self._idle: list[http.client.HTTPConnection] = []
         self._unfinished: dict[str, list[Piece]] = {}
 
     # ── as folders are asked ─────────────────────────────────────────────────────────────────────────────────────────
@@ -224,20 +232,33 @@ class PeerFolder:
             return body
         raise self._refusal(answer.status, body, what)
 
-    def _borrowed(self) -> tuple[http.client.HTTPSConnection, type[_Away]]:
+    def _borrowed(self) -> tuple[http.client.HTTPConnection, type[_Away]]:
         """A connection, and what it means when that breaks."""
         with self._lock:
             if self._idle:
                 return self._idle.pop(), _Stale
-        made = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S, context=self._tls)
+        made = http.client.HTTPConnection(self._host, self._port)
+        made.auto_open = 0  # it would connect by itself, past the guard
         return made, _Away
 
+    def _connected(self) -> ssl.SSLSocket:
+        try:
+            plain = self._guard.connect(self._host, self._port, timeout_s=CONNECT_TIMEOUT_S)
+        except BadRequest as error:
+            raise BackupBadRequest(error.detail, hint=error.hint) from error
+        except SourceUnreachable as error:
+            raise _Away(error.detail) from error
+        try:
+            return self._tls.wrap_socket(plain, server_hostname=self._host)
+        except BaseException:
+            plain.close()
+            raise
+
     def _sent(
-        self, connection: http.client.HTTPSConnection, method: str, path: str, pieces: list[Piece] | None
+        self, connection: http.client.HTTPConnection, method: str, path: str, pieces: list[Piece] | None
     ) -> http.client.HTTPResponse:
         if getattr(connection, "sock", None) is None:
-            connection.connect()
-            sock: socket.socket = connection.sock
+            connection.sock = sock = self._connected()
             sock.settimeout(TIMEOUT_S)
         length = sum(len(piece) for piece in pieces or [])
         connection.putrequest(method, self._path + path)

@@ -22,6 +22,7 @@ class PeerSpec(Spec):
     fingerprint_sha256: str
     username: str
     password: str = field(repr=False)
+    allowed_hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
