@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -284,6 +284,34 @@ def test_a_linked_clone_is_told_and_one_with_a_snapshot_is_none(snapshots: int, 
     )
     assert ("vim.linked_clone" in [concern.id for concern in one.concerns]) == told
     assert critical(one) == []
+
+
+@pytest.mark.parametrize(("days", "told"), [(6, False), (40, True)])
+def test_snapshots_that_are_old_are_told_with_their_age(days: int, told: bool) -> None:
+    """The old one lies over another, in its tree: both are looked at."""
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    tree = [
+        vim.vm.SnapshotTree(
+            snapshot=vim.vm.Snapshot("snapshot-1"),
+            name="new",
+            createTime=now - timedelta(hours=1),
+            childSnapshotList=[
+                vim.vm.SnapshotTree(
+                    snapshot=vim.vm.Snapshot("snapshot-2"),
+                    name="before the update",
+                    createTime=now - timedelta(days=days),
+                    childSnapshotList=[],
+                )
+            ],
+        )
+    ]
+    one = manifest(
+        "vm-1", found(a_disk(), snapshot__rootSnapshotList=tree), {"ds1": "VMFS"}, {"2000": Way("datastore")}, now=now
+    )
+    concerns = [one for one in one.concerns if one.id == "vim.old_snapshots"]
+    assert ["«before the update» (40 days)" in one.assessment and "new" not in one.assessment for one in concerns] == [
+        True
+    ] * told
 
 
 def named(text: str) -> Any:

@@ -22,6 +22,7 @@ import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import structlog
@@ -200,7 +201,10 @@ class VimApi:
         may_export = bool(untold_disks(found, ways)) and vim_privileges.may(
             self._session, vim_privileges.EXPORT[0], [self._session.machine(vm_id)]
         )
-        return manifest(vm_id, found, types, ways, host=host, networks=networks, may_export=may_export, space=space)
+        told_at = datetime.now(UTC)
+        return manifest(
+            vm_id, found, types, ways, host=host, networks=networks, may_export=may_export, space=space, now=told_at
+        )
 
     def _surroundings(self, host: Any, networks: Sequence[Any]) -> tuple[str, Mapping[str, str]]:
         """The name of the VM's host, and those of its networks by what its cards hold of them."""

@@ -5,6 +5,7 @@ Names of properties are those of the vSphere Web Services API: `VirtualMachine`,
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from synvirt.live import VmRow
@@ -85,6 +86,8 @@ _LINUX: Final = (
 )  # fmt: skip
 # Of a datastore: with less of it free a snapshot is a risk to be told of. Our judgement, and no limit of vSphere's.
 LOW_SPACE: Final = 0.1
+# VMware's advice (KB 1025279) is to keep no snapshot for longer than 72 hours; a week lets those of a weekend's work pass.
+OLD_SNAPSHOT: Final = timedelta(days=7)
 _ESCAPED: Final = re.compile("%(2f|5c|25)", re.IGNORECASE)
 # ManagedByInfo.extensionKey of ESX Agent Manager: vCLS, NSX and others have their agents made by it.
 AGENTS: Final = "com.vmware.vim.eam"
@@ -123,10 +126,12 @@ def manifest(
     networks: Mapping[str, str] | None = None,
     may_export: bool = False,
     space: Mapping[str, tuple[int, int]] | None = None,
+    now: datetime | None = None,
 ) -> VmManifest:
     """`store_types`: of each datastore's name, its type. `ways`: of each disk's key, by which way it will be read. `host`: the
     name of the one it is on. `networks`: see `network_names`. `may_export`: our user may ask for an export
-    lease. `space`: of each datastore's name, its free bytes, and all that it has."""
+    lease. `space`: of each datastore's name, its free bytes, and all that it has. `now`: None where
+    the age of snapshots is not to be told."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
     boot = found.get("config.bootOptions")
     disks = _disks(found, devices, boot, ways)
@@ -152,6 +157,7 @@ def manifest(
         concerns=(
             *_concerns(found, devices, store_types, ways, may_export=may_export),
             *_of_stores(virtual_disks(devices), space or {}),
+            *_of_old_snapshots(found, now),
         ),
     )
 
@@ -425,6 +431,21 @@ def _of_stores(disks: Sequence[Any], space: Mapping[str, tuple[int, int]]) -> It
                 "pass; on a datastore that is full guests stand still.",
                 remedy="Free some space there first, or move the VM cold: a guest that is off writes nothing.",
             )
+
+
+def _of_old_snapshots(found: Mapping[str, Any], now: datetime | None) -> Iterator[Concern]:
+    kept = _snapshots(found.get("snapshot.rootSnapshotList") or ())
+    old = [one for one in kept if now and one.created_at and now - one.created_at > OLD_SNAPSHOT]
+    if now and old:
+        told = ", ".join(f"«{one.name}» ({(now - one.created_at).days} days)" for one in old if one.created_at)
+        yield Concern(
+            id="vim.old_snapshots",
+            category="Warning",
+            label="Old snapshots",
+            assessment=f"The VM keeps {told}. Their files may have grown as large as its disks: reading through them is "
+            "slower, and removing them may take hours and slow the guest.",
+            remedy="Remove those that nobody needs, some time before the migration, with room on the datastore for it.",
+        )
 
 
 def _of_disk(disk: Any, store_types: Mapping[str, str], *, by_files: bool) -> Iterator[Concern]:
