@@ -62,3 +62,20 @@ def test_a_number_that_went_to_another_process_is_let_alone(run, tmp_path: Path)
     other = run("editor", "a letter")
     orphans.end([orphans.Orphan(other.pid, None)], tmp_path, lambda uuid: False)
     assert other.poll() is None
+
+
+def test_folders_of_a_start_that_came_to_nothing_are_removed(tmp_path: Path) -> None:
+    """The service was killed between libvirt's making them and the guest's process, whose record is forgotten."""
+    places = (tmp_path / "lib/qemu", tmp_path / "lib/qemu/channel/target")
+    for place in places:
+        for name in ("domain-1-killed", "domain-12-runs", "domain-x", "nvram"):
+            (place / name).mkdir(parents=True)
+    (places[0] / "domain-1-killed/monitor.sock").touch()
+    left = orphans.folders(tmp_path)
+    for place in places:
+        (place / "domain-2-begun-since").mkdir()
+    orphans.remove(left, [12])
+    for place in places:
+        assert sorted(path.name for path in place.glob("*")) == sorted(
+            ["domain-12-runs", "domain-2-begun-since", "domain-x", "nvram", *(["channel"] if place == places[0] else [])]
+        )

@@ -138,10 +138,11 @@ def _embedded(libvirt: Any, root: Path) -> Any:
         if root not in _embedded_open:
             _prepare(root)
             short = _short(root)
-            left = orphans.suspects(short)
+            left, folders = orphans.suspects(short), orphans.folders(root)
             _forget_unborn(root)
             opened = libvirt.open(f"qemu:///embed?root={quote(str(short))}")
             orphans.end(left, short, lambda uuid: _is_active(libvirt, opened, uuid))
+            orphans.remove(folders, opened.listDomainsID())
             _embedded_open[root] = opened
         return _embedded_open[root]
 

@@ -1,16 +1,18 @@
-"""Processes that the embedded driver began and that nobody ends, since the service was killed at the wrong moment.
+"""What the embedded driver began and nobody ends, since the service was killed at the wrong moment.
 
     QEMU with no machine, by which libvirt learns what QEMU can do: it is detached, and waits for questions for ever
     swtpm of a guest that was never started: its QEMU would have ended it
+    folders of a start of a guest that came to no process: libvirt removes those of the guests that it knows to run
 
-They are known by the paths in their arguments, which lie in the driver's own folder.
+The processes are known by the paths in their arguments, which lie in the driver's own folder.
 """
 
 import contextlib
 import os
 import re
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,24 @@ def end(orphans: list[Orphan], root: Path, is_active: Callable[[str], bool]) -> 
         if _suspect(orphan.pid, root) == orphan and (orphan.guest is None or not is_active(orphan.guest)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(orphan.pid, signal.SIGKILL)
+
+
+# A guest's folder is domain-NUMBER-NAME; each start has another number (libvirt's virDomainDefGetShortName).
+_OF_A_START = re.compile(r"domain-([0-9]+)-.*", re.DOTALL)
+
+
+def folders(root: Path) -> list[Path]:
+    """Of starts of guests. Look before the driver is opened, as for the processes."""
+    places = (root / "lib/qemu", root / "lib/qemu/channel/target")
+    return [path for place in places for path in place.glob("domain-*") if _OF_A_START.fullmatch(path.name)]
+
+
+def remove(left: list[Path], active: Collection[int]) -> None:
+    """Those that are of no guest that runs. `active`: the numbers of those that do, once the driver is open."""
+    for path in left:
+        number = _OF_A_START.fullmatch(path.name)
+        if number is not None and int(number[1]) not in active:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _suspect(pid: int, root: Path) -> Orphan | None:
