@@ -1,6 +1,7 @@
 """Whole processes, measured from outside: wall time, and the most memory that any one of them held."""
 
 import os
+import platform
 import shlex
 import statistics
 import subprocess
@@ -25,6 +26,12 @@ class Run:
     seconds: float
     cpu_seconds: float
     memory_mib: float
+
+
+def processor() -> str:
+    """Its name, as the kernel tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 class RunFailed(Exception):

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measure import RunFailed, commands, free_memory_bytes, same_content, timed
+from bench.measure import RunFailed, commands, free_memory_bytes, processor, same_content, timed
 from bench.rows import ROWS, Row
 from bench.sources import MIB, Sources, original_of
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help=f"write {RECORDED.name}: what is measured now is the bound")
     parser.add_argument("--data-mib", type=int, default=DATA_MIB, help="real files on the disk")
     options = parser.parse_args()
-    recorded: dict[str, float] = {} if options.record else json.loads(RECORDED.read_text())
+    on, recorded = ("", {}) if options.record else _recorded()
     # On one core, all of them: how much two threads cost each other hangs on whether the other core is free just then.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rows = [row for row in ROWS if row.name in NAMES]
@@ -71,11 +71,20 @@ def main() -> None:
             print(f"| {row.name} | {cost.ours:.2f} | {cost.peer:.2f} | {cost.ratio:.2f} | {shown} | {judged} |", flush=True)
     if options.record:
         figures = {name: round(cost.ratio, 3) for name, cost in measured.items()}
-        RECORDED.write_text(json.dumps(figures, indent=1) + "\n")
+        RECORDED.write_text(json.dumps({"processor": processor(), "rows": figures}, indent=1) + "\n")
         return
     lost = [name for name, cost in measured.items() if cost.ratio > recorded[name] * LOSS_MAX]
     if lost:
-        sys.exit(f"more work than a fifth above what was recorded: {', '.join(lost)}")
+        told = f"more work than a fifth above what was recorded: {', '.join(lost)}"
+        if on == processor():
+            sys.exit(told)
+        print(f"{told}; but on {on}, and this is {processor()}")
+
+
+def _recorded() -> tuple[str, dict[str, float]]:
+    """The processor, and what each row cost there."""
+    found = json.loads(RECORDED.read_text())
+    return str(found["processor"]), dict(found["rows"])
 
 
 def _cost(row: Row, sources: Sources, target: Path, bound: float | None) -> Cost:

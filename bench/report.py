@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.measure import processor
+
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 DOCUMENT, README = ROOT / "docs/performance.md", ROOT / "README.md"
@@ -73,7 +75,7 @@ def provenance(data_mib: int, rounds: int, others: float) -> str:
     )
     return (
         f"Measured {datetime.now(UTC):%Y-%m-%d} at commit {_commit()} by `make bench` ({data_mib} MiB of real files, medians of"
-        f" {rounds}): {_processor()}, {os.cpu_count()} cores, {memory} GiB, Linux {platform.release()}, Python"
+        f" {rounds}): {processor()}, {os.cpu_count()} cores, {memory} GiB, Linux {platform.release()}, Python"
         f" {platform.python_version()}, {_said('qemu-img', '--version').partition('(')[0].strip()}; others had {others:.0%}."
     )
 
@@ -93,11 +95,6 @@ def _commit() -> str:
     """With a `+` where files were changed since."""
     commit = _said("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
     return commit + ("+" if _said("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no") else "")
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _said(*argv: str) -> str:

@@ -1,11 +1,11 @@
 """What `make bench` writes, and when it refuses to."""
 
-import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -65,7 +65,7 @@ def test_figures_say_what_they_are_of() -> None:
 
 def test_a_copy_that_costs_a_fifth_more_ends_badly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A noisy round does not: the least counts, and rounds go on until the row holds."""
-    assert set(json.loads(quick.RECORDED.read_text())) == set(quick.NAMES) <= {row.name for row in ROWS}
+    assert set(quick._recorded()[1]) == set(quick.NAMES) <= {row.name for row in ROWS}
     (tmp_path / "target.raw").touch()
     monkeypatch.setattr(quick, "same_content", lambda *_: True)
     seconds: Iterator[float] = iter(())
@@ -103,6 +103,22 @@ def test_the_yardstick_copies(tmp_path: Path, options: list[str]) -> None:
     subprocess.run([sys.executable, quick.YARDSTICK, *options, source, target], check=True)
     assert source.read_bytes() == target.read_bytes()
     assert target.stat().st_blocks <= source.stat().st_blocks, "holes stay holes"
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_loss_fails_on_the_processor_that_the_bounds_are_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, same: bool
+) -> None:
+    monkeypatch.setattr(quick, "PLACE", tmp_path)
+    monkeypatch.setattr(quick, "free_memory_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(quick, "_cost", lambda *_: quick.Cost(9.0, 1.0))
+    monkeypatch.setattr(quick, "_recorded", lambda: ("here" if same else "there", dict.fromkeys(quick.NAMES, 1.0)))
+    monkeypatch.setattr(quick, "processor", lambda: "here")
+    monkeypatch.setattr("os.sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["bench.quick"])
+    with pytest.raises(SystemExit, match="more work") if same else nullcontext():
+        quick.main()
+    assert ("but on there" in capsys.readouterr().out) is not same
 
 
 def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
