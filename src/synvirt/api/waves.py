@@ -29,6 +29,7 @@ from synvirt.fleet.model import (
     WaveSummary,
 )
 from synvirt.fleet.records import member_json, member_of, wave_json
+from synvirt.fleet.sheets import guarded, to_json
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.model import MIB, Model, Progress
@@ -75,8 +76,6 @@ REPORT_COLUMNS = (
     "outage_budget_s",
     "job_id",
 )
-# A cell that begins so is a formula to a spreadsheet; names come from outside.
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 class WavePage(Model):
@@ -166,15 +165,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
     @router.get("/{wave_id}/export", response_model=WaveExport)
     def export_wave(wave_id: UUID) -> Response:
         """The wave as it may be made again: what POST takes, without what became of it."""
-        whole = waves.whole(wave_id)
-        asked = WaveRequest(
-            **{name: getattr(whole, name) for name in WaveRequest.model_fields if name not in ("hooks", "members")},
-            members=tuple(
-                MemberRequest.model_construct(**{name: getattr(one, name) for name in MemberRequest.model_fields})
-                for one in whole.members
-            ),
-        )
-        return Response(asked.model_dump_json(exclude={"hooks"}), media_type="application/json")
+        return Response(to_json(waves.whole(wave_id)), media_type="application/json")
 
     @router.get("/{wave_id}/report", response_class=Response, responses=REPORT_DOCUMENTED)
     def report_wave(wave_id: UUID) -> Response:
@@ -319,5 +310,4 @@ def _summary(waves: Waves, wave: Wave) -> WaveSummary:
 
 
 def _cell(value: Any) -> str:
-    text = "" if value is None else str(value)
-    return f"'{text}" if text.startswith(_FORMULAS) else text
+    return guarded("" if value is None else str(value))
