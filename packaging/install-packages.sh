@@ -23,7 +23,11 @@ else
     echo "    apt-get update && $command" >&2
     exit 1
 fi
+# Where another installs meanwhile (`make lab` beside `make setup`) apt would fail: it is waited for, by a lock on this file.
+# What apt starts does not hold the lock (9<&-): a daemon would keep it.
+exec 9<"$0"
+flock 9
 echo "Installing:$missing"
 # DEBIAN_FRONTEND: a question on a machine without a terminal would wait for ever.
-$as_root apt-get update -q=2
-$as_root env DEBIAN_FRONTEND=noninteractive $command -q=2
+$as_root apt-get update -q=2 9<&-
+$as_root env DEBIAN_FRONTEND=noninteractive $command -q=2 9<&-
