@@ -409,18 +409,20 @@ def _rooms(
             settings.virt_tools_dir,
             kvm=lambda: accelerator(settings.data_dir / "libvirt").kind == "kvm",
         ),
-        receipts=_receipts(settings) if settings.receipts else None,
+        receipts=_receipts(settings, store) if settings.receipts else None,
         passthroughs={OfflineKind.VMCX_EXPORT: vmcx_tool(settings)},
         boot_timeout_s=settings.boot_timeout_s,
         copy_threads=settings.copy_threads,
     )
 
 
-def _receipts(settings: "Settings") -> "Receipts":
+def _receipts(settings: "Settings", store: "Store") -> "Receipts":
     from synvirt.proof.keeping import Receipts
     from synvirt.proof.signing import HostKey
 
-    return Receipts(settings.receipts_dir, HostKey(settings.keyring_dir / "receipts.key", settings.host_id))
+    receipts = Receipts(settings.receipts_dir, HostKey(settings.keyring_dir / "receipts.key", settings.host_id))
+    receipts.forget_hashes_but(lambda job_id: store.is_of(job_id, settings.host_id))
+    return receipts
 
 
 def _destinations(settings: "Settings") -> "dict[str, Destination]":

@@ -156,6 +156,7 @@ def test_import_from_a_source_finds_the_vm_by_its_name_or_id(service: Service, r
     exact = ("--max-passes", "3", "--delta-threshold", "8MiB", "--interval", "0.5", "--bandwidth", "50MiB", "--verify", "full")
     plan = json.loads(run("import", "vm-1", "--source", "lab", "--mode", "warm", *exact, "--json").stdout)["plan"]
     warm = {"max_passes": 3, "delta_threshold_bytes": 8 * MIB, "interval_s": 0.5, "cutover": "auto", "verify": "full"}
+    warm["untracked"] = "cold"
     assert (plan["warm"], plan["limits"]) == (warm, {"bandwidth_bps": 50 * MIB})
     assert run("import", "vm-1", "--source", "lab", "--bandwidth", "fast").exit_code == 2
     missing = run("import", "vm-2", "--source", "lab")

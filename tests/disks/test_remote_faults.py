@@ -259,7 +259,7 @@ def test_a_file_that_is_replaced_while_smb_is_away_is_an_error(samba: servers.Sa
         place = reader._live.place
         path.unlink()
         path.write_bytes(bytes(len(CONTENT)))
-        place.broken()  # type: ignore[attr-defined]
+        place.broken(place.tree())  # type: ignore[attr-defined]
         with pytest.raises(DiskReadFailed, match="changed or replaced"):
             read(reader, 3 << 20, 4096)
         reader.close()

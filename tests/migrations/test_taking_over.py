@@ -5,8 +5,10 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from uuid import UUID
 
@@ -102,6 +104,7 @@ def test_a_job_on_shared_storage_goes_on_elsewhere_wherever_its_host_died(tmp_pa
             ended = fleet.b.run(job.id)
             assert ended.state is State.COMPLETED, ended.last_error
             assert fleet.b.volume(ended).read_bytes() == CONTENT
+            assert hashed(fleet.b, ended) == sha256(CONTENT).hexdigest(), "what the lost host hashed is not in it, or is true"
             assert fleet.b.platform.vm(VM)["snapshots"] == {}
             taken += 1
         else:
@@ -114,6 +117,17 @@ def test_a_job_on_shared_storage_goes_on_elsewhere_wherever_its_host_died(tmp_pa
         if not taken and left.state not in (State.QUEUED, State.COPYING_FULL):
             break
     assert taken > 2
+
+
+def hashed(house: House, ended: Migration) -> str:
+    """What the job's receipt says of its one disk, which is smaller than a block of it."""
+    assert house.rooms.receipts is not None
+    with tarfile.open(house.rooms.receipts.path_of(ended.id)) as tar:
+        (ledger,) = [name for name in tar.getnames() if name.endswith(".sha256")]
+        found = tar.extractfile(ledger)
+        assert found is not None
+        (row,) = found.read().decode().splitlines()
+    return row.split()[0]
 
 
 def test_nobody_is_fenced_by_a_host_that_has_only_just_its_own_lease(fleet: Fleet) -> None:

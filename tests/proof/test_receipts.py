@@ -72,6 +72,16 @@ def test_a_receipt_is_good_and_says_which_volume_has_no_hashes(made: tuple[Recei
     assert chained(all_, receipts.key.public) == []
 
 
+def test_the_hashes_of_jobs_that_are_no_longer_here_are_forgotten(tmp_path: Path) -> None:
+    receipts = Receipts(tmp_path / "kept", HostKey(tmp_path / "key", "kvm1"))
+    receipts.forget_hashes_but(lambda _: False)
+    kept, other = receipts.hashes_file(UUID(int=1), 0), receipts.hashes_file(UUID(int=2), 0)
+    for file in (kept, other):
+        file.write_bytes(b"x")
+    receipts.forget_hashes_but(lambda job_id: job_id == UUID(int=1))
+    assert (kept.exists(), other.parent.exists()) == (True, False)
+
+
 def test_a_job_has_one_receipt_however_often_it_is_made(made: tuple[Receipts, Path, Path]) -> None:
     receipts, _, volume = made
     before = receipts.published().head

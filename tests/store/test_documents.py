@@ -20,8 +20,8 @@ from tests.jobs.migrations import migration
 def _later(job: Migration) -> dict[str, Any]:
     """As a later version would have written it: fields that nobody knows here, some in parts that refuse such."""
     document: dict[str, Any] = json.loads(job.model_dump_json())
-    document["receipt"] = {"signed": True}
-    document["plan"]["window_id"] = "w1"
+    document["of_later"] = {"signed": True}
+    document["plan"]["of_later"] = "w1"
     document["plan"]["warm"]["not_before"] = "22:00"
     document["plan"]["source_ref"]["via"] = ["a", "b"]
     document["history"][0]["by"] = "admin"
@@ -41,8 +41,8 @@ def test_unknown_fields_are_read_past_and_survive_a_change() -> None:
     assert read == job
     after = read.model_copy(update={"state": State.STARTING, "history": (*read.history, read.history[0])})
     written = json.loads(rewritten(text_, read, after))
-    assert written["receipt"] == {"signed": True}
-    assert (written["plan"]["window_id"], written["plan"]["warm"]["not_before"]) == ("w1", "22:00")
+    assert written["of_later"] == {"signed": True}
+    assert (written["plan"]["of_later"], written["plan"]["warm"]["not_before"]) == ("w1", "22:00")
     assert written["plan"]["source_ref"]["via"] == ["a", "b"]
     assert [visit.get("by") for visit in written["history"]][:2] == ["admin", None]
     assert parsed(Migration, json.dumps(written)) == after
@@ -136,7 +136,7 @@ def test_what_a_later_minor_version_added_survives_in_all_that_is_written(databa
     with store._writing() as db:
         for table in (migrations, sources, backups):
             (text_,) = db.execute(table.select().with_only_columns(table.c.document)).scalars()
-            later = json.dumps(json.loads(text_) | {"receipt": {"signed": True}})
+            later = json.dumps(json.loads(text_) | {"of_later": {"signed": True}})
             db.execute(table.update().values(document=later, version="1.7"))
 
     store.change(job.id, State.QUEUED, lambda one: one.model_copy(update={"state": State.COPYING_FULL}))
@@ -146,7 +146,7 @@ def test_what_a_later_minor_version_added_survives_in_all_that_is_written(databa
         for table, changed in ((migrations, "CopyingFull"), (sources, "other"), (backups, "keeping")):
             (row,) = db.execute(table.select()).all()
             document = json.loads(row.document)
-            assert (document["receipt"], row.version) == ({"signed": True}, "1.7"), table.name
+            assert (document["of_later"], row.version) == ({"signed": True}, "1.7"), table.name
             assert changed in document.values()
         assert [row.version for row in db.execute(events.select())] == [VERSION, "1.7"]
     store.close()
@@ -158,8 +158,8 @@ def _as_a_later_version(database_url: str, usable_from: str) -> None:
         url = url.set(drivername="postgresql+psycopg")
     engine = create_engine(url)
     with engine.begin() as db:
-        db.execute(text("ALTER TABLE migrations ADD COLUMN window_id VARCHAR(36)"))
-        db.execute(text("CREATE TABLE waves (id VARCHAR(36) PRIMARY KEY)"))
+        db.execute(text("ALTER TABLE migrations ADD COLUMN of_later VARCHAR(36)"))
+        db.execute(text("CREATE TABLE of_later (id VARCHAR(36) PRIMARY KEY)"))
         db.execute(text("UPDATE alembic_version SET version_num = 'later'"))
         db.execute(text("UPDATE schema_facts SET value = :value WHERE key = 'usable_from'"), {"value": usable_from})
     engine.dispose()
@@ -177,7 +177,7 @@ def test_the_service_goes_back_one_version_while_a_job_is_under_way(database_url
     (found,) = back.unended(host="h")
     back.change(found.id, State.QUEUED, lambda one: one.model_copy(update={"state": State.COPYING_FULL}))
     document = json.loads(back.documents(limit=1)[0][0])
-    assert (document["state"], document["receipt"], document["plan"]["window_id"]) == ("CopyingFull", {"signed": True}, "w1")
+    assert (document["state"], document["of_later"], document["plan"]["of_later"]) == ("CopyingFull", {"signed": True}, "w1")
     back.close()
 
 

@@ -36,8 +36,9 @@ LOOK_EVERY_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
 # Until then nothing of the guest has changed hands: who goes on may.
 BEFORE_CUT_OVER = frozenset({State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING})
-# What is made where every host reaches it, or is nothing but its line in the ledger.
-REACHED_BY_ALL = frozenset({"volume", "snapshot", "source_power", "mark", "tracking", "claim"})
+# What is made where every host reaches it, or is nothing but its line in the ledger; and the hashes for the receipt, which a
+# host that goes on makes anew: their token names the host that wrote the volumes.
+REACHED_BY_ALL = frozenset({"volume", "snapshot", "source_power", "mark", "tracking", "claim", "hashes"})
 
 
 class TakingOver:

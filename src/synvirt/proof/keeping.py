@@ -6,13 +6,14 @@ A receipt is there whole or not at all, and a job has one. They stay when their 
 is broken. Blocking code, from any thread of the one service that has the folder.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import tarfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,13 @@ class Receipts:
 
     def forget_hashes(self, job_id: UUID) -> None:
         shutil.rmtree(self.hashes_folder(job_id), ignore_errors=True)
+
+    def forget_hashes_but(self, is_kept: Callable[[UUID], bool]) -> None:
+        """Of the jobs that `is_kept` is false for: another host went on with them while this one was away."""
+        with contextlib.suppress(FileNotFoundError):
+            for folder in list((self._folder / "hashes").iterdir()):
+                if not is_kept(UUID(folder.name)):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     # ── receipts ──
 

@@ -166,6 +166,12 @@ class Store:
         with self._reading() as db:
             return str(_row(db, job_id).host)
 
+    def is_of(self, job_id: UUID, host: str) -> bool:
+        """Whether there is such a job, and it is this host's."""
+        with self._reading() as db:
+            asked = select(migrations.c.id).where(migrations.c.id == str(job_id), migrations.c.host == host)
+            return db.execute(asked).first() is not None
+
     def documents(self, *, limit: int, cursor: int | None = None, only: Only = ALL) -> tuple[list[str], int | None]:
         """Newest first: the jobs as JSON text, and the cursor of the next page (None: this was the last)."""
         query = select(migrations.c.number, migrations.c.document).order_by(migrations.c.number.desc()).limit(limit + 1)

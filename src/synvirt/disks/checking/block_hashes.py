@@ -19,6 +19,7 @@ A disk of 1 TiB has 8 MiB of hashes. What goes wrong with the file costs the fil
 
 import contextlib
 import hashlib
+import logging
 import os
 import struct
 import threading
@@ -29,14 +30,12 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-import structlog
-
 from synvirt.blocks import DiskReader, DiskWriter, Extent
 from synvirt.copying import default_threads
 from synvirt.disks.checking.ledger import BLOCK_BYTES
 from synvirt.disks.memory import is_zero
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)  # structlog would load rich into each worker
 
 DIGEST_BYTES: Final = hashlib.sha256().digest_size
 HEADER_BYTES: Final = 128
@@ -234,7 +233,7 @@ class BlockHashes:
                 file = self._file
             yield file
         except OSError as error:
-            log.warning("the hashes of a volume are given up", cause=error.strerror)
+            log.warning("the hashes of a volume are given up: %s", error.strerror)
             with self._lock:
                 file, self._file = self._file, None
             with contextlib.suppress(OSError):
