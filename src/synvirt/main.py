@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from synvirt.destinations import Destination
     from synvirt.doctor import Checkup
     from synvirt.fleet.carrying import Carrying
+    from synvirt.fleet.forecasting import Forecaster
     from synvirt.fleet.waves import Waves
     from synvirt.jobs.board import Board
     from synvirt.jobs.lease import Pausable
@@ -135,7 +136,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             claim=partial(check_free, rooms),
             taking_over=taking_over,
         )
-        waves, carrying = _waves(stack, rooms, intake)
+        waves, forecaster, carrying = _waves(stack, rooms, intake, sources)
         kinds.append(carrying)
         checkup = Checkup(settings)
         checkup.begin()
@@ -160,7 +161,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             checkup=checkup.latest,
         )
         mount(app, backups, settings)
-        mount_waves(app, waves, board, settings)
+        mount_waves(app, waves, forecaster, board, settings)
         server = Server(app, settings)
         stack.enter_context(swept(uploads))
         stack.enter_context(trials_swept(sources.trials))
@@ -217,9 +218,10 @@ def _begin(stack: ExitStack, engine: "Engine", carrying: "Carrying", taking_over
     stack.enter_context(looking(taking_over, among_hosts=among_hosts))
 
 
-def _waves(stack: ExitStack, rooms: "Rooms", intake: "Intake") -> "tuple[Waves, Carrying]":
+def _waves(stack: ExitStack, rooms: "Rooms", intake: "Intake", sources: "Sources") -> "tuple[Waves, Forecaster, Carrying]":
     from synvirt.fleet.carrying import Carrying, failed
     from synvirt.fleet.checks import Checker
+    from synvirt.fleet.forecasting import Forecaster
     from synvirt.fleet.host_side import HostSide
     from synvirt.fleet.waves import Waves
 
@@ -227,7 +229,9 @@ def _waves(stack: ExitStack, rooms: "Rooms", intake: "Intake") -> "tuple[Waves, 
     side = HostSide(rooms, Checker(rooms.hypervisor), cancel=intake.cancel, failed=partial(failed, rows))
     stack.callback(side.close)
     carrying = Carrying(intake, side)
-    return Waves(rows, changed=carrying.wake), carrying
+    waves = Waves(rows, changed=carrying.wake)
+    forecaster = Forecaster(waves, rooms.store, sources.sizes, host=side.host, destination=side.default_destination)
+    return waves, forecaster, carrying
 
 
 def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":

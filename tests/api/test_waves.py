@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from synvirt.cli import app
+from synvirt.fleet.forecasting import WhatIf
 from synvirt.fleet.model import MemberState, WaveRequest, WaveState
 from synvirt.fleet.waves import change_members, check
 from synvirt.model import Migration, Mode, State, now
@@ -132,6 +133,9 @@ def test_the_command_line_runs_a_wave(client: httpx.Client, service: Service, tm
     assert "night" in run("list")
     assert "waiting" in run("show", "night")
     assert json.loads(run("export", "night"))["name"] == "night"
+    simulated = run("simulate", "night", "--more-destinations", "1")
+    assert all(part in simulated for part in ("It ends", "p95", "The size of 2 members is not known", "MEMBER"))
+    assert simulated.count("What holds it back") == 1
     assert "is running" in run("go", "night")
     assert "is held" in run("hold", "night")
     assert "skipped" in run("skip", "night", "a")
@@ -151,7 +155,21 @@ def test_a_wave_that_is_not_there(client: httpx.Client, wish: str) -> None:
 
 def test_the_wave_of_the_guide_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs" / "waves.md").read_text()
-    (block,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    block, what_if = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     asked = WaveRequest.model_validate_json(block, strict=True)
     check(asked)
     assert [one.id for one in asked.members] == ["db01", "web01"]
+    assert WhatIf.model_validate_json(what_if, strict=True) != WhatIf()
+
+
+def test_a_wave_is_simulated_before_it_goes(client: httpx.Client, service: Service) -> None:
+    made = client.post(WAVES, json=body("a", "b")).json()
+    url = f"{WAVES}/{made['id']}"
+    found = client.post(f"{url}/simulate").json()
+    assert (found["assumed"], found["unfinished"]) == (["a", "b"], 0), "their source is not known here"
+    assert client.get(url).json()["forecast"] == found["forecast"]
+    assert found["forecast"]["ends_p50"] <= found["forecast"]["ends_p95"]
+    slower = client.post(f"{url}/simulate", json={"limits": {"wave": 1}}).json()
+    assert "later" in slower["difference"]
+    assert client.post(f"{url}/simulate", json={"more_destination": 1}).status_code == 400
+    assert service.waves.whole(UUID(made["id"])).state == WaveState.DRAFT

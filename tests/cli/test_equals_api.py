@@ -101,6 +101,7 @@ COMMANDS = {
     "POST /waves/{}/members/{}/skip": "waves skip",
     "GET /waves/{}/report": "waves report",
     "POST /waves/{}/roll-back": "waves roll-back",
+    "POST /waves/{}/simulate": "waves simulate",
 }
 # One SynVirt speaks it to another; no person does.
 SPOKEN_BY_SERVICES = "/backup/peer/"

@@ -27,6 +27,7 @@ from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.doctor import Checkup, Finding
 from synvirt.errors import Unauthorized
+from synvirt.fleet.forecasting import Forecaster
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.keyring import Keyring
@@ -168,7 +169,8 @@ class Service:
         self.backups.start()
         mount(self.app, self.backups, self.settings, pace=pace)
         self.waves = Waves(self.store.waves)
-        mount_waves(self.app, self.waves, self.board, self.settings, pace=pace)
+        forecaster = Forecaster(self.waves, self.store, self.sources.sizes, host="local", destination="directory")
+        mount_waves(self.app, self.waves, forecaster, self.board, self.settings, pace=pace)
 
     def _begin(self, job_id: UUID) -> None:
         self.begin(job_id)

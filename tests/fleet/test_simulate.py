@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from synvirt.fleet.model import Canary, Group, LockOut, MemberState, Wave, WaveLimits, WaveRequest, Window
 from synvirt.fleet.order import order, problems
 from synvirt.fleet.scheduling import spans_of
-from synvirt.fleet.simulate import Change, Load, Simulation, Site, _Draws, _Run, _Setting, changed, simulate, told_difference
+from synvirt.fleet.simulate import (
+    Change,
+    Load,
+    Simulation,
+    Site,
+    _Draws,
+    _Run,
+    _Setting,
+    changed,
+    difference_in_words,
+    simulate,
+)
 from synvirt.sizes import GIB, MIB
 from tests.fleet.made import member, wave
 
@@ -238,8 +249,8 @@ def test_what_if_one_number_were_another() -> None:
     assert before.forecast and one_more.forecast and both.forecast  # noqa: PT018 - for the types
     assert (before.forecast.ends_p50 - NOW) > 1.9 * (both.forecast.ends_p50 - NOW)
     assert (one_more.forecast.ends_p50 - NOW) > 1.7 * (both.forecast.ends_p50 - NOW)
-    assert "sooner, on 2026-11-23" in told_difference(before, both)
-    assert "later" in told_difference(both, before)
+    assert "sooner, on 2026-11-23" in difference_in_words(before, both)
+    assert "later" in difference_in_words(both, before)
     opened = Change(windows=(window("w", "2026-12-24T00:00:00", 9),))
     assert simulate(*changed(made, loads, site, opened), NOW).members[0].planned_at == datetime(2026, 12, 24, tzinfo=UTC)
 

@@ -178,9 +178,9 @@ class Metrics:
             self._ended.labels(job["state"], seen.way[0]).inc()
             if job["state"] == State.COMPLETED and job["downtime_s"] is not None:
                 self._downtime.observe(job["downtime_s"])
-                if (foretold := job.get("outage")) is not None:
-                    self._outage_error.observe(abs(job["downtime_s"] - foretold["p50_s"]))
-                    self._outages.labels(str(job["downtime_s"] <= foretold["p95_s"]).lower()).inc()
+                if (forecast := job.get("outage")) is not None:
+                    self._outage_error.observe(abs(job["downtime_s"] - forecast["p50_s"]))
+                    self._outages.labels(str(job["downtime_s"] <= forecast["p95_s"]).lower()).inc()
             del self._seen[job["id"]]
 
     def _count_bytes(self, seen: _Seen, bytes_done: int) -> None:

@@ -17,6 +17,7 @@ from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
+from synvirt.fleet.forecasting import Forecaster, WaveSimulation, WhatIf
 from synvirt.fleet.model import (
     ApprovalRequest,
     Member,
@@ -105,7 +106,9 @@ class WaveExport(Model):
     start_at: Any
 
 
-def mount_waves(app: FastAPI, waves: Waves, board: Board, settings: Settings, *, pace: Pace | None = None) -> None:
+def mount_waves(
+    app: FastAPI, waves: Waves, forecaster: Forecaster, board: Board, settings: Settings, *, pace: Pace | None = None
+) -> None:
     """At {base_url}/api/v1/waves: behind the same door as the rest, and in the same document."""
     base_url = settings.base_url.strip("/")
     prefix = f"{'/' if base_url else ''}{base_url}/api/v1"
@@ -113,6 +116,7 @@ def mount_waves(app: FastAPI, waves: Waves, board: Board, settings: Settings, *,
     _many(router, waves)
     _stream(router, waves.rows, board, stopping=app.state.stopping.is_set, pace=pace or Pace())
     _one(router, waves)
+    _forecasting(router, forecaster)
     _wishes(router, waves)
     _members(router, waves)
     app.include_router(router, prefix=prefix)
@@ -178,6 +182,17 @@ def _one(router: APIRouter, waves: Waves) -> None:
             told = json.loads(member_json(row))
             lines.writerow([_cell(told.get(name)) for name in REPORT_COLUMNS])
         return Response(text.getvalue(), media_type="text/csv")
+
+
+def _forecasting(router: APIRouter, forecaster: Forecaster) -> None:
+    @router.post("/{wave_id}/simulate", response_model=WaveSimulation, openapi_extra=documented(WhatIf, required=False))
+    async def simulate_wave(
+        wave_id: UUID, asked: Annotated[WhatIf, Depends(optional_json_body(WhatIf, limit_bytes=WAVE_LIMIT_BYTES))]
+    ) -> WaveSimulation:
+        """Run the wave through in thought: when each member is copied and cut over, when all of it ends, and what holds it
+        back. Sources are asked how large VMs are that have no job yet. With other numbers it says what they would change;
+        without any, the wave keeps this forecast."""
+        return await forecaster.forecast(wave_id, asked)
 
 
 def _wishes(router: APIRouter, waves: Waves) -> None:

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import typer
 
 from synvirt.cli.describing import describe
+from synvirt.cli.dry_runs import CONVERSIONS, show_dry_run, speaking_as_options
 from synvirt.cli.elsewhere import CredentialsFile, Endpoint, Fingerprint, Login, Region, is_url, request
-from synvirt.cli.foretelling import CONVERSIONS, foretell, speaking_as_options
 from synvirt.cli.migrations import follow
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.sources import live_vm
@@ -190,7 +190,7 @@ def import_(
             "limits": _given({"bandwidth_bps": _size(bandwidth, "--bandwidth")}),
         }
         if dry_run:
-            foretell(options, client, plan)
+            show_dry_run(options, client, plan)
             return
         with kept(reference.get("upload_id")), speaking_as_options():
             answer = client.ask("POST", "/migrations", json={"plan": plan})

@@ -111,11 +111,11 @@ def dry_run(
 
     Example: synvirt migrations dry-run web01.json
     """
-    from synvirt.cli.foretelling import foretell, plan_in
+    from synvirt.cli.dry_runs import plan_in, show_dry_run
 
     asked = plan_in(plan)
     with options.connect() as client:
-        foretell(options, client, asked)
+        show_dry_run(options, client, asked)
 
 
 @app.command()
@@ -159,7 +159,7 @@ def retry(
     """
     import json
 
-    from synvirt.cli.foretelling import patch_of
+    from synvirt.cli.dry_runs import patch_of
 
     changes = {key: value for key, value in (("conversion", conversion), ("disk_bus", disk_bus)) if value}
     patch = patch_of(change or [])

@@ -139,6 +139,41 @@ def watch(options: Options, wave: WaveName) -> None:
 
 @app.command()
 @with_options
+def simulate(
+    options: Options,
+    wave: WaveName,
+    *,
+    more_destinations: Annotated[int, typer.Option(min=0, max=1000, help="With this many more hosts to copy to")] = 0,
+    what_if: Annotated[
+        Path | None, typer.Option(metavar="WHAT-IF.json", help="With other rates, limits or windows, as the API takes them")
+    ] = None,
+) -> None:
+    """Run a wave through in thought: when each member cuts over, when all is done, and what holds it back.
+
+    Example: synvirt waves simulate november --more-destinations 1
+    """
+    asked = {} if what_if is None else _read(what_if)
+    if more_destinations:
+        asked |= {"more_destinations": more_destinations}
+    with options.connect() as client:
+        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/simulate", json=asked)
+    if options.json:
+        print(answer)
+        return
+    found = json.loads(answer)
+    for line in _forecast(found):
+        print(shown(line))
+    print_table(
+        ("MEMBER", "CUTS OVER", "HEALTHY", "WHY THEN"),
+        [
+            (shown(one["id"]), at(one["planned_at"] or ""), at(one["healthy_at"] or ""), shown(one["reason"]))
+            for one in found["members"]
+        ],
+    )
+
+
+@app.command()
+@with_options
 def go(options: Options, wave: WaveName) -> None:
     """Let a draft begin, or a held wave go on.
 
@@ -280,6 +315,23 @@ def _of_member(options: Options, wave: str, member: str, wish: str) -> None:
     with options.connect() as client:
         answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{member}/{wish}")
     print(answer if options.json else shown(f"{member} is {json.loads(answer)['state']}"))
+
+
+def _forecast(found: dict[str, Any]) -> list[str]:
+    forecast = found["forecast"]
+    lines = []
+    if found["difference"]:  # it has the end and the bottleneck in it
+        lines.append(found["difference"])
+    elif forecast is not None:
+        lines.append(f"It ends on {at(forecast['ends_p50'])}, with 95 % by {at(forecast['ends_p95'])}.")
+        lines.append(f"What holds it back: {forecast['bottleneck']}")
+    if forecast is None:
+        lines.append("No member cuts over: each says why.")
+    elif found["unfinished"]:
+        lines.append(f"{found['unfinished']} members do not cut over.")
+    if found["assumed"]:
+        lines.append(f"The size of {len(found['assumed'])} members is not known; the median of the others is taken for it.")
+    return lines
 
 
 def _waves(items: list[Any]) -> None:

@@ -170,7 +170,7 @@ def changed(
     return wave.model_copy(update=updates), _spread(loads, change.more_destinations), site
 
 
-def told_difference(before: Simulation, after: Simulation) -> str:
+def difference_in_words(before: Simulation, after: Simulation) -> str:
     """In a sentence."""
     if before.forecast is None or after.forecast is None:
         return f"{before.unfinished} VMs never cut over before, {after.unfinished} after."

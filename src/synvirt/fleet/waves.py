@@ -19,6 +19,7 @@ from synvirt.fleet.model import (
     MemberState,
     RollBackRequest,
     Wave,
+    WaveForecast,
     WaveRequest,
     WaveState,
     WaveSummary,
@@ -171,6 +172,12 @@ class Waves:
             self._change_members(wave_id, given, {state}, {})
         self.changed()
         return wave_of(self.rows.get(wave_id))
+
+    def set_forecast(self, wave_id: UUID, forecast: WaveForecast) -> None:
+        """Kept with the wave, whatever it does now."""
+        self.rows.change(
+            wave_id, frozenset(WaveState), lambda before: before.model_copy(update={"forecast": forecast}), Wave, told_of
+        )
 
     # ── what is wanted of a member ───────────────────────────────────────────────────────────────────────────────────
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 import shutil
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -240,6 +241,11 @@ class Sources:
         wanted = search.casefold()
         found = [row for row in rows if wanted in row.name.casefold() or wanted in row.vm_id.casefold()]
         return found[cursor : cursor + limit], cursor + limit if len(found) > cursor + limit else None
+
+    async def sizes(self, source_id: UUID) -> dict[str, int | None]:
+        """Of its VMs, in bytes; None where the platform does not say."""
+        rows, _ = await self.list_vms(source_id, limit=sys.maxsize, age_max_s=LISTING_KEPT_S)
+        return {row.vm_id: row.capacity_bytes for row in rows}
 
     async def inspect(self, source_id: UUID, vm_id: str) -> VmManifest:
         return await self._asked(source_id, lambda adapter: adapter.inspect(vm_id))

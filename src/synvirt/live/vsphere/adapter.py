@@ -336,7 +336,7 @@ class VimApi:
         return self._ways[1][str(wanted.device.key)]
 
     def _by_files(self, wanted: _Wanted, since: str | None, areas: tuple[tuple[int, int], ...] | None) -> ReaderSpec:
-        """By an export lease, where the host does not let us read the files though nothing foretold it."""
+        """By an export lease, where the host does not let us read the files though nothing said so before."""
         vm_id, snapshot_id, device, _ = wanted
         try:
             if areas is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.cli.foretelling import as_options, patch_of
+from synvirt.cli.dry_runs import as_options, patch_of
 from synvirt.errors import BadRequest, Conflict
 from synvirt.kvm.identity import CLASH_HINT
 from synvirt.migrations.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
@@ -65,7 +65,7 @@ def test_a_correction_is_a_field_and_its_value(changes: list[str]) -> None:
         patch_of(changes)
 
 
-def test_a_plan_in_a_file_is_foretold_and_makes_no_job(service: Service, run: Run, tmp_path: Path) -> None:
+def test_a_plan_in_a_file_is_dry_run_and_makes_no_job(service: Service, run: Run, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text(json.dumps({"plan": PLAN.model_dump(mode="json")}))
     done = run("migrations", "dry-run", file)
@@ -91,7 +91,7 @@ def test_a_file_that_holds_no_plan(service: Service, run: Run, tmp_path: Path, c
     assert (done.exit_code, said in done.stderr) == (2, True)
 
 
-def test_import_foretells_too(service: Service, run: Run) -> None:
+def test_import_dry_runs_too(service: Service, run: Run) -> None:
     (service.settings.imports_dir / "web.qcow2").write_bytes(b"not looked at: --kind says what it is")
     arguments = ("import", "web.qcow2", "--kind", "qcow2", "--dry-run")
     done = run(*arguments)

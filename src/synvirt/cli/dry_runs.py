@@ -88,7 +88,7 @@ def patch_of(changes: Sequence[str]) -> dict[str, Any]:
     return patch
 
 
-def foretell(options: Options, client: "Client", plan: dict[str, Any]) -> None:
+def show_dry_run(options: Options, client: "Client", plan: dict[str, Any]) -> None:
     """Exits 1 where something is wrong with the plan."""
     answer = client.ask("POST", "/migrations", json={"plan": plan}, params={"dry_run": "true"})
     found = json.loads(answer)

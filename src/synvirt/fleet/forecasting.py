@@ -1,0 +1,210 @@
+"""A wave's forecast as this site knows it: what its members weigh, how fast copies were here, and how wrong forecasts were.
+
+    jobs of the wave │ the sources' lists ─▶ Load of each member ┐
+    jobs that completed here              ─▶ Site                ┴▶ simulate ─▶ WaveSimulation
+
+A member that has a job is known by it; of another its source says how large it is. A size that nobody knows is taken to be the
+median of the others', and the member is named.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Final
+from uuid import UUID
+
+from pydantic import Field
+
+from synvirt.errors import SynvirtError
+from synvirt.fleet.model import Member, Wave, WaveForecast, WaveLimits, Window
+from synvirt.fleet.simulate import (
+    RESIDUALS_ASSUMED,
+    Change,
+    Load,
+    MemberForecast,
+    Simulation,
+    Site,
+    changed,
+    difference_in_words,
+    simulate,
+)
+from synvirt.fleet.waves import Waves
+from synvirt.migrations.forecast import MEASURED_LEAST_S
+from synvirt.model import WHOLE, Migration, Model, Received, State, now
+from synvirt.sizes import GIB, KIB, TIB
+from synvirt.store.documents import Unreadable, parsed
+from synvirt.store.filters import Only
+from synvirt.store.store import Store
+
+# A guess for a wave of which nothing is known: what an average server's disks hold.
+SIZE_ASSUMED: Final = 100 * GIB
+# Newest first: what a site did lately says more of it than what it did last year.
+JOBS_LOOKED_AT: Final = 500
+# As few as these say little of how wrong forecasts are; what others saw is taken with them.
+RESIDUALS_LEAST: Final = 20
+
+# The VMs of a source: (vm_id, bytes) each; None where the platform does not say.
+Sizes = Callable[[UUID], Awaitable[Mapping[str, int | None]]]
+
+
+class WhatIf(Received):
+    """Other numbers to try. `more_destinations`: hosts like those that there are. A window takes the place of the one with its
+    id."""
+
+    more_destinations: Annotated[int, Field(ge=0, le=1000), WHOLE] = 0
+    network_bps: Annotated[float, Field(ge=64 * KIB, le=TIB)] | None = None
+    source_host_bps: Annotated[float, Field(ge=64 * KIB, le=TIB)] | None = None
+    limits: WaveLimits | None = None
+    windows: Annotated[tuple[Window, ...], Field(max_length=1000)] | None = None
+
+
+class WaveSimulation(Model):
+    """`forecast` is null where nobody cuts over. `unfinished`: members that never do. `assumed`: members whose size nobody
+    knows. `difference`: a sentence; null without another number."""
+
+    forecast: WaveForecast | None
+    members: tuple[MemberForecast, ...]
+    unfinished: int
+    assumed: tuple[str, ...]
+    difference: str | None
+
+
+class Forecaster:
+    """`sizes`: asks a source, once a simulation. `here`: this host and its default destination, like `kvm1/fast`."""
+
+    def __init__(self, waves: Waves, store: Store, sizes: Sizes, *, host: str, destination: str) -> None:
+        self._waves, self._store, self._sizes, self._host, self._destination = waves, store, sizes, host, destination
+
+    async def forecast(self, wave_id: UUID, what_if: WhatIf) -> WaveSimulation:
+        """NotFound; InvalidPlan. Without other numbers the wave keeps the forecast."""
+        wave = await asyncio.to_thread(self._waves.whole, wave_id)
+        jobs = await asyncio.to_thread(self._jobs, wave_id)
+        loads, assumed = loads_of(
+            wave, jobs, await self._listed(wave, jobs), destination=lambda name: f"{self._host}/{name or self._destination}"
+        )
+        return await asyncio.to_thread(self._simulated, wave, loads, assumed, what_if)
+
+    def _simulated(self, wave: Wave, loads: dict[str, Load], assumed: tuple[str, ...], what_if: WhatIf) -> WaveSimulation:
+        site = site_of(self._completed())
+        found = simulate(wave, loads, site, now())
+        difference = None
+        if what_if == WhatIf():
+            if found.forecast is not None:
+                self._waves.set_forecast(wave.id, found.forecast)
+        else:
+            before = found
+            found = simulate(*changed(wave, loads, site, _change(what_if)), now())
+            difference = difference_in_words(before, found)
+        return _answered(found, assumed, difference)
+
+    def _jobs(self, wave_id: UUID) -> dict[UUID, Migration]:
+        found: dict[UUID, Migration] = {}
+        for id_, (_, document, version) in self._waves.rows.jobs(wave_id, ()).items():
+            try:
+                found[id_] = parsed(Migration, document, version)
+            except Unreadable:  # doctor names it; the member is simulated as one without a job
+                continue
+        return found
+
+    def _completed(self) -> list[Migration]:
+        documents, _ = self._store.documents(limit=JOBS_LOOKED_AT, only=Only(states=(State.COMPLETED,)))
+        return [Migration.model_validate_json(document) for document in documents]
+
+    async def _listed(self, wave: Wave, jobs: Mapping[UUID, Migration]) -> dict[tuple[UUID, str], int | None]:
+        """Of each source that has to be asked. One that does not answer leaves its members unknown."""
+        refs = [one.plan.source_ref for one in wave.members if _job_that_knows(one, jobs) is None]
+        found: dict[tuple[UUID, str], int | None] = {}
+        for source_id in dict.fromkeys(ref.source_id for ref in refs if ref.kind == "live_vm"):
+            try:
+                sizes = await self._sizes(source_id)
+            except SynvirtError:
+                continue
+            found |= {(source_id, vm_id): size for vm_id, size in sizes.items()}
+        return found
+
+
+def loads_of(
+    wave: Wave,
+    jobs: Mapping[UUID, Migration],
+    listed: Mapping[tuple[UUID, str], int | None],
+    *,
+    destination: Callable[[str | None], str],
+) -> tuple[dict[str, Load], tuple[str, ...]]:
+    """Of each member, and those whose size is assumed."""
+    found: dict[str, Load] = {}
+    unknown: list[str] = []
+    for member in wave.members:
+        job = None if member.job_id is None else jobs.get(member.job_id)
+        size, host = _size_and_host(member, jobs, listed)
+        if size is None:
+            unknown.append(member.id)
+        load = Load(size or 0, host, destination(member.plan.target.destination), state=member.state)
+        found[member.id] = load if job is None else _as_it_goes(load, job)
+    known = [one.size_bytes for name, one in found.items() if name not in set(unknown)]
+    assumed = int(statistics.median(known)) if known else SIZE_ASSUMED
+    found |= {name: replace(found[name], size_bytes=assumed) for name in unknown}
+    return found, tuple(unknown)
+
+
+def _job_that_knows(member: Member, jobs: Mapping[UUID, Migration]) -> Migration | None:
+    """The job that knows its disks."""
+    job = None if member.job_id is None else jobs.get(member.job_id)
+    return job if job is not None and job.manifest is not None else None
+
+
+def _size_and_host(
+    member: Member, jobs: Mapping[UUID, Migration], listed: Mapping[tuple[UUID, str], int | None]
+) -> tuple[int | None, str]:
+    ref, job = member.plan.source_ref, _job_that_knows(member, jobs)
+    source = str(ref.source_id) if ref.kind == "live_vm" else "files"
+    if job is not None and job.manifest is not None:
+        kept = [disk for disk in job.manifest.disks if disk.key not in member.plan.skip_disks]
+        size = sum(disk.capacity_bytes if disk.used_bytes is None else disk.used_bytes for disk in kept)
+        return size, f"{source}/{job.manifest.host}" if job.manifest.host else source
+    return (listed.get((ref.source_id, ref.vm_id)) if ref.kind == "live_vm" else None), source
+
+
+def _as_it_goes(load: Load, job: Migration) -> Load:
+    """With what its job has measured."""
+    if job.state is State.COPYING_FULL and job.progress.bytes_total:
+        load = replace(load, left_bytes=max(0, job.progress.bytes_total - job.progress.bytes_done))
+    if job.forecast is not None:
+        load = replace(load, change_bps=job.forecast.change_rate_bps)
+    if job.outage is not None:
+        load = replace(load, outage_s=sum(part.p50_s for part in job.outage.parts if part.name != "last copy"))
+    return load
+
+
+def site_of(past: Iterable[Migration]) -> Site:
+    """From jobs that completed here; what they do not say is assumed."""
+    jobs = list(past)
+    fulls = [job.passes[0] for job in jobs if job.passes and job.passes[0].seconds >= MEASURED_LEAST_S]
+    speeds = [one.bytes / one.seconds for one in fulls if one.bytes]
+    residuals = [
+        job.downtime_s / job.outage.p50_s for job in jobs if job.downtime_s and job.outage is not None and job.outage.p50_s > 0
+    ]
+    if len(residuals) < RESIDUALS_LEAST:
+        residuals += RESIDUALS_ASSUMED
+    site = Site(residuals=tuple(residuals))
+    return replace(site, copy_bps=statistics.median(speeds)) if speeds else site
+
+
+def _change(what_if: WhatIf) -> Change:
+    return Change(
+        more_destinations=what_if.more_destinations,
+        network_bps=what_if.network_bps,
+        source_host_bps=what_if.source_host_bps,
+        limits=what_if.limits,
+        windows=what_if.windows,
+    )
+
+
+def _answered(found: Simulation, assumed: Sequence[str], difference: str | None) -> WaveSimulation:
+    return WaveSimulation(
+        forecast=found.forecast,
+        members=found.members,
+        unfinished=found.unfinished,
+        assumed=tuple(assumed),
+        difference=difference,
+    )
