@@ -15,6 +15,7 @@ from synvirt.live import SourceAccess
 from synvirt.live.proxmox import api as pve_api_module
 from synvirt.live.proxmox.adapter import PveApi
 from synvirt.live.proxmox.form import FORM
+from synvirt.live.sessions import StaysLoggedIn
 from tests.contracts.live import in_session
 from tests.fakes.pve.cluster import PRIVILEGES, Cluster, Paper, User
 from tests.fakes.pve.server import PveServer
@@ -61,6 +62,17 @@ def test_refused_credentials_are_told_without_them(server: PveServer, credential
     with pytest.raises(AuthFailed) as refused:
         ask(access(server, credentials), lambda adapter: adapter.list_vms())
     assert "wr0ng" not in f"{refused.value} {refused.value.hint}"
+
+
+def test_a_session_at_rest_keeps_its_ticket(server: PveServer) -> None:
+    async def use(adapter: PveApi) -> None:
+        assert isinstance(adapter, StaysLoggedIn)
+        for _ in range(5):
+            await adapter.list_vms()
+            await adapter.rest()
+        assert server.logins == 1
+
+    ask(access(server, PASSWORD), use)
 
 
 def test_a_ticket_is_renewed_when_half_its_life_is_over_and_when_it_is_void(

@@ -25,6 +25,7 @@ from synvirt.live.hyperv.adapter import WmiApi
 from synvirt.live.hyperv.form import pairs
 from synvirt.live.hyperv.places import Shares
 from synvirt.live.hyperv.session import Address, Credentials, Session
+from synvirt.live.sessions import StaysLoggedIn
 from synvirt.model import Disk, VmManifest
 from synvirt.remote import reading
 from synvirt.transport import Answer
@@ -69,6 +70,24 @@ def test_two_thousand_vms_are_one_question(hyperv: FakeHost) -> None:
         assert rows[7].name == "vm 7 ü_x0041_"
     finally:
         hyperv.hyperv.vms = before
+
+
+def test_a_session_at_rest_keeps_its_shell_and_opens_another_where_the_host_ended_it(hyperv: FakeHost) -> None:
+    before = set(hyperv.wsman.shells)
+
+    async def use(adapter: WmiApi) -> None:
+        assert isinstance(adapter, StaysLoggedIn)
+        shells = set()
+        for _ in range(5):
+            await adapter.list_vms()
+            shells |= set(hyperv.wsman.shells) - before
+            await adapter.rest()
+        assert len(shells) == 1
+        hyperv.wsman.shells.pop(shells.pop())
+        await adapter.list_vms()
+
+    ask(hyperv, use)
+    assert set(hyperv.wsman.shells) == before
 
 
 def test_a_manifest_says_what_the_vm_is_and_what_may_go_wrong(hyperv: FakeHost, vm: FakeVm) -> None:

@@ -50,6 +50,11 @@ class WmiApi:
         self._closed.clear()
         await asyncio.to_thread(self._hosts.open)
 
+    async def rest(self) -> None:
+        """The shells are kept; one that its host has ended is opened again."""
+        self._closed.set()
+        self._closed = threading.Event()
+
     async def close(self) -> None:
         self._closed.set()
         await asyncio.shield(asyncio.to_thread(self._hosts.close))

@@ -97,6 +97,10 @@ class PrismApi:
         origin = self._element_origin or _origin(address, PORT)
         return Prism(Where(origin, Trust(self._options.verify_tls, self._pin_of_element(origin))))
 
+    async def rest(self) -> None:
+        """What serves the API is not asked again; which ways to a disk are closed is."""
+        self._closed = {}
+
     async def close(self) -> None:
         await asyncio.to_thread(self._shut)
 

@@ -70,15 +70,22 @@ class PveApi:
     async def connect(self) -> None:
         await self._asked(self._api.open)
 
+    async def rest(self) -> None:
+        """The API's login is kept; a ticket that is too old is renewed. At a node each user logs in by SSH."""
+        await asyncio.shield(asyncio.to_thread(self._leave_nodes))
+
     async def close(self) -> None:
         await asyncio.shield(asyncio.to_thread(self._closed))
 
     def _closed(self) -> None:
+        self._leave_nodes()
+        self._api.close()
+
+    def _leave_nodes(self) -> None:
         # What reads a disk by our tunnels ends with them, whoever holds the lock.
         for node in list(self._nodes.values()):
             node.close()
         self._nodes.clear()
-        self._api.close()
         self._folder = None
         self._closing.close()
 
