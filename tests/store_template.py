@@ -1,5 +1,7 @@
 """New SQLite stores are copies of one that Alembic has made once: thousands of tests open one. That an empty file becomes a
-store is seen by tests of the service's own process, and by those of each revision."""
+store is seen by tests of the service's own process, and by those of each revision.
+
+Nor do stores of this process wait for the disk at each commit: tests kill processes, and never the machine's power."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
-from synvirt.store import Store
+from synvirt.store import Store, store
 
 
 @contextmanager
 def stores_from(template: Path) -> Iterator[None]:
     """`template`: made where it is not there."""
-    init = Store.__init__
+    init, opened = Store.__init__, store._open
     if not template.exists():
         Store(f"sqlite:///{template}").close()
 
@@ -25,6 +28,13 @@ def stores_from(template: Path) -> Iterator[None]:
             shutil.copyfile(template, path)
         init(self, url, **named)
 
+    def unsynced(url: str) -> Engine:
+        engine = opened(url)
+        if engine.name == "sqlite":
+            event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF").close())
+        return engine
+
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "_open", unsynced)
         patched.setattr(Store, "__init__", from_template)
         yield

@@ -129,7 +129,8 @@ class FakePlatform:
         """Does this fault happen now?"""
         with self._state() as state:
             left = state["faults"].get(name, 0)
-            state["faults"][name] = max(0, left - 1)
+            if left > 0:
+                state["faults"][name] = left - 1
             return bool(left > 0)
 
     @contextmanager
@@ -154,11 +155,15 @@ class FakePlatform:
         with (self.folder / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             path = self.folder / "state.json"
-            state = json.loads(path.read_text()) if path.exists() else {}
+            before = path.read_text() if path.exists() else "{}"
+            state = json.loads(before)
             yield state
-            new = path.with_suffix(".new")
-            new.write_text(json.dumps(state))
-            new.rename(path)
+            after = json.dumps(state)
+            # Most calls only look.
+            if after != before:
+                new = path.with_suffix(".new")
+                new.write_text(after)
+                new.rename(path)
 
 
 class FakeAdapter:

@@ -5,6 +5,7 @@ names the first revision whose service can work with them: files that only add n
 all others set it to their own. So the service can go back one version while jobs are under way.
 """
 
+import functools
 from pathlib import Path
 
 import structlog
@@ -22,12 +23,13 @@ log = structlog.get_logger(__name__)
 
 def upgrade(connection: Connection) -> None:
     """In the caller's transaction. PersistFailed, where a later version's tables cannot be used by this one."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "alembic"))
-    config.attributes["connection"] = connection
     present = MigrationContext.configure(connection).get_current_revision()
-    ours = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    head, ours = _revisions()
+    if present == head:
+        return
     if present is None or present in ours:
+        config = _config()
+        config.attributes["connection"] = connection
         command.upgrade(config, "head")
         return
     usable_from = None
@@ -39,3 +41,16 @@ def upgrade(connection: Connection) -> None:
             hint="install that version again, or put back the copy of the store from before the upgrade (docs/operating.md)",
         )
     log.warning("the store was made by a later version; it is used as it is", revision=present)
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "alembic"))
+    return config
+
+
+@functools.cache
+def _revisions() -> tuple[str | None, frozenset[str]]:
+    """The newest of this version's revisions, and all of them. Alembic imports each of their files to tell."""
+    scripts = ScriptDirectory.from_config(_config())
+    return scripts.get_current_head(), frozenset(script.revision for script in scripts.walk_revisions())
