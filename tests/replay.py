@@ -1,6 +1,7 @@
 """A recording of a site (docs/recordings.md) as a server that answers as the site did."""
 
 import json
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from synvirt.live import recording_soap
 from tests.certificates import self_signed, tls_server
 
 
@@ -30,8 +32,9 @@ class Replay:
 
     def answer(self, method: str, target: str, sent: bytes = b"") -> dict[str, Any]:
         url = urlsplit(target)
+        soap = recording_soap.read(sent)
         try:
-            body = json.loads(sent)
+            body = json.loads(sent) if soap is None else recording_soap.question(soap)
         except ValueError:
             body = None
         key = _key(method, url.path, dict(parse_qsl(url.query, keep_blank_values=True)), body)
@@ -44,8 +47,13 @@ class Replay:
 
 
 def _key(method: str, path: str, query: dict[str, str], body: Any) -> str:
-    """JSON-RPC asks everything of one path: by its method and parameters, but for the session, or who logs in."""
+    """JSON-RPC and SOAP ask everything of one path: by method and parameters, but for the session, or who logs in."""
     rpc = ""
+    if isinstance(body, dict) and "soap" in body:
+        given = {} if body["soap"] == "Login" else body["given"]
+        # A view is made anew each time, and named by its session: what is asked of it says what it is.
+        asked = re.sub(r'session\[[^"]*', "session", json.dumps(given))
+        rpc = f" {body['soap']} {asked}"
     if isinstance(body, dict) and "jsonrpc" in body:
         given = [] if ".login" in body["method"] else body["params"][1:]
         rpc = f" {body['method']} {json.dumps(given)}"

@@ -15,7 +15,8 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote
 
 from synvirt import __version__
-from synvirt.live import About, VmRow
+from synvirt.live import About, VmRow, recording_soap
+from synvirt.live.recording_soap import Element
 from synvirt.model import LiveKind, VmManifest
 from synvirt.redacting import GONE, redacted, redacted_text
 from synvirt.transport import Answer
@@ -91,8 +92,8 @@ def lines(
     for (method, path, query, sent, answer), body in zip(recording.exchanges, bodies, strict=True):
         request = {"method": method, "path": scrub.path(path), "query": scrub.value(query)}
         if sent:
-            request["body"] = scrub.value(_sent(sent))
-        kept = {"status": answer.status, "type": answer.headers.get("content-type", ""), "body": scrub.value(body)}
+            request["body"] = _question(sent, scrub)
+        kept = {"status": answer.status, "type": answer.headers.get("content-type", ""), "body": _kept(body, scrub)}
         if answer.reason and not answer.ok:
             kept["reason"] = scrub.text(answer.reason)
         yield json.dumps({"request": request, "answer": kept}, ensure_ascii=False) + "\n"
@@ -127,7 +128,9 @@ class Scrubbed:
 
     def learn(self, body: Any) -> None:
         """The names in an answer."""
-        if isinstance(body, dict):
+        if isinstance(body, Element):
+            self.learn_names(recording_soap.names(body))
+        elif isinstance(body, dict):
             for key, value in body.items():
                 if key == _SYSTEM:
                     continue
@@ -152,7 +155,7 @@ class Scrubbed:
         if _SECRETS.search(field):
             return GONE
         if _PROSE.search(field):
-            return self._stand_in("text", given)
+            return self.stand_in("text", given)
         return self.text(str(redacted({field: given}, known=self._secrets).get(field, GONE)))
 
     def path(self, path: str) -> str:
@@ -160,9 +163,9 @@ class Scrubbed:
 
     def text(self, given: str) -> str:
         found = _CERTIFICATE.sub(GONE, redacted_text(given, known=self._secrets))
-        found = _UUID.sub(lambda one: self._stand_in("uuid", one.group().lower()), found)
-        found = _MAC.sub(lambda one: self._stand_in("mac", one.group().lower().replace("-", ":")), found)
-        found = _MAIL.sub(lambda one: self._stand_in("mail", one.group()), found)
+        found = _UUID.sub(lambda one: self.stand_in("uuid", one.group().lower()), found)
+        found = _MAC.sub(lambda one: self.stand_in("mac", one.group().lower().replace("-", ":")), found)
+        found = _MAIL.sub(lambda one: self.stand_in("mail", one.group()), found)
         found = _IPV4.sub(lambda one: self._address(one.group()), found)
         found = _IPV6.sub(lambda one: self._address(one.group()), found)
         if self._pattern is None and self._names:
@@ -177,9 +180,9 @@ class Scrubbed:
             return given  # a version, or a time
         if address.is_loopback or address.is_unspecified:
             return given
-        return self._stand_in(f"ipv{address.version}", str(address))
+        return self.stand_in(f"ipv{address.version}", str(address))
 
-    def _stand_in(self, kind: str, given: str) -> str:
+    def stand_in(self, kind: str, given: str) -> str:
         if (kind, given) not in self._stand_ins:
             number = sum(1 for known, _ in self._stand_ins if known == kind) + 1
             self._stand_ins[kind, given] = {
@@ -189,11 +192,27 @@ class Scrubbed:
                 # For documentation (RFC 2544, RFC 3849): nobody has such an address.
                 "ipv4": f"198.{18 + (number >> 16)}.{number >> 8 & 255}.{number & 255}",
                 "ipv6": f"2001:db8::{number:x}",
+                "volume": f"{number:08x}-00000000-0000-000000000000",
             }.get(kind, f"{kind}-{number}")
         return self._stand_ins[kind, given]
 
 
+def _kept(body: Any, scrub: Scrubbed) -> Any:
+    """An answer's body, scrubbed. SOAP stays XML: what reads it again needs its types and their order."""
+    if isinstance(body, Element):
+        return recording_soap.written(recording_soap.scrubbed(body, scrub))
+    return scrub.value(body)
+
+
+def _question(sent: bytes, scrub: Scrubbed) -> Any:
+    soap = recording_soap.read(sent)
+    return scrub.value(_sent(sent)) if soap is None else recording_soap.question(recording_soap.scrubbed(soap, scrub))
+
+
 def _read(body: bytes) -> Any:
+    soap = recording_soap.read(body)
+    if soap is not None:
+        return soap
     text = body.decode("utf-8", "replace")
     try:
         return json.loads(text)

@@ -12,6 +12,7 @@
     hosts            ESXi hosts as they are reached from here                blocking
     lease_guard      a process that ends it when the service is killed
     power            off, on, marked                                         blocking
+    tap              what the platform answers, for `sources record`         blocking
     this file        the adapter: asyncio outside, threads inside; bytes by disks/{vddk,datastore,exported}
 
 Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that would speak to the platform raises Internal.
@@ -116,7 +117,7 @@ class VimApi:
     def __init__(self, access: SourceAccess) -> None:
         place, credentials, self._options = FORM.read(access)
         login = Login(credentials.user, credentials.password.get_secret_value())
-        self._session = VimSession(place, login, self._options)
+        self._session = VimSession(place, login, self._options, access.recorder)
         self._keeping: asyncio.Task[None] | None = None
         # Of the snapshot that was opened last: the way to each of its disks.
         self._ways: tuple[str, Mapping[str, Way]] | None = None

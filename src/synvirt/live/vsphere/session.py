@@ -26,8 +26,9 @@ import structlog
 from synvirt import __version__
 from synvirt.errors import AuthFailed, BadRequest, Internal, SnapshotFailed, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live.form import Place
+from synvirt.live.vsphere.tap import tapped
 from synvirt.model import SourceOptions
-from synvirt.transport import tls
+from synvirt.transport import Recorder, tls
 
 SKIPPED: Final = "SYNVIRT_MIGRATOR_SKIP_GO_SHIM"
 # The oldest that has all we call: vSphere 6.5. Newer platforms speak it too.
@@ -146,7 +147,8 @@ class Login:
 class VimSession:
     """Safe from many threads. A session that the platform has forgotten is made anew, and the call that learned it repeated."""
 
-    def __init__(self, place: Place, login: Login, options: SourceOptions) -> None:
+    def __init__(self, place: Place, login: Login, options: SourceOptions, recorder: Recorder | None = None) -> None:
+        self._recorder = recorder
         self.host, self.port = place.host or "", place.port or 443
         self.login_, self.options = login, options
         self._stub: Any = None
@@ -177,7 +179,8 @@ class VimSession:
         with self._changing, self.mapped("log in"), ExitStack() as undo:
             self._closed = False
             # Not pyvmomi's own thumbprint: it looks at that only where the authority is not trusted.
-            self._stub = vmware.stub(
+            made = vmware.stub if self._recorder is None else tapped(vmware.stub, self._recorder)
+            self._stub = made(
                 host=self.host,
                 port=self.port,
                 version=API_VERSION,
@@ -185,6 +188,7 @@ class VimSession:
                 sslContext=tls.context(self.host, verify=options.verify_tls, fingerprint_sha256=options.fingerprint_sha256),
                 httpConnectionTimeout=ANSWERS.limit_s(self.host, self.port),
                 customHeaders={"User-Agent": f"SynVirt/{__version__}"},
+                acceptCompressedResponses=self._recorder is None,
             )
             undo.callback(self._forget)
             self._content = vmware.vim.ServiceInstance("ServiceInstance", self._stub).RetrieveContent()
