@@ -398,6 +398,7 @@ def _rooms(
         host=settings.host_id,
         slots=Slots(store.slots, host=settings.host_id),
         jobs_per_source=settings.jobs_per_source,
+        jobs_per_source_in_all=settings.jobs_per_source_in_all,
         jobs_per_destination=settings.jobs_per_destination,
         turns=Turns(settings.jobs_at_once),
         destinations=_destinations(settings),

@@ -118,6 +118,8 @@ class Settings(Received):
     jobs_at_once: Annotated[int, Field(ge=1, le=256)] = 4
     # On each of its hosts: every job reads disks that the host's own guests need too.
     jobs_per_source: Annotated[int, Field(ge=1, le=256)] = 4
+    # On all of them together: a vCenter answers for each, and carries what is read through it.
+    jobs_per_source_in_all: Annotated[int, Field(ge=1, le=1024)] = 16
     # On each destination; of a shared one over all hosts of the fleet, which should say the same here.
     jobs_per_destination: Annotated[int, Field(ge=1, le=1024)] = 16
     # Backups and verifications, and as many restores and boot tests beside them. Each reads with a thread a core.

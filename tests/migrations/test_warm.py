@@ -19,7 +19,7 @@ from synvirt.disks.checking.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOC
 from synvirt.disks.checking.unchanged import all_unchanged
 from synvirt.errors import OutageTooLong, SourceUnreachable, SynvirtError
 from synvirt.jobs.process import started
-from synvirt.jobs.slots import source_host
+from synvirt.jobs.slots import Resource, source, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import SnapshotRef
 from synvirt.migrations import warm
@@ -741,19 +741,20 @@ def test_a_guest_is_not_shut_down_before_it_may_be_read(house: House, monkeypatc
     assert set(power) == {"on"}
 
 
-def test_a_job_that_waits_for_its_source_can_be_cancelled(house: House) -> None:
+@pytest.mark.parametrize("taken", [source_host(SOURCE_ID, "", most=4), source(SOURCE_ID, most=16)], ids=("host", "source"))
+def test_a_job_that_waits_for_its_source_can_be_cancelled(house: House, taken: Resource) -> None:
+    """For a host of it, or for the vCenter in front of them all."""
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan())
-    source = source_host(SOURCE_ID, "", most=4)
-    for _ in range(4):
-        assert house.store.slots.take(uuid4(), {source.key: source.most}, host="another")
+    for _ in range(taken.most):
+        assert house.store.slots.take(uuid4(), {taken.key: taken.most}, host="another")
     canceller = threading.Timer(0.5, lambda: house.intake.cancel(job.id))
     canceller.start()
     ended = house.run(job.id)
     canceller.join()
     assert ended.state == State.CANCELLED
     assert house.leftovers(VM) == []
-    assert house.store.slots.count(source.key) == (4, 0)
+    assert house.store.slots.count(taken.key) == (taken.most, 0)
 
 
 def test_a_guest_that_stays_on_keeps_no_other_from_being_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -762,19 +763,19 @@ def test_a_guest_that_stays_on_keeps_no_other_from_being_read(house: House, monk
     house.platform.add_vm(VM, {DISK: content()})
     house.platform.fault("stays_on", 2)
     job = house.intake.submit(live_plan("Cold", shutdown="hold"))
-    source, held = source_host(SOURCE_ID, "", most=4), list[tuple[int, int]]()
+    esxi, held = source_host(SOURCE_ID, "", most=4), list[tuple[int, int]]()
     shutdown, slept = FakeAdapter.shutdown, Stop.sleep_or_wake
 
     async def shutting_down(adapter: FakeAdapter, vm_id: str, manner: Shutdown = "polite") -> None:
-        held.append(house.store.slots.count(source.key))
+        held.append(house.store.slots.count(esxi.key))
         await shutdown(adapter, vm_id, manner)
 
     async def sleeping(stop: Stop, seconds: float) -> None:
-        held.append(house.store.slots.count(source.key))
+        held.append(house.store.slots.count(esxi.key))
         await slept(stop, min(seconds, 0.01))
 
     monkeypatch.setattr(FakeAdapter, "shutdown", shutting_down)
     monkeypatch.setattr(Stop, "sleep_or_wake", sleeping)
     assert house.run(job.id).state is State.COMPLETED
     assert held == [(1, 0), (0, 0), (1, 0), (0, 0), (1, 0)]
-    assert house.store.slots.count(source.key) == (0, 0)
+    assert house.store.slots.count(esxi.key) == (0, 0)

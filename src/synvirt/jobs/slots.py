@@ -1,5 +1,5 @@
-"""How many jobs work at once: here (Turns, in memory), and on one host of a source, one destination or one backup repository
-(Slots, in the store, for the jobs and backup runs of all hosts). asyncio; `held_in_thread` is for threads.
+"""How many jobs work at once: here (Turns, in memory), and on one source, one host of it, one destination or one backup
+repository (Slots, in the store, for the jobs and backup runs of all hosts). asyncio; `held_in_thread` is for threads.
 
 A host has guests to serve, and its disks one head each. A cut-over never waits: its guest is off. A slot covers a pass, never a
 wait for the next one.
@@ -37,6 +37,12 @@ class Resource:
 def source_host(source_id: UUID, host: str, *, most: int) -> Resource:
     """A host of a registered source; empty where the source is one."""
     return Resource(f"source {source_id} {host}", most)
+
+
+def source(source_id: UUID, *, most: int) -> Resource:
+    """A registered source as a whole: a vCenter answers for all its hosts, and what goes through it, it carries itself."""
+    # No host has a name with a space.
+    return Resource(f"source {source_id} in all", most)
 
 
 def destination(name: str, *, most: int) -> Resource:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from synvirt.destinations import Destination
 from synvirt.errors import SynvirtError
-from synvirt.jobs.slots import Held, destination, source_host
+from synvirt.jobs.slots import Held, destination, source, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import LiveAdapter
 from synvirt.migrations.rooms import Rooms
@@ -77,13 +77,14 @@ class Job:
 
     @asynccontextmanager
     async def slots(self, *, urgent: bool = False) -> AsyncIterator[None]:
-        """Of the host of its source and of its destination, for a pass."""
+        """Of its source, of the host of it that the VM runs on, and of its destination, for a pass."""
         rooms, ref = self.rooms, self.migration.plan.source_ref
         name = self.migration.destination or next(iter(rooms.destinations))
         shared = await self.in_thread(self.destination.shared_id)
         wanted = [destination(shared or f"{rooms.host} {name}", most=rooms.jobs_per_destination)]
         if ref.kind == "live_vm":
             wanted.append(source_host(ref.source_id, self.manifest.host, most=rooms.jobs_per_source))
+            wanted.append(source(ref.source_id, most=rooms.jobs_per_source_in_all))
         async with rooms.slots.held(self.id, wanted, self.stop.or_stop, urgent=urgent) as held:
             self._slots = held
             try:

@@ -64,8 +64,10 @@ class Rooms:
     remote_rules: Rules = field(default_factory=Rules)
     # Holds a Remote open while an importer is asked several things; one that asks elsewhere connects there by itself.
     connected: Callable[[Root], AbstractContextManager[None]] = _connected
-    # How many jobs read from a host of a source at once, or write a destination, over all hosts; and how many work here at all.
+    # How many jobs read from a host of a source at once, or from all its hosts, or write a destination, over all hosts of ours;
+    # and how many work here at all.
     jobs_per_source: int = 4
+    jobs_per_source_in_all: int = 16
     jobs_per_destination: int = 16
     turns: Turns = field(default_factory=lambda: Turns(256))
     workers: Workers = started
