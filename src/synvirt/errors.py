@@ -59,7 +59,7 @@ class MalformedArchive(SynvirtError):
 
 
 class HostPathRejected(SynvirtError):
-    """The path leaves the import root."""
+    """The file cannot be opened beneath the import root."""
 
     code, status = "E_MIG_HOST_PATH_REJECTED", 400
 

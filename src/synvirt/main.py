@@ -464,13 +464,16 @@ def _say_layers() -> None:
         log.warning("this host lacks layers that would confine readers", layers=missing, hint="synvirt doctor")
 
 
+Listen = Annotated[
+    str | None, typer.Option("--listen", help="HOST:PORT to listen on; 127.0.0.1:8441 where no setting says else")
+]
+
+
 @app.command()
 @with_options
 def serve(
     options: Options,
-    listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT to listen on; 127.0.0.1:8441 where no setting says else")
-    ] = None,
+    listen: Listen = None,
 ) -> None:
     """Run the service until Ctrl-C or SIGTERM; its jobs go on at the next start.
 
@@ -493,6 +496,7 @@ def serve(
 @with_options
 def demo(
     options: Options,
+    listen: Listen = None,
     payload_mib: Annotated[int, typer.Option(min=1, max=65536, help="MiB of real files on the sample's disk")] = 64,
 ) -> None:
     """Make a sample appliance, import it, see it boot.
@@ -504,7 +508,7 @@ def demo(
     from synvirt.settings import load, prepare_data_dir
 
     # What the guest has on its disk is asked of its agent.
-    settings = load(config=options.config, flags={"data_dir": options.data_dir, "boot_check": "agent"})
+    settings = load(config=options.config, flags={"data_dir": options.data_dir, "listen": listen, "boot_check": "agent"})
     prepare_data_dir(settings)
     # The story is told on the terminal: the service's own lines go beside it.
     log_to(settings.log_level, (settings.data_dir / "demo.log").open("a"))

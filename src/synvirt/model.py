@@ -689,6 +689,12 @@ class HostFileRequest(Received):
     vm: ChosenVm = None
 
 
+class UploadInspectRequest(Received):
+    """Body of POST /uploads/:id/inspect, which may be left out."""
+
+    vm: ChosenVm = None
+
+
 class Inspection(Model):
     """What a file or folder is, and which VM is in it."""
 

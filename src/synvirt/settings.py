@@ -13,6 +13,7 @@ from urllib.parse import quote
 from pydantic import BeforeValidator, Field, ValidationError
 
 from synvirt.errors import BadRequest
+from synvirt.mistakes import worded
 from synvirt.model import GIB, DestinationName, Received
 
 ENV_PREFIX = "SYNVIRT_"
@@ -233,7 +234,7 @@ def load(
         where = "_".join(str(part) for part in first["loc"])
         origin = _origins(layers).get(str(first["loc"][0]), "")
         stands = f" ({origin})" if origin else ""
-        raise BadRequest(f"setting {where}{stands}: {first['msg']}", hint="docs/settings.md lists every setting") from None
+        raise BadRequest(f"setting {where}{stands}: {worded(first)}", hint="docs/settings.md lists every setting") from None
 
 
 def origins(

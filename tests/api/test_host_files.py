@@ -194,6 +194,13 @@ def test_what_leads_out_is_rejected(guarded: tuple[httpx.Client, Path], path: st
     assert_problem(client.post("/host-files/inspect", json={"path": path}), 400, code)
 
 
+def test_a_file_where_a_folder_is_wanted_has_a_title_that_fits(guarded: tuple[httpx.Client, Path]) -> None:
+    client, imports = guarded
+    (imports / "zone/plain").write_bytes(b"x")
+    problem = assert_problem(client.get("/host-files", params={"path": "zone/plain"}), 400, "E_MIG_HOST_PATH_REJECTED")
+    assert (problem["detail"], "leaves" in problem["title"]) == ("'zone/plain' is not a folder", False)
+
+
 def test_what_is_not_there(guarded: tuple[httpx.Client, Path]) -> None:
     client, _ = guarded
     assert_problem(client.get("/host-files", params={"path": "absent"}), 404, "E_MIG_NOT_FOUND")

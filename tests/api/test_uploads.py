@@ -147,6 +147,10 @@ def test_what_is_in_an_upload(client: httpx.Client, tmp_path: Path) -> None:
     answer = client.post(f"/uploads/{upload['id']}/inspect").json()
     assert answer["offline_kind"] == "ova_archive"
     assert answer["manifest"]["disks"]
+    assert client.post(f"/uploads/{upload['id']}/inspect", json={}).json() == answer
+    unknown = client.post(f"/uploads/{upload['id']}/inspect", json={"vm": "nobody"})
+    assert_problem(unknown, 404, "E_MIG_VM_NOT_FOUND")
+    assert_problem(client.post(f"/uploads/{upload['id']}/inspect?vm=web"), 400, "E_MIG_BAD_REQUEST")
     assert_problem(client.post(f"/uploads/{uuid4()}/inspect"), 404, "E_MIG_UPLOAD_NOT_FOUND")
     notes = sent(client, b"hello", "notes.txt")
     body = assert_problem(client.post(f"/uploads/{notes['id']}/inspect"), 400, "E_MIG_UNSUPPORTED_FORMAT")

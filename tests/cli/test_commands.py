@@ -1,5 +1,6 @@
 """What each command prints and how it exits, against a real service."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from uuid import UUID
 import pytest
 from typer.testing import CliRunner
 
+from synvirt.api.server import ELSEWHERE
 from synvirt.cli import app, importing
 from synvirt.cli.options import SHARED, Options
 from synvirt.cli.program import shown
@@ -48,6 +50,14 @@ def test_help(run: Run, arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.exit_code == 0
     assert "Usage:" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_where_a_service_listens_is_an_option_of_each_that_starts_one(command: str, run: Run) -> None:
+    """An address in use is refused with a hint, which both of them can follow."""
+    assert importlib.import_module("synvirt.main").app is app  # they are commands of it from then on
+    option = next(word for word in ELSEWHERE.split() if word.startswith("--"))
+    assert option in run(command, "--help").stdout
 
 
 def test_the_version(run: Run) -> None:

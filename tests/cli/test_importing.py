@@ -189,3 +189,5 @@ def test_one_of_several_vms(how: str, service: Service, run: Run, tmp_path: Path
     assert isinstance(ref, HostPathRef | UploadRef)
     assert ref.vm == "db"
     assert "name         db" in run("inspect", path, "--vm", "db").stdout
+    if isinstance(ref, UploadRef):
+        assert "name         db" in run("uploads", "inspect", str(ref.upload_id), "--vm", "db").stdout

@@ -28,6 +28,7 @@ from synvirt.model import (
     RetryRequest,
     SourceChange,
     SourceRequest,
+    UploadInspectRequest,
 )
 
 _REF = "#/components/schemas/{model}"
@@ -36,6 +37,7 @@ _MODELS = (
     PlanEnvelope,
     RetryRequest,
     HostFileRequest,
+    UploadInspectRequest,
     RemoteFileRequest,
     SourceRequest,
     SourceChange,

@@ -32,6 +32,7 @@ from synvirt.errors import (
     SynvirtError,
     Unauthorized,
 )
+from synvirt.mistakes import worded
 from synvirt.model import ProblemDetails
 from synvirt.programs import ProgramFailed
 
@@ -41,12 +42,6 @@ MISTAKES_TOLD = 5
 # What the caller sent comes back in `detail` (a field's name): enough to recognise it.
 NAME_CHARS_TOLD = 100
 
-# pydantic's words for a programmer, in words for a caller.
-_WORDS = {
-    "missing": "is required",
-    "extra_forbidden": "is not a known field",
-    "json_invalid": "is not JSON",
-}
 # pydantic names the chosen branch of a union as if it were a field: the caller never sent one of that name.
 _BRANCHES = frozenset({"live_vm", "offline_host_path", "upload", "remote_url"})
 
@@ -87,10 +82,7 @@ def _told(mistake: ErrorDetails | Mapping[str, Any]) -> str:
     place, *path = mistake["loc"] or ("request",)
     names = [str(part)[:NAME_CHARS_TOLD] for part in path if part not in _BRANCHES]
     where = ".".join(names) if names else f"the {place}"
-    words = _WORDS.get(mistake["type"], mistake["msg"].removeprefix("Value error, "))
-    if mistake["type"] == "json_invalid":
-        words += f": {mistake.get('ctx', {}).get('error', '')}"
-    return f"{where}: {words}"
+    return f"{where}: {worded(mistake)}"
 
 
 def incident(error: BaseException) -> Internal:

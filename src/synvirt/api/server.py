@@ -57,8 +57,8 @@ def data_dir_locked(data_dir: Path) -> Iterator[None]:
         yield
 
 
-# `synvirt demo` has no option for it.
-ELSEWHERE = "choose another: synvirt serve --listen, the setting listen, or SYNVIRT_LISTEN"
+# `synvirt serve` and `synvirt demo` take the option alike.
+ELSEWHERE = "choose another: --listen 127.0.0.1:8442, the setting listen, or SYNVIRT_LISTEN"
 
 
 class Server:

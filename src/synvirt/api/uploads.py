@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -16,10 +16,11 @@ from synvirt.api.document import problem_described
 from synvirt.api.multipart import UploadForm, refuse_length
 from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.problems import problem
+from synvirt.api.received import documented, optional_json_body
 from synvirt.errors import BadRequest, SynvirtError, UploadRejected, UploadTooLarge
 from synvirt.jobs.looking import Looking
 from synvirt.migrations.uploads import Uploads
-from synvirt.model import Inspection, Model, Upload
+from synvirt.model import Inspection, Model, Upload, UploadInspectRequest
 from synvirt.offline import browsing
 
 PAGE_LIMIT = 1000
@@ -98,13 +99,14 @@ def uploads_router(
         """Remove an upload. 409 while a job that has not ended reads it."""
         uploads.remove(upload_id)
 
-    @router.post("/{upload_id}/inspect", response_model=Inspection)
+    @router.post(
+        "/{upload_id}/inspect", response_model=Inspection, openapi_extra=documented(UploadInspectRequest, required=False)
+    )
     def inspect_upload(
-        upload_id: UUID,
-        vm: Annotated[str | None, Query(min_length=1, max_length=255, description="Of several VMs, the one meant")] = None,
+        upload_id: UUID, asked: Annotated[UploadInspectRequest, Depends(optional_json_body(UploadInspectRequest))]
     ) -> Inspection:
         """Say of which kind an upload is, and which VM is in it."""
-        return looking.inspect(uploads.import_root, uploads.get(upload_id).path, vm=vm, free_bytes=free_bytes)
+        return looking.inspect(uploads.import_root, uploads.get(upload_id).path, vm=asked.vm, free_bytes=free_bytes)
 
     return router
 

@@ -6,7 +6,6 @@ The service says of which kind a file is. One that is not where the service can 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from urllib.parse import quote
 
 import typer
 
@@ -281,11 +280,13 @@ def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
 def _received(model: type[Received], asked: dict[str, Any]) -> Received:
     from pydantic import ValidationError
 
+    from synvirt.mistakes import worded
+
     try:
         return model.model_validate(asked)
     except ValidationError as error:  # its own words would show the input
         first = error.errors(include_url=False, include_input=False)[0]
-        raise BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise BadRequest(f"{'.'.join(map(str, first['loc']))}: {worded(first)}") from None
 
 
 def print_inspection(answer: str, *, as_json: bool) -> None:
@@ -301,8 +302,8 @@ def print_inspection(answer: str, *, as_json: bool) -> None:
 
 # ── where the VM is ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-# What a request needs to have the service look at the source: its path, and its body if it has one.
-Inspection = tuple[str, dict[str, Any] | None]
+# What a request needs to have the service look at the source: its path and its body.
+Inspection = tuple[str, dict[str, Any]]
 
 
 def _placed(
@@ -317,8 +318,7 @@ def _placed(
         if not known and path.is_file():
             _require_whole_vm(path.resolve(), vm)
         id_ = _field(send(client, path, quiet=options.json), "id")
-        query = f"?vm={quote(vm)}" if vm else ""
-        return {"kind": "upload", "upload_id": id_, **_meant(vm)}, (f"/uploads/{id_}/inspect{query}", None)
+        return {"kind": "upload", "upload_id": id_, **_meant(vm)}, (f"/uploads/{id_}/inspect", _meant(vm))
     where = str(path if elsewhere else _here(options, path))
     if not elsewhere and not Path(where).exists():
         raise NotFound(f"there is no {path}, neither in the import root nor here")

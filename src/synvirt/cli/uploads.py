@@ -119,5 +119,5 @@ def inspect(
     """
     with options.connect() as client:
         path = f"/uploads/{full_id(client, 'upload', upload)}/inspect"
-        answer = client.ask("POST", path, params={"vm": vm} if vm else None)
+        answer = client.ask("POST", path, json={} if vm is None else {"vm": vm})
     print_inspection(answer, as_json=options.json)

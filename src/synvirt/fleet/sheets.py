@@ -25,6 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from synvirt.errors import BadRequest
 from synvirt.fleet import xlsx
 from synvirt.fleet.model import MEMBERS_MAX, Check, Group, MemberRequest, Wave, WaveRequest
+from synvirt.mistakes import worded
 from synvirt.model import MigrationPlan, Model
 from synvirt.sizes import MIB
 
@@ -139,7 +140,7 @@ def from_json(content: bytes) -> WaveRequest:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"the wave is not right at {place or 'its beginning'}: {first['msg']}") from None
+        raise BadRequest(f"the wave is not right at {place or 'its beginning'}: {worded(first)}") from None
 
 
 def to_json(wave: WaveRequest | Wave) -> bytes:
@@ -358,7 +359,7 @@ class _Reader:
             member = MemberRequest.model_validate(fields)
         except ValidationError as error:
             for one in error.errors():
-                self._wrong(number, self._heading.get(_OF_FIELD.get(str(one["loc"][0]), ""), str(one["loc"][0])), one["msg"])
+                self._wrong(number, self._heading.get(_OF_FIELD.get(str(one["loc"][0]), ""), str(one["loc"][0])), worded(one))
             return None
         taken.add(member.id)
         return _Row(number, member, cells.get("wave", ""), facts)

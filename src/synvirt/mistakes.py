@@ -1,0 +1,50 @@
+"""What pydantic found wrong with a value, in words for a person: its own show regular expressions and a programmer's terms."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Each form that a request, a setting or a source's parameters may have to keep: what a text of that form is.
+FORMS: Mapping[str, str] = {
+    r"^[\w.-]+$": "letters, digits, dot, hyphen and underscore alone",
+    r"^[a-z][a-z0-9_-]{0,31}$": "a small letter, then up to 31 small letters, digits, hyphens and underscores",
+    r"^[1-9][0-9]{0,18}$": "`next_cursor` as a page gave it",
+    r"^[0-9a-fA-F]{64}$": "a SHA-256 of 64 hexadecimal digits",
+    r"^([0-9A-Fa-f]{2}:){31}[0-9A-Fa-f]{2}$|^[0-9A-Fa-f]{64}$": "a SHA-256: 64 hexadecimal digits, with or without colons",
+    r"^[\x21-\x7e]+$": "ASCII without spaces",
+    r"^[^\x00-\x1f\x7f]*$": "one line without control characters",
+    r"^[^\x00-\x20\x7f]+$": "one word without spaces and control characters",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$": "up to 64 letters, digits, dots, hyphens and underscores, a letter or digit first",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits, dots, hyphens and underscores, a letter or digit first",
+    r"^[a-z0-9-]{1,64}$": "up to 64 small letters, digits and hyphens",
+    r"^https?://": "a URL: https://host/…",
+    r"^(https?|s3|smb)://[^\x00-\x1f\x7f]+$": "a URL: https://host/file, s3://bucket/key or smb://host/share/file",
+    r"^/[^\x00]*$": "an absolute path: /srv/backups, for example",
+    r"^/[^\x00-\x1f\x7f]*$": "an absolute path",
+    r"^/[^\x00-\x1f\x7f]*[^/\x00-\x1f\x7f]$": "an absolute path without a slash at its end",
+    r"^(/[A-Za-z0-9._-]+)+$": "an absolute path of letters, digits, dots, hyphens and underscores",
+    r"^[A-Za-z0-9.:_-]{1,253}$": "a host's name or address",
+    r"^[A-Za-z0-9_\[:][A-Za-z0-9._:%\]-]*$": "a host's name or address",
+    r"^iqn\.[0-9]{4}-[0-9]{2}\.[a-z0-9.-]{1,100}(:[a-z0-9.:-]{1,100})?$": (
+        "an initiator's name: iqn.2026-01.com.example:host, for example"
+    ),
+    r"^[a-z:]*$": "transports with colons between them: nbdssl:nbd, for example",
+    r"^$|^(\\\\[^\\/?.*<>|\":\x00-\x1f][^\\/?*<>|\":\x00-\x1f]*|[A-Za-z]:)(\\[^\\/?*<>|\":\x00-\x1f]+)+\\?$": (
+        r"a Windows folder, D:\exports or \\server\share\folder"
+    ),
+}
+_WORDS: Mapping[str, str] = {
+    "missing": "is required",
+    "extra_forbidden": "is not a known field",
+    "json_invalid": "is not JSON: {error}",
+}
+
+
+def worded(mistake: Mapping[str, Any]) -> str:
+    """What is wrong, without the value and without its place: one of pydantic's `ErrorDetails`."""
+    kind, context = mistake["type"], mistake.get("ctx") or {}
+    if kind == "string_pattern_mismatch":
+        form = FORMS.get(context.get("pattern", ""))
+        return f"must be {form}" if form else "is not of the form it must have"
+    if kind in _WORDS:
+        return _WORDS[kind].format_map({"error": ""} | context)
+    return str(mistake["msg"]).removeprefix("Value error, ")

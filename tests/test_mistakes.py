@@ -1,0 +1,52 @@
+"""What is refused says which form is wanted, in words: no regular expression reaches a person."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, StringConstraints, ValidationError
+
+from synvirt.errors import BadRequest
+from synvirt.live.registry import PLATFORMS
+from synvirt.mistakes import FORMS, worded
+from synvirt.settings import Settings, load
+from tests import documents
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if isinstance(schema.get("pattern"), str):
+            yield schema["pattern"]
+        for inner in schema.values():
+            yield from _patterns(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from _patterns(inner)
+
+
+def test_each_form_that_is_asked_for_has_words() -> None:
+    forms = [model for one in PLATFORMS for model in (one.form.credentials, one.form.options)]
+    asked = [documents.openapi(), Settings.model_json_schema(), *(model.model_json_schema() for model in forms)]
+    assert set(_patterns(asked)) == FORMS.keys()
+
+
+class _Unknown(BaseModel):
+    word: Annotated[str, StringConstraints(pattern=r"^[xyz]+$")]
+
+
+def test_a_form_without_words_is_not_shown_as_a_regular_expression() -> None:
+    with pytest.raises(ValidationError) as caught:
+        _Unknown(word="abc")
+    assert worded(caught.value.errors()[0]) == "is not of the form it must have"
+
+
+def test_a_setting_says_its_form() -> None:
+    with pytest.raises(BadRequest, match=r"setting host_id \(.*\): must be letters, digits, dot, hyphen and underscore alone"):
+        load(environ={"SYNVIRT_HOST_ID": "a b"})
+
+
+def test_a_source_says_its_form() -> None:
+    form = next(one.form for one in PLATFORMS if one.kind == "prism_api")
+    with pytest.raises(BadRequest) as caught:
+        form.read_options({"initiator": "nonsense"})
+    assert "an initiator's name: iqn." in str(caught.value)
