@@ -41,7 +41,8 @@ FIRST: dict[str, str] = {
     "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's words are in the detail: a network or a machine type that this host lacks. `synvirt doctor`.",
     "E_MIG_GUEST_BOOT_FAILED": "[guests.md](guests.md): what its screen showed, and other buses: `synvirt migrations retry ID --disk-bus sata`.",
     "E_MIG_OUTAGE_TOO_LONG": "The job holds, copies what changes, and cuts over once it fits. Raise `outage_budget_s`, wait for a "
-    "quiet hour, or shorten the part that it names.",
+    "quiet hour, or shorten the part that it names. A job that failed with it was rolled back by its plan's `on_overrun`: its guest "
+    "runs at its source again.",
     "E_MIG_DELTA_TOO_LARGE": "Cut over at a quiet hour (`--cutover manual`), allow a larger last delta, or move it cold: "
     "[moving-from-vsphere.md](moving-from-vsphere.md).",
     "E_MIG_CANCELLED": "Somebody asked for it. What the job had made is gone, and the source is as it was.",

@@ -366,6 +366,7 @@ def _matching_source(schema: dict[str, Any]) -> None:
 
 
 Shutdown = Literal["polite", "hold", "force"]
+OnOverrun = Literal["go_on", "roll_back"]
 
 
 OnHostLost = Literal["wait", "restart_elsewhere"]
@@ -391,6 +392,9 @@ class MigrationPlan(Received):
     shutdown: Shutdown = "polite"
     # How long the guest of a warm job may be away: it is shut down once the forecast's p95 fits, not before. Null: as it comes.
     outage_budget_s: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
+    # What becomes of a cut-over that takes longer than that all the same: it goes on, or, while the guest was not seen to run
+    # here, the source is powered on again and the copy is kept.
+    on_overrun: OnOverrun = "go_on"
     # What becomes of a job on disks of a host that is lost, before its cut-over: it waits for that host, or another host begins
     # anew. Null: as that host's settings say.
     on_host_lost: OnHostLost | None = None
@@ -403,6 +407,8 @@ class MigrationPlan(Received):
             )
         if self.outage_budget_s is not None and (self.source.Live is None or self.mode is not Mode.WARM):
             raise ValueError("outage_budget_s is for mode Warm of a Live source: else the guest is away for the whole copy")
+        if self.on_overrun == "roll_back" and self.outage_budget_s is None:
+            raise ValueError("on_overrun roll_back needs outage_budget_s: nothing says when it is too long")
         return self
 
 

@@ -98,6 +98,7 @@ MISTAKES = [
     ("memory", "1 KiB", "must be 1 MiB or more"),
     ("bandwidth", "1 B", "must be 64 KiB or more"),
     ("max_passes", "1001", "must be 1000 or less"),
+    ("outage_budget", "0", "must be more than 0"),
     ("name", "a\x00b", "has a character that it cannot have"),
     ("name", "x" * 256, "is longer than 255 characters"),
     ("destination", "../etc", "has a character that it cannot have"),
@@ -109,7 +110,8 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("name", "value", "words"), MISTAKES)
 def test_a_mistake_is_told_at_its_field(name: str, value: str | tuple[str, ...], words: str) -> None:
-    read = filled(made(**{name: value}), ref=REF, source=SOURCE, manifest=MACHINE)
+    warm = {"mode": "Warm"} if name == "outage_budget" else {}
+    read = filled(made(**(warm | {name: value})), ref=REF, source=SOURCE, manifest=MACHINE)
     assert read.plan is None
     assert read.mistakes == {name: words}
 
@@ -119,6 +121,19 @@ def test_a_mistake_is_told_at_its_field(name: str, value: str | tuple[str, ...],
 def test_whatever_is_typed_is_a_plan_or_a_mistake(fields: dict[str, str]) -> None:
     read = filled(made(**fields), ref=REF, source=SOURCE, manifest=MACHINE)
     assert (read.plan is None) == bool(read.mistakes)
+
+
+def test_the_outage_of_a_warm_job_has_a_budget_and_a_cold_one_has_none() -> None:
+    form = made(mode="Warm", outage_budget="300", on_overrun="roll_back")
+    plan = filled(form, ref=REF, source=SOURCE, manifest=MACHINE).plan
+    assert plan is not None
+    assert (plan.outage_budget_s, plan.on_overrun) == (300, "roll_back")
+    assert filled(written(plan, MACHINE), ref=REF, source=SOURCE, manifest=MACHINE).plan == plan
+    cold = filled(made(outage_budget="300", on_overrun="roll_back"), ref=REF, source=SOURCE, manifest=MACHINE).plan
+    assert cold is not None
+    assert (cold.outage_budget_s, cold.on_overrun) == (None, "go_on")
+    alone = filled(made(mode="Warm", on_overrun="roll_back"), ref=REF, source=SOURCE, manifest=MACHINE)
+    assert "needs outage_budget_s" in alone.mistakes[""]
 
 
 def test_a_critical_concern_is_confirmed_or_its_disk_left_out() -> None:

@@ -48,6 +48,7 @@ _WORDS: dict[str, Sequence[str]] = {
     "verify": ("sample", "full"),
     "conversion": CONVERSIONS,
     "shutdown": ("polite", "hold", "force"),
+    "on_overrun": ("go_on", "roll_back"),
     "kind": KINDS,
     "disk_bus": BUSES,
 }
@@ -121,6 +122,10 @@ def import_(
     outage_budget: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Of a warm one: hold until the guest is away for no longer (p95)")
     ] = None,
+    on_overrun: Annotated[
+        str,
+        typer.Option(metavar="WHAT", help="Where the outage is longer all the same: go_on, or roll_back to the source"),
+    ] = "go_on",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how it would run and what is wrong; make no job")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended, and show its progress")] = False,
 ) -> None:
@@ -136,6 +141,7 @@ def import_(
         verify=verify,
         conversion=conversion,
         shutdown=shutdown,
+        on_overrun=on_overrun,
         kind=kind,
         disk_bus=disk_bus,
     )
@@ -185,6 +191,7 @@ def import_(
             "conversion": conversion,
             "shutdown": shutdown,
             "outage_budget_s": outage_budget,
+            "on_overrun": on_overrun,
             "warm": _given(warm),
             "limits": _given({"bandwidth_bps": _size(bandwidth, "--bandwidth")}),
         }

@@ -23,15 +23,28 @@ class Stop:
         # Jobs run in event loops of several threads, and each wants to hear of it in its own.
         self._listening: set[asyncio.Future[None]] = set()
         self._asleep: set[asyncio.Future[None]] = set()
+        self._asked = False
         # A call that was cancelled hangs, and may still make something at the source: it is no time to tidy up there.
         self.left_running = False
 
     def set(self) -> None:
+        self._asked = True
+        self.expire()
+
+    def expire(self) -> None:
+        """What runs stops as it does for the operator, until `renew`: its time is over."""
         with self._lock:
             self._flag.set()
             for heard in self._listening:
                 with suppress(RuntimeError):  # its loop has ended
                     heard.get_loop().call_soon_threadsafe(_hear, heard)
+
+    def renew(self) -> bool:
+        """After `expire`. True, where the operator did not wish to cancel meanwhile."""
+        with self._lock:
+            if not self._asked:
+                self._flag.clear()
+        return not self._asked
 
     def is_set(self) -> bool:
         return self._flag.is_set()

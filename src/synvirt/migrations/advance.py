@@ -17,6 +17,7 @@ from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, Sourc
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import source_vm
 from synvirt.migrations.job import Job
+from synvirt.migrations.overrun import within_budget
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.states import may_move, next_state
@@ -50,7 +51,7 @@ async def _advance(rooms: Rooms, migration: Migration, state: State, stop: Stop)
         try:
             stop.check()
             await job.take_turn()
-            facts = await STEPS[state](job)
+            facts = await within_budget(job, STEPS[state])
             return await _move(job, next_state(state, facts))
         except PersistFailed:
             raise

@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 OWED = ("snapshot", "mark", "tracking")
 # What a source that is away now is still to get, where that may also come later.
 LATER_S = 30.0
+# The note of when the guest was asked to shut down for its last copy.
+DOWN_SINCE = "down_since"
 # A guest that was asked politely has gone off by then, or will not any more.
 SHUTTING_DOWN_S = 900.0
 
@@ -71,7 +73,7 @@ async def shut_down(job: Job) -> None:
     await job.record("source_power", vm_id(job))
     await job.in_thread(store.note, job.id, "downs", str(int(await times_down(job) or 0) + 1))
     # A guest that somebody powered on in between was not down until now.
-    await job.in_thread(store.note, job.id, "down_since", now().isoformat())
+    await job.in_thread(store.note, job.id, DOWN_SINCE, now().isoformat())
     await job.in_thread(store.note, job.id, "shutting_down", now().isoformat())
     await at_source(job, lambda adapter: adapter.shutdown(vm_id(job), job.migration.plan.shutdown))
     await job.in_thread(store.note, job.id, "shutting_down", "")
@@ -125,7 +127,7 @@ async def refuse_living(job: Job) -> None:
 
 async def measure_downtime(job: Job) -> None:
     """From the source's shutting down to the first sign of life here, once."""
-    since = await job.in_thread(job.rooms.store.noted, job.id, "down_since")
+    since = await job.in_thread(job.rooms.store.noted, job.id, DOWN_SINCE)
     if since is not None and job.migration.boot_sign is not None and job.migration.downtime_s is None:
         await job.change(downtime_s=round((now() - datetime.fromisoformat(since)).total_seconds(), 3))
 

@@ -148,6 +148,8 @@ LABELS = {
     "delta_threshold": "Small enough",
     "max_passes": "Passes",
     "interval": "Seconds between two passes",
+    "outage_budget": "Seconds off at the most",
+    "on_overrun": "Where it takes longer",
     "disk": "Disks to copy",
     "waive": "What to know before",
 }

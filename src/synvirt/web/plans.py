@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from synvirt.migrations.critical import still_open
-from synvirt.model import Concern, MigrationPlan, PlanSource, SourceRef, VmManifest
+from synvirt.model import Concern, MigrationPlan, Mode, PlanSource, SourceRef, VmManifest
 from synvirt.offline.units import size_bytes
 from synvirt.web.forms import Form
 from synvirt.web.words import MISTAKES, exact_size
@@ -32,8 +32,12 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "max_passes": ("warm", "max_passes"),
     "delta_threshold": ("warm", "delta_threshold_bytes"),
     "interval": ("warm", "interval_s"),
+    "outage_budget": ("outage_budget_s",),
+    "on_overrun": ("on_overrun",),
     "bandwidth": ("limits", "bandwidth_bps"),
 }
+# What a plan takes with mode Warm alone. The form hides it for the others, and sends it all the same.
+_OF_WARM = frozenset({"outage_budget", "on_overrun"})
 _SIZES = frozenset({"memory", "delta_threshold", "bandwidth"})
 # A job is called as its machine.
 _AT = {path: name for name, path in FIELDS.items()} | {("name",): "name"}
@@ -59,7 +63,7 @@ def filled(form: Form, *, ref: SourceRef, source: PlanSource, manifest: VmManife
     }
     mistakes: dict[str, str] = {}
     for name, path in FIELDS.items():
-        if value := form.text(name):
+        if (value := form.text(name)) and (name not in _OF_WARM or form.text("mode") == Mode.WARM):
             try:
                 _put(document, path, size_bytes(value) if name in _SIZES else value)
             except ValueError:

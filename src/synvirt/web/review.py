@@ -35,6 +35,7 @@ def lines(plan: MigrationPlan, manifest: VmManifest, *, network: str, destinatio
         Line("Addresses", "UUID and MACs", "the same" if target.identity == "keep" else "new ones", target.identity == "new"),
         Line("Volumes", "", target.destination or f"{destination} (the default)"),
         *_limits(plan),
+        *_outage(plan),
         Line("In the end", "", "it is started here" if target.start else "it is defined, and left off", not target.start),
     ]
 
@@ -66,6 +67,12 @@ def _networks(plan: MigrationPlan, manifest: VmManifest, default: str) -> Iterat
 def _limits(plan: MigrationPlan) -> Iterator[Line]:
     if plan.limits.bandwidth_bps is not None:
         yield Line("Speed", "", f"at most {rate(plan.limits.bandwidth_bps)}", changed=True)
+
+
+def _outage(plan: MigrationPlan) -> Iterator[Line]:
+    if plan.outage_budget_s is not None:
+        after = "then it is rolled back" if plan.on_overrun == "roll_back" else "as the forecast has it"
+        yield Line("Off for", "", f"at most {duration(plan.outage_budget_s)}, {after}", changed=True)
 
 
 def runs_cold(plan: MigrationPlan, manifest: VmManifest) -> str | None:

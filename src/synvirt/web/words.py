@@ -113,6 +113,7 @@ def clock(at: datetime) -> str:
 MISTAKES = {
     "int_parsing": "is not a whole number",
     "float_parsing": "is not a number",
+    "greater_than": "must be more than {gt:g}",
     "greater_than_equal": "must be {ge} or more",
     "less_than_equal": "must be {le} or less",
     "string_too_long": "is longer than {max_length} characters",

@@ -1,0 +1,59 @@
+"""A cut-over that takes longer than its budget is rolled back, where the plan says so. asyncio.
+
+    guest shut down ──── outage_budget_s ────▶ no sign of life here yet ─▶ OutageTooLong: the job fails, and is swept:
+                                               the guest here is ended, the source is powered on, the copy is kept
+
+A roll-back loses what the guest wrote here since its start. So nothing is rolled back once it was seen to run here.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+
+from synvirt.errors import Cancelled, OutageTooLong
+from synvirt.migrations import source_vm
+from synvirt.migrations.job import Job
+from synvirt.migrations.states import Facts
+from synvirt.model import State, now
+
+WATCHED = frozenset({State.CUTTING_OVER, State.V2V_PROCESSING, State.STARTING})
+
+
+async def within_budget(job: Job, step: Callable[[Job], Awaitable[Facts]]) -> Facts:
+    """The step's answer. OutageTooLong, where the guest was away for longer than its plan allows."""
+    plan, state = job.migration.plan, job.migration.state
+    if plan.on_overrun != "roll_back" or plan.outage_budget_s is None or state not in WATCHED:
+        return await step(job)
+    watch = asyncio.create_task(_expire(job, plan.outage_budget_s))
+    try:
+        return await step(job)
+    except Cancelled:
+        if not watch.done() or not job.stop.renew():
+            raise
+    finally:
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+        job.stop.renew()
+    job.migration = await job.in_thread(job.rooms.store.get, job.id)
+    if job.migration.boot_sign is not None:  # it was seen in the same moment
+        return await step(job)
+    raise OutageTooLong(
+        f"{job.manifest.name} has been away for more than the {plan.outage_budget_s:.0f} s that its plan allows, in {state}",
+        hint="the source is powered on again, and the copy is kept; submit anew with a longer outage_budget_s",
+    )
+
+
+async def _expire(job: Job, budget_s: float) -> None:
+    while (left_s := await _left_s(job, budget_s)) > 0:
+        await asyncio.sleep(left_s)
+    found = await job.in_thread(job.rooms.store.get, job.id)
+    if found.boot_sign is None:
+        job.stop.expire()
+
+
+async def _left_s(job: Job, budget_s: float) -> float:
+    """The whole budget, while the guest is not being shut down yet."""
+    since = await job.in_thread(job.rooms.store.noted, job.id, source_vm.DOWN_SINCE)
+    return budget_s if since is None else budget_s - (now() - datetime.fromisoformat(since)).total_seconds()

@@ -1,0 +1,151 @@
+"""A cut-over that takes longer than its budget: rolled back where the plan says so, at any of its states."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import ValidationError
+
+from synvirt.errors import Cancelled, OutageTooLong
+from synvirt.guests import Tell
+from synvirt.jobs.stop import Stop
+from synvirt.migrations.source_vm import DOWN_SINCE
+from synvirt.model import Migration, State, VmManifest, now
+from tests.fakes.guests import FakePreparer
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.workers import in_process
+from tests.house import VM, Crash, House, crash_at, live_plan
+from tests.migrations.test_outage import done_job
+from tests.migrations.test_warm import DISK, content, in_state, once
+from tests.processes import until
+
+BUDGET_S = 7200.0  # more than anything takes that nobody measured
+
+
+class EndlessPreparer(FakePreparer):
+    """A conversion that ends by the stop alone."""
+
+    def convert(self, name: str, manifest: VmManifest, devices: list[str], tell: Tell, stop: Callable[[], bool]) -> None:
+        until(stop)
+        raise Cancelled
+
+    def wants(self, manifest: VmManifest) -> bool:
+        return True
+
+
+def submitted(house: House, **fields: Any) -> Migration:
+    house.platform.add_vm(VM, {DISK: content()})
+    for _ in range(9):
+        house.store.add(done_job(1, 1, 1), host="local")
+    return house.intake.submit(live_plan(outage_budget_s=BUDGET_S, warm={"interval_s": 0.01}, **fields))
+
+
+def late(house: House, job_id: UUID) -> None:
+    """As if the guest had been shut down so long ago."""
+    house.store.note(job_id, DOWN_SINCE, (now() - timedelta(seconds=BUDGET_S + 1)).isoformat())
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path, workers=in_process, preparer=EndlessPreparer())
+    yield house
+    house.close()
+
+
+@pytest.mark.parametrize("state", [State.V2V_PROCESSING, State.STARTING])
+def test_it_is_rolled_back_and_the_copy_kept(tmp_path: Path, state: State) -> None:
+    preparer = EndlessPreparer() if state is State.V2V_PROCESSING else FakePreparer()
+    house = House(tmp_path, workers=in_process, preparer=preparer, hypervisor=FakeHypervisor(fail="silent"))
+    house.rooms = replace(house.rooms, boot_timeout_s=60)
+    job = submitted(house, on_overrun="roll_back")
+    once(house, job, in_state(state), lambda: late(house, job.id))
+    ended = house.run(job.id)
+    assert ended.state is State.FAILED
+    assert ended.last_error is not None
+    assert (ended.last_error.code, ended.last_error.state) == (OutageTooLong.code, state)
+    assert "7200 s" in ended.last_error.message
+    assert house.platform.vm(VM)["power"] == "on"
+    assert house.hypervisor.domains == {}
+    assert house.volume(ended).read_bytes() == content()
+    assert house.platform.vm(VM)["snapshots"] == {}
+    assert {entry.kind for entry in house.store.ledger(job.id)} == set()
+    house.close()
+
+
+def test_also_where_the_service_was_killed_in_the_last_copy_and_comes_back_too_late(house: House) -> None:
+    job = submitted(house, on_overrun="roll_back")
+
+    def die() -> None:
+        late(house, job.id)
+        house.store.on_commit = crash_at(1)
+
+    once(house, job, lambda now_: bool(now_.passes) and now_.passes[-1].kind == "final", die)
+    with pytest.raises(Crash):
+        house.run(job.id)
+    house.store.on_commit = lambda: None
+    house.stops.clear()
+    ended = house.run(job.id)
+    assert ended.last_error is not None
+    assert (ended.last_error.code, ended.last_error.state) == (OutageTooLong.code, State.CUTTING_OVER)
+    assert house.platform.vm(VM)["power"] == "on"
+    assert ended.disks[0].volume is not None
+
+
+def test_else_it_goes_on(tmp_path: Path) -> None:
+    house = House(tmp_path, workers=in_process)
+    job = submitted(house)
+    once(house, job, in_state(State.STARTING), lambda: late(house, job.id))
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert ended.downtime_s is not None
+    assert ended.downtime_s > BUDGET_S
+    house.close()
+
+
+def test_a_guest_that_was_seen_here_is_not_rolled_back(tmp_path: Path) -> None:
+    house = House(tmp_path, workers=in_process)
+    job = submitted(house, on_overrun="roll_back")
+    once(house, job, lambda now_: now_.boot_sign is not None, lambda: late(house, job.id))
+    assert house.run(job.id).state is State.COMPLETED
+    assert house.platform.vm(VM)["power"] == "off"
+    house.close()
+
+
+def test_who_cancels_meanwhile_is_obeyed(house: House) -> None:
+    job = submitted(house, on_overrun="roll_back")
+
+    def both() -> None:
+        late(house, job.id)
+        house.intake.cancel(job.id)
+
+    once(house, job, in_state(State.V2V_PROCESSING), both)
+    ended = house.run(job.id)
+    assert ended.state is State.CANCELLED
+    assert house.platform.vm(VM)["power"] == "on"
+    assert house.leftovers(VM) == []
+
+
+@pytest.mark.parametrize(("asked", "goes_on"), [(False, True), (True, False)])
+def test_a_stop_is_renewed_unless_the_operator_asked_for_it(asked: bool, goes_on: bool) -> None:
+    stop = Stop()
+
+    async def stopped() -> None:
+        with pytest.raises(Cancelled):
+            await stop.sleep(60)
+
+    stop.expire()
+    asyncio.run(stopped())
+    if asked:
+        stop.set()
+    assert stop.renew() is goes_on
+    assert stop.is_set() is not goes_on
+
+
+def test_a_plan_that_rolls_back_says_when() -> None:
+    with pytest.raises(ValidationError, match="needs outage_budget_s"):
+        live_plan(on_overrun="roll_back")
