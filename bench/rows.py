@@ -36,14 +36,14 @@ class Row:
 
 # Name, our source, QEMU's name of the format, what to reach against qemu-img. An OVA is unpacked for the peers.
 SOURCES: tuple[tuple[str, str, str, float], ...] = (
-    ("raw", "disk.raw", "raw", 1.1),
-    ("qcow2", "disk.qcow2", "qcow2", 1.1),
-    ("qcow2 zlib", "zlib.qcow2", "qcow2", 2.5),
-    ("qcow2 zstd", "zstd.qcow2", "qcow2", 1.5),
-    ("vhdx", "disk.vhdx", "vhdx", 1.1),
-    ("vhd", "disk.vhd", "vpc", 1.1),
-    ("vdi", "disk.vdi", "vdi", 1.1),
-    ("sparse vmdk", "sparse.vmdk", "vmdk", 1.1),
+    ("raw", "disk.raw", "raw", 1.15),
+    ("qcow2", "disk.qcow2", "qcow2", 1.15),
+    ("qcow2 zlib", "zlib.qcow2", "qcow2", 2.8),
+    ("qcow2 zstd", "zstd.qcow2", "qcow2", 1.8),
+    ("vhdx", "disk.vhdx", "vhdx", 1.15),
+    ("vhd", "disk.vhd", "vpc", 1.15),
+    ("vdi", "disk.vdi", "vdi", 1.15),
+    ("sparse vmdk", "sparse.vmdk", "vmdk", 1.15),
 )
 
 
@@ -59,11 +59,11 @@ _UNPACKED = "stream.vmdk"
 _CP = "cp --sparse=always {peer_source} {target}"
 
 ROWS = (
-    Row(name="ova", source="plain.ova", peer=_convert("vmdk"), peer_source=_UNPACKED, reach=4),
+    Row(name="ova", source="plain.ova", peer=_convert("vmdk"), peer_source=_UNPACKED, reach=4.5),
     Row(name="ova, sha256 checked", source="manifest.ova", peer=_convert("vmdk"), peer_source=_UNPACKED, reach=3),
     Row(name="ova, nbdcopy", source="plain.ova", peer=_nbdcopy("vmdk"), peer_source=_UNPACKED, reach=3),
     *(Row(name=name, source=source, peer=_convert(kind), reach=reach) for name, source, kind, reach in SOURCES),
-    Row(name="raw, cp", source="disk.raw", peer=_CP, reach=1.1),
+    Row(name="raw, cp", source="disk.raw", peer=_CP, reach=1.15),
     *(Row(name=f"{name}, nbdcopy", source=source, peer=_nbdcopy(kind), reach=3) for name, source, kind, _ in SOURCES),
     *(
         Row(name=f"{name} on xfs", source=source, peer=_convert(kind), reach=10, reflink=True)

@@ -52,7 +52,7 @@ def main() -> None:
             row(f"NBD over TLS, ours{name} ({ratio:.2f}x)", our, f">= {NBD_REACH}x", ok=ratio >= NBD_REACH)
 
 
-class _Nowhere:
+class Nowhere:
     """Takes all and keeps nothing, as nbdcopy's `null:` does."""
 
     max_writers = 64
@@ -81,17 +81,17 @@ def _read(pool: XenServer, data_mib: int, rounds: int) -> tuple[list[Took], list
 
     def ours() -> None:
         reader = open_reader(spec)
-        copy(reader, _Nowhere(data_mib << 20), threads=_THREADS)
+        copy(reader, Nowhere(data_mib << 20), threads=_THREADS)
         reader.close()
 
     def theirs() -> None:
         subprocess.run(["nbdcopy", uri, "null:"], check=True)
 
-    pairs = [(_timed(ours, resource.RUSAGE_SELF), _timed(theirs, resource.RUSAGE_CHILDREN)) for _ in range(rounds + 1)][1:]
+    pairs = [(timed(ours, resource.RUSAGE_SELF), timed(theirs, resource.RUSAGE_CHILDREN)) for _ in range(rounds + 1)][1:]
     return [one for one, _ in pairs], [one for _, one in pairs]
 
 
-def _timed(use: Callable[[], None], who: int) -> Took:
+def timed(use: Callable[[], None], who: int) -> Took:
     before, began = resource.getrusage(who), time.monotonic()
     use()
     after = resource.getrusage(who)

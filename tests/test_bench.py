@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import measure, quick, report, sources
+from bench import backup, folder, measure, quick, report, sources
 from bench.measure import Run
 from bench.rows import ROWS
+from tests.needs import need
 
 
 def test_a_table_is_written_between_the_marks_alone(tmp_path: Path) -> None:
@@ -140,3 +141,17 @@ def test_a_small_disk_of_real_files_is_made(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(sources, "REAL_FILES", tree)
     disk = sources.Sources(tmp_path / "made", data_mib).get("disk.raw")
     subprocess.run(["/usr/sbin/e2fsck", "-fn", f"{disk}?offset={sources.PARTITION_AT}"], check=True)
+
+
+@pytest.mark.parametrize(("ours", "good"), [(2.4, True), (2.5, False)])
+def test_a_restore_takes_six_tenths_of_restics_time(ours: float, good: bool) -> None:
+    line = backup._restored({"ours": ours, "restic": 4.0, "borg": 5.0})
+    assert (line.good, line.reach) == (good, "≤ 0.6 of restic's, less than both")
+
+
+def test_a_flat_file_is_read_from_a_datastore_by_both(tmp_path: Path) -> None:
+    for program, package in folder.PROGRAMS.items():
+        need(program, package)
+    with folder.datastore(tmp_path) as spec:
+        ours, theirs = folder.read(spec, tmp_path, data_mib=1, rounds=1)
+    assert (len(ours), len(theirs)) == (1, 1)

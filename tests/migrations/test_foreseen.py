@@ -170,6 +170,27 @@ def test_two_jobs_never_work_on_one_live_vm(rooms: Rooms, house: House) -> None:
     check_plan(rooms, cold)
 
 
+def test_a_live_vm_that_does_not_fit(rooms: Rooms, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at once; not by the job, which may run at night."""
+
+    class Full(Networked):
+        async def inspect(self, vm_id: str) -> VmManifest:
+            found = await super().inspect(vm_id)
+            disks = tuple(disk.model_copy(update={"used_bytes": disk.capacity_bytes}) for disk in found.disks)
+            return found.model_copy(update={"disks": disks})
+
+    async def connect(kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        return Full(house.platform)
+
+    rooms = replace(rooms, connect=connect)
+    monkeypatch.setattr(house.rooms.destination, "free_bytes", lambda: 10 * KIB)
+    assert [(field, "target-too-small" in said) for field, (said, _) in problems(rooms, live_plan()).items()] == [
+        ("waive_concerns", True)
+    ]
+    assert problems(rooms, live_plan(skip_disks=["disk-1"])) == {}
+    assert problems(rooms, live_plan(waive_concerns=["target-too-small"])) == {}
+
+
 def test_a_name_that_is_taken_here(rooms: Rooms, house: House) -> None:
     house.hypervisor.add_foreign("web", UUID(int=1))
     assert set(problems(rooms, live_plan(target={"name": "web"}))) == {"target"}

@@ -136,7 +136,7 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
             found.manifest = _offline(rooms, plan)
     if found.manifest is not None:
         _disks(found, found.manifest)
-        if plan.source_ref.kind != "live_vm" and free_bytes is not None:
+        if free_bytes is not None:
             with_its_room = with_room(_without(found.manifest, plan.skip_disks), free_bytes)
             found.manifest = found.manifest.model_copy(update={"concerns": with_its_room.concerns})
         _concerns(found, found.manifest)
