@@ -186,7 +186,11 @@ def test_a_warm_one_that_cannot_be_is_said_to_run_cold(page: Page, source: Sourc
     page.check("[value=Warm]")
     expect(page.locator("text=Cut over when I say")).to_be_visible()
     expect(page.locator("#f-mode")).to_contain_text("It would run cold")
+    page.click("text=How long it may be off")
+    page.fill("#f-outage_budget", "300")
+    page.check("[value=roll_back]")
     page.click("text=Review the plan")
+    expect(page.locator("main")).to_contain_text("at most 5 min, then it is rolled back")
     expect(page.locator(".banner.note")).to_contain_text("It would run cold")
     expect(page.locator(".stations b")).to_have_text(["Queued", "Copying", "Starting", "Completed"])
 
@@ -442,6 +446,7 @@ def test_it_can_be_read_by_everybody(
             page.goto(path)
             if name == "new-machine":
                 page.check("[value=Warm]")
+                page.click("text=How long it may be off")
             looked_at(name)
         page.click("summary:text-is('More')")
         page.fill("#f-bandwidth", "fast")
