@@ -24,6 +24,7 @@ GO_FILES = Path(__file__).parent / "vcsim"
 SIMULATOR = Path("/usr/share/gocode/src/github.com/vmware/govmomi/simulator")
 # Into the simulator's own package.
 ADDED = ("tracking.go", "leases.go")
+PROGRAM = ("main.go", "hosts.go")
 BUILD_TIMEOUT_S = 500
 USER, PASSWORD = "administrator@vsphere.local", "s3cret"
 DISK_BYTES = 4 << 20
@@ -55,7 +56,7 @@ def program() -> Path:
                 "GOCACHE": str(cache / "go"),
                 "CGO_ENABLED": "0",
             }
-            argv = [go, "build", "-overlay", str(overlay), "-o", str(new), str(GO_FILES / "main.go")]
+            argv = [go, "build", "-overlay", str(overlay), "-o", str(new), *(str(GO_FILES / name) for name in PROGRAM)]
             subprocess.run(argv, check=True, env=environment, timeout=BUILD_TIMEOUT_S)
             new.rename(built)
     return built
@@ -111,6 +112,11 @@ class VCenter:
     def leases(self) -> int:
         """Those of exports that are not over."""
         return int(self.control("state")["leases"])
+
+    def hosts(self) -> dict[str, dict[str, Any]]:
+        """Of each ESXi host that listens by its id, of a "stranger", and of vCenter itself: what it `served`, which secrets of
+        vCenter's it was `shown`, how many transfers it had at once at the `most`, how many it `refused`."""
+        return dict(self.control("state")["hosts"])
 
     def next_leases(self, *, timeout_ms: int = 300_000, stuck: int = 0) -> None:
         """Those made from now on die when nobody says their progress for so long; the first `stuck` are never ready."""

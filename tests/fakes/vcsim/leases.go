@@ -43,7 +43,9 @@ type exports struct {
 	Stuck int
 	// Of the certificate that the URLs' host shows.
 	Thumbprint func() string
-	all        []*exportLease
+	// Address and thumbprint of a host, by its id; nil: leases name none («*»), as a host that is asked itself.
+	Where func(host string) (string, string)
+	all   []*exportLease
 }
 
 var Exports = &exports{Timeout: 300 * time.Second}
@@ -64,6 +66,15 @@ func (e *exports) Count() int {
 		}
 	}
 	return count
+}
+
+// EndAll leases, as a restart does.
+func (e *exports) EndAll() {
+	e.Lock()
+	defer e.Unlock()
+	for _, lease := range e.all {
+		lease.over = true
+	}
 }
 
 // File behind a URL; empty where there is no such lease, or no such file, any more.
@@ -120,12 +131,16 @@ func (s *VirtualMachineSnapshot) ExportSnapshot(ctx *Context, req *types.ExportS
 			return body
 		}
 		lease.files[name] = stream
+		where, thumbprint := "*", e.Thumbprint()
+		if e.Where != nil {
+			where, thumbprint = e.Where(Map.Get(s.Vm).(*VirtualMachine).Runtime.Host.Value)
+		}
 		yes := true
 		info.DeviceUrl = append(info.DeviceUrl, types.HttpNfcLeaseDeviceUrl{
 			Key:           fmt.Sprintf("/%s/%s", s.Vm.Value, plugged(s.Config.Hardware.Device, disk)),
 			ImportKey:     fmt.Sprintf("/%s/%s", s.Vm.Value, plugged(s.Config.Hardware.Device, disk)),
-			Url:           fmt.Sprintf("https://*/nfc/%s/%s", lease.secret, name),
-			SslThumbprint: e.Thumbprint(),
+			Url:           fmt.Sprintf("https://%s/nfc/%s/%s", where, lease.secret, name),
+			SslThumbprint: thumbprint,
 			Disk:          &yes,
 			TargetId:      name,
 		})

@@ -3,6 +3,7 @@
 //   https  -l          /sdk, /folder and /nfc as vCenter serves them; /folder wants a session's cookie, and so does every SOAP call
 //                      but the few that come before a login
 //   http   (printed)   the tests' own: /disk /allocate /nvram /another /opaque /mode /unconsolidated /lie /silent /lay /write /reset /tools /sessions /fault /state /certificate /leases /store
+//                      and those of hosts.go
 //
 // It prints one line of JSON once both listen: {"url": …, "control": …, "fingerprint": …}. It ends with its standard input.
 
@@ -61,6 +62,14 @@ type door struct {
 	certificate tls.Certificate
 	fingerprint string
 	thumbprint  string
+
+	room                  room
+	hosts                 map[string]*esxi
+	stranger              *esxi
+	redirect              string
+	tickets               map[string]bool
+	resetUntil, busyUntil time.Time
+	versions              []string
 }
 
 var before = map[string]bool{"RetrieveServiceContent": true, "Login": true, "Logout": true}
@@ -82,17 +91,30 @@ func (d *door) strike(name, body string) string {
 }
 
 func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if d.notUp(w) {
+		return
+	}
 	key := ""
 	if cookie, err := r.Cookie("vmware_soap_session"); err == nil {
 		key = strings.Trim(cookie.Value, `"`)
 	}
 	good := simulator.SessionIsGood(key)
 	if strings.HasPrefix(r.URL.Path, "/folder") {
-		d.folder(w, r, good)
+		if d.room.enter(w) {
+			defer d.room.leave()
+			d.folder(w, r, good)
+		}
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, "/nfc/") {
-		d.export(w, r)
+		if d.room.enter(w) {
+			defer d.room.leave()
+			d.export(w, r)
+		}
+		return
+	}
+	if r.URL.Path == "/sdk/vimServiceVersions.xml" && len(d.versions) > 0 {
+		d.listVersions(w)
 		return
 	}
 	body, _ := io.ReadAll(r.Body)
@@ -140,6 +162,8 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, told)
 	case kind != "":
 		soapFault(w, kind)
+	case !d.speaks(r.Header.Get("SOAPAction")):
+		soapFault(w, "InvalidRequest")
 	case r.URL.Path == "/sdk" && name != "" && !before[name] && !good:
 		soapFault(w, "NotAuthenticated")
 	default:
@@ -158,11 +182,22 @@ func (d *door) folder(w http.ResponseWriter, r *http.Request, good bool) {
 	case !good:
 		w.Header().Set("WWW-Authenticate", `Basic realm="VMware HTTP server"`)
 		w.WriteHeader(401)
+	case d.redirect != "":
+		d.sendOn(w, r)
 	case kind == "cut":
 		d.mux.ServeHTTP(&cutter{w, 1000}, r)
 	default:
-		d.mux.ServeHTTP(w, r)
+		d.file(w, r)
 	}
+}
+
+// A file that a running VM writes to is its host's alone: whoever asks vCenter for it is answered 500, and no word more.
+func (d *door) file(w http.ResponseWriter, r *http.Request) {
+	if simulator.Locked(r.URL.Query().Get("dsName"), strings.TrimPrefix(r.URL.Path, "/folder/")) {
+		w.WriteHeader(500)
+		return
+	}
+	d.mux.ServeHTTP(w, r)
 }
 
 // An exported disk, as a host sends it: in chunks of unknown number, whatever range was asked for, while its lease lives.
@@ -245,7 +280,8 @@ func soapFault(w http.ResponseWriter, kind string) {
 	answer(w, 500, fmt.Sprintf(`<soapenv:Fault><faultcode>ServerFaultCode</faultcode><faultstring>a fault of the tests: %s</faultstring><detail><%sFault xmlns="urn:vim25" xsi:type="%s">%s</%sFault></detail></soapenv:Fault>`, kind, kind, kind, inner, kind))
 }
 
-func (d *door) newCertificate() {
+// A certificate for an address, with its fingerprints by SHA-256 and, with colons, by SHA-1.
+func certificateOf(address string) (tls.Certificate, string, string) {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	serial, _ := rand.Int(rand.Reader, big.NewInt(1<<62))
 	made := &x509.Certificate{
@@ -253,18 +289,21 @@ func (d *door) newCertificate() {
 		Subject:      pkix.Name{CommonName: "vcenter.test"},
 		NotBefore:    time.Now().Add(-time.Hour),
 		NotAfter:     time.Now().Add(24 * time.Hour),
-		IPAddresses:  []net.IP{net.ParseIP("127.0.0.1")},
+		IPAddresses:  []net.IP{net.ParseIP(address)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, made, made, &key.PublicKey, key)
 	if err != nil {
 		panic(err)
 	}
+	thumbprint := strings.ReplaceAll(fmt.Sprintf("% X", sha1.Sum(der)), " ", ":")
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, fmt.Sprintf("%X", sha256.Sum256(der)), thumbprint
+}
+
+func (d *door) newCertificate() {
+	certificate, fingerprint, thumbprint := certificateOf("127.0.0.1")
 	d.Lock()
 	defer d.Unlock()
-	d.thumbprint = fmt.Sprintf("% X", sha1.Sum(der))
-	d.thumbprint = strings.ReplaceAll(d.thumbprint, " ", ":")
-	d.certificate = tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-	d.fingerprint = fmt.Sprintf("%X", sha256.Sum256(der))
+	d.certificate, d.fingerprint, d.thumbprint = certificate, fingerprint, thumbprint
 }
 
 func (d *door) control(w http.ResponseWriter, r *http.Request) {
@@ -314,6 +353,18 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 		simulator.Exports.Timeout = time.Duration(number("timeout_ms")) * time.Millisecond
 		simulator.Exports.Stuck = int(number("stuck"))
 		simulator.Exports.Unlock()
+	case "/hosts":
+		out = d.openHosts()
+	case "/redirect":
+		d.Lock()
+		d.redirect = q.Get("to")
+		d.Unlock()
+	case "/limit":
+		d.limit(int(number("most")), q.Get("how"))
+	case "/restart":
+		d.restart(time.Duration(number("ms")) * time.Millisecond)
+	case "/versions":
+		d.versions = strings.Split(q.Get("list"), ",")
 	case "/store":
 		err = simulator.SetStoreType(q.Get("type"))
 	case "/certificate":
@@ -333,8 +384,18 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 		for name, count := range d.calls {
 			calls[name] = count
 		}
+		hosts := map[string]interface{}{}
+		for id, h := range d.hosts {
+			hosts[id] = h.state()
+		}
+		if d.stranger != nil {
+			hosts["stranger"] = d.stranger.state()
+		}
 		d.Unlock()
-		out = map[string]interface{}{"snapshots": simulator.SnapshotNames(), "tracked": simulator.TrackedNames(), "sessions": simulator.SessionCount(), "leases": simulator.Exports.Count(), "calls": calls}
+		d.room.Lock()
+		hosts["vcenter"] = map[string]interface{}{"most": d.room.most, "refused": d.room.refused}
+		d.room.Unlock()
+		out = map[string]interface{}{"hosts": hosts, "snapshots": simulator.SnapshotNames(), "tracked": simulator.TrackedNames(), "sessions": simulator.SessionCount(), "leases": simulator.Exports.Count(), "calls": calls}
 	default:
 		err = fmt.Errorf("nothing is served at %s", r.URL.Path)
 	}
@@ -364,7 +425,7 @@ func main() {
 	inner := model.Service.NewServer()
 	defer inner.Close()
 
-	d := &door{mux: model.Service.ServeMux, calls: map[string]int{}}
+	d := &door{mux: model.Service.ServeMux, calls: map[string]int{}, hosts: map[string]*esxi{}, tickets: map[string]bool{}}
 	d.newCertificate()
 	simulator.Exports.Thumbprint = func() string {
 		d.Lock()
@@ -382,7 +443,7 @@ func main() {
 		return &c, nil
 	}}
 	quiet := log.New(io.Discard, "", 0)
-	go (&http.Server{Handler: d, ErrorLog: quiet}).Serve(tls.NewListener(plain, config))
+	go (&http.Server{Handler: d, ErrorLog: quiet}).Serve(tls.NewListener(resetting{plain, d}, config))
 	control, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		panic(err)

@@ -3,7 +3,8 @@
 //   - a snapshot freezes each disk: snapshot.config names a file of its own, which /folder serves
 //   - backing.changeId in the snapshot's config, QueryChangedDiskAreas with pages, a reset of the tracking
 //   - ConsolidateVMDisks_Task; tasks that fail
-//   - whether a session is still good, and the end of all sessions
+//   - whether a session is still good, and the end of all sessions and tasks
+//   - the files that a running VM's host has locked; hosts by name and certificate
 //
 // What it proves: our order of calls, our reading of VMware's own types, the bytes. What it cannot prove: VMware's real change
 // tracking, its locks, its speed.
@@ -16,6 +17,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -422,6 +424,104 @@ func EndSessions() {
 	for key := range m.sessions {
 		delete(m.sessions, key)
 	}
+}
+
+// ForgetTasks: a vCenter that was restarted knows those no more.
+func ForgetTasks() {
+	Map.m.Lock()
+	gone := []types.ManagedObjectReference{}
+	for ref := range Map.objects {
+		if ref.Type == "Task" {
+			gone = append(gone, ref)
+		}
+	}
+	Map.m.Unlock()
+	for _, ref := range gone {
+		Map.Remove(ref)
+	}
+}
+
+// Each has bytes of a disk, where `fileName` names its descriptor; or, the last one, what of it has changed.
+var extents = []string{"-flat.vmdk", "-delta.vmdk", "-sesparse.vmdk", "-ctk.vmdk"}
+
+// Locked is a disk's file that a running VM writes to: the newest of each disk, unless a snapshot holds it. Descriptors are not,
+// nor is what lies below: those are open for reading alone, and others may read them too (VMware KB 10051,
+// «Investigating virtual machine file locks on ESXi hosts»: exclusive and read-only locks).
+func Locked(store string, path string) bool {
+	asked := fmt.Sprintf("[%s] %s", store, path)
+	locked := false
+	for _, o := range Map.All("VirtualMachine") {
+		vm := o.(*VirtualMachine)
+		if vm.Runtime.PowerState == types.VirtualMachinePowerStatePoweredOn {
+			locked = locked || writes(vm.Config.Hardware.Device, asked)
+		}
+	}
+	Tracker.Lock()
+	defer Tracker.Unlock()
+	for id := range Tracker.frozen {
+		snapshot, ok := Map.Get(types.ManagedObjectReference{Type: "VirtualMachineSnapshot", Value: id}).(*VirtualMachineSnapshot)
+		if ok && writes(snapshot.Config.Hardware.Device, asked) {
+			return false
+		}
+	}
+	return locked
+}
+
+// Is it a file of the newest layer of one of the disks?
+func writes(devices []types.BaseVirtualDevice, asked string) bool {
+	for _, device := range devices {
+		if disk, ok := device.(*types.VirtualDisk); ok {
+			if backing, ok := disk.Backing.(*types.VirtualDiskFlatVer2BackingInfo); ok {
+				for _, end := range extents {
+					if strings.TrimSuffix(backing.FileName, ".vmdk")+end == asked {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
+// HostIDs of all hosts, in order.
+func HostIDs() []string {
+	ids := []string{}
+	for _, o := range Map.All("HostSystem") {
+		ids = append(ids, o.Reference().Value)
+	}
+	sort.Strings(ids)
+	return ids
+}
+
+// NameHost as vCenter knows it, with the SHA-1 of its certificate.
+func NameHost(id string, name string, thumbprint string) {
+	host := Map.Get(types.ManagedObjectReference{Type: "HostSystem", Value: id}).(*HostSystem)
+	host.Name, host.Summary.Config.Name, host.Summary.Config.SslThumbprint = name, name, thumbprint
+}
+
+// MountEverywhere each datastore, as shared storage is; the simulator says of each only the host that it was made on.
+func MountEverywhere() {
+	for _, o := range Map.All("Datastore") {
+		mounts := []types.DatastoreHostMount{}
+		for _, id := range HostIDs() {
+			mounts = append(mounts, types.DatastoreHostMount{
+				Key:       types.ManagedObjectReference{Type: "HostSystem", Value: id},
+				MountInfo: types.HostMountInfo{AccessMode: "readWrite", Mounted: types.NewBool(true), Accessible: types.NewBool(true)},
+			})
+		}
+		o.(*Datastore).Host = mounts
+	}
+}
+
+// HostOfFile is the host of the VM in whose folder the file lies.
+func HostOfFile(store string, path string) string {
+	folder := fmt.Sprintf("[%s] %s/", store, strings.Split(path, "/")[0])
+	for _, o := range Map.All("VirtualMachine") {
+		if vm := o.(*VirtualMachine); strings.HasPrefix(vm.Config.Files.VmPathName, folder) {
+			return vm.Runtime.Host.Value
+		}
+	}
+	return HostIDs()[0]
 }
 
 // ConsolidateVMDisksTask: nothing is ever left to consolidate here.
