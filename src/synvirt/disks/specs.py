@@ -85,8 +85,9 @@ class DatastoreSpec(Spec):
     """A file of a vSphere datastore, by HTTPS from /folder; `size_bytes` None: as large as its server says. With `areas`,
     (start, length) each, the rest reads as zeros.
 
-    `session_manager` is the platform's id of the one that logs us in. A spec with a password in it is told to the worker and
-    to nobody else: it is never stored.
+    `session_manager` is the platform's id of the one that logs us in. `hosts`: by name the ESXi hosts that a vCenter may send
+    the reader on to, each with its certificate's thumbprint in hex, which may be empty. A spec with a password in it is told to
+    the worker and to nobody else: it is never stored.
     """
 
     format: Literal["datastore"] = "datastore"
@@ -95,8 +96,10 @@ class DatastoreSpec(Spec):
     user: str
     password: str = field(repr=False)
     session_manager: str = "SessionManager"
+    api_version: str = "6.5"
     verify_tls: bool = True
     fingerprint_sha256: str | None = None
+    hosts: tuple[tuple[str, str], ...] = ()
     datacenter: str
     datastore: str
     path: str

@@ -2,9 +2,11 @@
 
     read_into ─▶ a connection of the pool ─▶ GET, Range: bytes=… ─▶ straight into the caller's buffer
     login     ─▶ the SOAP session that the requests' cookie names; made anew when the platform has forgotten it
+    redirect  ─▶ by HTTPS, once, to an ESXi host that vCenter's inventory names, and with nothing of ours but the range
 
 A session of our own, since a pass may outlive the one that began it. A connection that is lost is made anew, a few times: a
-moment's trouble on the way, or a host that restarts its agents, costs no terabyte.
+moment's trouble on the way, or a host that restarts its agents, costs no terabyte. A platform that has no room for as many
+transfers as we would have (503, or a connection that it resets) is asked by fewer for a while.
 """
 
 import http.client
@@ -13,9 +15,10 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Final, NoReturn
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 from xml.sax.saxutils import escape
 
 from synvirt.blocks import Extent, coalesced
@@ -30,11 +33,16 @@ SILENCE_TIMEOUT_S: Final = 60.0
 RETRY_DELAYS_S: Final = (0.1, 1.0, 5.0)
 # A host's agent (hostd) has 96 MiB for all such connections of all clients.
 CONNECTIONS: Final = 4
+# So long after the platform had no room for one of them, one more is tried again.
+ROOM_GROWS_AFTER_S: Final = 60.0
+HTTPS_PORT: Final = 443
 COOKIE: Final = "vmware_soap_session"
 # Of a file's size: an exabyte.
 SIZE_DIGITS_MAX: Final = 18
 # An answer that says why not is short.
 _REFUSAL_BYTES: Final = 64 << 10
+# Of a place that a redirect names, in an error.
+_PLACE_CHARS: Final = 300
 
 _LOGIN: Final = (
     '<?xml version="1.0" encoding="UTF-8"?><soapenv:Envelope xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/">'
@@ -46,6 +54,9 @@ _LOGOUT: Final = (
     '<soapenv:Body><Logout xmlns="urn:vim25"><_this type="SessionManager">{manager}</_this></Logout>'
     "</soapenv:Body></soapenv:Envelope>"
 )
+
+# RFC 9110, section 15.4: what sends a GET elsewhere.
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 _REFUSALS: Final = {
     200: "its server does not know ranges",
@@ -79,6 +90,41 @@ class _ServerError(_Lost):
     """It answered 500: a moment's trouble, or all that it says of a file that it cannot open."""
 
 
+class _Full(_Lost):
+    """It answered 503: it is not there, or has no room for one more transfer."""
+
+
+Place = tuple[str, int]
+
+
+class _Room:
+    """How many transfers the platform is asked for at once: CONNECTIONS, or as many as it has room for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._now, self._most, self._full_at = 0, CONNECTIONS, 0.0
+
+    def enter(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._now < self._most)
+            if self._most < CONNECTIONS and time.monotonic() > self._full_at + ROOM_GROWS_AFTER_S:
+                self._most, self._full_at = self._most + 1, time.monotonic()
+            self._now += 1
+
+    def leave(self) -> None:
+        with self._changed:
+            self._now -= 1
+            self._changed.notify_all()
+
+    def was_full(self) -> bool:
+        """Said from inside. True: others of ours are in there, and one of them will make room; False: it is not for us."""
+        with self._changed:
+            others = self._now - 1
+            if others:
+                self._most, self._full_at = min(self._most, others), time.monotonic()
+            return others > 0
+
+
 class DatastoreReader:
     """A flat file. With `spec.areas`, (start, length) each, only those are data: the rest reads as zeros."""
 
@@ -90,7 +136,9 @@ class DatastoreReader:
         self._target = f"/folder/{quote(spec.path)}?{urlencode({'dcPath': spec.datacenter, 'dsName': spec.datastore})}"
         self._tls = tls.context(spec.host, verify=spec.verify_tls, fingerprint_sha256=spec.fingerprint_sha256)
         self._lock = threading.Lock()
-        self._idle: list[http.client.HTTPSConnection] = []
+        self._home: Place = (spec.host, spec.port)
+        self._idle: dict[Place, list[http.client.HTTPSConnection]] = {}
+        self._room = _Room()
         self._cookie = ""
         # Known before anything is copied: the file is there, as large as the platform says, and its server knows ranges.
         try:
@@ -113,12 +161,12 @@ class DatastoreReader:
 
     def close(self) -> None:
         if self._cookie:
-            with suppress(SynvirtError, _Lost, OSError, http.client.HTTPException), closing(self._borrowed()) as connection:
+            with suppress(SynvirtError, _Lost, OSError, http.client.HTTPException), self._connected(self._home) as connection:
                 self._soap(connection, _LOGOUT.format(manager=escape(self._spec.session_manager)))
         self._cookie = ""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
+            idle, self._idle = self._idle, {}
+        for connection in chain.from_iterable(idle.values()):
             connection.close()
 
     def _allocated(self, areas: tuple[tuple[int, int], ...]) -> Iterator[Extent]:
@@ -152,37 +200,62 @@ class DatastoreReader:
             raise
         return found[0] if wanted is None else wanted
 
-    def _tried(self, attempt: Callable[[http.client.HTTPSConnection], object], where: str) -> None:
-        for delay_s in (*RETRY_DELAYS_S, None):
-            connection: http.client.HTTPSConnection | None = None
+    def _tried(self, attempt: Callable[[http.client.HTTPSConnection], object], where: str) -> object:
+        delays = iter((*RETRY_DELAYS_S, None))
+        while True:
+            self._room.enter()
+            full = False
             try:
-                connection = self._borrowed()
-                attempt(connection)
+                with self._connected(self._home) as connection:
+                    return attempt(connection)
             except (_Lost, OSError, http.client.HTTPException) as error:
-                if connection is not None:
-                    connection.close()
+                # Another one of ours that ends makes room: no failure, and no try.
+                full = (
+                    isinstance(error, (_Full, ConnectionResetError, http.client.RemoteDisconnected)) and self._room.was_full()
+                )
+                delay_s = 0.0 if full else next(delays)
                 if delay_s is None:
                     raise SourceUnreachable(
                         f"{self._spec.host} was lost while {self._name} was read at {where}: {_said(error)}",
                         hint="the pass goes on from its watermark once the platform answers again",
                     ) from error
                 time.sleep(delay_s)
-            except BaseException:
-                if connection is not None:
-                    connection.close()
-                raise
-            else:
-                with self._lock:
-                    self._idle.append(connection)
-                return
+            finally:
+                self._room.leave()
 
     def _fetch(self, connection: http.client.HTTPSConnection, offset: int, buffer: memoryview) -> int:
         """Fill `buffer`; how large the whole file is."""
         used = self._logged_in(connection)
-        wanted = f"bytes {offset}-{offset + len(buffer) - 1}/"
-        headers = {"Range": f"bytes={offset}-{offset + len(buffer) - 1}", "Cookie": f'{COOKIE}="{used}"'}
-        connection.request("GET", self._target, headers=headers)
+        wanted = {"Range": f"bytes={offset}-{offset + len(buffer) - 1}"}
+        connection.request("GET", self._target, headers=wanted | {"Cookie": f'{COOKIE}="{used}"'})
         answer = connection.getresponse()
+        if answer.status not in _REDIRECTS:
+            return self._filled(answer, offset, buffer, used)
+        answer.read(_REFUSAL_BYTES)
+        place, target = self._sent_on(answer.status, answer.headers.get("Location") or "")
+        with self._connected(place) as other:
+            # The session is vCenter's business: the host is shown what vCenter put into the URL, and no more.
+            other.request("GET", target, headers=wanted)
+            return self._filled(other.getresponse(), offset, buffer, None)
+
+    def _sent_on(self, status: int, location: str) -> tuple[Place, str]:
+        """ReadForbidden for a place that is none of the platform's."""
+        try:
+            to = urlsplit(location)
+            place = (to.hostname or "", to.port or HTTPS_PORT)
+        except ValueError:
+            to, place = urlsplit(""), ("", 0)
+        if to.scheme != "https" or to.username is not None or place[0] not in (name.lower() for name, _ in self._spec.hosts):
+            where = f"{to.scheme or 'nowhere'}://{place[0]}"
+            raise ReadForbidden(
+                f"{self._spec.host} answers {status} for {self._name}, and sends us on to {where[:_PLACE_CHARS]!r}, "
+                "which is no host of that datastore",
+                hint="only hosts that vCenter names are asked, by their names there and by HTTPS; try options.transport lease",
+            )
+        return place, (to.path or "/") + (f"?{to.query}" if to.query else "")
+
+    def _filled(self, answer: http.client.HTTPResponse, offset: int, buffer: memoryview, used: str | None) -> int:
+        """`used`: the session that vCenter was shown; None: it is another host that answers."""
         if answer.status != http.client.PARTIAL_CONTENT:
             whole_bytes = answer.length if answer.status == http.client.OK else None
             answer.read(_REFUSAL_BYTES)
@@ -193,6 +266,7 @@ class DatastoreReader:
                     hint="the datastore's file is shorter than the VM's disk: look at the VM's disks on the platform",
                 )
             self._refused(answer.status, used)
+        wanted = f"bytes {offset}-{offset + len(buffer) - 1}/"
         told, _, size = (answer.headers.get("Content-Range") or "").rpartition("/")
         if f"{told}/" != wanted or not size.isdecimal() or len(size) > SIZE_DIGITS_MAX:
             raise DiskReadFailed(f"{self._spec.host} answered another range of {self._name} than offset {offset}")
@@ -206,12 +280,16 @@ class DatastoreReader:
             answer.read(0)
         return int(size)
 
-    def _refused(self, status: int, cookie: str) -> NoReturn:
+    def _refused(self, status: int, used: str | None) -> NoReturn:
         if status == http.client.UNAUTHORIZED:
+            if used is None:
+                raise _Lost("the host that vCenter sent us on to does not know its ticket")
             with self._lock:
-                if self._cookie == cookie:
+                if self._cookie == used:
                     self._cookie = ""
             raise _Lost("the platform has forgotten our session")
+        if status == http.client.SERVICE_UNAVAILABLE:
+            raise _Full(f"it answered {status}")
         if status == http.client.INTERNAL_SERVER_ERROR:
             raise _ServerError(f"it answered {status}")
         if status > 500 or status == http.client.REQUEST_TIMEOUT:
@@ -224,18 +302,41 @@ class DatastoreReader:
 
     # ── connections and the session ──────────────────────────────────────────────────────────────────────────────────
 
-    def _borrowed(self) -> http.client.HTTPSConnection:
+    @contextmanager
+    def _connected(self, place: Place) -> Iterator[http.client.HTTPSConnection]:
+        """One that lies idle, or a new one; kept for the next one unless anything goes wrong."""
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        connection = http.client.HTTPSConnection(self._spec.host, self._spec.port, timeout=CONNECT_TIMEOUT_S, context=self._tls)
+            idle = self._idle.get(place)
+            connection = idle.pop() if idle else None
+        connection = connection or self._new_connection(place)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._idle.setdefault(place, []).append(connection)
+
+    def _new_connection(self, place: Place) -> http.client.HTTPSConnection:
+        host, port = place
+        connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=self._trust(place))
         try:
             connection.connect()
         except ssl.SSLCertVerificationError as error:
-            raise tls.not_trusted(self._spec.host, error.verify_message) from error
+            raise tls.not_trusted(host, error.verify_message) from error
         connection.sock.settimeout(SILENCE_TIMEOUT_S)
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
+
+    def _trust(self, place: Place) -> ssl.SSLContext:
+        if place == self._home:
+            return self._tls
+        host = place[0]
+        thumbprint = next(thumbprint for name, thumbprint in self._spec.hosts if name.lower() == host)
+        # The platform, whose own certificate was checked, names its host's: whoever signed it, it is that one.
+        if thumbprint:
+            return tls.context_by_thumbprint(host, thumbprint)
+        return tls.context(host, verify=self._spec.verify_tls, fingerprint_sha256=None)
 
     def _logged_in(self, connection: http.client.HTTPSConnection) -> str:
         """The session's key; one login, however many threads ask."""
@@ -257,7 +358,7 @@ class DatastoreReader:
 
     def _soap(self, connection: http.client.HTTPSConnection, envelope: str) -> tuple[int, str]:
         """The answer's status and the session that it names."""
-        headers = {"Content-Type": "text/xml; charset=utf-8", "SOAPAction": "urn:vim25/6.5"}
+        headers = {"Content-Type": "text/xml; charset=utf-8", "SOAPAction": f"urn:vim25/{self._spec.api_version}"}
         if self._cookie:
             headers["Cookie"] = f'{COOKIE}="{self._cookie}"'
         connection.request("POST", "/sdk", body=envelope.encode(), headers=headers)

@@ -1,6 +1,7 @@
 """vSphere: vCenter 6.5 and later, and ESXi, by the vSphere Web Services API on port 443.
 
     session          login, keep-alive, properties, tasks, faults            pyvmomi, blocking
+    versions         in which version of the API                             blocking
     privileges       what our user must be allowed                           blocking
     machines         VMs as manifests                                        no I/O
     disks            disks by their backings                                 no I/O

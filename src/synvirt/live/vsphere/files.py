@@ -3,6 +3,7 @@
 flat ◀── a snapshot's sparse file ◀── a newer one: each read, and the newest of a block is what counts
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,12 +11,14 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import DatastoreSpec, DeltaSpec, ReaderSpec
 from synvirt.disks.vmdk.descriptor import parse_descriptor
 from synvirt.disks.vmdk.sparse import DESCRIPTOR_BYTES_MAX
-from synvirt.errors import Internal, UnsupportedFormat
+from synvirt.errors import AuthFailed, Internal, UnsupportedFormat, VmNotFound
 from synvirt.live.vsphere.disks import capacity_of, chain
 from synvirt.live.vsphere.session import VimSession, library
 
 # Folders may lie in one another; a loop in what a platform says must have an end.
 FOLDERS_DEEP_MAX: Final = 64
+# That one datastore is mounted on: vSphere's own limit.
+HOSTS_MAX: Final = 256
 
 
 def whole_disk(session: VimSession, vm_id: str, device: Any, areas: tuple[tuple[int, int], ...] | None) -> ReaderSpec:
@@ -60,25 +63,42 @@ def _file(session: VimSession, vm_id: str, backing: Any, size: int | None) -> Da
 def _named_file(session: VimSession, vm_id: str, name: str, lies_in: Any, size: int | None) -> DatastoreSpec:
     """`name`: as vSphere writes it, «[store] folder/file». `lies_in`: that store, where it is known."""
     store, _, path = name.removeprefix("[").partition("] ")
+    within = session.machine(vm_id) if lies_in is None else lies_in
     return DatastoreSpec(
         host=session.host,
         port=session.port,
         user=session.login_.user,
         password=session.login_.password,
         session_manager=session.session_manager,
+        api_version=session.api_version,
         verify_tls=session.options.verify_tls,
         fingerprint_sha256=session.options.fingerprint_sha256,
-        datacenter=_datacenter(session, vm_id, lies_in),
+        hosts=_hosts(session, within),
+        datacenter=_datacenter(session, vm_id, within),
         datastore=store,
         path=path,
         size_bytes=size,
     )
 
 
-def _datacenter(session: VimSession, vm_id: str, store: Any) -> str:
+def _hosts(session: VimSession, within: Any) -> tuple[tuple[str, str], ...]:
+    """Those that have the datastore, or run the VM: by name, with the thumbprint that vCenter knows. None where it does not
+    say, and none of an ESXi host, which has no other to send us to."""
+    if str(session.content.about.apiType) != "VirtualCenter":
+        return ()
+    path = "runtime.host" if isinstance(within, library().vim.VirtualMachine) else "host"
+    with suppress(AuthFailed, VmNotFound):  # not for us to see, or removed meanwhile
+        held = session.properties(within, (path,), what="look at a datastore").get(path)
+        hosts = [mount.key for mount in held or ()] if path == "host" else [held]
+        wanted = [(host, ("name", "summary.config.sslThumbprint")) for host in hosts if host is not None][:HOSTS_MAX]
+        found = session.each(wanted, what="look at the hosts of a datastore").values()
+        return tuple((str(one.get("name") or ""), str(one.get("summary.config.sslThumbprint") or "")) for one in found)
+    return ()
+
+
+def _datacenter(session: VimSession, vm_id: str, within: Any) -> str:
     """The inventory path of the datacenter that the disk's datastore lies in: /folder names datastores by it."""
     vim = library().vim
-    within = session.machine(vm_id) if store is None else store
     found = session.properties(within, ("name", "parent"), what="look at a datastore")
     parent, names = found.get("parent"), list[str]()
     for _ in range(FOLDERS_DEEP_MAX):

@@ -49,6 +49,7 @@ class LeaseGuard:
             "fingerprint_sha256": session.options.fingerprint_sha256,
             "cookie": session.cookie,
             "session_manager": session.session_manager,
+            "api_version": session.api_version,
         }
         self._tell(json.dumps(order))
 
@@ -88,7 +89,8 @@ def main() -> None:
         connection = http.client.HTTPSConnection(order["host"], order["port"], timeout=ANSWER_TIMEOUT_S, context=context)
         with suppress(OSError, http.client.HTTPException):
             body = _ENVELOPE.format(method=method, type=type_, id=escape(id_)).encode()
-            headers = {"Content-Type": "text/xml; charset=utf-8", "SOAPAction": "urn:vim25/6.5", "Cookie": order["cookie"]}
+            action = f"urn:vim25/{order['api_version']}"
+            headers = {"Content-Type": "text/xml; charset=utf-8", "SOAPAction": action, "Cookie": order["cookie"]}
             connection.request("POST", "/sdk", body=body, headers=headers)
             connection.getresponse().read()
         connection.close()

@@ -26,13 +26,12 @@ import structlog
 from synvirt import __version__
 from synvirt.errors import AuthFailed, BadRequest, Internal, SnapshotFailed, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live.form import Place
+from synvirt.live.vsphere import versions
 from synvirt.live.vsphere.tap import tapped
 from synvirt.model import SourceOptions
 from synvirt.transport import Recorder, tls
 
 SKIPPED: Final = "SYNVIRT_MIGRATOR_SKIP_GO_SHIM"
-# The oldest that has all we call: vSphere 6.5. Newer platforms speak it too.
-API_VERSION: Final = "vim.version.version11"
 # The first time limit of an answer. A question that takes longer is asked again, with twice the time (`_Answers`).
 ANSWER_TIMEOUT_S: Final = 45.0
 ANSWER_TIMEOUT_MAX_S: Final = 900.0
@@ -60,12 +59,15 @@ log = structlog.get_logger(__name__)
 def _imported() -> Any:
     from pyVmomi import vim, vmodl
     from pyVmomi.SoapAdapter import SoapStubAdapter
+    from pyVmomi.VmomiSupport import versionMap
 
-    return SimpleNamespace(vim=vim, vmodl=vmodl, stub=SoapStubAdapter)
+    # Its names of the API's versions by their numbers: 6.5 is «vim.version.version11».
+    numbers = {key.removeprefix("vim25/"): name for key, name in versionMap.items() if key.startswith("vim25/")}
+    return SimpleNamespace(vim=vim, vmodl=vmodl, stub=SoapStubAdapter, versions=numbers)
 
 
 def library() -> Any:
-    """pyvmomi's `vim`, `vmodl` and `stub`; Internal where the control plane was left out."""
+    """pyvmomi's `vim`, `vmodl`, `stub` and `versions`; Internal where the control plane was left out."""
     if os.environ.get(SKIPPED) == "1":
         raise Internal(f"vim_api: the control plane is switched off by {SKIPPED}=1", hint=f"unset {SKIPPED}, and start again")
     try:
@@ -151,6 +153,7 @@ class VimSession:
         self._recorder = recorder
         self.host, self.port = place.host or "", place.port or 443
         self.login_, self.options = login, options
+        self.api_version = versions.OLDEST
         self._stub: Any = None
         self._content: Any = None
         self._closed = False
@@ -178,15 +181,19 @@ class VimSession:
         options = self.options
         with self._changing, self.mapped("log in"), ExitStack() as undo:
             self._closed = False
+            trust = tls.context(self.host, verify=options.verify_tls, fingerprint_sha256=options.fingerprint_sha256)
+            limit_s = ANSWERS.limit_s(self.host, self.port)
+            theirs = versions.listed(self.host, self.port, trust, limit_s)
+            self.api_version = versions.chosen(self.host, theirs, vmware.versions)
             # Not pyvmomi's own thumbprint: it looks at that only where the authority is not trusted.
             made = vmware.stub if self._recorder is None else tapped(vmware.stub, self._recorder)
             self._stub = made(
                 host=self.host,
                 port=self.port,
-                version=API_VERSION,
+                version=vmware.versions[self.api_version],
                 path="/sdk",
-                sslContext=tls.context(self.host, verify=options.verify_tls, fingerprint_sha256=options.fingerprint_sha256),
-                httpConnectionTimeout=ANSWERS.limit_s(self.host, self.port),
+                sslContext=trust,
+                httpConnectionTimeout=limit_s,
                 customHeaders={"User-Agent": f"SynVirt/{__version__}"},
                 acceptCompressedResponses=self._recorder is None,
             )
