@@ -12,7 +12,11 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from synvirt.live import recording_soap
+from synvirt.live.vsphere.versions import PATH as VSPHERES_VERSIONS
 from tests.certificates import self_signed, tls_server
+
+# In no recording, which would scrub a version of four numbers as an address; whoever gets no list speaks the oldest version.
+NOT_RECORDED = frozenset({VSPHERES_VERSIONS})
 
 
 class Replay:
@@ -41,7 +45,8 @@ class Replay:
         with self._lock:
             found = self._answers.get(key)
             if not found:
-                self.unknown.append(key)
+                if url.path not in NOT_RECORDED:
+                    self.unknown.append(key)
                 return {"status": 404, "type": "text/plain", "body": "it was not asked then"}
             return found.pop(0) if len(found) > 1 else found[0]
 
