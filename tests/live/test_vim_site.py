@@ -166,7 +166,7 @@ def test_two_hosts_of_one_vcenter_send_their_vms_disks_at_once(platform: VCenter
             await adapter.close()
 
     async def both() -> list[bytes]:
-        return await asyncio.gather(exported(VM), exported(other))
+        return [*await asyncio.gather(exported(VM), exported(other))]
 
     assert asyncio.run(both()) == [disk.read_bytes(), data.read_bytes()]
     hosts = platform.hosts()
