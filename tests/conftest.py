@@ -1,5 +1,6 @@
 """What many tests share."""
 
+import fcntl
 import itertools
 import os
 import resource
@@ -14,6 +15,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from synvirt.hypervisor import accel
 from tests import postgres
 from tests.store_template import stores_from
 
@@ -44,14 +46,21 @@ settings.load_profile("suite")
 # begun first, so that no worker is alone with one at the end, nor with all of them.
 LONG = (
     "tests/real/test_zfs.py",
-    "tests/real/test_windows.py",
+    "tests/test_deb.py",
+    "tests/real/test_pve_warm.py",
+    "tests/real/test_libvirt_remote_warm.py",
     "tests/real/test_wmi_service.py",
+    "tests/real/test_windows.py",
     "tests/real/test_boot_ladder.py",
-    "tests/real/test_backups_running.py",
-    "tests/api/test_document.py",
     "tests/live/test_prism_service.py",
+    "tests/api/test_document.py",
+    "tests/real/test_prism_service.py",
+    "tests/real/test_xen_variables.py",
+    "tests/real/test_backups_running.py",
     "tests/real/test_pve_service.py",
     "tests/real/test_libvirt_remote_service.py",
+    "tests/offline/test_vmcx_jobs.py",
+    "tests/live/test_wmi_jobs.py",
     "tests/migrations/test_crashes.py",
 )
 
@@ -80,6 +89,14 @@ def _place_among_long(item: pytest.Item) -> int:
 def _store_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with stores_from(tmp_path_factory.mktemp("template") / "store.db"):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _accelerator_known(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where KVM only pretends to work it takes five seconds of a core to see it: once, and not at each start of a service."""
+    with (tmp_path_factory.getbasetemp().parent / "accelerator.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        accel.accelerator()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -21,7 +21,7 @@ from synvirt.durable import put_private_file
 from synvirt.errors import BadRequest, Internal, Unauthorized
 
 # RFC 7914 section 2; 16 MiB and some 50 ms a check: OWASP's advice for an interactive login.
-SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 14, 8, 5
+SCRYPT_N, SCRYPT_R, SCRYPT_P, SCRYPT_BYTES = 1 << 14, 8, 5, 32
 # A file edited by hand may ask for more, but not for gigabytes or minutes.
 SCRYPT_MEMORY_BYTES, SCRYPT_P_MAX = 64 << 20, 16
 
@@ -79,8 +79,8 @@ class FileAccounts:
         self._lock = threading.Lock()
         self._read_at: tuple[int, int] | None = None
         self._accounts: dict[str, Account] = {}
-        # Checked for a name that is not there, so that the time of an answer tells nobody which names are.
-        self._nobody = Account.of(secrets.token_urlsafe())
+        # Checked for a name that is not there, so that the time of an answer tells nobody which names are. No password has it.
+        self._nobody = Account(SCRYPT_N, SCRYPT_R, SCRYPT_P, secrets.token_bytes(16), secrets.token_bytes(SCRYPT_BYTES))
 
     def __call__(self, user: str, password: str, address: str) -> None:
         account = self._current().get(user)
@@ -163,7 +163,7 @@ def set_password(path: Path, user: str, password: str, role: Role | None = None)
 
 
 def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
-    return hashlib.scrypt(password.encode(), salt=salt, n=n, r=r, p=p, maxmem=SCRYPT_MEMORY_BYTES, dklen=32)
+    return hashlib.scrypt(password.encode(), salt=salt, n=n, r=r, p=p, maxmem=SCRYPT_MEMORY_BYTES, dklen=SCRYPT_BYTES)
 
 
 def _parse(text: str) -> dict[str, Account]:

@@ -15,8 +15,9 @@ from tests.processes import command_line
 
 
 @pytest.fixture(autouse=True)
-def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     need(accel.EMULATOR, "qemu-system-x86")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(accel, "_known", None)
 
 
@@ -106,6 +107,21 @@ def test_one_probe_for_all_threads_and_the_next_process(monkeypatch: pytest.Monk
     monkeypatch.setattr(accel, "_known", None)
     assert {*found, accel.accelerator(tmp_path)} == {accel.Accelerator("kvm", "a guest ran under KVM")}
     assert runs.read_text().count("run") == 1
+
+
+def test_what_the_user_s_cache_knows_is_good_for_each_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs = pretend_kvm(monkeypatch, tmp_path, "exit 33")
+    accel.accelerator()
+    for service in ("one", "another"):
+        monkeypatch.setattr(accel, "_known", None)
+        assert accel.accelerator(tmp_path / service).kind == "kvm"
+    assert runs.read_text().count("run") == 1
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend_kvm(monkeypatch, tmp_path, "exit 33")
+    (tmp_path / "cache").touch()
+    assert accel.accelerator().kind == "kvm"
 
 
 @pytest.mark.parametrize("spoil", ["host", "kind", "text", "gone"])

@@ -86,12 +86,13 @@ _known: Accelerator | None = None
 def accelerator(remember_in: Path | None = None) -> Accelerator:
     """KVM where it works, else TCG. Takes up to PROBE_LIMIT_S once a boot of the host; safe from several threads.
 
-    `remember_in`: a folder that keeps the answer for the next process, until the host or QEMU changes.
+    `remember_in`: a folder that keeps the answer for the next process, until the host or QEMU changes; without one it is the
+    user's cache. What is in the user's cache is good for a service that has not asked yet.
     """
     global _known  # noqa: PLW0603 - one host, one answer a process
     with _lock:
         if _known is None:
-            _known = _remembered(remember_in) or _probed(remember_in)
+            _known = _remembered(remember_in) or _remembered(None) or _probed(remember_in)
         return _known
 
 
@@ -100,29 +101,29 @@ def _probed(remember_in: Path | None) -> Accelerator:
         return Accelerator("tcg", f"there is no {KVM_DEVICE}")
     trouble = boots_under("kvm")
     found = Accelerator("tcg", f"KVM does not work: {trouble}") if trouble else Accelerator("kvm", "a guest ran under KVM")
-    if remember_in is not None:
-        try:
-            remember_in.mkdir(parents=True, exist_ok=True)
-            _file(remember_in).write_text(json.dumps({"host": _host_state(), **asdict(found)}))
-        except OSError:
-            pass  # only the next process is slower for it
+    try:
+        kept = _file(remember_in)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({"host": _host_state(), **asdict(found)}))
+    except (OSError, RuntimeError):
+        pass  # only the next process is slower for it
     return found
 
 
 def _remembered(folder: Path | None) -> Accelerator | None:
-    if folder is None:
-        return None
     try:
         kept = json.loads(_file(folder).read_bytes())
         if kept["host"] == _host_state() and kept["kind"] in ("kvm", "tcg"):
             return Accelerator(kept["kind"], str(kept["reason"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         pass  # unreadable is as good as absent
     return None
 
 
-def _file(folder: Path) -> Path:
-    return folder / "accelerator.json"
+def _file(folder: Path | None) -> Path:
+    """RuntimeError, where the user has no home."""
+    cache = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "synvirt"
+    return cache / "accelerator.json"
 
 
 def _host_state() -> list[str]:
