@@ -26,9 +26,11 @@ from synvirt.backups.zfs_stream import changed_since
 from synvirt.destinations.zfs_links import Links
 from synvirt.disks import open_writer
 from synvirt.disks.specs import BlockWriterSpec
+from synvirt.jobs.process import Worker, Workers, started
 from synvirt.repository.disk import PointReader
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.store import Store
+from tests.fakes.workers import in_process
 from tests.guest.zvols import POOL, zfs
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -150,7 +152,10 @@ class Connection:
 
 
 class House:
-    def __init__(self, folder: Path, domain: Domain) -> None:
+    """`workers`: what its next runs read with. A process takes half a minute here to begin, so one run has them."""
+
+    def __init__(self, folder: Path, domain: Domain, workers: Workers = in_process) -> None:
+        self.workers = workers
         for name in ("keyring", "repository"):
             (folder / name).mkdir(exist_ok=True)
         self.domain, self.store = domain, Store(f"sqlite:///{folder / 'test.db'}")
@@ -162,10 +167,18 @@ class House:
         self.sources.close()
         repositories = Repositories(self.store.backups, host="local", keyring=folder / "keyring")
         self.backups = Backups(
-            self.store.backups, repositories, host="local", open_guest=self.sources.open, exports=folder / "exports"
+            self.store.backups,
+            repositories,
+            host="local",
+            open_guest=self.sources.open,
+            exports=folder / "exports",
+            working=Working(self._worker),
         )
         self.backups.start()
         self._folder = folder
+
+    def _worker(self) -> contextlib.AbstractAsyncContextManager[Worker]:
+        return self.workers()
 
     def job(self) -> BackupJob:
         known, _ = self.backups.jobs(limit=1, cursor=None)
@@ -225,7 +238,7 @@ def without_libvirt() -> None:
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     without_libvirt()
-    made = House(tmp_path, Domain(volume(), volume()))
+    made = House(tmp_path, Domain(volume(), volume()), started)
     yield made
     made.close()
 
@@ -243,6 +256,7 @@ def test_runs_read_what_changed_and_leave_bookmarks_alone(house: House, tmp_path
     assert house.restored(first.restore_point_ids[0]) == wanted
     assert sorted(name.partition("#")[0] for name in house.left()) == sorted(house.domain.volumes)
 
+    house.workers = in_process
     discard(second_volume, MIB, 512 * KIB)
     wanted = [content(Links().device(name)) for name in house.domain.volumes]
     second = house.run()

@@ -24,10 +24,15 @@ class TestDestination(DestinationContract):
         )
 
 
+@pytest.fixture(scope="module")
+def destination() -> ZfsDestination:
+    """Each of its datasets takes a second to make: what lies beside the volume is nothing to a writer."""
+    return new_destination()
+
+
 class TestWriter(WriterContract):
     @pytest.fixture
-    def case(self) -> WriterCase:
-        destination = new_destination()
+    def case(self, destination: ZfsDestination) -> WriterCase:
         volume = destination.volume_name(uuid4(), "Hard disk 1")
         destination.create(volume, SIZE)
         return WriterCase(

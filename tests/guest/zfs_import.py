@@ -25,7 +25,7 @@ from tests.processes import workers
 KIB, MIB = 1 << 10, 1 << 20
 DISK = "disk-0"
 # Two runs of data in a disk of zeros, the last of which ends in the middle of a block.
-FIRST, HOLE, LAST = random.Random(1).randbytes(10 * MIB), bytes(20 * MIB), random.Random(2).randbytes(2 * MIB + 512)
+FIRST, HOLE, LAST = random.Random(1).randbytes(8 * MIB), bytes(12 * MIB), random.Random(2).randbytes(2 * MIB + 512)
 CONTENT = FIRST + HOLE + LAST
 DATA_BYTES = len(FIRST) + len(LAST)
 TIMEOUT_S = 240
@@ -172,7 +172,7 @@ def test_a_pool_that_runs_full_fails_the_job_and_leaves_no_dataset(tmp_path: Pat
     folder.mkdir()
     house = House(folder, destination=destination, workers=in_process)
     try:
-        job = house.run(submitted(house, random.Random(3).randbytes(64 * MIB)).id)
+        job = house.run(submitted(house, random.Random(3).randbytes(MIB) * 64).id)
         assert job.state == State.FAILED
         assert job.last_error is not None
         assert job.last_error.code == "E_MIG_DISK_WRITE_FAILED"
