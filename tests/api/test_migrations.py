@@ -10,7 +10,7 @@ import pytest
 
 from synvirt.api.migrations import JOBS_A_PIECE, page
 from synvirt.jobs.board import Board
-from synvirt.model import LiveKind, LiveVmRef, Migration, Mode, PlanSource, Progress, State, Warm
+from synvirt.model import DiskProgress, LiveKind, LiveVmRef, Migration, Mode, PlanSource, Progress, State, Warm
 from tests.fakes.service import PLAN, PREFIX, Service
 
 OFFLINE: dict[str, Any] = {
@@ -49,6 +49,18 @@ def test_a_load_shows_the_progress_of_now(service: Service, client: httpx.Client
     service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_total=100, bytes_done=40))
     for answer in (client.get(f"/migrations/{job.id}").json(), client.get("/migrations").json()["items"][0]):
         assert (answer["state"], answer["progress"]["bytes_done"]) == ("CopyingFull", 40)
+
+
+def test_the_rows_of_disks_are_of_now_too(service: Service, client: httpx.Client) -> None:
+    """The stored ones are as old as the last flush."""
+    job = service.submit()
+    service.move(job.id, State.COPYING_FULL)
+    row = DiskProgress(key="a", label="a", state="copying", bytes_total=100, bytes_done=40, volume="a-1")
+    service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_total=100, bytes_done=40), (row,))
+    for answer in (client.get(f"/migrations/{job.id}").json(), client.get("/migrations").json()["items"][0]):
+        assert answer["disks"] == [row.model_dump(mode="json")]
+    service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_total=100, bytes_done=100))
+    assert client.get(f"/migrations/{job.id}").json()["disks"] == [], "then those of the document are"
 
 
 def test_a_figure_of_the_state_before_is_not_shown(service: Service, client: httpx.Client) -> None:

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from synvirt.destinations.directory import DirectoryDestination
-from synvirt.model import KIB, MIB, Migration, MigrationPlan, Mode, State, VmManifest
+from synvirt.model import KIB, MIB, DiskProgress, Migration, MigrationPlan, Mode, Progress, State, VmManifest
 from synvirt.store import Store
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
@@ -72,6 +73,24 @@ def test_an_offline_plan_ends_as_a_running_domain_with_the_same_bytes(house: Hou
     assert job.progress.bytes_done == job.progress.bytes_total > 0
     assert [one.kind for one in job.passes] == ["full"]
     assert all(disk.state == "copied" for disk in job.disks)
+
+
+def test_the_rows_of_its_disks_are_as_new_as_its_progress(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored is as old as the last flush."""
+    seen = []
+    pin = house.board.pin
+
+    def pinned(job_id: UUID, state: State, progress: Progress, disks: tuple[DiskProgress, ...] = ()) -> None:
+        pin(job_id, state, progress, disks)
+        seen.append(house.board.current(house.store.get(job_id)))
+
+    monkeypatch.setattr(house.board, "pin", pinned)
+    job = run(house, offline_plan(imported(house)))
+    assert job.state == State.COMPLETED
+    assert seen
+    for one in seen:
+        assert sum(disk.bytes_done for disk in one.disks) == one.progress.bytes_done
+    assert all(disk.volume for one in seen for disk in one.disks)
 
 
 def test_zeros_take_no_room_on_the_volume(house: House) -> None:

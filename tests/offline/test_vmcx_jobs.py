@@ -15,7 +15,7 @@ import pytest
 
 from synvirt.errors import BadRequest
 from synvirt.jobs.process import started
-from synvirt.model import MIB, Migration, Progress, State
+from synvirt.model import MIB, DiskProgress, Migration, Progress, State
 from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.settings import Settings
 from tests.fakes.hypervisor import FakeHypervisor
@@ -117,9 +117,9 @@ def test_progress_of_the_tool_is_shown_and_never_goes_back(tmp_path: Path, manne
     seen: list[Progress] = []
     pin = house.board.pin
 
-    def watched(job_id: Any, state: State, progress: Progress) -> None:
+    def watched(job_id: Any, state: State, progress: Progress, disks: tuple[DiskProgress, ...] = ()) -> None:
         seen.append(progress)
-        pin(job_id, state, progress)
+        pin(job_id, state, progress, disks)
 
     house.board.pin = watched  # type: ignore[method-assign]
     job = run(house)

@@ -151,7 +151,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     @router.get("/{migration_id}", response_model=Migration)
     def load(migration_id: UUID) -> Migration:
         """Load one migration, with the newest progress."""
-        return _current(store.get(migration_id), board)
+        return board.current(store.get(migration_id))
 
     @router.delete("/{migration_id}", status_code=204)
     def remove(
@@ -167,14 +167,14 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     @router.post("/{migration_id}/cancel", status_code=202, response_model=Migration)
     def cancel(migration_id: UUID) -> Migration:
         """Ask a job to stop; it ends in Cancelled once what it made is swept. A job that has ended: 409."""
-        return _current(intake.cancel(migration_id), board)
+        return board.current(intake.cancel(migration_id))
 
     _second_ways(router, intake)
 
     @router.post("/{migration_id}/cutover", status_code=202, response_model=Migration)
     def cutover(migration_id: UUID) -> Migration:
         """Let a job with `warm.cutover` manual cut over after its present pass."""
-        return _current(intake.cutover(migration_id), board)
+        return board.current(intake.cutover(migration_id))
 
     return router
 
@@ -188,7 +188,7 @@ async def page(documents: list[str], following: int | None, board: Board) -> Asy
     before = '{"items":['
     for start in range(0, len(documents), JOBS_A_PIECE):
         piece = (
-            _current(parsed(Migration, document), board).model_dump_json() if document[_ID_IN_DOCUMENT] in running else document
+            board.current(parsed(Migration, document)).model_dump_json() if document[_ID_IN_DOCUMENT] in running else document
             for document in documents[start : start + JOBS_A_PIECE]
         )
         yield (before + ",".join(piece)).encode()
@@ -201,8 +201,3 @@ def _patch(conversion: str | None, disk_bus: str | None) -> dict[str, Any]:
     """The query's part of a plan's patch."""
     patch: dict[str, Any] = {} if conversion is None else {"conversion": conversion}
     return patch if disk_bus is None else patch | {"target": {"disk_bus": disk_bus}}
-
-
-def _current(job: Migration, board: Board) -> Migration:
-    state, progress = board.latest().get(job.id, (None, job.progress))
-    return job.model_copy(update={"progress": progress}) if state == job.state else job

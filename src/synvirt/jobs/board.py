@@ -9,13 +9,14 @@ import time
 from uuid import UUID
 
 from synvirt.jobs.course import Course
-from synvirt.model import Progress, State
+from synvirt.model import DiskProgress, Migration, Progress, State
 
 
 class Board:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._latest: dict[UUID, tuple[State, Progress]] = {}
+        self._disks: dict[UUID, tuple[DiskProgress, ...]] = {}
         self._courses: dict[UUID, Course] = {}
         self._commits = 0
 
@@ -27,19 +28,29 @@ class Board:
     def committed(self) -> None:
         self._commits += 1
 
-    def pin(self, job_id: UUID, state: State, progress: Progress) -> None:
+    def pin(self, job_id: UUID, state: State, progress: Progress, disks: tuple[DiskProgress, ...] = ()) -> None:
+        """`disks`: the rows of the job's disks as they are now; none, where those of its document are."""
         with self._lock:
             self._latest[job_id] = (state, progress)
+            self._disks[job_id] = disks
             self._courses[job_id] = self._courses.get(job_id, Course()).with_sample(time.time(), progress.bytes_done)
 
     def unpin(self, job_id: UUID) -> None:
         with self._lock:
             self._latest.pop(job_id, None)
+            self._disks.pop(job_id, None)
             self._courses.pop(job_id, None)
 
     def latest(self) -> dict[UUID, tuple[State, Progress]]:
         with self._lock:
             return dict(self._latest)
+
+    def current(self, job: Migration) -> Migration:
+        """The stored job with its newest figures, where they are of the state that it is in."""
+        with self._lock:
+            state, progress = self._latest.get(job.id, (None, job.progress))
+            disks = self._disks.get(job.id)
+        return job.model_copy(update={"progress": progress, "disks": disks or job.disks}) if state == job.state else job
 
     def take_up(self, job_id: UUID, course: Course) -> None:
         """What the job's course was before a restart; the board's own, where it has one, stays."""

@@ -277,7 +277,8 @@ class _Listener:
         job = self.job
         self.tally.take(message)
         progress = self.tally.progress()
-        job.rooms.board.pin(job.id, job.migration.state, progress)
+        disks = _disk_progress(job.migration.disks, self.tally)
+        job.rooms.board.pin(job.id, job.migration.state, progress, disks)
         if isinstance(message, Flushed):
             mark = Watermark(
                 disk_key=message.key,
@@ -291,7 +292,7 @@ class _Listener:
             await job.in_thread(job.rooms.store.put_watermark, job.id, mark)
             await job.change(
                 progress=progress,
-                disks=_disk_progress(job.migration.disks, self.tally),
+                disks=disks,
                 passes=tuple(
                     one.model_copy(update={"bytes": self.tally.moved_bytes(), "seconds": self.clock.seconds()})
                     if one.number == self.number

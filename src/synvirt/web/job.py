@@ -20,7 +20,7 @@ from synvirt.migrations.removing import has_kept_volumes
 from synvirt.migrations.retrying import has_whole_copy
 from synvirt.model import Migration, State
 from synvirt.web.chart import chart
-from synvirt.web.jobs import STREAM_HEADERS, with_figure
+from synvirt.web.jobs import STREAM_HEADERS
 from synvirt.web.pages import Pages
 from synvirt.web.stations import stations
 
@@ -108,7 +108,7 @@ class JobView:
     shown: dict[UUID, Shown] = field(default_factory=dict)
 
     def current(self, job_id: UUID) -> Migration:
-        return with_figure(self.intake.store.get(job_id), self.intake.board.latest().get(job_id))
+        return self.intake.board.current(self.intake.store.get(job_id))
 
     def values(self, job_id: UUID) -> dict[str, Any]:
         job, store = self.current(job_id), self.intake.store
