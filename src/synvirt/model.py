@@ -387,9 +387,11 @@ class MigrationPlan(Received):
     limits: Limits = Limits()
     # virtio drivers put into the guest: `auto` into Windows, which cannot start without; `always` into Linux too.
     conversion: Literal["auto", "always", "never"] = "auto"
-    # How the guest of a Live plan is shut down for its last copy: `polite` asks it, and powers it off once the source's
-    # shutdown_timeout_s are over; `hold` asks it and waits, since it may be installing updates; `force` does not ask.
+    # How the guest of a Live plan is shut down for its last copy: `polite` asks it, and powers it off once shutdown_timeout_s
+    # are over; `hold` asks it and waits, since it may be installing updates; `force` does not ask.
     shutdown: Shutdown = "polite"
+    # How long this guest may take to go off by itself: a database takes longer than a proxy. Null: as its source says.
+    shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] | None = None
     # How long the guest of a warm job may be away: it is shut down once the forecast's p95 fits, not before. Null: as it comes.
     outage_budget_s: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
     # What becomes of a cut-over that takes longer than that all the same: it goes on, or, while the guest was not seen to run

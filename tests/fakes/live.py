@@ -273,10 +273,10 @@ class FakeAdapter:
         self._faults()
         return str(self.platform.vm(vm_id)["starts"])
 
-    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite", timeout_s: float | None = None) -> None:
         self._faults()
         if manner != "force" and self.platform.strike("stays_on") and manner == "hold":
-            raise stays_on(vm_id, 300)
+            raise stays_on(vm_id, 300 if timeout_s is None else timeout_s)
         self.platform.power(vm_id, "off")
 
     async def power_on(self, vm_id: str) -> None:

@@ -29,7 +29,7 @@ from synvirt.errors import (
     SnapshotFailed,
     SourceUnreachable,
 )
-from synvirt.live import SourceAccess
+from synvirt.live import GuestStaysOn, SourceAccess
 from synvirt.live.nutanix import prism as prism_module
 from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.live.recording import Recording, lines
@@ -308,6 +308,9 @@ def test_a_vm_that_changed_meanwhile_is_looked_at_anew(cluster: Prisms) -> None:
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_guest_that_is_deaf_is_powered_off(cluster: Prisms, which: str, tools: bool) -> None:
     vm = machine(cluster, deaf=True, tools=tools)
+    # The job's own deadline goes before that of its source.
+    with pytest.raises(GuestStaysOn, match="after 0 s"):
+        ask(cluster.access(which, shutdown_timeout_s=600), lambda adapter: adapter.shutdown(vm.id, "hold", 0))
     ask(cluster.access(which, shutdown_timeout_s=0), lambda adapter: adapter.shutdown(vm.id))
     assert vm.power == "OFF"
 

@@ -404,11 +404,12 @@ def test_a_changed_source_is_tried_at_once(house: House, monkeypatch: pytest.Mon
     assert not house.rooms.waiting._stops
 
 
-@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+@pytest.mark.parametrize(("mode", "given", "seconds"), [("Warm", {}, 300), ("Cold", {"shutdown_timeout_s": 7}, 7)])
 def test_a_guest_that_is_held_is_waited_for_and_never_powered_off(
-    house: House, mode: str, monkeypatch: pytest.MonkeyPatch
+    house: House, mode: str, given: dict[str, float], seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It installs updates for longer than any deadline: that is said, and what was said is taken back."""
+    """It installs updates for longer than any deadline: that is said, and what was said is taken back. The deadline is the
+    plan's, or else the source's."""
     monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
     house.platform.fault("stays_on", 5)
     told: list[str] = []
@@ -419,11 +420,11 @@ def test_a_guest_that_is_held_is_waited_for_and_never_powered_off(
             told.append(now.last_error.message)
         return now.ended
 
-    job = house.intake.submit(live_plan(mode, shutdown="hold"))
+    job = house.intake.submit(live_plan(mode, shutdown="hold", **given))
     at_commits(house, job, looked)
     ended = house.run(job.id)
     assert (ended.state, ended.last_error) == (State.COMPLETED, None)
-    assert f"{VM} was asked to shut down, and still runs after 300 s" in told[0]
+    assert f"{VM} was asked to shut down, and still runs after {seconds} s" in told[0]
     assert house.platform.vm(VM)["power"] == "off"
 
 

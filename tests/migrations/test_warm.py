@@ -766,9 +766,11 @@ def test_a_guest_that_stays_on_keeps_no_other_from_being_read(house: House, monk
     esxi, held = source_host(SOURCE_ID, "", most=4), list[tuple[int, int]]()
     shutdown, slept = FakeAdapter.shutdown, Stop.sleep_or_wake
 
-    async def shutting_down(adapter: FakeAdapter, vm_id: str, manner: Shutdown = "polite") -> None:
+    async def shutting_down(
+        adapter: FakeAdapter, vm_id: str, manner: Shutdown = "polite", timeout_s: float | None = None
+    ) -> None:
         held.append(house.store.slots.count(esxi.key))
-        await shutdown(adapter, vm_id, manner)
+        await shutdown(adapter, vm_id, manner, timeout_s)
 
     async def sleeping(stop: Stop, seconds: float) -> None:
         held.append(house.store.slots.count(esxi.key))

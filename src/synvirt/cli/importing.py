@@ -119,6 +119,10 @@ def import_(
     shutdown: Annotated[
         str, typer.Option(metavar="HOW", help="The source's guest before its last copy: polite, hold (never by force) or force")
     ] = "polite",
+    shutdown_timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="So long the guest may take to go off by itself; else as the source says"),
+    ] = None,
     outage_budget: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Of a warm one: hold until the guest is away for no longer (p95)")
     ] = None,
@@ -190,6 +194,7 @@ def import_(
             "waive_concerns": waive or [],
             "conversion": conversion,
             "shutdown": shutdown,
+            "shutdown_timeout_s": shutdown_timeout,
             "outage_budget_s": outage_budget,
             "on_overrun": on_overrun,
             "warm": _given(warm),

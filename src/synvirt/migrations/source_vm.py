@@ -26,7 +26,7 @@ OWED = ("snapshot", "mark", "tracking")
 LATER_S = 30.0
 # The note of when the guest was asked to shut down for its last copy.
 DOWN_SINCE = "down_since"
-# A guest that was asked politely has gone off by then, or will not any more.
+# A guest that was asked politely has gone off by then, or will not any more; later, where its plan gives it longer.
 SHUTTING_DOWN_S = 900.0
 
 
@@ -75,14 +75,16 @@ async def shut_down(job: Job) -> None:
     # A guest that somebody powered on in between was not down until now.
     await job.in_thread(store.note, job.id, DOWN_SINCE, now().isoformat())
     await job.in_thread(store.note, job.id, "shutting_down", now().isoformat())
-    await at_source(job, lambda adapter: adapter.shutdown(vm_id(job), job.migration.plan.shutdown))
+    plan = job.migration.plan
+    await at_source(job, lambda adapter: adapter.shutdown(vm_id(job), plan.shutdown, plan.shutdown_timeout_s))
     await job.in_thread(store.note, job.id, "shutting_down", "")
 
 
 def may_go_off(job: Job) -> bool:
     """Blocks. Was the guest asked to shut down not long ago, and nobody saw it go off? It may still do so by itself."""
     asked = job.rooms.store.noted(job.id, "shutting_down")
-    return asked is not None and asked != "" and (now() - datetime.fromisoformat(asked)).total_seconds() < SHUTTING_DOWN_S
+    limit_s = max(SHUTTING_DOWN_S, job.migration.plan.shutdown_timeout_s or 0)
+    return asked is not None and asked != "" and (now() - datetime.fromisoformat(asked)).total_seconds() < limit_s
 
 
 async def times_down(job: Job) -> str | None:

@@ -146,8 +146,9 @@ class WmiApi:
     async def last_start(self, vm_id: str) -> str:
         return await self._at(vm_id, lambda host: power.last_start(host, vm_id))
 
-    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
-        await self._at(vm_id, lambda host: power.shut_down(host, vm_id, self._options.shutdown_timeout_s, manner))
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite", timeout_s: float | None = None) -> None:
+        off_s = self._options.shutdown_timeout_s if timeout_s is None else timeout_s
+        await self._at(vm_id, lambda host: power.shut_down(host, vm_id, off_s, manner))
 
     async def power_on(self, vm_id: str) -> None:
         await self._at(vm_id, lambda host: power.power_on(host, vm_id))

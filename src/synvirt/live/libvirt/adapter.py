@@ -383,12 +383,12 @@ class LibvirtRemote:
 
     # ── off, on, moved ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
-        timeout_s, stop = self._options.shutdown_timeout_s, self._closing.is_set
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite", timeout_s: float | None = None) -> None:
+        off_s, stop = self._options.shutdown_timeout_s if timeout_s is None else timeout_s, self._closing.is_set
         await self._asked(
             f"domain {vm_id} cannot shut down",
-            lambda: domains.shut_down(self._domain(vm_id), timeout_s, stop, manner),
-            limit_s=timeout_s + ANSWER_TIMEOUT_S,
+            lambda: domains.shut_down(self._domain(vm_id), off_s, stop, manner),
+            limit_s=off_s + ANSWER_TIMEOUT_S,
         )
 
     async def last_start(self, vm_id: str) -> str:

@@ -168,9 +168,9 @@ class PveApi:
     async def last_start(self, vm_id: str) -> str:
         return await self._asked(lambda: self._cluster.last_start(self._cluster.row(vm_id)))
 
-    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
-        timeout_s = self._options.shutdown_timeout_s
-        await self._asked(lambda: self._reading(vm_id).shut_down(timeout_s, manner), limit_s=timeout_s + ANSWER_TIMEOUT_S)
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite", timeout_s: float | None = None) -> None:
+        off_s = self._options.shutdown_timeout_s if timeout_s is None else timeout_s
+        await self._asked(lambda: self._reading(vm_id).shut_down(off_s, manner), limit_s=off_s + ANSWER_TIMEOUT_S)
 
     async def power_on(self, vm_id: str) -> None:
         await self._asked(lambda: self._cluster.start(vm_id))

@@ -452,8 +452,9 @@ class VimApi:
 
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def shutdown(self, vm_id: str, manner: Shutdown = "polite") -> None:
-        await asyncio.to_thread(vim_power.shut_down, self._session, vm_id, self._options.shutdown_timeout_s, manner)
+    async def shutdown(self, vm_id: str, manner: Shutdown = "polite", timeout_s: float | None = None) -> None:
+        off_s = self._options.shutdown_timeout_s if timeout_s is None else timeout_s
+        await asyncio.to_thread(vim_power.shut_down, self._session, vm_id, off_s, manner)
 
     async def last_start(self, vm_id: str) -> str:
         return await asyncio.to_thread(vim_power.last_start, self._session, vm_id)
