@@ -369,6 +369,35 @@ def test_what_is_allocated_of_a_disk_is_what_all_its_files_take(files: dict[str,
     assert described(a_disk(backing=over), layoutEx__file=listed).disks[0].used_bytes == allocated
 
 
+@pytest.mark.parametrize(
+    ("sizes", "free", "told"),
+    [
+        (
+            {"web-flat.vmdk": 100 << 30, "web-000001-sesparse.vmdk": 60 << 30},
+            80,
+            "writes 60.0 GiB again, expected to take 5 min to 34 min",
+        ),
+        ({"web-flat.vmdk": 100 << 30, "web-000001-delta.vmdk": 1 << 30}, None, "for up to 1.0 GiB on ds1."),
+        ({"web-flat.vmdk": 100 << 30}, 80, "may take hours"),
+    ],
+)
+def test_the_removal_of_old_snapshots_is_told_with_its_time_and_room(
+    sizes: dict[str, int], free: int | None, told: str
+) -> None:
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    kept = vim.vm.SnapshotTree(
+        snapshot=vim.vm.Snapshot("snapshot-1"), name="old", createTime=now - timedelta(days=400), childSnapshotList=[]
+    )
+    over = Backing(fileName="[ds1] web/web-000001.vmdk", parent=Backing(fileName="[ds1] web/web.vmdk"))
+    fields = {"snapshot__rootSnapshotList": [kept], "layoutEx__file": [a_file(name, size) for name, size in sizes.items()]}
+    space = {} if free is None else {"ds1": (free << 30, 200 << 30)}
+    ways = {"2000": Way("datastore")}
+    one = manifest("vm-1", found(a_disk(backing=over), **fields), {"ds1": "VMFS"}, ways, now=now, space=space)
+    assessment = next(concern.assessment for concern in one.concerns if concern.id == "vim.old_snapshots")
+    assert told in assessment
+    assert ("(80.0 GiB are free)" in assessment) == (free is not None and len(sizes) > 1)
+
+
 EMPTY = {"layoutEx__file": [a_file("web-flat.vmdk", 3 << 30)]}
 
 

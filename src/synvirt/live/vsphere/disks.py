@@ -111,6 +111,15 @@ def allocated_of(disk: Any, files: Sequence[Any]) -> int | None:
     return min(capacity_of(disk), sum(known)) if len(known) == len(taken) else None
 
 
+def deltas_of(disk: Any, files: Sequence[Any]) -> dict[str, int]:
+    """By datastore, the bytes that the disk's files above its lowest one take: what a removal of all snapshots writes again, to
+    where the lowest lies. Files that `layoutEx.file` does not list count as nothing."""
+    sizes = {str(file.name): int(file.size) for file in files if file.type == "diskExtent"}
+    *above, lowest = [str(getattr(backing, "fileName", "") or "") for backing in backings(disk)] or [""]
+    names = (name.removesuffix(".vmdk") + end for name in above for end in _EXTENTS)
+    return {lowest.partition("]")[0].removeprefix("["): sum(sizes.get(name, 0) for name in names)}
+
+
 def stores_of(disks: Sequence[Any]) -> list[Any]:
     """The datastores that their files lie in: snapshots may lie elsewhere than what they are over."""
     found = [getattr(backing, "datastore", None) for disk in disks for backing in backings(disk)]
