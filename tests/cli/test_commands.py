@@ -106,6 +106,24 @@ def test_wrong_usage(run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[
     assert done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["waves", "import", "/nosuch.json"],
+        ["migrations", "dry-run", "/nosuch.json"],
+        ["--server", "https://192.0.2.1", "--cacert", "/nosuch.pem", "migrations", "list"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_is_not_there_is_said_without_pythons_words(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("SYNVIRT_PASSWORD", "x")
+    done = run(*arguments)
+    assert (done.exit_code, "cannot be read: No such file or directory" in done.stderr) == (2, True), done.stderr
+    assert "Errno" not in done.stderr
+
+
 def test_a_wrong_setting_is_wrong_usage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYNVIRT_JOBS_AT_ONCE", "many")
     done = run("migrations", "list")

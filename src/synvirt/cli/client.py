@@ -258,7 +258,7 @@ def _trust(ca_file: Path | None, *, verify: bool) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
     except (OSError, ssl.SSLError) as error:
-        raise BadRequest(f"the certificate file {ca_file} cannot be read: {error}") from error
+        raise BadRequest(f"the certificate file {ca_file} cannot be read: {error.strerror or error}") from error
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

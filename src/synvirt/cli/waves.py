@@ -300,7 +300,9 @@ def _read(document: Path) -> Any:
 
     try:
         return json.loads(document.read_text() if str(document) != "-" else typer.get_text_stream("stdin").read())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise BadRequest(f"{document} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise BadRequest(f"{document}: {error}", hint="it is JSON, as `synvirt waves export` prints it") from error
 
 
