@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from synvirt.api.server import Server
+    from synvirt.api.waves import Fleet
     from synvirt.backups.service import Backups
     from synvirt.destinations import Destination
     from synvirt.doctor import Checkup
     from synvirt.fleet.carrying import Carrying
-    from synvirt.fleet.forecasting import Forecaster
-    from synvirt.fleet.waves import Waves
     from synvirt.jobs.board import Board
     from synvirt.jobs.lease import Pausable
     from synvirt.jobs.looking import CagedLooking, Looking
@@ -136,7 +135,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             claim=partial(check_free, rooms),
             taking_over=taking_over,
         )
-        waves, forecaster, carrying = _waves(stack, rooms, intake, sources)
+        fleet, carrying = _waves(stack, rooms, intake, sources)
         kinds.append(carrying)
         checkup = Checkup(settings)
         checkup.begin()
@@ -161,7 +160,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             checkup=checkup.latest,
         )
         mount(app, backups, settings)
-        mount_waves(app, waves, forecaster, board, settings)
+        mount_waves(app, fleet, board, settings)
         server = Server(app, settings)
         stack.enter_context(swept(uploads))
         stack.enter_context(trials_swept(sources.trials))
@@ -218,11 +217,13 @@ def _begin(stack: ExitStack, engine: "Engine", carrying: "Carrying", taking_over
     stack.enter_context(looking(taking_over, among_hosts=among_hosts))
 
 
-def _waves(stack: ExitStack, rooms: "Rooms", intake: "Intake", sources: "Sources") -> "tuple[Waves, Forecaster, Carrying]":
+def _waves(stack: ExitStack, rooms: "Rooms", intake: "Intake", sources: "Sources") -> "tuple[Fleet, Carrying]":
+    from synvirt.api.waves import Fleet
     from synvirt.fleet.carrying import Carrying, failed
     from synvirt.fleet.checks import Checker
     from synvirt.fleet.forecasting import Forecaster
     from synvirt.fleet.host_side import HostSide
+    from synvirt.fleet.importing import SOURCES_MAX, Importer
     from synvirt.fleet.waves import Waves
 
     rows = rooms.store.waves
@@ -231,7 +232,8 @@ def _waves(stack: ExitStack, rooms: "Rooms", intake: "Intake", sources: "Sources
     carrying = Carrying(intake, side)
     waves = Waves(rows, changed=carrying.wake)
     forecaster = Forecaster(waves, rooms.store, sources.sizes, host=side.host, destination=side.default_destination)
-    return waves, forecaster, carrying
+    importer = Importer(waves, lambda: sources.page(limit=SOURCES_MAX, cursor=None)[0], sources.inventory)
+    return Fleet(waves, forecaster, importer), carrying
 
 
 def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -16,11 +17,14 @@ from synvirt.cli import app
 from synvirt.fleet.forecasting import WhatIf
 from synvirt.fleet.model import MemberState, WaveRequest, WaveState
 from synvirt.fleet.waves import change_members, check
-from synvirt.model import Migration, Mode, State, now
+from synvirt.model import MIB, Migration, Mode, State, now
+from tests.fakes.live import FakePlatform
+from tests.fakes.platforms import with_fake
 from tests.fakes.service import PLAN, Service
 from tests.fleet.made import plan
 
 WAVES = "http://synvirt/api/v1/waves"
+SOURCE = {"name": "fake", "kind": "libvirt_remote", "endpoint": "qemu:///system"}
 
 
 def body(*names: str, **more: Any) -> dict[str, Any]:
@@ -173,3 +177,75 @@ def test_a_wave_is_simulated_before_it_goes(client: httpx.Client, service: Servi
     assert "later" in slower["difference"]
     assert client.post(f"{url}/simulate", json={"more_destination": 1}).status_code == 400
     assert service.waves.whole(UUID(made["id"])).state == WaveState.DRAFT
+
+
+@pytest.fixture
+def listing(tmp_path: Path) -> Iterator[tuple[httpx.Client, FakePlatform, Service]]:
+    """A service with a source that lists two VMs."""
+    platform = FakePlatform(tmp_path / "platform")
+    for name in ("shop-db-01", "shop-web-01"):
+        platform.add_vm(name, {"disk-0": bytes(MIB)})
+    service = Service(tmp_path / "service", platforms=with_fake(platform))
+    with service.served(), service.local() as client:
+        added = client.post("/sources", json=SOURCE)
+        assert added.status_code == 201, added.text
+        yield client, platform, service
+    service.close()
+
+
+def sheet(client: httpx.Client, text: str, kind: str = "text/csv", **params: Any) -> httpx.Response:
+    return client.post(f"{WAVES}/import", content=text.encode(), headers={"Content-Type": kind}, params=params)
+
+
+def test_waves_are_made_of_a_sheet_all_of_them_or_none(
+    listing: tuple[httpx.Client, FakePlatform, Service], tmp_path: Path
+) -> None:
+    client, platform, _ = listing
+    good = "id,vm,wave,depends_on\ndb,shop-db-01,spring,\nweb,shop-web-01,,\n"
+    tried = sheet(client, good, name="rest", dry_run=True).json()
+    assert tried["waves"] == [{"id": None, "name": "spring", "members": 1}, {"id": None, "name": "rest", "members": 1}]
+    wrong = sheet(client, good.replace("shop-web-01", "shop-web-1"))
+    assert (wrong.status_code, wrong.json()["code"]) == (400, "E_MIG_BAD_REQUEST")
+    assert "row 3, vm: no source has a VM 'shop-web-1' (did you mean shop-web-01?)" in wrong.json()["detail"]
+    # A dependency on what is in another wave is no row's mistake, but the wave's.
+    across = sheet(client, good.replace("web,shop-web-01,,", "web,shop-web-01,,db"), dry_run=True).json()
+    assert [(one["row"], "wave imported: " in one["detail"]) for one in across["problems"]] == [(0, True)]
+    assert client.get(WAVES).json()["items"] == [], "nothing was kept of any of them"
+
+    made = sheet(client, good, name="rest").json()["waves"]
+    assert [(one["name"], one["members"]) for one in made] == [("spring", 1), ("rest", 1)]
+    member = client.get(f"{WAVES}/{made[0]['id']}").json()["members"][0]
+    assert (member["plan"]["mode"], member["plan"]["source_ref"]["vm_id"]) == ("Warm", "shop-db-01")
+
+    platform.fault("wrong_password", 1)
+    silent = sheet(client, good, dry_run=True).json()["problems"]
+    assert "the VMs of source" in silent[-1]["detail"]
+    assert sheet(client, good, kind="text/plain").status_code == 400
+
+
+def test_a_sheet_into_a_draft_keeps_its_windows_and_comes_out_again(
+    listing: tuple[httpx.Client, FakePlatform, Service], tmp_path: Path
+) -> None:
+    client, _, service = listing
+    window = {"id": "sat", "name": "sat", "start": "2030-01-01T00:00:00", "end": "2030-01-01T04:00:00"}
+    draft = client.post(WAVES, json={"name": "night", "windows": [window]}).json()
+    file = tmp_path / "night.csv"
+    file.write_text("id,vm,window\ndb,shop-db-01,sat\nweb,shop-web-01,son\n")
+
+    def run(*argv: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["waves", *argv, "--data-dir", str(service.settings.data_dir)])
+        return done.exit_code, done.output
+
+    code, said = run("import", str(file), "--into", "night", "--dry-run")
+    assert (code, "son" in said) == (1, True), said
+    file.write_text("id,vm,window\ndb,shop-db-01,sat\nweb,shop-web-01,\n")
+    code, said = run("import", str(file), "--into", "night")
+    assert (code, "a draft with 2 members" in said) == (0, True), said
+    whole = client.get(f"{WAVES}/{draft['id']}").json()
+    assert ([one["id"] for one in whole["members"]], whole["windows"][0]["id"]) == (["db", "web"], "sat")
+    code, exported = run("export", "night", "--format", "csv")
+    again = sheet(client, exported, into=draft["id"])
+    assert (code, again.status_code) == (0, 200), again.text
+    assert client.get(f"{WAVES}/{draft['id']}").json()["members"] == whole["members"]
+    assert client.post(f"{WAVES}/{draft['id']}/go").status_code == 202
+    assert sheet(client, exported, into=draft["id"]).status_code == 409

@@ -86,6 +86,7 @@ COMMANDS = {
     "DELETE /tokens/{}": "tokens revoke",
     "GET /waves": "waves list",
     "POST /waves": "waves import",
+    "POST /waves/import": "waves import",
     "GET /waves/stream": "waves watch wave_id=",
     "GET /waves/{}": "waves show",
     "PUT /waves/{}": "waves replace",

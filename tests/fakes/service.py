@@ -22,12 +22,13 @@ from synvirt.api.screenshots import screenshots_router
 from synvirt.api.sources import sources_router
 from synvirt.api.stream import Pace
 from synvirt.api.uploads import uploads_router
-from synvirt.api.waves import mount_waves
+from synvirt.api.waves import Fleet, mount_waves
 from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.doctor import Checkup, Finding
 from synvirt.errors import Unauthorized
 from synvirt.fleet.forecasting import Forecaster
+from synvirt.fleet.importing import SOURCES_MAX, Importer
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.keyring import Keyring
@@ -170,7 +171,8 @@ class Service:
         mount(self.app, self.backups, self.settings, pace=pace)
         self.waves = Waves(self.store.waves)
         forecaster = Forecaster(self.waves, self.store, self.sources.sizes, host="local", destination="directory")
-        mount_waves(self.app, self.waves, forecaster, self.board, self.settings, pace=pace)
+        importer = Importer(self.waves, lambda: self.sources.page(limit=SOURCES_MAX, cursor=None)[0], self.sources.inventory)
+        mount_waves(self.app, Fleet(self.waves, forecaster, importer), self.board, self.settings, pace=pace)
 
     def _begin(self, job_id: UUID) -> None:
         self.begin(job_id)

@@ -4,7 +4,8 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
@@ -14,10 +15,12 @@ from starlette.responses import StreamingResponse
 
 from synvirt.api.document import problem_described
 from synvirt.api.paging import Cursor, cursor_of, number_of
-from synvirt.api.received import documented, json_body, optional_json_body
+from synvirt.api.received import bounded, documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
+from synvirt.errors import BadRequest
 from synvirt.fleet.forecasting import Forecaster, WaveSimulation, WhatIf
+from synvirt.fleet.importing import Importer, WaveImport
 from synvirt.fleet.model import (
     ApprovalRequest,
     Member,
@@ -30,7 +33,7 @@ from synvirt.fleet.model import (
     WaveSummary,
 )
 from synvirt.fleet.records import member_json, member_of, wave_json
-from synvirt.fleet.sheets import guarded, to_json
+from synvirt.fleet.sheets import CSV_BYTES_MAX, guarded, to_csv, to_json
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.model import MIB, Model, Progress
@@ -56,11 +59,28 @@ STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     }
 }
 
+# What a browser sends from a form of another site without asking is not among them.
+SHEET_TYPES = (
+    "text/csv",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    "application/json",
+    "application/octet-stream",
+)
+IMPORT_DOCUMENTED: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in SHEET_TYPES},
+    }
+}
+
 REPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "A line a member: what was planned, what came of it, and why. CSV, by RFC 4180",
         "content": {"text/csv": {"schema": {"type": "string"}}},
     }
+}
+EXPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The wave; with format=csv, its members", "content": {"text/csv": {"schema": {"type": "string"}}}}
 }
 # Of a Member, a column each.
 REPORT_COLUMNS = (
@@ -106,20 +126,48 @@ class WaveExport(Model):
     start_at: Any
 
 
-def mount_waves(
-    app: FastAPI, waves: Waves, forecaster: Forecaster, board: Board, settings: Settings, *, pace: Pace | None = None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All that answers for waves."""
+
+    waves: Waves
+    forecaster: Forecaster
+    importer: Importer
+
+
+def mount_waves(app: FastAPI, fleet: Fleet, board: Board, settings: Settings, *, pace: Pace | None = None) -> None:
     """At {base_url}/api/v1/waves: behind the same door as the rest, and in the same document."""
     base_url = settings.base_url.strip("/")
     prefix = f"{'/' if base_url else ''}{base_url}/api/v1"
     router = APIRouter(prefix="/waves", tags=["waves"], dependencies=[Depends(known_parameters)])
+    waves = fleet.waves
     _many(router, waves)
     _stream(router, waves.rows, board, stopping=app.state.stopping.is_set, pace=pace or Pace())
+    _importing(router, fleet.importer)
     _one(router, waves)
-    _forecasting(router, forecaster)
+    _forecasting(router, fleet.forecaster)
     _wishes(router, waves)
     _members(router, waves)
     app.include_router(router, prefix=prefix)
+
+
+def _importing(router: APIRouter, importer: Importer) -> None:
+    @router.post("/import", response_model=WaveImport, openapi_extra=IMPORT_DOCUMENTED)
+    async def import_waves(
+        request: Request,
+        name: Annotated[
+            str | None, Query(min_length=1, max_length=255, description="The wave of rows that name none; without it, imported")
+        ] = None,
+        into: Annotated[UUID | None, Query(description="A draft that takes these members; its windows and limits stay")] = None,
+        dry_run: Annotated[bool, Query(description="List all that is wrong, by row and column, and make nothing")] = False,
+    ) -> WaveImport:
+        """Make drafts of a spreadsheet: RVTools, CSV like AWS MGN's, our own CSV or JSON. All of it, or nothing: 400 names the
+        rows and columns that are wrong. All sources are asked for their VMs."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in SHEET_TYPES:
+            raise BadRequest(f"the body's Content-Type is {kind[:100]!r}", hint=f"one of {', '.join(SHEET_TYPES)} is right")
+        content = await bounded(request, CSV_BYTES_MAX)
+        return await importer.take(content, name=name, into=into, dry_run=dry_run)
 
 
 def _many(router: APIRouter, waves: Waves) -> None:
@@ -166,9 +214,15 @@ def _one(router: APIRouter, waves: Waves) -> None:
         """Remove a draft, or a wave that has ended. Its jobs stay."""
         waves.remove(wave_id)
 
-    @router.get("/{wave_id}/export", response_model=WaveExport)
-    def export_wave(wave_id: UUID) -> Response:
-        """The wave as it may be made again: what POST takes, without what became of it."""
+    @router.get("/{wave_id}/export", response_model=WaveExport, responses=EXPORT_DOCUMENTED)
+    def export_wave(
+        wave_id: UUID,
+        format_: Annotated[Literal["json", "csv"], Query(alias="format", description="csv: its members alone")] = "json",
+    ) -> Response:
+        """The wave as it may be made again: what POST takes, without what became of it; or its members as a spreadsheet that
+        /waves/import takes."""
+        if format_ == "csv":
+            return Response(to_csv(waves.whole(wave_id)), media_type="text/csv")
         return Response(to_json(waves.whole(wave_id)), media_type="application/json")
 
     @router.get("/{wave_id}/report", response_class=Response, responses=REPORT_DOCUMENTED)

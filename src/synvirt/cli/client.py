@@ -103,6 +103,17 @@ class Client(AbstractContextManager["Client"]):
             raise self._unreachable(error) from error
         return self._answer(response)
 
+    def send(self, path: str, content: bytes, *, params: dict[str, Any]) -> str:
+        """POST of a file that the service reads at once and asks its sources about: it may take a minute."""
+        timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        headers = {"Content-Type": "application/octet-stream"}
+        self._knock()
+        try:
+            response = self._http.post(_under(path), content=content, params=params, headers=headers, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return self._answer(response)
+
     def fetch(self, path: str) -> bytes:
         """What is no text: a picture."""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)

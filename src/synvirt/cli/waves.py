@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -24,16 +24,48 @@ Sure = Annotated[bool, typer.Option("--yes", help="Do not ask")]
 
 @app.command("import")
 @with_options
-def import_(options: Options, document: Document) -> None:
+def import_(
+    options: Options,
+    document: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A wave in JSON, or a spreadsheet: XLSX or CSV; - is stdin, in JSON")
+    ],
+    *,
+    name: Annotated[str | None, typer.Option(help="Of a spreadsheet's wave, where its rows name none")] = None,
+    into: Annotated[str | None, typer.Option(metavar="WAVE", help="A draft that takes a spreadsheet's members")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List all that is wrong, and make nothing")] = False,
+) -> None:
     """Make a wave of a file, as a draft. What is wrong with it is named, and nothing is taken in by half.
 
-    Example: synvirt waves import november.json
+    Example: synvirt waves import rvtools.xlsx --name november
     """
+    from synvirt.errors import BadRequest
+
+    try:
+        content = document.read_bytes() if str(document) != "-" else typer.get_binary_stream("stdin").read()
+    except OSError as error:
+        raise BadRequest(f"{document} cannot be read: {error.strerror}") from error
+    is_json = content.lstrip()[:1] == b"{"
     with options.connect() as client:
-        answer = client.ask("POST", WAVES.path, json=_read(document))
-    made = json.loads(answer)
-    told = f"Wave {made['id']} is a draft with {len(made['members'])} members. Let it go: synvirt waves go {made['id']}"
-    print(answer if options.json else told)
+        if is_json and not (dry_run or name or into):
+            answer = client.ask("POST", WAVES.path, json=_parsed(document, content))
+            found = json.loads(answer)
+            made = [{"id": found["id"], "name": found["name"], "members": len(found["members"])}]
+            answered = {"waves": made, "left_out": [], "problems": []}
+        else:
+            asked = {
+                "name": name,
+                "into": into and id_of(client, WAVES, into),
+                "dry_run": "true" if dry_run else None,
+            }
+            params = {key: value for key, value in asked.items() if value}
+            answer = client.send(f"{WAVES.path}/import", content, params=params)
+            answered = json.loads(answer)
+    if options.json:
+        print(answer)
+    else:
+        _imported(answered)
+    if answered["problems"]:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -275,13 +307,18 @@ def remove(options: Options, wave: WaveName) -> None:
 
 @app.command()
 @with_options
-def export(options: Options, wave: WaveName) -> None:
+def export(
+    options: Options,
+    wave: WaveName,
+    format_: Annotated[Literal["json", "csv"], typer.Option("--format", help="csv: its members, as a spreadsheet")] = "json",
+) -> None:
     """Print a wave as it can be imported again.
 
     Example: synvirt waves export november > november.json
     """
     with options.connect() as client:
-        print(client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/export"))
+        path = f"{WAVES.path}/{id_of(client, WAVES, wave)}/export"
+        print(client.ask("GET", path, params={"format": format_}), end="\n" if format_ == "json" else "")
 
 
 @app.command()
@@ -299,11 +336,35 @@ def _read(document: Path) -> Any:
     from synvirt.errors import BadRequest
 
     try:
-        return json.loads(document.read_text() if str(document) != "-" else typer.get_text_stream("stdin").read())
+        return _parsed(document, document.read_bytes() if str(document) != "-" else typer.get_binary_stream("stdin").read())
     except OSError as error:
         raise BadRequest(f"{document} cannot be read: {error.strerror}") from error
+
+
+def _parsed(document: Path, content: bytes) -> Any:
+    from synvirt.errors import BadRequest
+
+    try:
+        return json.loads(content)
     except ValueError as error:
         raise BadRequest(f"{document}: {error}", hint="it is JSON, as `synvirt waves export` prints it") from error
+
+
+def _imported(answered: Any) -> None:
+    for one in answered["waves"]:
+        if one["id"] is None:
+            print(shown(f"Wave {one['name']} would have {one['members']} members"))
+        else:
+            told = f"Wave {one['id']} is a draft with {one['members']} members. Let it go: synvirt waves go {one['id']}"
+            print(told)
+    if answered["left_out"]:
+        print(shown(f"Left out, since they are templates: {', '.join(answered['left_out'])}"))
+    if answered["problems"]:
+        rows = [
+            (str(one["row"] or "-"), shown(one["column"]), shown(one["detail"]), shown(one["hint"] or ""))
+            for one in answered["problems"]
+        ]
+        print_table(("ROW", "COLUMN", "WHAT IS WRONG", "HINT"), rows)
 
 
 def _wish(options: Options, wave: str, wish: str, body: Any = None) -> None:

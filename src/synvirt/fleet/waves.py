@@ -27,7 +27,7 @@ from synvirt.fleet.model import (
 from synvirt.fleet.order import order
 from synvirt.fleet.records import member_of, new_row, summary_of, told_of, told_of_member, wave_of
 from synvirt.model import Mode, now
-from synvirt.store.waves import MemberChange, MemberRow, WaveRow, WaveRows
+from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveRow, WaveRows
 
 GOING = frozenset({WaveState.RUNNING, WaveState.HELD})
 UNDER_WAY = frozenset({*GOING, WaveState.ROLLING_BACK})
@@ -53,11 +53,18 @@ class Waves:
 
     def create(self, asked: WaveRequest) -> Wave:
         """A draft. InvalidPlan names what is wrong with it."""
-        check(asked)
-        wave = _made(asked, uuid4())
-        rows = [new_row(member) for member in asked.members]
-        self.rows.add(wave.id, wave.name, wave.state, wave, members=rows, told=told_of(wave))
-        return wave
+        return self.create_all([asked])[0]
+
+    def create_all(self, asked: Sequence[WaveRequest]) -> list[Wave]:
+        """Drafts: all of them, or none."""
+        for one in asked:
+            check(one)
+        made = [_made(one, uuid4()) for one in asked]
+        self.rows.add_all(
+            NewWave(wave.id, wave.name, wave.state, wave, [new_row(member) for member in one.members], told_of(wave))
+            for wave, one in zip(made, asked, strict=True)
+        )
+        return made
 
     def replace(self, wave_id: UUID, asked: WaveRequest) -> Wave:
         """A draft becomes another; Conflict, where it is none any more."""

@@ -66,11 +66,13 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a platform says of itself once it has let us in; `checks`: what our user may do there, one a privilege."""
+    """What a platform says of itself once it has let us in; `checks`: what our user may do there, one a privilege.
+    `instance_id`: its own, as inventories write it beside a VM's (vSphere's instance UUID); empty where it has none."""
 
     product: str
     version: str
     checks: tuple[SourceCheck, ...] = ()
+    instance_id: str = ""
 
 
 @runtime_checkable

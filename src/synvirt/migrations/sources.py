@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,6 +61,16 @@ RECORD_TIMEOUT_S = 600.0
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """`instance_id`: as About has it. `warm`: copies may be kept fresh while its guests run."""
+
+    source: Source
+    instance_id: str
+    warm: bool
+    vms: tuple[VmRow, ...]
 
 
 class SealedElsewhere(AuthFailed):
@@ -246,6 +257,16 @@ class Sources:
         """Of its VMs, in bytes; None where the platform does not say."""
         rows, _ = await self.list_vms(source_id, limit=sys.maxsize, age_max_s=LISTING_KEPT_S)
         return {row.vm_id: row.capacity_bytes for row in rows}
+
+    async def inventory(self, source_id: UUID) -> Inventory:
+        """All of a source that a list of VMs may speak of, asked now."""
+        source = await asyncio.to_thread(self.get, source_id)
+
+        async def ask(adapter: LiveAdapter) -> Inventory:
+            about = await adapter.about()
+            return Inventory(source, about.instance_id, await adapter.supports_warm(), tuple(await adapter.list_vms()))
+
+        return await self._asked(source_id, ask)
 
     async def inspect(self, source_id: UUID, vm_id: str) -> VmManifest:
         return await self._asked(source_id, lambda adapter: adapter.inspect(vm_id))

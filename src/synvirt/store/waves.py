@@ -4,7 +4,7 @@ A wave is every host's: one of them leads it at a time (`leading`), and a change
 caller saw, plus an event row.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -78,6 +78,18 @@ class MemberChange:
     rolling_back: bool | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NewWave:
+    """`told`: the event of it."""
+
+    id: UUID
+    name: str
+    state: str
+    document: BaseModel
+    members: Sequence[MemberRow]
+    told: str
+
+
 class WaveRows:
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
@@ -87,11 +99,16 @@ class WaveRows:
     def add(
         self, wave_id: UUID, name: str, state: str, document: BaseModel, *, members: Sequence[MemberRow], told: str
     ) -> None:
+        self.add_all([NewWave(wave_id, name, state, document, members, told)])
+
+    def add_all(self, added: Iterable[NewWave]) -> None:
+        """All of them, or none."""
         with self._writing() as db:
-            values = {"id": str(wave_id), "name": name, "state": state, "document": document.model_dump_json()}
-            db.execute(insert(waves).values(**values, version=VERSION))
-            _add_members(db, wave_id, members)
-            _announce(db, wave_id, told)
+            for one in added:
+                values = {"id": str(one.id), "name": one.name, "state": one.state, "document": one.document.model_dump_json()}
+                db.execute(insert(waves).values(**values, version=VERSION))
+                _add_members(db, one.id, one.members)
+                _announce(db, one.id, one.told)
 
     def get(self, wave_id: UUID) -> WaveRow:
         """NotFound."""

@@ -162,7 +162,7 @@ class VimApi:
         version = f"{about.version} build {about.build}"
         options = self._options
         checks = vim_privileges.checks(self._session, options.transport, has_vddk=options.vddk_libdir is not None)
-        return About(str(about.name), version, tuple(checks))
+        return About(str(about.name), version, tuple(checks), str(about.instanceUuid or ""))
 
     async def supports_warm(self) -> bool:
         library()
