@@ -17,6 +17,7 @@ from synvirt.backups.model import (
     RestoreRequest,
     RunUpdate,
 )
+from synvirt.fleet.forecasting import WhatIf
 from synvirt.fleet.model import ApprovalRequest, RollBackRequest, WaveRequest, WaveUpdate
 from synvirt.model import (
     HostFileRequest,
@@ -51,6 +52,7 @@ _MODELS = (
     WaveRequest,
     ApprovalRequest,
     RollBackRequest,
+    WhatIf,
     WaveUpdate,
     ProblemDetails,
     ProgressUpdate,

@@ -194,14 +194,14 @@ def _many(router: APIRouter, waves: Waves) -> None:
 
 
 def _one(router: APIRouter, waves: Waves) -> None:
-    @router.get("/{wave_id}", response_model=Wave)
+    @router.get("/{wave_id:uuid}", response_model=Wave)
     def load_wave(wave_id: UUID) -> Response:
         """Load one wave with all of its members."""
         return _whole(waves, wave_id)
 
     begun: dict[int | str, dict[str, Any]] = {409: problem_described("E_MIG_CONFLICT: the wave is no draft any more")}
 
-    @router.put("/{wave_id}", response_model=Wave, openapi_extra=documented(WaveRequest), responses=begun)
+    @router.put("/{wave_id:uuid}", response_model=Wave, openapi_extra=documented(WaveRequest), responses=begun)
     def replace_wave(
         wave_id: UUID, asked: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))]
     ) -> Response:
@@ -209,7 +209,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
         waves.replace(wave_id, asked)
         return _whole(waves, wave_id)
 
-    @router.delete("/{wave_id}", status_code=204)
+    @router.delete("/{wave_id:uuid}", status_code=204)
     def remove_wave(wave_id: UUID) -> None:
         """Remove a draft, or a wave that has ended. Its jobs stay."""
         waves.remove(wave_id)
