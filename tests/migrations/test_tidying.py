@@ -214,7 +214,7 @@ def test_a_guest_that_goes_off_after_the_job_was_cancelled_is_powered_on_again(
     """It was asked politely, and takes its time; the job that asked is no more."""
     asked = threading.Event()
 
-    async def takes_its_time(_adapter: FakeAdapter, _vm_id: str, _manner: str) -> None:
+    async def takes_its_time(_adapter: FakeAdapter, _vm_id: str, _manner: str, _timeout_s: float | None) -> None:
         asked.set()
         await asyncio.sleep(3600)
 

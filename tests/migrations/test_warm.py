@@ -498,8 +498,8 @@ def test_a_guest_that_starts_again_and_again_is_given_back(house: House, monkeyp
     house.platform.add_vm(VM, {DISK: content()})
     shutdown = FakeAdapter.shutdown
 
-    async def restarted(adapter: FakeAdapter, vm_id: str, manner: Shutdown) -> None:
-        await shutdown(adapter, vm_id, manner)
+    async def restarted(adapter: FakeAdapter, vm_id: str, manner: Shutdown, timeout_s: float | None) -> None:
+        await shutdown(adapter, vm_id, manner, timeout_s)
         house.platform.power(vm_id, "on")
 
     monkeypatch.setattr(FakeAdapter, "shutdown", restarted)
