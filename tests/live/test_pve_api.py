@@ -14,6 +14,7 @@ from synvirt.errors import AuthFailed, BadRequest, CbtUnsupported, Internal, Sou
 from synvirt.live import SourceAccess
 from synvirt.live.proxmox import api as pve_api_module
 from synvirt.live.proxmox.adapter import PveApi
+from synvirt.live.proxmox.cluster import Cluster as PveCluster
 from synvirt.live.proxmox.form import FORM
 from synvirt.live.sessions import StaysLoggedIn
 from tests.contracts.live import in_session
@@ -119,6 +120,40 @@ def test_a_malformed_source_is_refused_before_anything_is_tried(field: str, valu
 def test_nodes_addresses_may_be_one_text_as_a_command_line_has_it() -> None:
     read = FORM.read_options({"node_hosts": "pve1=10.0.0.1; pve2=fd00::2"})
     assert read.node_hosts == {"pve1": "10.0.0.1", "pve2": "fd00::2"}
+
+
+@pytest.mark.parametrize("what", ["inspect", "mark"])
+def test_a_vm_that_is_moved_while_it_is_asked_is_not_gone(
+    server: PveServer, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """What is left out for a VM that is gone would be left out for it; and its job would fail."""
+    vm, found = server.cluster.vms[100], PveCluster.row
+
+    def moved_after(self: PveCluster, vm_id: str) -> dict[str, Any]:
+        row = found(self, vm_id)
+        vm.node = "pve2"
+        return row
+
+    async def use(adapter: PveApi) -> None:
+        async def again() -> None:
+            if what == "mark":
+                await adapter.mark("100", "migrated")
+            else:
+                await adapter.inspect("100")
+
+        monkeypatch.setattr(PveCluster, "row", moved_after)
+        with pytest.raises(SourceUnreachable, match="it is on pve2 now"):
+            await again()
+        monkeypatch.undo()
+        await again()
+        del server.cluster.vms[100]
+        if what == "mark":
+            await again()
+        else:
+            with pytest.raises(VmNotFound):
+                await again()
+
+    ask(access(server), use)
 
 
 # ── what we may ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -127,7 +127,7 @@ class PveApi:
         return await self._asked(self._cluster.vms)
 
     async def inspect(self, vm_id: str) -> VmManifest:
-        return await self._asked(lambda: manifest(self._seen(vm_id)))
+        return await self._asked(lambda: manifest(self._seen(vm_id)), vm_id)
 
     def _seen(self, vm_id: str) -> Seen:
         """With the way its disks take while it runs, which only its QEMU knows."""
@@ -140,7 +140,7 @@ class PveApi:
             return seen
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:
-        return await self._asked(lambda: self._reading(vm_id).uefi_variables(f"synvirt-variables-{vm_id}"))
+        return await self._asked(lambda: self._reading(vm_id).uefi_variables(f"synvirt-variables-{vm_id}"), vm_id)
 
     # ── change tracking and snapshots ────────────────────────────────────────────────────────────────────────────────
 
@@ -152,32 +152,32 @@ class PveApi:
             raise CbtUnsupported(f"{found.name}: {'; '.join(dict.fromkeys(reasons))}")
 
     async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
-        return await self._asked(lambda: self._reading(vm_id).snapshot(name, disks))
+        return await self._asked(lambda: self._reading(vm_id).snapshot(name, disks), vm_id)
 
     async def open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
-        return await self._asked(lambda: self._reading(vm_id).open(snapshot.id, disk.key, since))
+        return await self._asked(lambda: self._reading(vm_id).open(snapshot.id, disk.key, since), vm_id)
 
     async def release(self, vm_id: str, name: str) -> None:
-        await self._unless_gone(lambda: self._reading(vm_id).release(name))
+        await self._unless_gone(lambda: self._reading(vm_id).release(name), vm_id)
 
     async def cleanup(self, vm_id: str, name: str) -> None:
-        await self._unless_gone(lambda: self._reading(vm_id).cleanup(name))
+        await self._unless_gone(lambda: self._reading(vm_id).cleanup(name), vm_id)
 
     # ── off, on, moved ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def last_start(self, vm_id: str) -> str:
-        return await self._asked(lambda: self._cluster.last_start(self._cluster.row(vm_id)))
+        return await self._asked(lambda: self._cluster.last_start(self._cluster.row(vm_id)), vm_id)
 
     async def shutdown(self, vm_id: str, manner: Shutdown = "polite", timeout_s: float | None = None) -> None:
         off_s = self._options.shutdown_timeout_s if timeout_s is None else timeout_s
-        await self._asked(lambda: self._reading(vm_id).shut_down(off_s, manner), limit_s=off_s + ANSWER_TIMEOUT_S)
+        await self._asked(lambda: self._reading(vm_id).shut_down(off_s, manner), vm_id, limit_s=off_s + ANSWER_TIMEOUT_S)
 
     async def power_on(self, vm_id: str) -> None:
-        await self._asked(lambda: self._cluster.start(vm_id))
+        await self._asked(lambda: self._cluster.start(vm_id), vm_id)
 
     async def mark(self, vm_id: str, note: str) -> None:
         """A VM that is gone already needs no mark: it starts no more."""
-        await self._unless_gone(lambda: self._cluster.mark(vm_id, note))
+        await self._unless_gone(lambda: self._cluster.mark(vm_id, note), vm_id)
 
     # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -210,15 +210,29 @@ class PveApi:
             self._nodes[name] = Node(name, door, folder, self._options.scratch_dir)
         return self._nodes[name]
 
-    async def _unless_gone(self, use: Callable[[], None]) -> None:
+    async def _unless_gone(self, use: Callable[[], None], vm_id: str) -> None:
         """A VM that is no more has nothing of ours left."""
         with contextlib.suppress(VmNotFound):
-            await self._asked(use)
+            await self._asked(use, vm_id)
 
-    async def _asked(self, use: Callable[[], T], limit_s: float = ANSWER_TIMEOUT_S) -> T:
+    async def _asked(self, use: Callable[[], T], vm_id: str | None = None, *, limit_s: float = ANSWER_TIMEOUT_S) -> T:
+        """`vm_id`: the VM that it is about, which is gone only where the whole cluster knows it no more."""
+
         def guarded() -> T:
             with self._lock:
-                return use()
+                try:
+                    return use()
+                except VmNotFound as error:
+                    if vm_id is None:
+                        raise
+                    try:
+                        node = str(self._cluster.row(vm_id).get("node", ""))
+                    except SynvirtError:
+                        raise error from None
+                    raise SourceUnreachable(
+                        f"VM {vm_id} was moved within the cluster while it was asked: it is on {node} now",
+                        hint="it is asked again there",
+                    ) from error
 
         try:
             async with asyncio.timeout(limit_s):

@@ -1,0 +1,190 @@
+"""The rows of waves, on each sort of database: who leads, who wins, and what becomes of a wave that is not there any more."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from synvirt.errors import Conflict, NotFound, SynvirtError
+from synvirt.fleet.model import Member, MemberState, WaveRequest, WaveState
+from synvirt.fleet.records import member_of, told_of_member
+from synvirt.fleet.waves import Waves
+from synvirt.store import Store
+from synvirt.store.tables import wave_events, wave_members
+from synvirt.store.waves import MemberChange, NewWave
+from tests.house import live_plan
+from tests.jobs.migrations import migration
+
+S, W = MemberState, WaveState
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    store = Store(database_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def waves(store: Store) -> Waves:
+    return Waves(store.waves)
+
+
+def asked(*ids: str, name: str = "night") -> WaveRequest:
+    plan = live_plan().model_dump(mode="json")
+    members = [
+        {"id": one, "vm": one, "plan": plan | {"source_ref": plan["source_ref"] | {"vm_id": f"vm-{one}"}}} for one in ids
+    ]
+    return WaveRequest.model_validate({"name": name, "members": members})
+
+
+def moved(member: Member, *, to: MemberState, expected: MemberState = S.WAITING, job_id: UUID | None = None) -> MemberChange:
+    document = member.model_copy(update={"state": to, "job_id": job_id})
+    return MemberChange(member.id, frozenset({expected}), to, document, job_id)
+
+
+def told(document: Any) -> str:
+    return told_of_member(UUID(int=1), document)
+
+
+def test_a_wave_is_kept_in_its_order_counted_replaced_and_removed(store: Store, waves: Waves) -> None:
+    made = waves.create(asked("b", "a", "c"))
+    other = waves.create(asked("x", name="other"))
+    assert [one.id for one in waves.whole(made.id).members] == ["b", "a", "c"]
+    rows, following = store.waves.members(made.id, limit=2)
+    assert ([one.member_id for one in rows], following) == (["b", "a"], 1)
+    assert [one.member_id for one in store.waves.members(made.id, limit=2, after=1)[0]] == ["c"]
+    first, cursor = waves.page(limit=1, cursor=None)
+    assert [one.id for one in first] == [other.id]
+    assert [one.id for one in waves.page(limit=1, cursor=cursor)[0]] == [made.id]
+    waves.replace(made.id, asked("z", "b"))
+    assert [one.id for one in waves.whole(made.id).members] == ["z", "b"]
+    assert dict(store.waves.counted(made.id).counts) == {S.WAITING: 2}
+    waves.go(made.id)
+    with pytest.raises(Conflict):
+        waves.replace(made.id, asked("a"))
+    with pytest.raises(Conflict):
+        waves.remove(made.id)
+    waves.remove(other.id)
+    for gone in (waves.whole, store.waves.counted, waves.remove):
+        with pytest.raises(NotFound):
+            gone(other.id)
+    with store._reading() as db:
+        assert {row.wave_id for row in db.execute(wave_members.select())} == {str(made.id)}
+        assert {row.wave_id for row in db.execute(wave_events.select())} <= {str(made.id), str(other.id)}
+    assert store.waves.unended([W.COMPLETED], [S.HEALTHY], W.DRAFT) == [made.id]
+
+
+def test_all_waves_of_a_sheet_are_made_or_none(store: Store, waves: Waves) -> None:
+    made = waves.create(asked("a"))
+    one = NewWave(uuid4(), "one", W.DRAFT, made, [], "{}")
+    with pytest.raises((IntegrityError, SynvirtError)):
+        store.waves.add_all([one, NewWave(made.id, "again", W.DRAFT, made, [], "{}")])
+    assert [found.id for found in waves.page(limit=9, cursor=None)[0]] == [made.id]
+
+
+def test_one_host_leads_at_a_time(store: Store, database_url: str) -> None:
+    other = Store(database_url)
+    one_host = database_url.startswith("sqlite")
+    with store.waves.leading() as here:
+        assert here
+        with other.waves.leading() as there:
+            assert there is one_host
+    with other.waves.leading() as there:
+        assert there
+    other.close()
+
+
+def test_of_two_hosts_that_move_a_member_one_wins(store: Store, waves: Waves, database_url: str) -> None:
+    """A roll-back and a scheduler that both saw it wait: each member is moved once, and has one event of it."""
+    made = waves.create(asked(*(f"m{number}" for number in range(20))))
+    members = waves.whole(made.id).members
+    other, together, before = Store(database_url), threading.Barrier(2), store.waves.last_event_id()
+
+    def move(rows: Store, to: MemberState) -> list[str]:
+        together.wait()
+        return [done for member in members for done in rows.waves.change_members(made.id, [moved(member, to=to)], told)]
+
+    with ThreadPoolExecutor(2) as pool:
+        skipped, ready = pool.map(move, (store, other), (S.SKIPPED, S.READY))
+    assert sorted(skipped + ready) == sorted(one.id for one in members)
+    found = {member.id: member.state for member in waves.whole(made.id).members}
+    assert found == dict.fromkeys(skipped, S.SKIPPED) | dict.fromkeys(ready, S.READY)
+    assert len(store.waves.events_after(before, job_id=made.id, limit=100)) == len(members)
+    other.close()
+
+
+def test_of_two_hosts_that_change_a_wave_no_change_is_lost(store: Store, waves: Waves, database_url: str) -> None:
+    made = waves.create(asked("a"))
+    other, together = Store(database_url), threading.Barrier(2)
+
+    def count(rows: Store) -> None:
+        together.wait()
+        for _ in range(20):
+            rows.waves.change(
+                made.id,
+                frozenset({W.DRAFT}),
+                lambda before: before.model_copy(update={"reason": f"{int(before.reason or 0) + 1}"}),
+                type(made),
+                lambda after: after.model_dump_json(),
+            )
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(count, (store, other)))
+    assert waves.whole(made.id).reason == "40"
+    other.close()
+
+
+def test_who_follows_the_events_misses_none_of_several_hosts(store: Store, waves: Waves, database_url: str) -> None:
+    """Ids are given at the insert and seen at the commit: one that is skipped over would never be seen."""
+    first, second = waves.create(asked("a")), waves.create(asked("b", name="other"))
+    other, before = Store(database_url), store.waves.last_event_id()
+    together = threading.Barrier(3)
+
+    def write(rows: Store, wave_id: UUID) -> None:
+        (member,) = [member_of(one) for one in rows.waves.members(wave_id)[0]]
+        together.wait()
+        for number in range(30):
+            to, expected = (S.READY, S.WAITING) if number % 2 == 0 else (S.WAITING, S.READY)
+            assert rows.waves.change_members(wave_id, [moved(member, to=to, expected=expected)], told)
+
+    def follow(until: Callable[[], bool]) -> list[int]:
+        seen: list[int] = []
+        together.wait()
+        while True:
+            last = until()
+            seen += [one.id for one in store.waves.events_after(seen[-1] if seen else before, job_id=None, limit=7)]
+            if last and not store.waves.events_after(seen[-1], job_id=None, limit=1):
+                return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        writers = [pool.submit(write, *one) for one in ((store, first.id), (other, second.id))]
+        followed = pool.submit(follow, lambda: all(one.done() for one in writers))
+    assert [one.result() for one in writers] == [None, None]
+    seen = followed.result()
+    assert len(seen) == len(set(seen)) == 60
+    assert seen == sorted(seen)
+    other.close()
+
+
+def test_the_jobs_of_members_are_found_with_their_hosts(store: Store, waves: Waves) -> None:
+    made = waves.create(asked("a", "b", "c"))
+    jobs = {one.id: migration(id=uuid4(), plan=one.plan) for one in made_members(waves, made.id)}
+    for member in made_members(waves, made.id):
+        store.add(jobs[member.id], host=f"kvm-{member.id}")
+        state = S.HEALTHY if member.id == "c" else S.READY
+        assert store.waves.change_members(made.id, [moved(member, to=state, job_id=jobs[member.id].id)], told) == [member.id]
+    found = store.waves.jobs(made.id, [S.HEALTHY])
+    assert {id_: host for id_, (host, _, _) in found.items()} == {jobs[one].id: f"kvm-{one}" for one in "ab"}
+    store.waves.tell(made.id, {"a": "b is not healthy yet", "b": None})
+    assert store.waves.member(made.id, "a").waits_for == "b is not healthy yet"
+    with pytest.raises(NotFound):
+        store.waves.member(made.id, "d")
+
+
+def made_members(waves: Waves, wave_id: UUID) -> tuple[Member, ...]:
+    return waves.whole(wave_id).members
