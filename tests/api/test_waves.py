@@ -250,3 +250,9 @@ def test_a_sheet_into_a_draft_keeps_its_windows_and_comes_out_again(
     assert client.get(f"{WAVES}/{draft['id']}").json()["members"] == whole["members"]
     assert client.post(f"{WAVES}/{draft['id']}/go").status_code == 202
     assert sheet(client, exported, into=draft["id"]).status_code == 409
+
+
+def test_the_place_of_imports_is_no_wave(client: httpx.Client) -> None:
+    for method in ("GET", "PUT", "DELETE", "OPTIONS"):
+        refused = client.request(method, f"{WAVES}/import")
+        assert (refused.status_code, refused.headers["Allow"]) == (405, "POST"), method

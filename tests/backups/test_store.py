@@ -150,6 +150,8 @@ def test_a_repository_is_made_in_an_empty_folder_only(tmp_path: Path) -> None:
         create(HostFolder(tmp_path), KEY)
     with pytest.raises(RepositoryUnreachable):
         HostFolder(tmp_path / "nowhere")
+    with pytest.raises(RepositoryUnreachable, match="File name too long"):
+        HostFolder(tmp_path / ("0" * 300))
     with pytest.raises(RepositoryUnreachable, match="mounted"):
         HostFolder(tmp_path, is_nfs=True)
 

@@ -175,8 +175,9 @@ def _on_routing(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """RFC 9110 section 15.5.6: all that the path takes. The router's own answer names only its first route's."""
-    paths = request.app.openapi()["paths"].items()
-    matching = (operations for template, operations in paths if compile_path(template)[0].match(request.url.path))
-    found = {method.upper() for operations in matching for method in operations}
+    """RFC 9110 section 15.5.6: all that the path takes. The router's own answer names only its first route's. A path that is
+    a template's own text is that one's alone: /waves/import is no wave."""
+    paths, path = request.app.openapi()["paths"], request.url.path
+    matching = [path] if path in paths else [template for template in paths if compile_path(template)[0].match(path)]
+    found = {method.upper() for template in matching for method in paths[template]}
     return sorted(found | {"HEAD"} if "GET" in found else found)

@@ -18,6 +18,8 @@ from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreacha
 # What is being written, and has no name that counts. What a crash leaves here is swept by the next collection of garbage.
 UNFINISHED = "tmp"
 MOUNTS = Path("/proc/self/mountinfo")
+# Of a folder's path, in a message: one that is too long for the kernel is too long for a person.
+PATH_CHARS_SHOWN = 200
 _NFS = frozenset({"nfs", "nfs4"})
 
 
@@ -85,7 +87,14 @@ class HostFolder:
 
     def check(self) -> None:
         """RepositoryUnreachable."""
-        if not self._path.is_dir():
+        try:
+            present = self._path.is_dir()
+        except OSError as error:  # a name that is too long, a folder above it that we may not look into
+            why = os.strerror(error.errno or 0)
+            raise RepositoryUnreachable(
+                f"{str(self._path)[:PATH_CHARS_SHOWN]}: {why}", hint="name a folder that this host has"
+            ) from error
+        if not present:
             raise RepositoryUnreachable(f"there is no folder {self._path}", hint="make it, or mount what it should hold")
         if not self._is_nfs:
             return
