@@ -9,15 +9,17 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from synvirt.errors import Conflict, NotFound, SynvirtError
+from synvirt.errors import Conflict, NotFound, PersistFailed, SynvirtError
 from synvirt.fleet.model import Member, MemberState, WaveRequest, WaveState
 from synvirt.fleet.records import member_of, told_of_member
 from synvirt.fleet.waves import Waves
 from synvirt.store import Store
+from synvirt.store import waves as rows_of_waves
 from synvirt.store.tables import wave_events, wave_members
 from synvirt.store.waves import MemberChange, NewWave
 from tests.house import live_plan
 from tests.jobs.migrations import migration
+from tests.processes import until
 
 S, W = MemberState, WaveState
 
@@ -96,6 +98,27 @@ def test_one_host_leads_at_a_time(store: Store, database_url: str) -> None:
             assert there is one_host
     with other.waves.leading() as there:
         assert there
+    other.close()
+
+
+def test_a_leader_that_hangs_gives_the_lead_up(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_of_waves, "LEADER_IDLE_S", 1)
+    first, other = Store(postgresql_url), Store(postgresql_url)
+
+    def led_by_the_other() -> bool:
+        with other.waves.leading() as there:
+            return there
+
+    def led_for_too_long() -> None:
+        with first.waves.leading() as here:
+            assert here
+            assert not led_by_the_other()
+            until(led_by_the_other)
+
+    with pytest.raises(PersistFailed, match="idle-in-transaction"):
+        led_for_too_long()
+    assert first.waves.last_event_id() == 0, "the connection that the server closed is not used again"
+    first.close()
     other.close()
 
 

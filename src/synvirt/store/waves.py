@@ -26,6 +26,8 @@ EVENTS_KEPT = 50_000
 EVENTS_LOCK = 0x77766576
 # One host of all leads the waves at a time. "wave".
 LEADER_LOCK = 0x77617665
+# A look at all waves may take longer than another transaction may idle; a leader that hangs gives the lead up all the same.
+LEADER_IDLE_S = 300
 # SQLite takes 32,766 parameters a statement.
 ROWS_A_STATEMENT = 1000
 
@@ -279,6 +281,7 @@ class WaveRows:
                 return
             # It ends with this transaction, and so with this process.
             asked = text("SELECT pg_try_advisory_xact_lock(:lock)")
+            db.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = '{LEADER_IDLE_S}s'"))
             yield bool(db.execute(asked, {"lock": LEADER_LOCK}).scalar())
 
     def last_event_id(self) -> int:
