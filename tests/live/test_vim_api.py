@@ -19,6 +19,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synvirt import __version__
 from synvirt.disks import open_reader
 from synvirt.disks.changed import coarser
 from synvirt.disks.specs import ChangedSpec, DatastoreSpec, DeltaSpec, ReaderSpec
@@ -228,6 +229,18 @@ def test_closing_ends_the_session(platform: VCenter) -> None:
     assert platform.sessions() == 0
 
 
+def test_an_administrator_sees_whose_session_it_is(platform: VCenter) -> None:
+    """As every client is listed in vCenter's monitor of sessions."""
+
+    async def use(adapter: VimApi) -> str:
+        session = adapter._session
+        return str(
+            await asyncio.to_thread(session.call, "say who we are", lambda one: one.sessionManager.currentSession.userAgent)
+        )
+
+    assert ask(platform.access(), use) == f"SynVirt/{__version__}"
+
+
 def test_snapshots_of_the_operator_forbid_switching_the_tracking_on(platform: VCenter, disk: Path) -> None:
     async def theirs(adapter: VimApi) -> None:
         await adapter.snapshot(VM, "before the upgrade")
@@ -362,6 +375,22 @@ def test_a_disk_under_snapshots_of_the_operator_is_read_from_all_its_files(platf
         return await asyncio.to_thread(read, spec)
 
     assert ask(platform.access(), use)[0] == newer.disk(older.disk(content()))
+
+
+def test_a_file_that_is_shorter_than_its_disk_is_named_with_both_sizes(platform: VCenter, disk: Path) -> None:
+    os.truncate(disk, DISK_BYTES // 2)
+
+    async def use(adapter: VimApi) -> None:
+        spec, _ = await opened(adapter, "synvirt-a-1")
+        reader = await asyncio.to_thread(open_reader, spec)
+        try:
+            await asyncio.to_thread(reader.read_into, DISK_BYTES - (1 << 20), memoryview(bytearray(1 << 20)))
+        finally:
+            reader.close()
+
+    with pytest.raises(DiskReadFailed, match=r"shorter|bytes, and its disk at least") as short:
+        ask(platform.access(), use)
+    assert "disk1" in f"{short.value} {short.value.hint}"
 
 
 def test_a_snapshots_disk_of_another_size_is_refused(platform: VCenter, disk: Path) -> None:
