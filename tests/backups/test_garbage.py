@@ -62,6 +62,28 @@ def test_a_pack_of_which_little_is_needed_is_packed_anew() -> None:
     assert _size(folder) < 3 << 20
 
 
+@pytest.mark.parametrize("moment", ["pack_sizes", "point_ids"])
+def test_a_run_that_ends_during_the_look_is_left_alone(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """Runs of one service have one repository between them: what this one adds is found in the middle of the look."""
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    repository.remove(back_up(repository, disk("AAAA")))
+    folder.now += LATE
+    points: list[UUID] = []
+    looked = getattr(repository, moment)
+
+    def then_it_ended() -> object:
+        found = looked()
+        if not points:
+            points.append(back_up(repository, disk("BBBB")))
+        return looked() if moment == "point_ids" else found
+
+    monkeypatch.setattr(repository, moment, then_it_ended)
+    found = collect(repository, now=folder.now)
+    assert (found.packs_condemned, found.packs_deleted) == (1, 0)
+    assert restored(Repository(folder, KEY), points[0]) == [disk("BBBB").content]
+
+
 def test_a_condemned_pack_that_is_needed_again_stays() -> None:
     """The point came between the condemning and the deleting: by a run that had looked before."""
     folder = MemoryFolder()

@@ -41,7 +41,7 @@ class Collected(Model):
 @dataclass(frozen=True)
 class _Seen:
     """One look at all of the repository. `live`: of each pack that is needed, the entries for which it is, a bit each;
-    `live_bytes`: the bytes of those."""
+    `live_bytes`: the bytes of those. A run that ends meanwhile brings packs to these that have neither size nor age here."""
 
     sizes: dict[str, int]
     ages: dict[str, float]
@@ -62,8 +62,8 @@ def collect(
     dead_bytes = sum(seen.sizes[name] for name in dead)
     sparse = sorted(
         name
-        for name, live_bytes in seen.live_bytes.items()
-        if name not in waiting | due and seen.ages[name] >= young_s and live_bytes < seen.sizes[name] // 2
+        for name, age in seen.ages.items()
+        if name not in waiting | due and age >= young_s and 0 < seen.live_bytes.get(name, 0) < seen.sizes[name] // 2
     )
     unneeded = sorted(
         name for name, age in seen.ages.items() if name not in seen.live and name not in waiting | due and age >= young_s
