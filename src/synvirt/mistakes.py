@@ -1,6 +1,7 @@
 """What pydantic found wrong with a value, in words for a person: its own show regular expressions and a programmer's terms."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 # Each form that a request, a setting or a source's parameters may have to keep: what a text of that form is.
@@ -37,6 +38,15 @@ _WORDS: Mapping[str, str] = {
     "extra_forbidden": "is not a known field",
     "json_invalid": "is not JSON: {error}",
 }
+
+
+# Who sent many mistakes learns of some at a time.
+_SAID = 5
+
+
+def listed(mistakes: Iterable[Mapping[str, Any]], what: str) -> str:
+    """The first of them, each with its place within `what`."""
+    return "; ".join(f"{'.'.join([what, *map(str, one['loc'])])}: {worded(one)}" for one in islice(mistakes, _SAID))
 
 
 def worded(mistake: Mapping[str, Any]) -> str:

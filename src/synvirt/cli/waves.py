@@ -38,12 +38,7 @@ def import_(
 
     Example: synvirt waves import rvtools.xlsx --name november
     """
-    from synvirt.errors import BadRequest
-
-    try:
-        content = document.read_bytes() if str(document) != "-" else typer.get_binary_stream("stdin").read()
-    except OSError as error:
-        raise BadRequest(f"{document} cannot be read: {error.strerror}") from error
+    content = _content(document)
     is_json = content.lstrip()[:1] == b"{"
     with options.connect() as client:
         if is_json and not (dry_run or name or into):
@@ -333,10 +328,14 @@ def report(options: Options, wave: WaveName) -> None:
 
 
 def _read(document: Path) -> Any:
+    return _parsed(document, _content(document))
+
+
+def _content(document: Path) -> bytes:
     from synvirt.errors import BadRequest
 
     try:
-        return _parsed(document, document.read_bytes() if str(document) != "-" else typer.get_binary_stream("stdin").read())
+        return document.read_bytes() if str(document) != "-" else typer.get_binary_stream("stdin").read()
     except OSError as error:
         raise BadRequest(f"{document} cannot be read: {error.strerror}") from error
 

@@ -33,7 +33,7 @@ from synvirt.fleet.waves import Waves
 from synvirt.migrations.forecast import MEASURED_LEAST_S
 from synvirt.model import WHOLE, Migration, Model, Received, State, now
 from synvirt.sizes import GIB, KIB, TIB
-from synvirt.store.documents import Unreadable, parsed
+from synvirt.store.documents import Unreadable, parsed, readable
 from synvirt.store.filters import Only
 from synvirt.store.store import Store
 
@@ -71,7 +71,7 @@ class WaveSimulation(Model):
 
 
 class Forecaster:
-    """`sizes`: asks a source, once a simulation. `here`: this host and its default destination, like `kvm1/fast`."""
+    """`sizes`: asks a source, once a simulation. `host`: this one. `destination`: of plans that name none."""
 
     def __init__(self, waves: Waves, store: Store, sizes: Sizes, *, host: str, destination: str) -> None:
         self._waves, self._store, self._sizes, self._host, self._destination = waves, store, sizes, host, destination
@@ -109,7 +109,7 @@ class Forecaster:
 
     def _completed(self) -> list[Migration]:
         documents, _ = self._store.documents(limit=JOBS_LOOKED_AT, only=Only(states=(State.COMPLETED,)))
-        return [Migration.model_validate_json(document) for document in documents]
+        return readable(Migration, documents)
 
     async def _listed(self, wave: Wave, jobs: Mapping[UUID, Migration]) -> dict[tuple[UUID, str], int | None]:
         """Of each source that has to be asked. One that does not answer leaves its members unknown."""

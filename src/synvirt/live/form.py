@@ -20,7 +20,7 @@ from pydantic import SecretStr, ValidationError
 
 from synvirt.errors import BadRequest
 from synvirt.live import Reach, SourceAccess
-from synvirt.mistakes import worded
+from synvirt.mistakes import listed
 from synvirt.model import LiveKind, Received, SourceOptions
 
 C = TypeVar("C", bound=Received)
@@ -124,7 +124,6 @@ def _validated(model: type[Any], values: Mapping[str, Any], what: str) -> Any:
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        mistakes = error.errors(include_url=False, include_input=False)
-        told = "; ".join(f"{'.'.join([what, *map(str, one['loc'])])}: {worded(one)}" for one in mistakes[:5])
+        told = listed(error.errors(include_url=False, include_input=False), what)
         known = ", ".join(model.model_fields)
         raise BadRequest(told, hint=f"{what} are {known}" if known else f"it takes no {what}") from None

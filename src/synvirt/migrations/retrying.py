@@ -21,7 +21,7 @@ from synvirt.disks.specs import written
 from synvirt.errors import Conflict, InvalidPlan, NotFound
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.states import KEPT_ON_FAILURE
-from synvirt.mistakes import worded
+from synvirt.mistakes import listed
 from synvirt.model import Migration, MigrationPlan, State, StateVisit, now
 from synvirt.store import Store
 
@@ -50,9 +50,7 @@ def corrected(job: Migration, patch: Mapping[str, Any]) -> MigrationPlan:
     try:
         plan = MigrationPlan.model_validate_json(json.dumps(merged(job.plan.model_dump(mode="json"), patch)))
     except ValidationError as error:
-        mistakes = error.errors(include_url=False, include_input=False)
-        told = "; ".join(f"plan.{'.'.join(map(str, one['loc']))}: {worded(one)}" for one in mistakes[:5])
-        raise InvalidPlan(told) from None
+        raise InvalidPlan(listed(error.errors(include_url=False, include_input=False), "plan")) from None
     whole = has_whole_copy(job)
     for path in _COPIED_BY if whole else _MACHINE:
         if _at(plan, path) != _at(job.plan, path):

@@ -98,11 +98,6 @@ class WaveRows:
 
     # ── waves ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(
-        self, wave_id: UUID, name: str, state: str, document: BaseModel, *, members: Sequence[MemberRow], told: str
-    ) -> None:
-        self.add_all([NewWave(wave_id, name, state, document, members, told)])
-
     def add_all(self, added: Iterable[NewWave]) -> None:
         """All of them, or none."""
         with self._writing() as db:

@@ -42,8 +42,7 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
     def jobs(cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:
         # Before the jobs are read: what happens in between is told twice, and never missed.
         newest = store.last_event_id()
-        figures = board.latest()
-        under_way = [] if cursor else [with_figure(job, figures.get(job.id)) for job in reversed(store.unended())]
+        under_way = [] if cursor else [board.current(job) for job in reversed(store.unended())]
         documents, following = store.documents(limit=ENDED_ON_A_PAGE, cursor=int(cursor) if cursor else None)
         read = readable(Migration, documents)
         ended = [job for job in read if job.state in ENDS]
@@ -62,9 +61,3 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
         return EventSourceResponse(feed.follow(job_id=None, last_event_id=seen), headers=STREAM_HEADERS)
 
     return router
-
-
-def with_figure(job: Migration, figure: tuple[State, Progress] | None) -> Migration:
-    if figure is None or figure[0] != job.state:
-        return job
-    return job.model_copy(update={"progress": figure[1]})

@@ -204,7 +204,6 @@ class DatastoreReader:
         delays = iter((*RETRY_DELAYS_S, None))
         while True:
             self._room.enter()
-            full = False
             try:
                 with self._connected(self._home) as connection:
                     return attempt(connection)

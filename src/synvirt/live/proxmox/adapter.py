@@ -210,6 +210,16 @@ class PveApi:
             self._nodes[name] = Node(name, door, folder, self._options.scratch_dir)
         return self._nodes[name]
 
+    def _refuse_moved(self, vm_id: str) -> None:
+        """SourceUnreachable, where a node of the cluster has it all the same."""
+        try:
+            node = str(self._cluster.row(vm_id).get("node", ""))
+        except SynvirtError:
+            return
+        raise SourceUnreachable(
+            f"VM {vm_id} was moved within the cluster while it was asked: it is on {node} now", hint="it is asked again there"
+        )
+
     async def _unless_gone(self, use: Callable[[], None], vm_id: str) -> None:
         """A VM that is no more has nothing of ours left."""
         with contextlib.suppress(VmNotFound):
@@ -222,17 +232,10 @@ class PveApi:
             with self._lock:
                 try:
                     return use()
-                except VmNotFound as error:
-                    if vm_id is None:
-                        raise
-                    try:
-                        node = str(self._cluster.row(vm_id).get("node", ""))
-                    except SynvirtError:
-                        raise error from None
-                    raise SourceUnreachable(
-                        f"VM {vm_id} was moved within the cluster while it was asked: it is on {node} now",
-                        hint="it is asked again there",
-                    ) from error
+                except VmNotFound:
+                    if vm_id is not None:
+                        self._refuse_moved(vm_id)
+                    raise
 
         try:
             async with asyncio.timeout(limit_s):
