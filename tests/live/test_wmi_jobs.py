@@ -150,8 +150,7 @@ def test_a_reset_costs_one_pass_over_the_whole_disk(house: WmiHouse, vm: FakeVm,
     house.store.on_commit = committed
     ended = house.run(job.id)
     moved(house, vm, ended)
-    assert ended.last_error is not None
-    assert (ended.last_error.code, ended.last_error.fatal) == ("E_MIG_CBT_RESET", False)
+    assert ended.last_error is None, "the pass made it good while the guest ran"
     assert [one.whole for one in ended.passes].count(True) == 1
 
 
@@ -197,8 +196,7 @@ def test_a_reset_costs_one_whole_export(house: WmiHouse, vm: FakeVm) -> None:
     ended = house.run(job.id)
     moved(house, vm, ended)
     assert [one.whole for one in ended.passes].count(True) == 1
-    assert ended.last_error is not None
-    assert (ended.last_error.code, ended.last_error.fatal) == ("E_MIG_CBT_RESET", False)
+    assert ended.last_error is None, "the pass made it good while the guest ran"
     # The one that was refused is not there; the one that took its place is whole.
     assert [by_changes for _, by_changes in hyperv.exported][:1] == [False]
 

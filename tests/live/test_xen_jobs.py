@@ -144,8 +144,7 @@ def test_tracking_that_is_lost_between_two_passes_costs_one_whole_pass(
     with house.busy_guest():
         job = house.moved(warm={"delta_threshold_bytes": 64 << 20})
     assert job.state is State.COMPLETED, job.last_error
-    assert job.last_error is not None
-    assert (job.last_error.code, job.last_error.fatal) == ("E_MIG_CBT_RESET", False)
+    assert job.last_error is None, "the pass made it good while the guest ran"
     assert any(one.whole for one in job.passes)
     assert house.same(job)
     assert house.left() == []

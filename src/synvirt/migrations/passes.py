@@ -68,6 +68,11 @@ class Tally:
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def take(self, message: Moved | Flushed) -> None:
+        """A flush says what was done when it began. What has moved meanwhile still has, so that the figures do not go back."""
+        so_far = self.disks.get(message.key, message)
+        if isinstance(message, Flushed) and not message.finished and so_far.bytes_done > message.bytes_done:
+            figures = {"bytes_total": so_far.bytes_total, "bytes_done": so_far.bytes_done, "bytes_zero": so_far.bytes_zero}
+            message = message.model_copy(update=figures)
         self.disks[message.key] = message
 
     def moved_bytes(self) -> int:

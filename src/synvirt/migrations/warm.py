@@ -341,6 +341,7 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
 async def _released(job: Job, number: int) -> None:
     """Of the pass that is copied only its change ids stay at the source, and nothing of those before it. What cannot go now
     goes before the next pass, or at the end: what is copied is copied."""
+    await _take_reset_back(job)
     name = _snapshot_name(job, number)
     try:
         for entry in await job.in_thread(job.rooms.store.ledger, job.id):
@@ -356,6 +357,15 @@ async def _released(job: Job, number: int) -> None:
         await job.in_thread(job.rooms.store.note, job.id, f"released:{number}", now().isoformat())
         # A job that is held for weeks has thousands of passes, and the next one builds on this one alone.
         await job.in_thread(job.rooms.store.fold_passes, job.id, number)
+
+
+async def _take_reset_back(job: Job) -> None:
+    """A pass over whole disks has made a reset good while the guest ran: `Pass.whole` says it, and it is no trouble of the job
+    any more. What made the outage longer stays as the job's note."""
+    last, note = job.migration.passes[-1], job.migration.last_error
+    made_good = last.whole and last.kind != "final" and not await _is_distrusted(job)
+    if made_good and note is not None and (note.code, note.fatal) == (CbtReset.code, False):
+        await job.change(last_error=None)
 
 
 async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass | None:
