@@ -156,6 +156,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
                 keyring=keyring,
                 backups=backups,
                 looking=looking,
+                fleet=fleet,
             ),
             checkup=checkup.latest,
         )
@@ -292,6 +293,7 @@ def _pages(
     keyring: "Keyring",
     backups: "Backups",
     looking: "Looking",
+    fleet: "Fleet",
 ) -> "Callable[[Callable[[], bool]], tuple[APIRouter, ...]]":
     from synvirt.web import web_routers
     from synvirt.web.finding import Finder
@@ -306,6 +308,8 @@ def _pages(
         finder=finder,
         backups=backups,
         checkup=checkup,
+        waves=fleet.waves,
+        forecaster=fleet.forecaster,
         stopping=stopping,
     )
 

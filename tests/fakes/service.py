@@ -145,6 +145,8 @@ class Service:
             screenshots_router(self.store, self.screenshots.get),
             receipts_router(self.store, self.receipts),
         )
+        self.waves = Waves(self.store.waves)
+        forecaster = Forecaster(self.waves, self.store, self.sources.sizes, host="local", destination="directory")
         self.app = create_app(
             self.intake,
             self.settings,
@@ -161,6 +163,8 @@ class Service:
                 networks=lambda: ["user", "network:default", "bridge:br0"],
                 backups=self.backups,
                 checkup=Checkup(self.settings, examine=lambda _: self.findings),
+                waves=self.waves,
+                forecaster=forecaster,
                 stopping=stopping,
                 pace=pace,
             ),
@@ -169,8 +173,6 @@ class Service:
         )
         self.backups.start()
         mount(self.app, self.backups, self.settings, pace=pace)
-        self.waves = Waves(self.store.waves)
-        forecaster = Forecaster(self.waves, self.store, self.sources.sizes, host="local", destination="directory")
         importer = Importer(self.waves, lambda: self.sources.page(limit=SOURCES_MAX, cursor=None)[0], self.sources.inventory)
         mount_waves(self.app, Fleet(self.waves, forecaster, importer), self.board, self.settings, pace=pace)
 

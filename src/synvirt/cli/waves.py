@@ -174,6 +174,7 @@ def simulate(
     what_if: Annotated[
         Path | None, typer.Option(metavar="WHAT-IF.json", help="With other rates, limits or windows, as the API takes them")
     ] = None,
+    format_: Annotated[Literal["json", "svg"], typer.Option("--format", help="svg: print the forecast as a picture")] = "json",
 ) -> None:
     """Run a wave through in thought: when each member cuts over, when all is done, and what holds it back.
 
@@ -183,8 +184,9 @@ def simulate(
     if more_destinations:
         asked |= {"more_destinations": more_destinations}
     with options.connect() as client:
-        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/simulate", json=asked)
-    if options.json:
+        path = f"{WAVES.path}/{id_of(client, WAVES, wave)}/simulate"
+        answer = client.ask("POST", path, json=asked, params={"format": format_})
+    if options.json or format_ == "svg":
         print(answer)
         return
     found = json.loads(answer)

@@ -17,7 +17,9 @@ from uuid import UUID
 from pydantic import Field
 
 from synvirt.errors import SynvirtError
-from synvirt.fleet.model import Member, Wave, WaveForecast, WaveLimits, Window
+from synvirt.fleet.gantt import gantt
+from synvirt.fleet.model import Member, Wave, WaveForecast, WaveLimits, WaveRequest, Window
+from synvirt.fleet.scheduling import spans_of
 from synvirt.fleet.simulate import (
     RESIDUALS_ASSUMED,
     Change,
@@ -78,6 +80,14 @@ class Forecaster:
 
     async def forecast(self, wave_id: UUID, what_if: WhatIf) -> WaveSimulation:
         """NotFound; InvalidPlan. Without other numbers the wave keeps the forecast."""
+        return (await self._run(wave_id, what_if))[0]
+
+    async def pictured(self, wave_id: UUID, what_if: WhatIf) -> tuple[WaveSimulation, str]:
+        """The same, and its picture: an SVG element."""
+        answered, drawn = await self._run(wave_id, what_if)
+        return answered, await asyncio.to_thread(drawn)
+
+    async def _run(self, wave_id: UUID, what_if: WhatIf) -> tuple[WaveSimulation, Callable[[], str]]:
         wave = await asyncio.to_thread(self._waves.whole, wave_id)
         jobs = await asyncio.to_thread(self._jobs, wave_id)
         loads, assumed = loads_of(
@@ -85,18 +95,23 @@ class Forecaster:
         )
         return await asyncio.to_thread(self._simulated, wave, loads, assumed, what_if)
 
-    def _simulated(self, wave: Wave, loads: dict[str, Load], assumed: tuple[str, ...], what_if: WhatIf) -> WaveSimulation:
+    def _simulated(
+        self, wave: Wave, loads: dict[str, Load], assumed: tuple[str, ...], what_if: WhatIf
+    ) -> tuple[WaveSimulation, Callable[[], str]]:
         site = site_of(self._completed())
-        found = simulate(wave, loads, site, now())
+        at = now()
+        found = simulate(wave, loads, site, at)
         difference = None
+        run: WaveRequest | Wave = wave
         if what_if == WhatIf():
             if found.forecast is not None:
                 self._waves.set_forecast(wave.id, found.forecast)
         else:
             before = found
-            found = simulate(*changed(wave, loads, site, _change(what_if)), now())
+            run, loads, site = changed(wave, loads, site, _change(what_if))
+            found = simulate(run, loads, site, at)
             difference = difference_in_words(before, found)
-        return _answered(found, assumed, difference)
+        return _answered(found, assumed, difference), lambda: gantt(found, spans_of(run, at), title=f"Forecast of {wave.name}")
 
     def _jobs(self, wave_id: UUID) -> dict[UUID, Migration]:
         found: dict[UUID, Migration] = {}

@@ -8,6 +8,8 @@ from fastapi import APIRouter
 from synvirt.api.stream import Pace
 from synvirt.backups.service import Backups
 from synvirt.doctor import Checkup
+from synvirt.fleet.forecasting import Forecaster
+from synvirt.fleet.waves import Waves
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.sources import Sources
 from synvirt.settings import Settings
@@ -26,6 +28,7 @@ from synvirt.web.repositories import repositories_router
 from synvirt.web.several import Several, several_router
 from synvirt.web.sources import sources_router
 from synvirt.web.uploads import uploads_router
+from synvirt.web.waves import waves_router
 
 __all__ = ["web_routers"]
 
@@ -40,6 +43,8 @@ def web_routers(
     checkup: Checkup,
     finder: Finder,
     networks: Callable[[], list[str]],
+    waves: Waves,
+    forecaster: Forecaster,
     stopping: Callable[[], bool],
     pace: Pace | None = None,
 ) -> tuple[APIRouter, ...]:
@@ -57,6 +62,7 @@ def web_routers(
         machine_router(setup, beginning),
         several_router(Several(setup)),
         uploads_router(pages, finder.uploads),
+        waves_router(pages, waves, forecaster),
         sources_router(pages, sources),
         backups_router(pages, backups),
         points_router(pages, backups),

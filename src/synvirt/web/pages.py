@@ -39,6 +39,7 @@ HEADERS = {
 NAVIGATION = (
     ("Migrations", "/"),
     ("New migration", "/new"),
+    ("Waves", "/waves"),
     ("Sources", "/sources"),
     ("Uploads", "/uploads"),
     ("Backups", "/backups"),

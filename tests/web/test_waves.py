@@ -1,0 +1,135 @@
+"""The pages of waves: what each member waits for, what can be asked, and that names of strangers stay text."""
+
+import json
+from typing import Any
+from uuid import UUID
+
+from playwright.sync_api import Page, expect
+
+from synvirt.fleet.model import MemberState, Wave, WaveRequest
+from synvirt.fleet.waves import change_members
+from synvirt.model import Migration, Mode, State, now
+from tests.fakes.service import PLAN, PREFIX, Service
+from tests.fleet.made import plan
+from tests.web.conftest import look_at
+
+NIGHT = {
+    "id": "night",
+    "name": "Saturday night",
+    "start": "2020-01-01T22:00:00",
+    "end": "2020-01-02T21:00:00",
+    "rrule": "FREQ=DAILY",
+}
+OVER = {"id": "over", "name": "Last year", "start": "2020-01-01T22:00:00", "end": "2020-01-02T04:00:00"}
+
+
+def body(*names: str, **more: Any) -> dict[str, Any]:
+    members = [{"id": name, "vm": f"VM {name}", "plan": json.loads(plan(name).model_dump_json())} for name in names]
+    return {"name": "november", "members": members, "windows": [NIGHT, OVER], **more}
+
+
+def made(service: Service, *names: str, **more: Any) -> Wave:
+    return service.waves.create(WaveRequest.model_validate_json(json.dumps(body(*names, **more))))
+
+
+def set_member(service: Service, wave: Wave, name: str, **fields: Any) -> None:
+    (member,) = [one for one in service.waves.whole(wave.id).members if one.id == name]
+    assert change_members(service.store.waves, wave.id, [member], {member.state}, fields) == [name]
+
+
+def test_an_operator_leads_a_wave_through_its_night(page: Page, service: Service) -> None:
+    wave = made(service, "db01", "web01", "web02", canary={"count": 1, "gate": "approval"})
+    job = Migration(id=UUID(int=77), name="db", plan=PLAN, state=State.FAILED, mode_effective=Mode.COLD, created_at=now())
+    service.store.add(job, host="local")
+    page.goto("/")
+    page.get_by_role("link", name="Waves").click()
+    expect(page.locator(f"#wave-{wave.id}")).to_contain_text("3 waiting")
+    look_at(page, "waves")
+    page.get_by_role("link", name="november").click()
+    expect(page.locator("#state")).to_have_text("Draft")
+    openings = page.locator(".opening")
+    expect(openings).to_have_count(2)
+    expect(openings.nth(0)).to_contain_text("Saturday night")
+    expect(openings.nth(1)).to_contain_text("does not open again")
+    page.locator("#ask-go").click()
+    page.get_by_role("button", name="Yes: go").click()
+    expect(page.locator("#state")).to_have_text("Running")
+    # What happens meanwhile is on the page without a reload.
+    set_member(service, wave, "db01", state=MemberState.FAILED, job_id=job.id, cause="its disk is full", outage_s=75.0)
+    service.store.waves.tell(wave.id, {"web01": "It waits for the canary."})
+    expect(page.locator("#member-db01")).to_contain_text("its disk is full")
+    expect(page.locator("#member-db01")).to_contain_text("1 min 15 s")
+    expect(page.locator("#job-db01")).to_have_attribute("href", f"/migrations/{job.id}")
+    expect(page.locator("#member-web01")).to_contain_text("It waits for the canary.")
+    look_at(page, "wave")
+    page.locator("#retry-db01").click()
+    page.get_by_role("button", name="Yes: retry").click()
+    expect(page.locator("#member-db01 .pill")).to_have_text("Waiting")
+    page.locator("#skip-web02").click()
+    page.get_by_role("link", name="No, back").click()
+    page.locator("#skip-web02").click()
+    page.get_by_role("button", name="Yes: skip").click()
+    expect(page.locator("#member-web02 .pill")).to_have_text("Skipped")
+    page.locator("#only-skipped").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.locator("#ask-canary").click()
+    page.get_by_role("button", name="Yes: approve the canary").click()
+    expect(page.locator("#ask-canary")).to_have_count(0)
+    page.locator("#ask-hold").click()
+    page.get_by_role("button", name="Yes: hold").click()
+    expect(page.get_by_role("status")).to_contain_text("It was held by")
+    page.locator("#ask-cancel").click()
+    page.get_by_role("button", name="Yes: cancel").click()
+    expect(page.locator("#state")).to_have_text("Cancelled")
+    page.locator("#ask-remove").click()
+    page.get_by_role("button", name="Yes: remove").click()
+    expect(page.locator(f"#wave-{wave.id}")).to_have_count(0)
+    entries, _ = service.store.audit.page(limit=50)
+    asked = {entry.resource for entry in entries}
+    assert {f"/waves/{wave.id}/{name}" for name in ("go", "hold", "canary", "cancel", "remove")} <= asked
+
+
+def test_a_word_is_given_for_one_member(page: Page, service: Service) -> None:
+    asked = body("a", "b")
+    for one in asked["members"]:
+        one["approvers"] = ["R&D <team>"]
+    wave = service.waves.create(WaveRequest.model_validate_json(json.dumps(asked)))
+    page.goto(f"/waves/{wave.id}")
+    page.locator("#approve-1-a").click()
+    expect(page.locator("main")).to_contain_text("The word is that of R&D <team>.")
+    page.get_by_role("button", name="Yes: give the word").click()
+    expect(page.locator("#approve-1-a")).to_have_count(0)
+    expect(page.locator("#approve-1-b")).to_have_text("Word of R&D <team>")
+    given = service.waves.whole(wave.id).members
+    assert [[one.approver for one in member.approvals] for member in given] == [["R&D <team>"], []]
+
+
+def test_a_forecast_is_drawn_and_kept(page: Page, service: Service) -> None:
+    asked = body("a", "b")
+    asked["members"][1]["vm"] = "<img src=x onerror=alert(1)>"
+    wave = service.waves.create(WaveRequest.model_validate_json(json.dumps(asked)))
+    page.goto(f"/waves/{wave.id}")
+    page.get_by_role("button", name="Forecast").click()
+    expect(page.locator("svg.gantt text").filter(has_text="p95 ")).to_have_count(1)
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page.get_by_role("status")).to_contain_text("The size of 2 members is not known")
+    look_at(page, "wave-forecast")
+    page.get_by_role("link", name="Back to the wave").click()
+    expect(page.locator("#counts")).to_contain_text("Held back most by")
+    assert page.locator("#members img").count() == 0
+    drawn = page.request.post(f"{PREFIX.rsplit('/', 1)[0]}/waves/{wave.id}/simulate?format=svg", data={})
+    assert (drawn.status, drawn.headers["content-type"]) == (200, "image/svg+xml")
+    assert drawn.text().startswith("<svg ")
+
+
+def test_a_large_wave_is_shown_a_page_at_a_time(page: Page, service: Service) -> None:
+    wave = made(service, *(f"vm{number:03}" for number in range(250)))
+    page.goto(f"/waves/{wave.id}")
+    expect(page.locator("tbody tr")).to_have_count(200)
+    page.get_by_role("link", name="More").click()
+    expect(page.locator("tbody tr")).to_have_count(50)
+    expect(page.locator("#member-vm249")).to_have_count(1)
+    page.get_by_role("link", name="First").click()
+    expect(page.locator("#member-vm000")).to_have_count(1)
+    assert page.request.get("/waves/00000000-0000-0000-0000-000000000000").status == 404
+    assert page.request.get(f"/waves/{wave.id}/fly").status == 404
