@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.fleet.carrying import Carrying, failed
+from synvirt.fleet.carrying import AROUND_COPY, Carrying, failed, outage_of
 from synvirt.fleet.checks import Checker
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
@@ -23,9 +23,10 @@ from synvirt.fleet.model import (
     WaveState,
     Window,
 )
+from synvirt.fleet.scheduling import Estimate
 from synvirt.fleet.waves import Waves
 from synvirt.migrations.engine import Engine
-from synvirt.model import KIB, MIB, State, now
+from synvirt.model import KIB, MIB, Forecast, Migration, Mode, OutageForecast, State, now
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import Crash, House, live_plan
@@ -123,6 +124,19 @@ def test_members_move_in_their_order_and_the_wave_completes(night: Night) -> Non
     jobs = [night.store.get(one.job_id) for one in done.members if one.job_id]
     assert [job.state for job in jobs] == [State.COMPLETED, State.COMPLETED]
     assert len(night.store.documents(limit=10)[0]) == 2
+
+
+def test_an_outage_is_what_this_site_measured_where_its_job_says_that() -> None:
+    (member,) = wave({"id": "a"}).members
+    job = Migration(id=UUID(int=1), name="a", plan=member.plan, mode_effective=Mode.WARM, created_at=now())
+    assert outage_of(member, None) is outage_of(member, job) is None, "no delta has said yet how much is left"
+    expected = Forecast(
+        change_rate_bps=1, throughput_bps=1, expected_delta_bytes=1, expected_downtime_s=10, converges=True, at=now()
+    )
+    guessed = job.model_copy(update={"forecast": expected})
+    assert outage_of(member, guessed) == Estimate(10 + AROUND_COPY.p50, 20 + AROUND_COPY.p95)
+    measured = guessed.model_copy(update={"outage": OutageForecast(p50_s=31, p95_s=44, at=now())})
+    assert outage_of(member, measured) == Estimate(31, 44)
 
 
 def test_nothing_is_cut_over_outside_of_its_window(night: Night) -> None:

@@ -19,7 +19,7 @@ import structlog
 
 from synvirt.errors import NotFound, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.fleet.host_side import HostSide
-from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberState, Wave, WaveState
+from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
 from synvirt.fleet.records import member_of, told_of, wave_of
 from synvirt.fleet.scheduling import Decision, Estimate, Facts, decide, spans_of
 from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, is_warm
@@ -36,7 +36,7 @@ TICK_S = 2.0
 IDLE_FACTOR = 10
 # A source that is slow to answer holds up the submitting of others no longer than this; the next tick goes on.
 SUBMITTING_S = 8.0
-# Beside the copying: the guest shuts down, and boots here.
+# Beside the copying: the guest shuts down, and boots here. A guess, for a job that has no forecast of its outage.
 AROUND_COPY = Estimate(60, 240)
 S = MemberState
 _RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
@@ -327,7 +327,7 @@ class Carrying:
         return Facts(
             f"{source}/{host}" if host else source,
             f"{self._side.host}/{destination}",
-            outage=_outage(wave, member, job),
+            outage=outage_of(member, job),
         )
 
 
@@ -350,7 +350,7 @@ def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
     change_members(rows, wave.id, [member], _RUNS, fields, rolling_back=back or None)
 
 
-def _outage(wave: Wave, member: Member, job: Migration | None) -> Estimate | None:
+def outage_of(member: MemberRequest, job: Migration | None) -> Estimate | None:
     """None: not known yet. Where there are no windows and no budget, nobody asks."""
     if not is_warm(member):
         budget = member.outage_budget_s or 0
@@ -363,6 +363,9 @@ def _outage(wave: Wave, member: Member, job: Migration | None) -> Estimate | Non
         copy_s = job.passes[-1].seconds
     else:
         return None
+    # By what shutdowns, last copies, conversions and boots took at this site, where its job says that.
+    if job.outage is not None:
+        return Estimate(job.outage.p50_s, job.outage.p95_s)
     return Estimate(copy_s + AROUND_COPY.p50, 2 * copy_s + AROUND_COPY.p95)
 
 
