@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import BadRequest
-from synvirt.settings import Settings, load, prepare_data_dir
+from synvirt.settings import Settings, listen_address, load, prepare_data_dir
 
 
 def test_the_nearest_word_counts(tmp_path: Path) -> None:
@@ -33,6 +33,13 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, named: str) -> None:
     file.write_text(text)
     with pytest.raises(BadRequest, match=named):
         load(config=file, environ={})
+
+
+@pytest.mark.parametrize("listen", ["8441", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ":8441", "nonsense", "[::1]", "a:٣"])
+def test_an_address_that_cannot_be_is_refused_before_anything_is_made(tmp_path: Path, listen: str) -> None:
+    with pytest.raises(BadRequest, match=r"setting listen \(--listen\): .* is not HOST:PORT"):
+        load(environ={"SYNVIRT_DATA_DIR": str(tmp_path / "data")}, flags={"listen": listen})
+    assert listen_address("[::1]:0") == ("::1", 0)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
@@ -87,9 +87,24 @@ def _paths(value: Any) -> Any:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+def _host_and_port(value: str) -> str:
+    """Judged before anything is made: a first start makes accounts and keys."""
+    listen_address(value)
+    return value
+
+
+def listen_address(value: str) -> tuple[str, int]:
+    """An IPv6 address stands in brackets. ValueError."""
+    host, colon, port = value.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{value!r} is not HOST:PORT, like 127.0.0.1:8441")
+    return host, int(port)
+
+
 class Settings(Received):
     data_dir: Path = Field(default_factory=default_data_dir)
-    listen: str = "127.0.0.1:8441"
+    listen: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8441"
     base_url: str = ""
     auth: Literal["file", "pam"] = "file"
     pam_service: str = "login"

@@ -27,7 +27,7 @@ from synvirt.api.connections import Held, allow_files
 from synvirt.api.gate import FromSocket
 from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
-from synvirt.settings import Settings
+from synvirt.settings import Settings, listen_address
 
 # Answers under way may end; a stream whose client does not read is cut. A supervisor waits for us.
 GRACE_S = 1
@@ -183,12 +183,9 @@ def _config(app: ASGIApp, identity: tuple[Path, Path] | None) -> uvicorn.Config:
 
 
 def _tcp_socket(settings: Settings) -> socket.socket:
-    host, colon, port = settings.listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or int(port) > 65535 or not host:
-        raise BadRequest(f"setting listen: {settings.listen!r} is not HOST:PORT", hint="for example 127.0.0.1:8441")
+    host, port = listen_address(settings.listen)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise BadRequest(f"setting listen: {host} is no address of this host: {error.strerror}") from error
     if not settings.tls and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
