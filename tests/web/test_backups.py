@@ -3,7 +3,6 @@
 import random
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -63,7 +62,9 @@ def the_runs_end(page: Page, status: str) -> None:
     expect(page.locator("#run > .state .pill")).to_have_text(status)
 
 
-def test_a_repository_is_added_and_its_key_is_shown_to_who_asks(page: Page, service: Service, tmp_path: Path) -> None:
+def test_a_repository_is_added_and_its_key_is_shown_to_who_asks(page: Page, service: Service) -> None:
+    folder = service.settings.data_dir / "taped"  # other tests of this service use it, too
+    folder.mkdir()
     page.goto("/backups/repositories/new")
     page.fill("#field-name", "taped")
     page.fill("#field-local-path", "relative")
@@ -71,7 +72,7 @@ def test_a_repository_is_added_and_its_key_is_shown_to_who_asks(page: Page, serv
     expect(page.locator("#field-local-path-mistake")).to_contain_text("is no absolute path")
     expect(page.locator("#field-peer-password")).to_be_hidden()
     expect(page.locator("#field-name")).to_have_value("taped")
-    page.fill("#field-local-path", str(tmp_path))
+    page.fill("#field-local-path", str(folder))
     page.click(".form button")
     expect(page.get_by_role("heading", level=1)).to_have_text("taped")
     expect(page.locator(".banner.note")).to_contain_text("Write its recovery key down now")
@@ -86,7 +87,7 @@ def test_a_repository_is_added_and_its_key_is_shown_to_who_asks(page: Page, serv
     expect(page.locator(f"#repository-{made.id}")).to_have_count(0)
     page.goto("/backups/repositories/new")
     page.fill("#field-name", "taped again")
-    page.fill("#field-local-path", str(tmp_path))
+    page.fill("#field-local-path", str(folder))
     page.fill("#field-recovery_key", "no such key")
     page.click(".form button")
     expect(page.locator(".banner.bad")).to_have_count(1)

@@ -123,6 +123,16 @@ def last_lines(shown: str) -> str:
     return "\n".join(shown.split("\n")[-TAIL_LINES:])
 
 
+def quoted(shown: str, cause: Cause | None) -> str:
+    """The last lines, and before them the one that says the cause, where it stands further up."""
+    lines = shown.split("\n")
+    rest, last = lines[:-TAIL_LINES], lines[-TAIL_LINES:]
+    if cause is None or cause.seen.search("\n".join(last)):
+        return "\n".join(last)
+    says = next((line for line in reversed(rest) if cause.seen.search(line)), None)
+    return "\n".join(last if says is None else [says, "…", *last])
+
+
 def screen(cells: bytes) -> str:
     """The text on a screen in text mode: pairs of a character of code page 437 and its colours, 80 a line. Empty for one in
     another mode, whose memory holds no text."""

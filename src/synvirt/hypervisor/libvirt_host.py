@@ -248,7 +248,7 @@ class LibvirtHost:
         if lost.cause is not None:
             parts.append(f"probably because {lost.cause.cause}")
         ends = [
-            f"its {where} ends:\n{console.last_lines(text)}"
+            f"its {where} ends:\n{console.quoted(text, lost.cause)}"
             for where, text in (("console", seen.console), ("screen", seen.screen))
             if text
         ]
