@@ -1,8 +1,11 @@
 """What the tests are run by (make test)."""
 
+import os
 import subprocess
 import sys
 import textwrap
+
+import pytest
 
 # A grandchild whose parent is gone; the code is told to the caller.
 ORPHANS = """
@@ -24,3 +27,18 @@ def test_it_takes_in_orphans_buries_them_and_ends_as_the_tests_do() -> None:
     argv = [sys.executable, "-m", "tests.reaping", "-c", textwrap.dedent(ORPHANS)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
+LEAVING = """
+    import subprocess
+    # What it starts goes on in a session of its own, and so does what that starts.
+    print(subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True, stdout=subprocess.DEVNULL).pid)
+"""
+
+
+def test_what_the_tests_leave_is_gone_when_they_end() -> None:
+    argv = [sys.executable, "-m", "tests.reaping", "-c", textwrap.dedent(LEAVING)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(int(done.stdout), 0)

@@ -21,12 +21,12 @@ import pytest
 from synvirt.disks.specs import FileWriterSpec, IscsiSpec, NfsSpec, QemuSpec, RawSpec, ReaderSpec, VddkSpec
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from tests.certificates import self_signed, tls_server
+from tests.disks.block_images import qemu as run_qemu
 from tests.fakes import vddk as stand_in
 from tests.fakes.prism.iscsi import PREFIX, iscsi_target
 from tests.fakes.prism.lab import HERE
 from tests.fakes.prism.nfs import nfs_server
 from tests.fakes.prism.state import Group, GroupDisk, State
-from tests.needs import need
 from tests.remote_servers import PASSWORD, remote, samba
 
 SIZE = 5 << 20
@@ -87,12 +87,10 @@ def smb(folder: Path, closing: ExitStack) -> ReaderSpec:
 
 def qemu(folder: Path, closing: ExitStack) -> ReaderSpec:
     """One whose passphrase is handed on in a file, too."""
-    program = need("qemu-img", "qemu-utils")
     (folder / "disk").write_bytes(CONTENT)
     (folder / "key").write_text("open, sesame")
-    secret = ["--object", f"secret,id=s,file={folder}/key"]
     options = ["-f", "raw", "-O", "luks", "-o", "key-secret=s,iter-time=10"]
-    subprocess.run([program, "convert", *secret, *options, folder / "disk", folder / "image"], check=True, timeout=60)
+    run_qemu("qemu-img", "convert", "--object", "secret,id=s,file=key", *options, "disk", "image", cwd=folder)
     return QemuSpec(driver="luks", path=str(folder / "image"), key_file=str(folder / "key"))
 
 

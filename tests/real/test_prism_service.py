@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -13,7 +14,7 @@ from synvirt.sample import build
 from tests.fakes.prism.lab import by_nfs, cluster
 from tests.fakes.prism.server import PASSWORD, USER, Prisms
 from tests.needs import need
-from tests.real.test_service import service
+from tests.real.test_service import _guests, service
 
 __all__ = ["by_nfs", "cluster"]
 
@@ -53,6 +54,9 @@ def test_a_machine_is_moved_warm_and_boots_here(tmp_path: Path, by_nfs: Prisms) 
         job = json.loads(run("import", "web", "--source", "lab", "--mode", "warm", "--memory", "256M", "--wait", "--json"))
         assert (job["state"], job["mode_effective"], job["last_error"]) == ("Completed", "Warm", None)
         assert job["boot_sign"]
+        # The guest outlives the service, as guests should: here nobody wants it.
+        (guest,) = _guests(data_dir)
+        os.kill(guest, signal.SIGKILL)
     assert by_nfs.names() == []
     assert vm.power == "OFF"
     assert PASSWORD not in (data_dir.parent / "serve.log").read_text()
