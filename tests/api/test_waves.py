@@ -173,8 +173,14 @@ def test_a_wave_is_simulated_before_it_goes(client: httpx.Client, service: Servi
     assert (found["assumed"], found["unfinished"]) == (["a", "b"], 0), "their source is not known here"
     assert client.get(url).json()["forecast"] == found["forecast"]
     assert found["forecast"]["ends_p50"] <= found["forecast"]["ends_p95"]
+    planned = [one["planned_at"] for one in found["members"]]
+    assert [one["planned_at"] for one in client.get(url).json()["members"]] == planned != [None, None]
     slower = client.post(f"{url}/simulate", json={"limits": {"wave": 1}}).json()
     assert "later" in slower["difference"]
+    assert [one["planned_at"] for one in client.get(url).json()["members"]] == planned, "another number is only tried"
+    report = client.get(f"{url}/report", params={"format": "json"}).json()
+    assert [one["planned_at"] for one in report["members"]] == planned
+    assert client.get(f"{url}/report", params={"format": "html"}).headers["content-type"].startswith("text/html")
     assert client.post(f"{url}/simulate", json={"more_destination": 1}).status_code == 400
     assert service.waves.whole(UUID(made["id"])).state == WaveState.DRAFT
 

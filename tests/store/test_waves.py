@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from synvirt.errors import Conflict, NotFound, PersistFailed, SynvirtError
-from synvirt.fleet.model import Member, MemberState, WaveRequest, WaveState
+from synvirt.fleet.model import Member, MemberState, WaveForecast, WaveRequest, WaveState
 from synvirt.fleet.records import member_of, told_of_member
 from synvirt.fleet.waves import Waves
+from synvirt.model import now
 from synvirt.store import Store
 from synvirt.store import waves as rows_of_waves
 from synvirt.store.tables import wave_events, wave_members
@@ -51,6 +52,23 @@ def moved(member: Member, *, to: MemberState, expected: MemberState = S.WAITING,
 
 def told(document: Any) -> str:
     return told_of_member(UUID(int=1), document)
+
+
+def test_a_plan_is_written_to_members_that_did_not_cut_over_and_nothing_else_of_them_changes(
+    store: Store, waves: Waves
+) -> None:
+    made = waves.create(asked("a", "b", "c"))
+    known = {one.id: one for one in waves.whole(made.id).members}
+    assert store.waves.change_members(made.id, [moved(known["b"], to=S.HEALTHY)], told) == ["b"]
+    last = store.waves.last_event_id()
+    at = now().replace(microsecond=0)
+    forecast = WaveForecast(starts_at=at, ends_p50=at, ends_p95=at, bottleneck="x", made_at=at)
+    waves.set_forecast(made.id, forecast, {"a": at, "b": at})
+    whole = waves.whole(made.id)
+    assert [(one.state, one.planned_at) for one in whole.members] == [(S.WAITING, at), (S.HEALTHY, None), (S.WAITING, None)]
+    assert whole.forecast == forecast
+    assert [one.model_copy(update={"planned_at": None}) for one in whole.members][::2] == [known["a"], known["c"]]
+    assert len(store.waves.events_after(last, job_id=made.id, limit=9)) == 1, "the wave's own"
 
 
 def test_a_wave_is_kept_in_its_order_counted_replaced_and_removed(store: Store, waves: Waves) -> None:

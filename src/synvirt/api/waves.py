@@ -1,8 +1,5 @@
 """{base_url}/api/v1/waves: make waves, let them go, hold them, give members back. All of it blocks, and runs in threads."""
 
-import csv
-import io
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -32,8 +29,9 @@ from synvirt.fleet.model import (
     WaveState,
     WaveSummary,
 )
-from synvirt.fleet.records import member_json, member_of, wave_json
-from synvirt.fleet.sheets import CSV_BYTES_MAX, guarded, to_csv, to_json
+from synvirt.fleet.records import member_json, member_of, wave_json, wave_of
+from synvirt.fleet.reporting import WaveReport, as_csv, as_html, report_of
+from synvirt.fleet.sheets import CSV_BYTES_MAX, to_csv, to_json
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.model import MIB, Model, Progress
@@ -75,8 +73,8 @@ IMPORT_DOCUMENTED: dict[str, Any] = {
 
 REPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "A line a member: what was planned, what came of it, and why. CSV, by RFC 4180",
-        "content": {"text/csv": {"schema": {"type": "string"}}},
+        "description": "What was planned, what came of it, and why. CSV by RFC 4180, where no format is named",
+        "content": {kind: {"schema": {"type": "string"}} for kind in ("text/csv", "text/html")},
     }
 }
 EXPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
@@ -88,21 +86,10 @@ SIMULATION_DOCUMENTED: dict[int | str, dict[str, Any]] = {
         "content": {"image/svg+xml": {"schema": {"type": "string"}}},
     }
 }
-# Of a Member, a column each.
-REPORT_COLUMNS = (
-    "id",
-    "vm",
-    "group",
-    "state",
-    "waits_for",
-    "cause",
-    "planned_at",
-    "cut_over_at",
-    "healthy_at",
-    "outage_s",
-    "outage_budget_s",
-    "job_id",
-)
+
+
+# Of a page or a picture that is shown by itself and runs nothing: names in it are of strangers.
+ALONE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Content-Type-Options": "nosniff"}
 
 
 class WavePage(Model):
@@ -231,17 +218,22 @@ def _one(router: APIRouter, waves: Waves) -> None:
             return Response(to_csv(waves.whole(wave_id)), media_type="text/csv")
         return Response(to_json(waves.whole(wave_id)), media_type="application/json")
 
-    @router.get("/{wave_id}/report", response_class=Response, responses=REPORT_DOCUMENTED)
-    def report_wave(wave_id: UUID) -> Response:
-        """What was planned and what came of it, a line a member."""
-        _, rows = waves.load(wave_id)
-        text = io.StringIO()
-        lines = csv.writer(text, lineterminator="\r\n")
-        lines.writerow(REPORT_COLUMNS)
-        for row in rows:
-            told = json.loads(member_json(row))
-            lines.writerow([_cell(told.get(name)) for name in REPORT_COLUMNS])
-        return Response(text.getvalue(), media_type="text/csv")
+    @router.get("/{wave_id}/report", response_model=WaveReport, responses=REPORT_DOCUMENTED)
+    def report_wave(
+        wave_id: UUID,
+        format_: Annotated[
+            Literal["csv", "json", "html"],
+            Query(alias="format", description="csv: a line a member; html: to be sent or printed"),
+        ] = "csv",
+    ) -> Response | WaveReport:
+        """What was planned and what came of it: members, outages, failures by cause."""
+        row, members = waves.load(wave_id)
+        report = report_of(wave_of(row), map(member_of, members))
+        if format_ == "json":
+            return report
+        if format_ == "csv":
+            return Response(as_csv(report), media_type="text/csv")
+        return Response(as_html(report), media_type="text/html", headers=ALONE)
 
 
 def _forecasting(router: APIRouter, forecaster: Forecaster) -> None:
@@ -263,12 +255,7 @@ def _forecasting(router: APIRouter, forecaster: Forecaster) -> None:
         without any, the wave keeps this forecast."""
         if format_ == "svg":
             _, picture = await forecaster.pictured(wave_id, asked)
-            # Shown by itself it runs nothing: names in it are of strangers.
-            policy = {
-                "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
-                "X-Content-Type-Options": "nosniff",
-            }
-            return Response(picture, media_type="image/svg+xml", headers=policy)
+            return Response(picture, media_type="image/svg+xml", headers=ALONE)
         return await forecaster.forecast(wave_id, asked)
 
 
@@ -399,7 +386,3 @@ def _whole(waves: Waves, wave_id: UUID, *, status: int = 200, location: str | No
 
 def _summary(waves: Waves, wave: Wave) -> WaveSummary:
     return waves.summary(wave.id)
-
-
-def _cell(value: Any) -> str:
-    return guarded("" if value is None else str(value))

@@ -320,13 +320,21 @@ def export(
 
 @app.command()
 @with_options
-def report(options: Options, wave: WaveName) -> None:
-    """Print what was planned and what came of it, as CSV, a line a member.
+def report(
+    options: Options,
+    wave: WaveName,
+    format_: Annotated[
+        Literal["csv", "json", "html"], typer.Option("--format", help="csv: a line a member; html: to be sent or printed")
+    ] = "csv",
+) -> None:
+    """Print what was planned and what came of it: members, outages, failures by cause.
 
-    Example: synvirt waves report november > november.csv
+    Example: synvirt waves report november --format html > november.html
     """
+    chosen = "json" if options.json else format_
     with options.connect() as client:
-        print(client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/report"), end="")
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/report", params={"format": chosen})
+    print(answer, end="\n" if chosen == "json" else "")
 
 
 def _read(document: Path) -> Any:

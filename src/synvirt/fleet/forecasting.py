@@ -105,7 +105,7 @@ class Forecaster:
         run: WaveRequest | Wave = wave
         if what_if == WhatIf():
             if found.forecast is not None:
-                self._waves.set_forecast(wave.id, found.forecast)
+                self._waves.set_forecast(wave.id, found.forecast, {one.id: one.planned_at for one in found.members})
         else:
             before = found
             run, loads, site = changed(wave, loads, site, _change(what_if))

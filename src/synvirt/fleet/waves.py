@@ -4,6 +4,7 @@ Nothing here moves a VM: each method writes what is wanted, and `carrying` does 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from uuid import UUID, uuid4
 
 from synvirt.acting import submitter
@@ -33,6 +34,7 @@ GOING = frozenset({WaveState.RUNNING, WaveState.HELD})
 UNDER_WAY = frozenset({*GOING, WaveState.ROLLING_BACK})
 REMOVABLE = frozenset({WaveState.DRAFT, *WAVE_ENDS})
 _MEMBER_STATES = frozenset(MemberState)
+BEFORE_CUT_OVER = frozenset({MemberState.WAITING, MemberState.SYNCING, MemberState.READY})
 # Their sources may have been shut down, or their guests run here.
 MOVED = frozenset({MemberState.CUTTING_OVER, MemberState.HEALTHY})
 
@@ -180,8 +182,14 @@ class Waves:
         self.changed()
         return wave_of(self.rows.get(wave_id))
 
-    def set_forecast(self, wave_id: UUID, forecast: WaveForecast) -> None:
-        """Kept with the wave, whatever it does now."""
+    def set_forecast(self, wave_id: UUID, forecast: WaveForecast, planned: Mapping[str, datetime | None]) -> None:
+        """Kept with the wave, whatever it does now. `planned`: when members cut over; those that did keep the plan they had."""
+        self.rows.rewrite_members(
+            wave_id,
+            BEFORE_CUT_OVER,
+            Member,
+            lambda before: before.model_copy(update={"planned_at": planned.get(before.id, before.planned_at)}),
+        )
         self.rows.change(
             wave_id, frozenset(WaveState), lambda before: before.model_copy(update={"forecast": forecast}), Wave, told_of
         )

@@ -246,6 +246,19 @@ class WaveRows:
                 done.append(change.member_id)
         return done
 
+    def rewrite_members(self, wave_id: UUID, states: Iterable[str], model: type[M], change: Callable[[M], M]) -> None:
+        """The documents of all that are in these states, as they are at this moment; no state changes, and nobody is told."""
+        of_wave = (wave_members.c.wave_id == str(wave_id), is_known(wave_members.c.version))
+        with self._writing() as db:
+            _row(db, wave_id, lock=True)
+            found = db.execute(select(wave_members).where(*of_wave, wave_members.c.state.in_(list(states)))).all()
+            for row in found:
+                known = parsed(model, row.document, row.version)
+                if (after := change(known)) != known:
+                    written = {"document": rewritten(row.document, known, after), "version": version_after(row.version)}
+                    this = wave_members.c.member_id == row.member_id
+                    db.execute(update(wave_members).where(*of_wave, this).values(**written))
+
     def tell(self, wave_id: UUID, waits_for: Mapping[str, str | None]) -> None:
         """Why members wait. No event: sentences change with the clock."""
         if not waits_for:
