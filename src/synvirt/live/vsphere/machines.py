@@ -161,6 +161,7 @@ def manifest(
         concerns=(
             *_concerns(found, devices, store_types, ways, may_export=may_export),
             *_of_stores(virtual_disks(devices), space or {}),
+            *_of_leftovers(found, space or {}),
             *_of_old_snapshots(found, now, space or {}),
         ),
     )
@@ -320,15 +321,6 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
         yield _critical(
             "vim.connection", "Host is away", f"The VM is {state}.", "Bring its host back, or register the VM elsewhere."
         )
-    if found.get("runtime.consolidationNeeded"):
-        yield Concern(
-            id="vim.consolidation",
-            category="Warning",
-            label="Disks to consolidate",
-            assessment="Files of snapshots that are no more are in use still. vSphere is asked to consolidate them with each "
-            "snapshot that we remove: that may take hours, and slow the guest.",
-            remedy="Consolidate the disks in vSphere first; where that fails, see which backup tool holds them.",
-        )
     if found.get("config.template"):
         yield _critical(
             "vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it."
@@ -451,6 +443,18 @@ def _of_old_snapshots(
             assessment=f"The VM keeps {told}. Reading through their files is slower; to remove them all, "
             f"{_removal(found, space)}",
             remedy="Remove those that nobody needs, some time before the migration, with room on the datastore for it.",
+        )
+
+
+def _of_leftovers(found: Mapping[str, Any], space: Mapping[str, tuple[int, int]]) -> Iterator[Concern]:
+    if found.get("runtime.consolidationNeeded"):
+        yield Concern(
+            id="vim.consolidation",
+            category="Warning",
+            label="Disks to consolidate",
+            assessment="Files of snapshots that are no more are in use still. vSphere is asked to consolidate them with "
+            f"the first snapshot that we remove: {_removal(found, space)}",
+            remedy="Consolidate the disks in vSphere first; where that fails, see which backup tool holds them.",
         )
 
 
