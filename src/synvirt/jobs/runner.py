@@ -62,7 +62,7 @@ class Runner:
     def start(self) -> None:
         self._thread.start()
         self._loop.call_soon_threadsafe(self._on_begin)
-        self._looking = asyncio.run_coroutine_threadsafe(self._reconcile(), self._loop)
+        self._loop.call_soon_threadsafe(self._look)
 
     def begin(self, job_id: UUID) -> None:
         """Run the job, if nobody does already. From any thread; returns at once."""
@@ -92,7 +92,6 @@ class Runner:
         if not self._thread.is_alive():
             self._loop.close()
             return
-        self._looking.cancel()
         self._end_all()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_TIMEOUT_S)
@@ -113,6 +112,9 @@ class Runner:
         if job_id not in self._tasks and not self._closing and not self._paused:
             self._tasks[job_id] = task = self._loop.create_task(self._until_its_end(job_id))
             task.add_done_callback(lambda _: self._tasks.pop(job_id, None))
+
+    def _look(self) -> None:
+        self._looking = self._loop.create_task(self._reconcile())
 
     async def _until_its_end(self, job_id: UUID) -> None:
         while True:
@@ -146,6 +148,8 @@ class Runner:
 
     async def _let_go(self) -> None:
         tasks = list(self._tasks.values())
+        if self._closing:
+            tasks.append(self._looking)
         for task in tasks:
             task.cancel()
         if tasks:
