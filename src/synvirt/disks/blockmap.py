@@ -302,6 +302,35 @@ class MappedDisk:
             self.parent.close()
 
 
+class MappedImage:
+    """What the reader of a block format hands to its `MappedDisk`: everything but `layer()`, which each format has of its own.
+
+    A subclass sets `_disk` at the end of its `__init__`.
+    """
+
+    _disk: MappedDisk
+
+    @property
+    def size(self) -> int:
+        return self._disk.size
+
+    @property
+    def max_readers(self) -> int:
+        return self._disk.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        return self._disk.extents()
+
+    def places(self) -> Iterator[Place]:
+        return self._disk.places()
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._disk.read_into(offset, buffer)
+
+    def close(self) -> None:
+        self._disk.close()
+
+
 def _in_holes(holes: Holes, runs: list[Run]) -> tuple[list[bool], list[bool]]:
     """Of each run: lies it in a hole of the file; lies only a part of it in holes. A block that was never written, as most of a
     fixed image may be, is a hole, and zeros."""

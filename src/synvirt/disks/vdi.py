@@ -20,8 +20,8 @@ from uuid import UUID
 
 import numpy as np
 
-from synvirt.blocks import DiskReader, Extent, Place
-from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, MappedDisk, Places
+from synvirt.blocks import DiskReader
+from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, MappedDisk, MappedImage, Places
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.specs import ImageRoot
 from synvirt.errors import MalformedArchive, UnsupportedFormat
@@ -62,7 +62,7 @@ class Header:
     parent_modified_uuid: UUID
 
 
-class VdiReader:
+class VdiReader(MappedImage):
     """The guest's disk in the VDI image whose bytes are `over`, which it owns, as it does `parent`: close() closes both.
 
     `parent` is the disk that a differencing image lies over. `root` is taken as by every image reader; a VDI names no files.
@@ -97,30 +97,10 @@ class VdiReader:
             places[entries == _DISCARDED] = ZERO
             yield places
 
-    @property
-    def size(self) -> int:
-        return self._disk.size
-
-    @property
-    def max_readers(self) -> int:
-        return self._disk.max_readers
-
-    def extents(self) -> Iterator[Extent]:
-        return self._disk.extents()
-
-    def places(self) -> Iterator[Place]:
-        return self._disk.places()
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._disk.read_into(offset, buffer)
-
     def layer(self) -> Layer:
         header = self.header
         facts = {"subformat": header.kind.name.lower(), "block_bytes": header.block_bytes, "uuid": str(header.uuid)}
         return Layer(self._name, "vdi", self.size, facts, layer_of(self._disk.parent))
-
-    def close(self) -> None:
-        self._disk.close()
 
 
 def read_header(over: DiskReader, name: str) -> Header:

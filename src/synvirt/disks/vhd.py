@@ -24,8 +24,8 @@ from uuid import UUID
 
 import numpy as np
 
-from synvirt.blocks import DiskReader, Extent, Place
-from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, Places, Run
+from synvirt.blocks import DiskReader
+from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, MappedImage, Places, Run
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.parents import Chain, Reference, open_parent
 from synvirt.disks.specs import ImageRoot
@@ -86,7 +86,7 @@ class Header:
         return -(-self.block_bytes // _SECTOR // 8 // _SECTOR) * _SECTOR
 
 
-class VhdReader:
+class VhdReader(MappedImage):
     """The guest's disk in the VHD image whose bytes are `over`, which it owns: close() closes it, and its parent.
 
     `root` and `name` are ImageSpec's: the image's path beneath the import root. `chain` is for images that are parents.
@@ -97,8 +97,9 @@ class VhdReader:
         self.footer: Footer = read_footer(over, self._name)
         self.header: Header | None = None
         parent: DiskReader | None = None
+        size = self.footer.size
         if self.footer.kind is Kind.FIXED:
-            blocks = BlockMap(self.size, max(self.size, 1), iter([np.zeros(min(self.size, 1), np.int64)]), self._name)
+            blocks = BlockMap(size, max(size, 1), iter([np.zeros(min(size, 1), np.int64)]), self._name)
         else:
             self.header = read_header(over, self.footer, self._name)
             blocks = self._map(self.header, (chain or Chain()).runs)
@@ -107,7 +108,9 @@ class VhdReader:
         self._disk = MappedDisk(over, blocks, name=self._name, parent=parent, partial=self._partial)
 
     def _map(self, header: Header, runs_before: int) -> BlockMap:
-        blocks = BlockMap(self.size, header.block_bytes, _windows(self._over, header), self._name, runs_before=runs_before)
+        blocks = BlockMap(
+            self.footer.size, header.block_bytes, _windows(self._over, header), self._name, runs_before=runs_before
+        )
         table = (header.table_at, header.table_at + header.blocks * 4, "the BAT")
         head = (self.footer.header_at, self.footer.header_at + HEADER_BYTES, "the header")
         taken = [(0, FOOTER_BYTES, "the copy of the footer"), head, table]
@@ -122,31 +125,11 @@ class VhdReader:
         absent = PARENT if self.footer.kind is Kind.DIFFERENCING else ZERO
         return Bitmap(self._over, begin, _SECTOR, "big", absent).runs(run, skipped)
 
-    @property
-    def size(self) -> int:
-        return self.footer.size
-
-    @property
-    def max_readers(self) -> int:
-        return self._disk.max_readers
-
-    def extents(self) -> Iterator[Extent]:
-        return self._disk.extents()
-
-    def places(self) -> Iterator[Place]:
-        return self._disk.places()
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._disk.read_into(offset, buffer)
-
     def layer(self) -> Layer:
         facts: dict[str, Any] = {"subformat": self.footer.kind.name.lower(), "creator": self.footer.creator}
         if self.header is not None:
             facts["block_bytes"] = self.header.block_bytes
         return Layer(self._name, "vhd", self.size, facts, layer_of(self._disk.parent))
-
-    def close(self) -> None:
-        self._disk.close()
 
 
 def _windows(over: DiskReader, header: Header) -> Iterator[Places]:

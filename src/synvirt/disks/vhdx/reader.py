@@ -23,8 +23,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from synvirt.blocks import DiskReader, Extent, Place
-from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, Places, Run
+from synvirt.blocks import DiskReader
+from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, MappedImage, Places, Run
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.parents import Chain, Reference, open_parent
 from synvirt.disks.specs import ImageRoot
@@ -64,7 +64,7 @@ _OFFSET: Final = np.uint64(0xFFFF_FFFF_FFF0_0000)
 _BITMAP_BYTES: Final = MIB
 
 
-class VhdxReader:
+class VhdxReader(MappedImage):
     """The guest's disk in the VHDX image whose bytes are `over`, which it owns: close() closes it, and its parent.
 
     `root` and `name` are ImageSpec's: the image's path beneath the import root. `chain` is for images that are parents.
@@ -108,23 +108,6 @@ class VhdxReader:
         bitmap = Bitmap(self._file, int(self._table.bitmaps[chunk]), self.metadata.sector_bytes, "little", PARENT)
         return bitmap.runs(run, skipped)
 
-    @property
-    def size(self) -> int:
-        return self._disk.size
-
-    @property
-    def max_readers(self) -> int:
-        return self._disk.max_readers
-
-    def extents(self) -> Iterator[Extent]:
-        return self._disk.extents()
-
-    def places(self) -> Iterator[Place]:
-        return self._disk.places()
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._disk.read_into(offset, buffer)
-
     def layer(self) -> Layer:
         metadata = self.metadata
         facts = {
@@ -135,9 +118,6 @@ class VhdxReader:
             "log": f"dirty: {self.replayed} entries are replayed in memory" if self.replayed else "clean",
         }
         return Layer(self._name, "vhdx", self.size, facts, layer_of(self._disk.parent))
-
-    def close(self) -> None:
-        self._disk.close()
 
 
 def _taken(header: Header, regions: Regions) -> list[Region]:

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from synvirt.disks.changed import AREAS_MAX, coarser
 from synvirt.errors import AuthFailed, CbtReset, Internal, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.live import SnapshotRef
 from synvirt.live.hyperv import journal as journals
@@ -28,7 +29,6 @@ OFF: Final = "off"
 # How much of a disk one question is about, and how many answers of one disk may stay short of what was asked.
 QUESTION_BYTES: Final = 64 * GIB
 QUESTIONS_MAX: Final = 100_000
-AREAS_MAX: Final = 100_000
 # Merging the files of a snapshot goes on after it was converted, also when the VM is off by then.
 MERGE_TIMEOUT_S: Final = 3600.0
 MERGE_PAUSE_S: Final = 2.0
@@ -184,7 +184,7 @@ def areas(host: Runs, vm_id: str, state: State, drive: Mapping[str, Any], since:
     size, start, found = int(top["size"]), 0, list[tuple[int, int]]()
     for _ in range(QUESTIONS_MAX):
         if start >= size:
-            return _coarser(found, AREAS_MAX)
+            return coarser(found, AREAS_MAX)
         asked = min(QUESTION_BYTES, size - start)
         answer = _asked(host, key, Path=str(top["path"]), LimitId=limit, Offset=start, Length=asked)
         processed = int(answer["processed"] or 0)
@@ -194,7 +194,7 @@ def areas(host: Runs, vm_id: str, state: State, drive: Mapping[str, Any], since:
             if at is not None and 0 <= int(at) < size and int(length) > 0:
                 found.append((int(at), min(int(length), size - int(at))))
         if len(found) > 2 * AREAS_MAX:
-            found = list(_coarser(found, AREAS_MAX))
+            found = list(coarser(found, AREAS_MAX))
         start += processed
     raise CbtReset(f"disk {key} of {vm_id}: Hyper-V does not come to an end of what changed, after {start} of {size} bytes")
 
@@ -245,22 +245,6 @@ def _tracking_id(vm_id: str, state: State, drive: Mapping[str, Any], since: str)
             hint="the whole disk is compared once",
         )
     return found[0]
-
-
-def _coarser(found: list[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
-    """The same bytes and, where there are more areas than `most`, those between near ones: reading too much harms nothing."""
-    gap, joined = 0, sorted(found)
-    while len(joined) > most:
-        gap = max(2 * gap, 65536)
-        wider: list[tuple[int, int]] = []
-        for start, length in joined:
-            last_start, last_length = wider[-1] if wider else (start, 0)
-            if wider and start <= last_start + last_length + gap:
-                wider[-1] = (last_start, max(last_length, start + length - last_start))
-            else:
-                wider.append((start, length))
-        joined = wider
-    return tuple(joined)
 
 
 # ── let go ───────────────────────────────────────────────────────────────────────────────────────────────────────────
