@@ -177,6 +177,37 @@ def test_what_names_other_files_or_is_damaged_is_not_tried_on_qemu(raw: Path, tm
         open_reader(detect(plain))
 
 
+CUT = {
+    "parallels": ("parallels", "", 1 << 16),
+    "qcow": ("qcow", "", 4096),
+    "aes in qcow": (*ENCRYPTED["aes in qcow"], 4096),
+    "aes in qcow2": (*ENCRYPTED["aes in qcow2"], 1 << 16),
+    "qed": ("qed", "", 1 << 16),
+}
+
+
+@pytest.mark.parametrize("way", CUT)
+def test_an_image_that_ends_before_its_tables_do_is_refused(raw: Path, way: str, tmp_path: Path) -> None:
+    """QEMU itself reads what is missing as zeros."""
+    driver, options, missing = CUT[way]
+    image = made(raw, "image", driver, options)
+    key: list[str | Path] = ["--key-file", tmp_path / "key"] if options else []
+    assert disk("convert", *key, image, tmp_path / "whole.raw").exit_code == 0
+    os.truncate(image, image.stat().st_size - missing)
+    result = disk("convert", *key, image, tmp_path / "target.raw")
+    assert result.exit_code == 1, result.output
+    assert not (tmp_path / "target.raw").exists()
+
+
+@pytest.mark.parametrize("name", ["disk.vhd", "disk.dmg", "disk.vmdk", "disk.qcow2", "disk.vhdx", "disk.vdi"])
+def test_a_file_that_lost_the_bytes_of_its_format_is_no_raw_disk(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"x" * 4096)
+    result = disk("info", tmp_path / name)
+    assert result.exit_code == 1
+    assert "has not the bytes of one" in result.stderr
+    assert disk("info", (tmp_path / name).rename(tmp_path / "disk.raw")).exit_code == 0
+
+
 def test_only_files_can_be_given_to_qemu(raw: Path) -> None:
     image = made(raw, "image", *ENCRYPTED["luks in qcow2"])
     packed = GzipSpec(over=RawSpec(path=str(image)), size_max_bytes=1 << 30)

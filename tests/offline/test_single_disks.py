@@ -11,6 +11,7 @@ from synvirt.model import GIB, VmManifest
 from synvirt.offline.registry import detect
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read
+from tests.disks.vmdk_images import SE_SPARSE
 from tests.offline import appliances
 from tests.offline.test_partitions import BASIC, ESP, LINUX, RESERVED, disk
 
@@ -94,12 +95,47 @@ def _overlay(path: Path, backing: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("image_format", "what"), [("vpc", "a VHD image by itself"), ("vdi", "a VDI image by itself")])
+@pytest.mark.parametrize(
+    ("image_format", "what"),
+    [
+        ("vpc", "a VHD image by itself"),
+        ("vdi", "a VDI image by itself"),
+        ("parallels", "a Parallels image by itself"),
+        ("qed", "a QED image by itself"),
+    ],
+)
 def test_formats_that_are_no_kind_say_what_to_do(image_format: str, what: str, tmp_path: Path) -> None:
     path = appliances.image(tmp_path, "disk", image_format, appliances.raw_disk())
     with pytest.raises(UnsupportedFormat, match=what) as caught:
         detect(path, tmp_path)
     assert "qemu-img convert" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what", "hint"),
+    [
+        ("a.dmg", b"x" * 4096 + b"koly" + bytes(508), "a dmg image by itself", "qemu-img convert"),
+        ("fixed.vhd", b"x" * 4096 + b"conectix" + bytes(504), "a VHD image by itself", "qemu-img convert"),
+        ("cut.dmg", b"x" * 4096, "called a dmg image, and has not the bytes of one", "cut off"),
+        ("cut.vhd", b"x" * 4096, "called a VHD image, and has not the bytes of one", "cut off"),
+        ("web-flat.vmdk", b"x" * 4096, "of no kind that is known", "-f raw"),
+        ("web-f001.vmdk", b"x" * 4096, "of no kind that is known", "-f raw"),
+        ("a", b"x", "of no kind that is known", "-f raw"),
+    ],
+)
+def test_what_is_known_by_its_end_or_its_name_alone(name: str, content: bytes, what: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UnsupportedFormat, match=what) as caught:
+        detect(tmp_path / name, tmp_path)
+    assert hint in (caught.value.hint or "")
+
+
+def test_an_extent_of_sesparse_by_itself_is_refused_with_what_to_choose(tmp_path: Path) -> None:
+    path = tmp_path / "web-000001-sesparse.vmdk"
+    path.write_bytes(SE_SPARSE.file())
+    (disk,) = [each for each in inspected(path).concerns if each.id == "disk-unreadable:disk0"]
+    assert disk.category == "Critical"
+    assert "one extent of a disk" in disk.assessment
 
 
 def test_a_raw_disk_is_no_kind(tmp_path: Path) -> None:

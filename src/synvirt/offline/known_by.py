@@ -1,16 +1,20 @@
 """What a file may be known by, before any importer is loaded: their modules take longer to load than a small disk to copy."""
 
+import re
 from pathlib import Path
 
 from synvirt.disks import tar
 
 # What `OfflineImporter.probe` is promised.
 HEAD_BYTES = 64 << 10
+# Where formats have their magic that have it at their end.
+TAIL_BYTES = 512
 
 # Descriptions are text, and known by their names; archives by their first bytes, and where they are damaged by their names.
 SUFFIXES = (".ovf", ".vmx", ".vmtx", ".vbox", ".xml", ".vmcx", ".exp", ".ova", ".xva", ".xva.gz", ".xva.zst")
 
 # What people try to import, with what to do about it: (magic, where it lies, what it is, hint).
+# A place below zero counts from the file's end.
 NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
     (b"\x1f\x8b", 0, "a gzip file", "Unpack it with gunzip first."),
     (b"\xfd7zXZ", 0, "an xz file", "Unpack it with unxz first."),
@@ -18,7 +22,8 @@ NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
     (b"BZh", 0, "a bzip2 file", "Unpack it with bunzip2 first."),
     (b"PK\x03\x04", 0, "a zip archive", "Unpack it, and import the folder or the disk inside."),
     (b"7z\xbc\xaf\x27\x1c", 0, "a 7z archive", "Unpack it, and import the folder or the disk inside."),
-    (b"conectix", 0, "a VHD image by itself", "Convert it first: qemu-img convert -O vhdx OLD NEW."),
+    *((b"conectix", at, "a VHD image by itself", "Convert it first: qemu-img convert -O vhdx OLD NEW.") for at in (0, -512)),
+    (b"koly", -512, "a dmg image by itself", "Convert it first: qemu-img convert -O qcow2 OLD NEW."),
     (
         b"\x7f\x10\xda\xbe",
         0x40,
@@ -26,8 +31,37 @@ NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
         "Import its machine's .vbox, or convert it: qemu-img convert -O qcow2.",
     ),
     (b"\x14\x20\x28\x01", 0, "a state of a Hyper-V machine", "Import the machine's folder, or its .vmcx."),
+    *(
+        (magic, 0, f"{what} image by itself", "Convert it first: qemu-img convert -O qcow2 OLD NEW.")
+        for what, magic in (
+            ("a Parallels", b"WithoutFreeSpace"),
+            ("a Parallels", b"WithouFreSpacExt"),
+            ("a QED", b"QED\0"),
+            ("a Bochs", b"Bochs Virtual HD Image"),
+            ("a cloop", b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop"),
+        )
+    ),
     (b"CD001", 0x8001, "a CD image", "An installation medium is no VM: only disks are imported."),
 )
+
+
+# Formats that a name promises. Not .hds and .hdd, which may be raw disks of Parallels by right.
+_PROMISED = {
+    ".dmg": "a dmg image",
+    ".qcow2": "a qcow2 image",
+    ".vdi": "a VDI image",
+    ".vhd": "a VHD image",
+    ".vhdx": "a VHDX image",
+    ".vmdk": "a VMDK",
+}
+# Raw by right: the extents of a flat VMDK, as ESX and Workstation call them.
+_FLAT_EXTENT = re.compile(r"-(flat|f\d{3})\.vmdk\Z", re.IGNORECASE)
+
+
+def promised(name: str) -> str | None:
+    """What a file of this name is to be. Where its bytes are those of nothing that is known, it lost them: a fixed VHD and a
+    dmg are known by their last sector alone, which a copy that broke off has not."""
+    return None if _FLAT_EXTENT.search(name) else _PROMISED.get(Path(name).suffix.lower())
 
 
 # A Hyper-V export keeps configurations in these, and the disks in folders beside them.
@@ -47,4 +81,12 @@ def may_be_appliance(name: str, head: bytes) -> bool:
     """False: no importer takes a file of this name that begins with `head`; `registry.detect` would call it unknown."""
     if name.lower().endswith(SUFFIXES) or tar.is_tar(head):
         return True
-    return any(head[at : at + len(magic)] == magic for magic, at, _, _ in NOT_READ)
+    return not_read(head, b"") is not None
+
+
+def not_read(head: bytes, tail: bytes) -> tuple[str, str] | None:
+    """What a file is that no importer takes, and what to do about it, by its first bytes and its last 512; None: not known."""
+    for magic, at, what, hint in NOT_READ:
+        if (head[at : at + len(magic)] if at >= 0 else tail[: len(magic)]) == magic:
+            return what, hint
+    return None

@@ -9,7 +9,7 @@ from synvirt.disks.roots import Root, is_folder, open_file, resolve
 from synvirt.errors import UnsupportedFormat
 from synvirt.model import OfflineKind
 from synvirt.offline import OfflineImporter
-from synvirt.offline.known_by import HEAD_BYTES, NOT_READ
+from synvirt.offline.known_by import HEAD_BYTES, TAIL_BYTES, not_read, promised
 from synvirt.offline.ova_archive import OvaArchive
 from synvirt.offline.ovf_folder import OvfFolder
 from synvirt.offline.qcow2 import Qcow2
@@ -54,18 +54,34 @@ def detect(path: Path | str, root: Root) -> OfflineImporter:
     """The importer of what lies at `path` beneath `root`. HostPathRejected, NotFound, UnsupportedFormat."""
     resolved = resolve(root, str(path))
     folder = is_folder(root, resolved)
-    head = b"" if folder else _head(resolved, root)
+    head, tail = (b"", b"") if folder else _ends(resolved, root)
     for importer in IMPORTERS:
         if importer.probe(resolved, head, root):
             return importer
-    otherwise = _FOLDER if folder else _UNKNOWN if head else ("empty", None)
-    what, hint = next(((what, hint) for magic, at, what, hint in NOT_READ if head[at : at + len(magic)] == magic), otherwise)
-    failure = UnknownKind if what == _UNKNOWN[0] or not (head or folder) else UnsupportedFormat
-    raise failure(f"{resolved.name or resolved} is {what}; looked for were {', '.join(BY_KIND)}", hint=hint)
+    failure: type[UnsupportedFormat] = UnsupportedFormat
+    what, hint = not_read(head, tail) or ("", "")
+    if folder:
+        what, hint = _FOLDER
+    elif not what:
+        failure = UnknownKind
+        what, hint = _unknown(resolved.name) if head else ("empty", "")
+    raise failure(f"{resolved.name or resolved} is {what}; looked for were {', '.join(BY_KIND)}", hint=hint or None)
 
 
-def _head(path: Path, root: Root) -> bytes:
+def _unknown(name: str) -> tuple[str, str]:
+    """What to say of a file that has the bytes of nothing that is known."""
+    what = promised(name)
+    if what is None:
+        return _UNKNOWN
+    return (
+        f"called {what}, and has not the bytes of one",
+        "It seems to be cut off: copy it again. If it is a raw disk: qemu-img convert -f raw -O qcow2 OLD NEW.",
+    )
+
+
+def _ends(path: Path, root: Root) -> tuple[bytes, bytes]:
     with closing(open_file(root, str(path), shown=path.name)) as reader:
-        head = bytearray(min(HEAD_BYTES, reader.size))
+        head, tail = bytearray(min(HEAD_BYTES, reader.size)), bytearray(min(TAIL_BYTES, reader.size))
         reader.read_into(0, memoryview(head))
-    return bytes(head)
+        reader.read_into(reader.size - len(tail), memoryview(tail))
+    return bytes(head), bytes(tail)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from synvirt.blocks import DiskReader, Extent
+from synvirt.disks.nbd.cut_off import require_whole_parallels, require_whole_qcow, require_whole_qcow2, require_whole_qed
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.nbd.served import place_for, reader_of
 from synvirt.disks.qcow2.header import ENCRYPTIONS, read_header
@@ -135,7 +136,13 @@ def _qcow2(image: DiskReader, name: str) -> dict[str, Any]:
         return {"backing": None}
     if header.encryption not in ways:
         raise UnsupportedFormat(f"{name} is encrypted by method {header.encryption}; known are {ENCRYPTIONS}")
+    require_whole_qcow2(image, name)
     return {"backing": None, "encrypt": {"format": ways[header.encryption], "key-secret": "secret"}}
+
+
+def _parallels(image: DiskReader, name: str) -> dict[str, Any]:
+    require_whole_parallels(image, name)
+    return {}
 
 
 def _luks(image: DiskReader, name: str) -> dict[str, Any]:
@@ -146,6 +153,7 @@ def _qcow(image: DiskReader, name: str) -> dict[str, Any]:
     """Version 1: QEMU's block/qcow.c, struct QCowHeader; big-endian, the backing file's offset at byte 8, the method of
     encryption at 36."""
     _refuse_further_files(_field(image, 8, ">Q", name) != 0, name)
+    require_whole_qcow(image, name)
     encryption = {"encrypt": {"format": "aes", "key-secret": "secret"}} if _field(image, 36, ">I", name) else {}
     return {"backing": None, **encryption}
 
@@ -153,6 +161,7 @@ def _qcow(image: DiskReader, name: str) -> dict[str, Any]:
 def _qed(image: DiskReader, name: str) -> dict[str, Any]:
     """QEMU's docs/interop/qed_spec.txt: little-endian; bit 0 of the features, at byte 16, is a backing file."""
     _refuse_further_files(bool(_field(image, 16, "<Q", name) & 1), name)
+    require_whole_qed(image, name)
     return {"backing": None}
 
 
@@ -182,7 +191,7 @@ DRIVERS: dict[str, Callable[[DiskReader, str], dict[str, Any]]] = {
     "bochs": _alone,
     "cloop": _alone,
     "dmg": _alone,
-    "parallels": _alone,
+    "parallels": _parallels,
     "vdi": _alone,
     "vhdx": _alone,
     "vpc": _alone,
