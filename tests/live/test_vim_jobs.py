@@ -33,12 +33,13 @@ VM = "vm-57"
 
 
 class VimHouse(House):
-    def __init__(self, folder: Path, platform: VCenter) -> None:
+    def __init__(self, folder: Path, platform: VCenter, **options: Any) -> None:
+        """`options`: those of the source, beside its pin."""
         super().__init__(folder, workers=in_process)
-        self.vcenter = platform
+        self.vcenter, self.options = platform, options
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
-        return VimApi(self.vcenter.access())
+        return VimApi(self.vcenter.access(fingerprint_sha256=self.vcenter.fingerprint, **self.options))
 
 
 @pytest.fixture
@@ -57,11 +58,11 @@ def house(tmp_path: Path, platform: VCenter) -> Iterator[VimHouse]:
     made.close()
 
 
-def plan(mode: str = "Warm", **fields: Any) -> Any:
+def plan(mode: str = "Warm", *, vm: str = VM, **fields: Any) -> Any:
     return live_plan(
         mode,
         source={"Live": "vim_api"},
-        source_ref={"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": VM},
+        source_ref={"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": vm},
         **fields,
     )
 
@@ -100,6 +101,7 @@ def test_a_guest_that_keeps_writing_is_moved_warm_and_loses_nothing(house: VimHo
     assert job.mode_effective is Mode.WARM
     assert written[0] > 0
     assert same(house, job, disk)
+    assert job.name == "DC0_H0_VM0"  # the platform's id says nothing to a person
     assert (job.passes[0].kind, job.passes[-1].kind) == ("full", "final")
     assert job.passes[0].bytes <= 3 << 20  # what was never written is not read
     assert platform.snapshots() == []

@@ -21,7 +21,15 @@ import pytest
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ChangedSpec, DatastoreSpec, LeaseSpec, RawSpec, ReaderSpec
 from synvirt.disks.vsphere import datastore
-from synvirt.errors import AuthFailed, CbtUnsupported, DiskReadFailed, Internal, SourceUnreachable, UnsupportedFormat
+from synvirt.errors import (
+    AuthFailed,
+    CbtUnsupported,
+    DiskReadFailed,
+    Internal,
+    MalformedArchive,
+    SourceUnreachable,
+    UnsupportedFormat,
+)
 from synvirt.live import SnapshotRef, SourceAccess
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.lease import ExportLease
@@ -419,7 +427,7 @@ def test_an_export_that_is_refused_says_why(platform: VCenter, disk: Path, kind:
 
 
 @pytest.mark.parametrize(("kind", "error"), [("refuse", SourceUnreachable), ("cut", SourceUnreachable),
-                                             ("empty", DiskReadFailed),
+                                             ("empty", DiskReadFailed), ("page", MalformedArchive),
                                              ("status:503", SourceUnreachable), ("status:404", SourceUnreachable),
                                              ("status:403", DiskReadFailed)])  # fmt: skip
 def test_a_stream_that_does_not_come_or_ends_early(
@@ -546,6 +554,21 @@ def test_a_stream_that_breaks_costs_a_new_lease_and_loses_nothing(
     assert job.state is State.COMPLETED, job.last_error
     assert same(house, job, disk)
     assert platform.calls("ExportSnapshot") >= 2
+    assert (platform.leases(), platform.snapshots(), platform.sessions()) == (0, [], 0)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("empty", "E_MIG_DISK_READ_FAILED"), ("page", "E_MIG_MALFORMED_ARCHIVE")])
+def test_a_guest_is_not_held_off_for_a_host_that_sends_no_disk(
+    house: LeaseHouse, platform: VCenter, disk: Path, kind: str, code: str
+) -> None:
+    """Asked again it would send the same: the job ends at once, and the guest runs again."""
+    platform.fault("nfc", kind, times=1000)
+    job = house.run(house.intake.submit(plan("Cold")).id)
+    assert job.state is State.FAILED
+    assert job.last_error is not None
+    assert (job.last_error.code, job.last_error.hint is None) == (code, False)
+    assert platform.calls("ExportSnapshot") == 1
+    assert platform.guest_writes(VM, 0, b"it runs")
     assert (platform.leases(), platform.snapshots(), platform.sessions()) == (0, [], 0)
 
 

@@ -40,6 +40,10 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, platform
         run("sources", "change", "lab", "--fingerprint", fingerprint)
         assert "The source serves." in run("sources", "test", "lab", "--deep", "--vm", "vm-57")
         assert "DC0_H0_VM0" in run("sources", "vms", "lab")
+        run("sources", "test", "lab")  # a shallow test leaves the rates that the deep one measured
+        told = run("import", "DC0_H0_VM0", "--source", "lab", "--mode", "warm", "--dry-run")
+        assert "read by datastore" in told
+        assert "the last deep test of the source: datastore" in told
         run("keyring", "rotate")
         job = json.loads(run("import", "DC0_H0_VM0", "--source", "lab", "--mode", "warm", "--no-start", "--wait", "--json"))
         assert (job["state"], job["mode_effective"], job["last_error"]) == ("Completed", "Warm", None)

@@ -6,9 +6,11 @@ What this proves: that we bear what is documented. What it cannot: what a real v
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 import pytest
 from pyVmomi.VmomiSupport import IsChildVersion
@@ -17,18 +19,24 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import DatastoreSpec, LeaseSpec, ReaderSpec
 from synvirt.disks.vsphere.datastore import FileClosed, ReadForbidden
 from synvirt.errors import SourceUnreachable, UnsupportedFormat
-from synvirt.live import SnapshotRef
+from synvirt.fleet.importing import known_vms
+from synvirt.fleet.sheets import TakenIn, take_in
+from synvirt.live import SnapshotRef, VmRow
+from synvirt.live.vsphere import files as vim_files
 from synvirt.live.vsphere import machines
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.session import library
 from synvirt.live.vsphere.versions import chosen
 from synvirt.migrations import passes
-from synvirt.model import State
+from synvirt.migrations.sources import Inventory
+from synvirt.model import LiveKind, Source, State, now
 from tests.contracts.live import in_session, read
-from tests.fakes.vcenter import DISK_BYTES, VCenter
+from tests.fakes.vcenter import DISK_BYTES, VCenter, vcenter
+from tests.house import SOURCE_ID
 from tests.live.test_vim_api import content
 from tests.live.test_vim_jobs import VM, VimHouse, plan, same
 from tests.live.test_vim_jobs import house as house  # noqa: PLC0414 - a fixture
+from tests.live.test_vim_ways import deep
 
 # The simulator is built by whoever comes first.
 pytestmark = pytest.mark.timeout(600)
@@ -104,6 +112,91 @@ def test_nobody_else_is_asked_whatever_vcenter_says(platform: VCenter, disk: Pat
     assert platform.hosts()["stranger"]["served"] == 0
 
 
+# ── a host's files from the host itself ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def listening(platform: VCenter, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Its ESXi hosts, which listen: their names by their ids."""
+    names: dict[str, str] = platform.control("hosts")
+    port = platform.hosts()[next(iter(names))]["at"].rpartition(":")[2]
+    monkeypatch.setattr(vim_files, "ESXI_PORT", int(port))
+    return names
+
+
+def test_a_host_is_read_directly_by_a_ticket_for_each_request(platform: VCenter, listening: dict[str, str], disk: Path) -> None:
+    spec = of_files(platform)
+    assert spec.direct is not None
+    assert spec.direct[0] in listening.values()
+    assert read(spec)[0] == content()
+    hosts = platform.hosts()
+    served = sum(hosts[id_]["served"] for id_ in listening)
+    assert served == platform.calls("AcquireGenericServiceTicket") > 1
+    assert [hosts[id_]["shown"] for id_ in listening] == [[]] * len(listening)
+    assert platform.calls("folder") == 0
+    # A deep test measures it beside vCenter's own /folder.
+    _, checks = deep(platform)
+    assert not any(checks[f"way esxi {name}"].warning for name in listening.values()), checks
+    # It is known by the certificate that vCenter names, and what vCenter does not name is not asked.
+    others = tuple((name, "00:" * 19 + "00") for name, _ in spec.hosts)
+    with pytest.raises(SourceUnreachable, match="is not the pinned one"):
+        open_reader(replace(spec, hosts=others, direct_only=True))
+    assert platform.sessions() == 0
+
+
+@pytest.mark.parametrize("kind", ["status:401", "status:404", "refuse"])
+def test_a_host_that_sends_nothing_is_left_out_for_a_while(
+    platform: VCenter, listening: dict[str, str], disk: Path, kind: str
+) -> None:
+    platform.fault("esxi", kind, times=1000)
+
+    async def often(adapter: VimApi) -> list[ReaderSpec]:
+        return [await opened(adapter) for _ in range(len(listening) + 2)]
+
+    specs = ask(platform, often)
+    assert platform.calls("esxi") == len(listening)  # each once
+    for spec in (specs[0], specs[-1]):
+        assert isinstance(spec, DatastoreSpec)
+        assert spec.direct is None
+        assert read(spec)[0] == content()
+
+
+def test_a_host_that_goes_away_in_the_middle_is_followed_by_vcenter(
+    platform: VCenter, listening: dict[str, str], disk: Path
+) -> None:
+    spec = of_files(platform)
+    reader = open_reader(spec)
+    platform.fault("esxi", "status:503", times=1000)
+    found = bytearray(DISK_BYTES)
+    reader.read_into(0, memoryview(found))
+    reader.close()
+    assert found == content()
+    assert platform.calls("folder") > 0
+
+
+def test_by_the_operators_choice_hosts_alone_are_asked_or_vcenter_alone(
+    platform: VCenter, listening: dict[str, str], disk: Path
+) -> None:
+    by_vcenter = ask(platform, opened, fingerprint_sha256=platform.fingerprint, transport="datastore")
+    assert isinstance(by_vcenter, DatastoreSpec)
+    assert by_vcenter.direct is None
+    assert platform.calls("esxi") == 0
+    before = platform.calls("folder")
+    platform.fault("esxi", "status:503", times=1000)
+    with pytest.raises(SourceUnreachable, match="503"):
+        ask(platform, opened, fingerprint_sha256=platform.fingerprint, transport="esxi")
+    platform.control("nofaults")
+    by_host = ask(platform, opened, fingerprint_sha256=platform.fingerprint, transport="esxi")
+    assert read(by_host)[0] == content()
+    assert platform.calls("folder") == before
+
+
+def test_a_site_that_names_no_host_has_none_to_ask(platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vim_files, "_hosts", lambda session, within: ())
+    with pytest.raises(UnsupportedFormat, match="names no ESXi host"):
+        ask(platform, opened, fingerprint_sha256=platform.fingerprint, transport="esxi")
+
+
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -137,6 +230,52 @@ def test_a_host_with_no_room_at_all_is_lost_and_not_asked_for_ever(platform: VCe
     with pytest.raises(SourceUnreachable, match="503"):
         reader.read_into(0, memoryview(bytearray(512)))
     reader.close()
+
+
+@pytest.mark.parametrize(("way", "most", "how"), [("datastore", 2, "503"), ("lease", 1, "reset")])
+def test_jobs_share_what_a_site_has_room_for_and_all_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, most: int, how: str
+) -> None:
+    """Three VMs of one ESXi host, which has room for fewer transfers: no job fails, and none waits for ever."""
+    monkeypatch.setattr(passes, "RETRY_PAUSES_S", (0.3,) * 200)
+    with vcenter(tmp_path / "vcenter", vms=3) as platform:
+        vms = [row.vm_id for row in ask(platform, lambda adapter: adapter.list_vms())][:3]
+        disks = [platform.add_disk(vm, content(number)) for number, vm in enumerate(vms)]
+        if way == "lease":
+            platform.control("hosts")
+        platform.control("limit", most=most, how=how, meet=1)
+        house = VimHouse(tmp_path / "house", platform, transport=way)
+        jobs = [house.intake.submit(plan("Cold", vm=vm)) for vm in vms]
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            ended = list(threads.map(house.run, [job.id for job in jobs]))
+        assert [job.state for job in ended] == [State.COMPLETED] * len(jobs), [job.last_error for job in ended]
+        assert [same(house, job, disk) for job, disk in zip(ended, disks, strict=True)] == [True] * len(jobs)
+        rooms = platform.hosts()
+        assert sum(room["refused"] for room in rooms.values()) > 0
+        assert max(room["most"] for room in rooms.values()) == most
+        assert (platform.leases(), platform.snapshots(), platform.sessions()) == (0, [], 0)
+        house.close()
+
+
+# ── a spreadsheet ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_row_of_rvtools_finds_its_vm_by_vcenter_and_id_whatever_it_is_called(platform: VCenter) -> None:
+    async def use(adapter: VimApi) -> tuple[str, list[VmRow]]:
+        return (await adapter.about()).instance_id, await adapter.list_vms()
+
+    instance_id, rows = ask(platform, use)
+    source = Source(id=SOURCE_ID, name="lab", kind=LiveKind.VIM_API, endpoint=platform.url, created_at=now())
+    known = known_vms(Inventory(source, instance_id, True, tuple(rows)))
+
+    def taken(vcenter: str) -> TakenIn:
+        row = f"renamed;{rows[0].vm_id};{vcenter};poweredOn"
+        return take_in(f"VM;VM ID;VI SDK UUID;Powerstate\n{row}\n".encode(), known)
+
+    found = taken(instance_id.upper())
+    assert found.problems == ()
+    assert [member.plan.source_ref for member in found.members] == [known[0].plan.source_ref]
+    assert [one.row for one in taken(str(UUID(int=1))).problems] == [2]  # another vCenter has a VM of that id, too
 
 
 # ── several hosts ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ import pytest
 
 from synvirt.live.vsphere import hosts as vim_hosts
 from synvirt.live.vsphere.adapter import FORM, VimApi
-from synvirt.migrations.probing import probe
+from synvirt.migrations.probing import measured_rates, probe
 from synvirt.model import SourceCheck, SourceTest
 from synvirt.store.sources import Trial
 from synvirt.transport import tls
@@ -44,6 +44,9 @@ def test_each_way_is_tried_and_measured(platform: VCenter) -> None:
         assert not checks[f"way {way}"].warning
         assert "read 3145728 bytes" in checks[f"way {way}"].detail
         assert "MiB/s" in checks[f"way {way}"].detail
+    rates = measured_rates(found)
+    assert rates.keys() == {"datastore", "lease"}
+    assert min(rates.values()) > 0
     assert "way vddk" not in checks
     assert (platform.snapshots(), platform.leases(), platform.sessions()) == ([], 0, 0)
 

@@ -2,7 +2,8 @@
 //
 //   /hosts      from now on every host of the inventory listens (its name is its address), and leases name the host of their VM
 //   /redirect   vCenter's /folder sends readers on: to the VM's "host", to a "stranger", by "plain" HTTP, round in a "loop"
-//   /limit      so many transfers at once of vCenter and of each host; beyond, "503" or "reset"
+//   /limit      so many transfers at once of vCenter and of each host; beyond, "503" or "reset". With `meet` a transfer
+//               waits until another was refused, 10 s at the most: those of a test's small disks seldom meet
 //   /restart    vCenter's services restart: sessions, tasks and leases are gone, connections are reset, then 503, then all is well
 //   /versions   the API versions that vimServiceVersions.xml lists; a request in any other is refused
 //
@@ -10,7 +11,8 @@
 // vCenter; 48 MB of buffers a host); how HTTP is answered beyond is documented nowhere, so both answers are played. Versions:
 // «vSphere Web Services SDK Programming Guide», and pyvmomi's SmartConnect. A lease that names its host: HttpNfcLeaseDeviceUrl.
 // A redirect of /folder is documented nowhere: RFC 9110, section 15.4, is what is played, with a ticket in its URL that is good
-// once, as a generic service ticket is (SessionManager.AcquireGenericServiceTicket).
+// once, as a generic service ticket is (SessionManager.AcquireGenericServiceTicket). Such a ticket, for the URL of a host's own
+// /folder, is shown as the cookie vmware_cgi_ticket: that is how govmomi's Datastore.ServiceTicket uses it.
 
 package main
 
@@ -18,12 +20,14 @@ import (
 	"crypto/tls"
 	"encoding/xml"
 	"fmt"
+	"html"
 	"io"
 	"log"
 	"net"
 	"net/http"
 	"net/url"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -37,6 +41,7 @@ type room struct {
 	sync.Mutex
 	now, most, limit, refused int
 	how                       string
+	meet                      bool
 }
 
 func (r *room) enter(w http.ResponseWriter) bool {
@@ -56,10 +61,16 @@ func (r *room) enter(w http.ResponseWriter) bool {
 	if r.now > r.most {
 		r.most = r.now
 	}
-	limited := r.limit > 0
+	limited, meet := r.limit > 0, r.meet
 	r.Unlock()
 	if limited {
 		time.Sleep(20 * time.Millisecond) // else transfers of a test's small disk seldom meet
+	}
+	for tries := 0; meet && tries < 500; tries++ {
+		r.Lock()
+		meet = r.refused == 0
+		r.Unlock()
+		time.Sleep(20 * time.Millisecond)
 	}
 	return true
 }
@@ -85,7 +96,7 @@ func (h *esxi) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	h.Lock()
 	for _, name := range []string{"Cookie", "Authorization"} {
-		if r.Header.Get(name) != "" {
+		if told := r.Header.Get(name); told != "" && !strings.HasPrefix(told, "vmware_cgi_ticket=") {
 			h.shown = append(h.shown, name)
 		}
 	}
@@ -103,6 +114,16 @@ func (h *esxi) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.door.export(w, r)
 	case strings.HasPrefix(r.URL.Path, "/folder/") && h.door.ticket(r.URL.Query().Get("ticket")):
 		h.door.file(w, r)
+	case strings.HasPrefix(r.URL.Path, "/folder/") && h.door.bought(r):
+		switch kind := h.door.strike("esxi", r.URL.Path); kind {
+		case "":
+			h.door.file(w, r)
+		case "refuse":
+			hangUp(w)
+		default:
+			code, _ := strconv.Atoi(strings.TrimPrefix(kind, "status:"))
+			w.WriteHeader(code)
+		}
 	default:
 		w.WriteHeader(401)
 	}
@@ -113,17 +134,19 @@ func (h *esxi) state() map[string]interface{} {
 	defer h.Unlock()
 	h.room.Lock()
 	defer h.room.Unlock()
-	return map[string]interface{}{"served": h.served, "shown": append([]string{}, h.shown...), "most": h.room.most, "refused": h.room.refused}
+	return map[string]interface{}{"at": h.at, "served": h.served, "shown": append([]string{}, h.shown...), "most": h.room.most, "refused": h.room.refused}
 }
 
 // A host that listens; at 127.0.0.`number`, which is its name.
 func (d *door) listen(number int) *esxi {
 	address := fmt.Sprintf("127.0.0.%d", number)
-	plain, err := net.Listen("tcp", address+":0")
+	plain, err := net.Listen("tcp", fmt.Sprintf("%s:%d", address, d.port))
 	if err != nil {
 		panic(err)
 	}
 	certificate, _, thumbprint := certificateOf(address)
+	// All hosts of a site listen at one port.
+	d.port = plain.Addr().(*net.TCPAddr).Port
 	h := &esxi{door: d, name: address, at: plain.Addr().String(), thumbprint: thumbprint}
 	server := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
 	go server.Serve(tls.NewListener(plain, &tls.Config{Certificates: []tls.Certificate{certificate}}))
@@ -148,6 +171,38 @@ func (d *door) openHosts() map[string]string {
 		return d.hosts[host].at, d.hosts[host].thumbprint
 	}
 	return names
+}
+
+var asked = regexp.MustCompile(`<url>([^<]+)</url>`)
+
+// A ticket for one request to a URL of a host's.
+func (d *door) giveTicket(w http.ResponseWriter, body string) {
+	found := asked.FindStringSubmatch(body)
+	if found == nil || !strings.Contains(body, "<method>httpGet</method>") {
+		soapFault(w, "InvalidArgument")
+		return
+	}
+	wanted := html.UnescapeString(found[1])
+	id := uuid.New().String()
+	d.Lock()
+	d.tickets[id+" "+wanted] = true
+	d.Unlock()
+	to, _ := url.Parse(wanted)
+	answer(w, 200, fmt.Sprintf(`<AcquireGenericServiceTicketResponse xmlns="urn:vim25"><returnval><id>%s</id><hostName>%s</hostName>`+
+		`</returnval></AcquireGenericServiceTicketResponse>`, id, to.Hostname()))
+}
+
+// Was a ticket given for this very request? The datastores of the simulator are found by their datacenter, which a host has
+// not got: its own is put in.
+func (d *door) bought(r *http.Request) bool {
+	cookie, err := r.Cookie("vmware_cgi_ticket")
+	if err != nil || r.Method != "GET" || !d.ticket(cookie.Value+" https://"+r.Host+r.URL.RequestURI()) {
+		return false
+	}
+	query := r.URL.Query()
+	query.Set("dcPath", "DC0")
+	r.URL.RawQuery = query.Encode()
+	return true
 }
 
 // Is the ticket good? It is so once.
@@ -183,7 +238,7 @@ func (d *door) sendOn(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusTemporaryRedirect)
 }
 
-func (d *door) limit(most int, how string) {
+func (d *door) limit(most int, how string, meet bool) {
 	d.Lock()
 	defer d.Unlock()
 	rooms := []*room{&d.room}
@@ -192,7 +247,7 @@ func (d *door) limit(most int, how string) {
 	}
 	for _, r := range rooms {
 		r.Lock()
-		r.limit, r.how, r.most, r.refused = most, how, 0, 0
+		r.limit, r.how, r.meet, r.most, r.refused = most, how, meet, 0, 0
 		r.Unlock()
 	}
 }

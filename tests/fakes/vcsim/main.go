@@ -67,6 +67,7 @@ type door struct {
 	hosts                 map[string]*esxi
 	stranger              *esxi
 	redirect              string
+	port                  int
 	tickets               map[string]bool
 	resetUntil, busyUntil time.Time
 	versions              []string
@@ -166,6 +167,8 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		soapFault(w, "InvalidRequest")
 	case r.URL.Path == "/sdk" && name != "" && !before[name] && !good:
 		soapFault(w, "NotAuthenticated")
+	case name == "AcquireGenericServiceTicket":
+		d.giveTicket(w, string(body))
 	default:
 		d.mux.ServeHTTP(w, r)
 	}
@@ -220,6 +223,10 @@ func (d *door) export(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/x-vnd.vmware-streamVmdk")
 	if kind == "empty" {
+		return
+	}
+	if kind == "page" { // as a proxy in between answers, with a status that says all is well
+		_, _ = io.WriteString(w, strings.Repeat("<html><body>Please log in</body></html>\n", 100))
 		return
 	}
 	half := len(content) / 2
@@ -360,7 +367,7 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 		d.redirect = q.Get("to")
 		d.Unlock()
 	case "/limit":
-		d.limit(int(number("most")), q.Get("how"))
+		d.limit(int(number("most")), q.Get("how"), q.Get("meet") != "")
 	case "/restart":
 		d.restart(time.Duration(number("ms")) * time.Millisecond)
 	case "/versions":
@@ -406,6 +413,21 @@ func (d *door) control(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(out)
 }
 
+// Each network card has an address of its own: the model gives all VMs of a pool the same card.
+func addresses() {
+	for i, entity := range simulator.Map.All("VirtualMachine") {
+		hardware := &entity.(*simulator.VirtualMachine).Config.Hardware
+		hardware.Device = append([]types.BaseVirtualDevice{}, hardware.Device...)
+		for n, device := range hardware.Device {
+			if card, ok := device.(*types.VirtualE1000); ok {
+				own := *card
+				own.MacAddress = fmt.Sprintf("00:50:56:00:%02x:%02x", i>>8, i&255)
+				hardware.Device[n] = &own
+			}
+		}
+	}
+}
+
 func main() {
 	machines := flag.Int("vms", 1, "how many VMs in each of the two resource pools")
 	user := flag.String("user", "administrator@vsphere.local", "")
@@ -420,6 +442,7 @@ func main() {
 	if err := model.Create(); err != nil {
 		panic(err)
 	}
+	addresses()
 	simulator.Map.AddHandler(simulator.Tracker)
 	model.Service.Listen = &url.URL{Host: "127.0.0.1:0", User: url.UserPassword(*user, *password)}
 	inner := model.Service.NewServer()

@@ -3,6 +3,7 @@
     read_into ─▶ a connection of the pool ─▶ GET, Range: bytes=… ─▶ straight into the caller's buffer
     login     ─▶ the SOAP session that the requests' cookie names; made anew when the platform has forgotten it
     redirect  ─▶ by HTTPS, once, to an ESXi host that vCenter's inventory names, and with nothing of ours but the range
+    direct    ─▶ to such a host without a detour, with a ticket of vCenter's for each request (AcquireGenericServiceTicket)
 
 A session of our own, since a pass may outlive the one that began it. A connection that is lost is made anew, a few times: a
 moment's trouble on the way, or a host that restarts its agents, costs no terabyte. A platform that has no room for as many
@@ -10,21 +11,26 @@ transfers as we would have (503, or a connection that it resets) is asked by few
 """
 
 import http.client
+import logging
+import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Final, NoReturn
 from urllib.parse import quote, urlencode, urlsplit
 from xml.sax.saxutils import escape
 
+from synvirt import __version__
 from synvirt.blocks import Extent, coalesced
 from synvirt.disks.specs import DatastoreSpec
 from synvirt.errors import AuthFailed, DiskReadFailed, SourceUnreachable, SynvirtError
 from synvirt.transport import tls
+
+log = logging.getLogger(__name__)  # structlog would load rich into each worker
 
 CONNECT_TIMEOUT_S: Final = 20.0
 # With no byte for so long a server is taken as gone.
@@ -37,6 +43,12 @@ CONNECTIONS: Final = 4
 ROOM_GROWS_AFTER_S: Final = 60.0
 HTTPS_PORT: Final = 443
 COOKIE: Final = "vmware_soap_session"
+# By which a host knows a ticket.
+TICKET_COOKIE: Final = "vmware_cgi_ticket"
+# A host that answered before is asked no more after so many failures in a row, and one that never did after the first.
+DIRECT_FAILURES_MAX: Final = 3
+# A host on the same network takes a connection at once, or a firewall swallows it.
+DIRECT_CONNECT_TIMEOUT_S: Final = 5.0
 # Of a file's size: an exabyte.
 SIZE_DIGITS_MAX: Final = 18
 # An answer that says why not is short.
@@ -49,11 +61,21 @@ _LOGIN: Final = (
     '<soapenv:Body><Login xmlns="urn:vim25"><_this type="SessionManager">{manager}</_this>'
     "<userName>{user}</userName><password>{password}</password></Login></soapenv:Body></soapenv:Envelope>"
 )
+_TICKET: Final = (
+    '<?xml version="1.0" encoding="UTF-8"?><soapenv:Envelope xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/"'
+    ' xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"><soapenv:Body><AcquireGenericServiceTicket xmlns="urn:vim25">'
+    '<_this type="SessionManager">{manager}</_this><spec xsi:type="SessionManagerHttpServiceRequestSpec">'
+    "<method>httpGet</method><url>{url}</url></spec></AcquireGenericServiceTicket></soapenv:Body></soapenv:Envelope>"
+)
+# SessionManagerGenericServiceTicket.id, as a cookie may hold it.
+_TICKET_ID: Final = re.compile(rb"<id>([\w.+/=-]{1,256})</id>")
 _LOGOUT: Final = (
     '<?xml version="1.0" encoding="UTF-8"?><soapenv:Envelope xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/">'
     '<soapenv:Body><Logout xmlns="urn:vim25"><_this type="SessionManager">{manager}</_this></Logout>'
     "</soapenv:Body></soapenv:Envelope>"
 )
+
+_AGENT: Final = {"User-Agent": f"SynVirt/{__version__}"}
 
 # RFC 9110, section 15.4: what sends a GET elsewhere.
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -140,12 +162,19 @@ class DatastoreReader:
         self._idle: dict[Place, list[http.client.HTTPSConnection]] = {}
         self._room = _Room()
         self._cookie = ""
+        # How many requests to `spec.direct` may fail, one after the other, before vCenter is asked instead.
+        self._direct_left = 1 if spec.direct else 0
         # Known before anything is copied: the file is there, as large as the platform says, and its server knows ranges.
         try:
             self.size = self._asked_size()
         except BaseException:
             self.close()  # it may have logged in
             raise
+
+    @property
+    def is_direct(self) -> bool:
+        """Did `spec.direct` send what was read last?"""
+        return self._direct_left > 1
 
     def extents(self) -> Iterator[Extent]:
         if self._spec.areas is None:
@@ -225,7 +254,23 @@ class DatastoreReader:
     def _fetch(self, connection: http.client.HTTPSConnection, offset: int, buffer: memoryview) -> int:
         """Fill `buffer`; how large the whole file is."""
         used = self._logged_in(connection)
-        wanted = {"Range": f"bytes={offset}-{offset + len(buffer) - 1}"}
+        wanted = _AGENT | {"Range": f"bytes={offset}-{offset + len(buffer) - 1}"}
+        if self._spec.direct is not None and (self._direct_left or self._spec.direct_only):
+            try:
+                size = self._fetch_directly(connection, self._spec.direct, offset, buffer, wanted)
+            except (_Lost, SynvirtError, OSError, http.client.HTTPException) as error:
+                never = self._direct_left <= 1
+                self._direct_left = max(0, self._direct_left - 1)
+                if never and self._spec.direct_only:
+                    # One that never answered is not asked again at once: there may be a dozen others to try.
+                    raise _of_host(self._spec.direct[0], self._name, error) from error
+                if self._direct_left or self._spec.direct_only:
+                    raise
+                # vCenter is asked from now on: it reads by the same host, or by one that it reaches.
+                log.info("%s does not send %s itself, vCenter does: %s", self._spec.direct[0], self._name, _said(error))
+            else:
+                self._direct_left = DIRECT_FAILURES_MAX
+                return size
         connection.request("GET", self._target, headers=wanted | {"Cookie": f'{COOKIE}="{used}"'})
         answer = connection.getresponse()
         if answer.status not in _REDIRECTS:
@@ -235,6 +280,29 @@ class DatastoreReader:
         with self._connected(place) as other:
             # The session is vCenter's business: the host is shown what vCenter put into the URL, and no more.
             other.request("GET", target, headers=wanted)
+            return self._filled(other.getresponse(), offset, buffer, None)
+
+    def _fetch_directly(
+        self,
+        connection: http.client.HTTPSConnection,
+        place: Place,
+        offset: int,
+        buffer: memoryview,
+        wanted: Mapping[str, str],
+    ) -> int:
+        """A ticket is good for one request, and for this URL alone. The host is shown nothing else of ours."""
+        host, port = place
+        # The inventory path of a datacenter is vCenter's: a host has one datacenter.
+        target = f"/folder/{quote(self._spec.path)}?{urlencode({'dsName': self._spec.datastore})}"
+        url = f"https://{host}{'' if port == HTTPS_PORT else f':{port}'}{target}"
+        status, body = self._asked(
+            connection, _TICKET.format(manager=escape(self._spec.session_manager), url=escape(url)), "a ticket"
+        )
+        found = _TICKET_ID.search(body)
+        if status != http.client.OK or found is None:
+            raise _Lost(f"vCenter gives no ticket for {host}: it answered {status}")
+        with self._connected(place) as other:
+            other.request("GET", target, headers={**wanted, "Cookie": f"{TICKET_COOKIE}={found[1].decode()}"})
             return self._filled(other.getresponse(), offset, buffer, None)
 
     def _sent_on(self, status: int, location: str) -> tuple[Place, str]:
@@ -318,7 +386,8 @@ class DatastoreReader:
 
     def _new_connection(self, place: Place) -> http.client.HTTPSConnection:
         host, port = place
-        connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=self._trust(place))
+        timeout_s = DIRECT_CONNECT_TIMEOUT_S if place == self._spec.direct else CONNECT_TIMEOUT_S
+        connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._trust(place))
         try:
             connection.connect()
         except ssl.SSLCertVerificationError as error:
@@ -331,7 +400,7 @@ class DatastoreReader:
         if place == self._home:
             return self._tls
         host = place[0]
-        thumbprint = next(thumbprint for name, thumbprint in self._spec.hosts if name.lower() == host)
+        thumbprint = next(thumbprint for name, thumbprint in self._spec.hosts if name.lower() == host.lower())
         # The platform, whose own certificate was checked, names its host's: whoever signed it, it is that one.
         if thumbprint:
             return tls.context_by_thumbprint(host, thumbprint)
@@ -355,18 +424,39 @@ class DatastoreReader:
                 self._cookie = cookie
             return self._cookie
 
+    def _asked(self, connection: http.client.HTTPSConnection, envelope: str, what: str) -> tuple[int, bytes]:
+        """The answer's status and its body. _Lost, where the platform is not there."""
+        answer, body = self._posted(connection, envelope)
+        if answer.status >= 500 and b"NotAuthenticated" in body:
+            self._refused(http.client.UNAUTHORIZED, self._cookie)
+        if answer.status > 500:
+            raise _Lost(f"it answered {what} with {answer.status}")
+        return answer.status, body
+
     def _soap(self, connection: http.client.HTTPSConnection, envelope: str) -> tuple[int, str]:
         """The answer's status and the session that it names."""
-        headers = {"Content-Type": "text/xml; charset=utf-8", "SOAPAction": f"urn:vim25/{self._spec.api_version}"}
-        if self._cookie:
-            headers["Cookie"] = f'{COOKIE}="{self._cookie}"'
-        connection.request("POST", "/sdk", body=envelope.encode(), headers=headers)
-        answer = connection.getresponse()
-        fault = answer.read(_REFUSAL_BYTES)
+        answer, fault = self._posted(connection, envelope)
         if answer.status >= 500 and b"InvalidLogin" not in fault:
             raise _Lost(f"it answered a login with {answer.status}")
         cookies = [header.partition(";")[0].partition("=") for header in answer.headers.get_all("Set-Cookie") or ()]
         return answer.status, next((value.strip('"') for name, _, value in cookies if name.strip() == COOKIE), "")
+
+    def _posted(self, connection: http.client.HTTPSConnection, envelope: str) -> tuple[http.client.HTTPResponse, bytes]:
+        headers = _AGENT | {"Content-Type": "text/xml; charset=utf-8", "SOAPAction": f"urn:vim25/{self._spec.api_version}"}
+        if self._cookie:
+            headers["Cookie"] = f'{COOKIE}="{self._cookie}"'
+        connection.request("POST", "/sdk", body=envelope.encode(), headers=headers)
+        answer = connection.getresponse()
+        return answer, answer.read(_REFUSAL_BYTES)
+
+
+def _of_host(host: str, name: str, error: BaseException) -> SynvirtError:
+    if isinstance(error, SynvirtError):
+        return error
+    return SourceUnreachable(
+        f"the host {host} does not send {name} itself: {_said(error)}",
+        hint="is its name known here, and its port 443 open? transport datastore asks vCenter alone",
+    )
 
 
 def _said(error: BaseException) -> str:

@@ -87,6 +87,11 @@ class ExportedReader:
                 f"{self._spec.host} sent no disk for {self._name}: its answer ended by itself before a VMDK had begun",
                 hint="the host cannot export this disk now: see its events, or choose options.transport datastore or vddk",
             ) from error
+        except MalformedArchive as error:
+            raise MalformedArchive(
+                f"{self._spec.host} sent no disk: {error.detail}",
+                hint="does a proxy between here and there answer in its place? Choose options.transport datastore or vddk else",
+            ) from error
         if flow.size != self.size:
             raise MalformedArchive(f"{self._name}: {self._spec.host} sends a disk of {flow.size} bytes, not {self.size}")
         return flow

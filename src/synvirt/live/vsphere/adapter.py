@@ -85,10 +85,11 @@ class VimCredentials(Received):
 
 class VimOptions(SourceOptions):
     """`transport`: auto is VDDK where `vddk_libdir` says that it is there, else the datastore's files where they may and can
-    be read, else an export lease. `vddk_transports`: VDDK's own list (`san:hotadd:nbdssl`). `shutdown_timeout_s`: how long a
-    guest may take to shut itself down, before it is powered off."""
+    be read, else an export lease. Files are asked of an ESXi host first, and of vCenter where that does not answer; `datastore`
+    asks vCenter alone, `esxi` hosts alone. `vddk_transports`: VDDK's own list (`san:hotadd:nbdssl`). `shutdown_timeout_s`: how
+    long a guest may take to shut itself down, before it is powered off."""
 
-    transport: Literal["auto", "vddk", "datastore", "lease"] = "auto"
+    transport: Literal["auto", "vddk", "datastore", "esxi", "lease"] = "auto"
     vddk_libdir: Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=4096)] | None = None
     vddk_transports: Annotated[str, StringConstraints(pattern=r"^[a-z:]*$", max_length=100)] = ""
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 300
@@ -101,6 +102,11 @@ class VimOptions(SourceOptions):
 
 
 FORM = Form(LiveKind.VIM_API, {"https": 443}, VimCredentials, VimOptions)
+# How a deep test calls the way by a host, and how many hosts it tries: each is read from for some seconds.
+_BY_HOST: Final = "esxi "
+HOSTS_TRIED: Final = 16
+# By options.transport; without a word of it, a host first.
+_FILES_ASKED: Final[Mapping[str, vim_files.Asked]] = {"datastore": "vcenter", "esxi": "host"}
 
 
 class _Wanted(NamedTuple):
@@ -288,7 +294,13 @@ class VimApi:
         device = self._wanted(vm_id, snapshot_id, disk).device
         types, _ = self._told_of_stores(stores_of([device]))
         in_files = chain(device.backing) is not None and types.get(store_of(device)) not in OBJECT_STORES
-        return [*(["datastore"] if in_files else []), "lease", *(["vddk"] if self._options.vddk_libdir is not None else [])]
+        hosts = vim_files.hosts_of(self._session, device)[:HOSTS_TRIED] if in_files else []
+        return [
+            *(["datastore"] if in_files else []),
+            *(f"{_BY_HOST}{host}" for host in hosts),
+            "lease",
+            *(["vddk"] if self._options.vddk_libdir is not None else []),
+        ]
 
     async def open_by(self, way: str, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> ReaderSpec:
         return await asyncio.to_thread(self._open_by, way, vm_id, snapshot.id, disk)
@@ -300,6 +312,9 @@ class VimApi:
                 return self._leased(snapshot_id, SPARER_BUSY_S).disk(wanted.device, wanted.devices)
             case "vddk":
                 return self._by_vddk(wanted)
+            case _ if way.startswith(_BY_HOST):
+                host = way.removeprefix(_BY_HOST)
+                return vim_files.whole_disk(self._session, vm_id, wanted.device, None, asked="host", host=host)
             case _:
                 return vim_files.whole_disk(self._session, vm_id, wanted.device, None)
 
@@ -344,7 +359,7 @@ class VimApi:
             if areas is not None:
                 return ChangedSpec(over=self._knocked(wanted), areas=areas)
             allocated = vim_changes.allocated(self._session, vm_id, snapshot_id, device)
-            whole = vim_files.whole_disk(self._session, vm_id, device, allocated)
+            whole = vim_files.whole_disk(self._session, vm_id, device, allocated, asked=self._files_asked)
             return whole if allocated is not None else self._sparser(wanted, whole)
         except ReadForbidden as error:
             if self._options.transport != "auto":
@@ -356,11 +371,15 @@ class VimApi:
         """The files of a disk that was read before. To give them up costs all deltas to come: not for a minute's trouble."""
         for pause_s in FILES_PAUSES_S:
             try:
-                return vim_files.whole_disk(self._session, wanted.vm_id, wanted.device, None)
+                return vim_files.whole_disk(self._session, wanted.vm_id, wanted.device, None, asked=self._files_asked)
             except FileClosed as error:
                 log.warning("a disk's files are not opened; tried again", vm=wanted.vm_id, cause=error.detail)
                 time.sleep(pause_s)
-        return vim_files.whole_disk(self._session, wanted.vm_id, wanted.device, None)
+        return vim_files.whole_disk(self._session, wanted.vm_id, wanted.device, None, asked=self._files_asked)
+
+    @property
+    def _files_asked(self) -> vim_files.Asked:
+        return _FILES_ASKED.get(self._options.transport, "host first")
 
     def _sparser(self, wanted: _Wanted, whole: ReaderSpec) -> ReaderSpec:
         """A disk of which nobody tells what was ever written: by an export lease, where that is told when the job is planned to

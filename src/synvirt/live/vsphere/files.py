@@ -3,14 +3,16 @@
 flat ◀── a snapshot's sparse file ◀── a newer one: each read, and the newest of a block is what counts
 """
 
+import zlib
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from synvirt.disks import open_reader
 from synvirt.disks.specs import DatastoreSpec, DeltaSpec, ReaderSpec
 from synvirt.disks.vmdk.descriptor import parse_descriptor
 from synvirt.disks.vmdk.sparse import DESCRIPTOR_BYTES_MAX
+from synvirt.disks.vsphere.datastore import DatastoreReader
 from synvirt.errors import AuthFailed, Internal, UnsupportedFormat, VmNotFound
 from synvirt.live.vsphere.disks import capacity_of, chain
 from synvirt.live.vsphere.session import VimSession, library
@@ -19,10 +21,24 @@ from synvirt.live.vsphere.session import VimSession, library
 FOLDERS_DEEP_MAX: Final = 64
 # That one datastore is mounted on: vSphere's own limit.
 HOSTS_MAX: Final = 256
+ESXI_PORT: Final = 443
 
 
-def whole_disk(session: VimSession, vm_id: str, device: Any, areas: tuple[tuple[int, int], ...] | None) -> ReaderSpec:
-    """The flat file, and what snapshots of the operator's have laid over it. `areas`: what of it was ever written.
+# Whom the files are asked of: a host itself, and vCenter where it does not answer; vCenter alone; a host alone.
+Asked = Literal["host first", "vcenter", "host"]
+
+
+def whole_disk(
+    session: VimSession,
+    vm_id: str,
+    device: Any,
+    areas: tuple[tuple[int, int], ...] | None,
+    *,
+    asked: Asked = "vcenter",
+    host: str | None = None,
+) -> ReaderSpec:
+    """The flat file, and what snapshots of the operator's have laid over it. `areas`: what of it was ever written. `host`: the
+    one to ask, by its name; None: any that has the file's datastore.
 
     The file is knocked at, so that what forbids it is known here: ReadForbidden, where another way may read the disk."""
     layers = chain(device.backing)
@@ -34,7 +50,7 @@ def whole_disk(session: VimSession, vm_id: str, device: Any, areas: tuple[tuple[
     *deltas, base = layers
     flat = _file(session, vm_id, base, capacity_of(device))
     flat = replace(flat, path=flat.path.removesuffix(".vmdk") + "-flat.vmdk")
-    open_reader(flat).close()
+    flat = _knocked(session, _of_host(session, flat, asked, host))
     if not deltas:
         return replace(flat, areas=areas)
     disk: ReaderSpec = flat
@@ -43,6 +59,38 @@ def whole_disk(session: VimSession, vm_id: str, device: Any, areas: tuple[tuple[
         extent = _sparse_extent(described)
         disk = DeltaSpec(over=replace(described, path=extent), parent=disk, name=extent)
     return disk
+
+
+def hosts_of(session: VimSession, device: Any) -> list[str]:
+    """The ESXi hosts that have the disk's datastore, by name; none, where vCenter does not say, or where the source is one."""
+    backing = chain(device.backing)
+    store = getattr(backing[-1], "datastore", None) if backing else None
+    return [] if store is None else [name for name, _ in _hosts(session, store) if name]
+
+
+def _of_host(session: VimSession, flat: DatastoreSpec, asked: Asked, host: str | None) -> DatastoreSpec:
+    """One host that has the datastore: of many each file has its own, so that no single one sends all. One that did not answer
+    lately is none, unless nobody else may be asked."""
+    hosts = [name for name, _ in flat.hosts if name and host in (None, name) and (asked == "host" or not session.is_mute(name))]
+    if asked == "vcenter" or not hosts:
+        if asked == "host":
+            raise UnsupportedFormat(
+                f"{session.host} names no ESXi host that has the datastore {flat.datastore}",
+                hint="an ESXi host that is the source itself is read by transport datastore; our user may lack System.View",
+            )
+        return flat
+    chosen = hosts[zlib.crc32(flat.path.encode()) % len(hosts)]
+    return replace(flat, direct=(chosen, ESXI_PORT), direct_only=asked == "host")
+
+
+def _knocked(session: VimSession, flat: DatastoreSpec) -> DatastoreSpec:
+    """As it can be read: without the host that did not send it."""
+    reader = DatastoreReader(flat)
+    reader.close()
+    if flat.direct is None or flat.direct_only or reader.is_direct:
+        return flat
+    session.was_mute(flat.direct[0])
+    return replace(flat, direct=None)
 
 
 def small_file(session: VimSession, vm_id: str, name: str, most: int) -> bytes:

@@ -1,6 +1,7 @@
 """The ESXi hosts behind a vCenter, from where we are: by name, by port, by certificate. Blocking code.
 
-An export lease is sent by the host that has the VM, and VDDK reads from it; the files of a datastore come by vCenter alone.
+An export lease is sent by the host that has the VM, and VDDK reads from it; the files of a datastore come from a host that has
+it, or by vCenter.
 """
 
 import socket
@@ -22,7 +23,7 @@ VDDK_PORT: Final = 902
 CONNECT_TIMEOUT_S: Final = 5.0
 _PATHS: Final = ("name", "runtime.connectionState", "summary.config.product", "summary.config.sslThumbprint")
 _SHA1_CHARS: Final = len("00:" * 20) - 1
-_HINT: Final = "an export lease, and VDDK, need it; files that are read by vCenter do not"
+_HINT: Final = "an export lease, VDDK and transport esxi need it; files that are read by vCenter do not"
 
 
 def checks(session: VimSession, *, by_vddk: bool) -> list[SourceCheck]:

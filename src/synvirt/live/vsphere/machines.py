@@ -218,6 +218,7 @@ def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any, ways: Ma
             # Not by the VM alone: this disk may have been added since, or nothing have happened that made the host begin.
             cbt_enabled=tracked and bool(getattr(device.backing, "changeId", None)),
             cbt_reason=of_all or (f"{label(device)} {why}" if why else None),
+            read_by=ways[str(device.key)].name,
         )
 
     return tuple(one(device) for device in virtual_disks(devices))
@@ -300,7 +301,7 @@ def _concerns(
     if untold := untold_disks(found, ways):
         yield _of_empty_disks(untold, ways, may_export=may_export)
     for disk in disks:
-        yield from _of_disk(disk, store_types, by_files=ways[str(disk.key)].name == "datastore")
+        yield from _of_disk(disk, store_types, by_files=ways[str(disk.key)].name in ("datastore", "esxi"))
 
 
 def _critical(id_: str, label: str, assessment: str, remedy: str) -> Concern:

@@ -98,6 +98,10 @@ def passing_faults() -> tuple[type[Exception], ...]:
     return (*busy_faults(), library().vmodl.fault.SystemError)
 
 
+# A firewall between us and a host is there for long; a try costs each disk some seconds, in the outage too.
+MUTE_FOR_S: Final = 1800.0
+
+
 class _Answers:
     """How long each platform may take to answer. Its time limit grows while it is slow: the same limit again would never do."""
 
@@ -153,6 +157,8 @@ class VimSession:
         self._recorder = recorder
         self.host, self.port = place.host or "", place.port or 443
         self.login_, self.options = login, options
+        # Hosts that did not send a file themselves, and until when they are not asked again.
+        self._mute: dict[str, float] = {}
         self.api_version = versions.OLDEST
         self._stub: Any = None
         self._content: Any = None
@@ -371,6 +377,15 @@ class VimSession:
                 raise SourceUnreachable(f"{self.host} did not {what} within {timeout_s:.0f} s", hint="look at its tasks")
             time.sleep(pause_s)
         raise AssertionError("pauses have no end")
+
+    # ── hosts that send files ────────────────────────────────────────────────────────────────────────────────────────
+
+    def was_mute(self, host: str) -> None:
+        """It did not send a file: for MUTE_FOR_S vCenter is asked in its place."""
+        self._mute[host] = time.monotonic() + MUTE_FOR_S
+
+    def is_mute(self, host: str) -> bool:
+        return time.monotonic() < self._mute.get(host, 0.0)
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

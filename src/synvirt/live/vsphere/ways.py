@@ -5,12 +5,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 from synvirt.live.vsphere.disks import OBJECT_STORES, chain, store_of
 
-WayName = Literal["vddk", "datastore", "lease"]
+WayName = Literal["vddk", "datastore", "esxi", "lease"]
 
 # As the operator reads them.
 READ_BY: Final[dict[WayName, str]] = {
     "vddk": "VDDK, VMware's own transport",
     "datastore": "the datastore's files over HTTPS (/folder)",
+    "esxi": "the datastore's files from an ESXi host itself, by a ticket of vCenter's for each request",
     "lease": "an export lease, which sends whole disks as compressed streams (ExportSnapshot)",
 }
 
