@@ -65,7 +65,7 @@ def key(options: Options) -> None:
 
 @app.command()
 @with_options
-def verify(
+def verify(  # noqa: PLR0917 - the framework gives them by name
     options: Options,
     folder: Annotated[Path, typer.Argument(help="A receipt's folder", metavar="FOLDER")],
     volume: Annotated[
@@ -74,6 +74,9 @@ def verify(
     chain: Annotated[Path | None, typer.Option(help="The folder with this and all other receipts of its host")] = None,
     key_file: Annotated[
         Path | None, typer.Option("--key", help="The host's key, as `synvirt receipt key` printed it", metavar="FILE")
+    ] = None,
+    tsa_roots: Annotated[
+        Path | None, typer.Option(help="Certificates (PEM) that the receipt's time stamp must lead up to", metavar="FILE")
     ] = None,
 ) -> None:
     """Check a receipt: its files, its signatures, a volume against it, and that none is missing before it. Exits 1 where
@@ -84,7 +87,7 @@ def verify(
     import json
 
     from synvirt.proof.signing import PublicKey
-    from synvirt.proof.verifying import chained, checked
+    from synvirt.proof.verifying import chained, checked, stamped
 
     trusted = None if key_file is None else PublicKey.from_signers(_read(key_file), key_file.name)
     found = checked(folder, trusted)
@@ -96,11 +99,32 @@ def verify(
             problems += chained(chain, trusted or found.key)
         except OSError as error:
             raise NotFound(f"{chain} cannot be read: {error.strerror}") from error
+    stamp = None
+    try:
+        stamp = stamped(folder, tsa_roots)
+    except MalformedArchive as error:
+        problems.append(error.detail)
+    if tsa_roots is not None and stamp is None and not problems:
+        problems.append("the receipt has no time stamp")
     if options.json:
         signer = None if found.key is None else found.key.fingerprint
-        print(json.dumps({"good": not problems, "problems": problems, "key": signer, "key_trusted": trusted is not None}))
+        print(
+            json.dumps(
+                {
+                    "good": not problems,
+                    "problems": problems,
+                    "key": signer,
+                    "key_trusted": trusted is not None,
+                    "stamped_at": stamp,
+                    "stamp_trusted": stamp is not None and tsa_roots is not None,
+                }
+            )
+        )
     else:
         _say(found.statement, found.key, problems, trusted=trusted is not None)
+        if stamp is not None and not problems:
+            told = "" if tsa_roots is not None else ", by an authority that is not checked: give --tsa-roots"
+            print(f"It was there on {shown(stamp)}{told}")
     if problems:
         raise typer.Exit(FAILED)
 

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from synvirt.proof.signing import HostKey
 
 STATEMENT, PLAN = "data/statement.json", "data/plan.json"
 SIGNATURE, ENVELOPE, SIGNERS = "statement.json.sig", "receipt.dsse.json", "allowed_signers"
+STAMP = "statement.tsr"
 DECLARATION, MANIFEST, TAG_MANIFEST = "bagit.txt", "manifest-sha256.txt", "tagmanifest-sha256.txt"
 DECLARED: Final = "BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
@@ -45,9 +46,17 @@ def write_ledger(name: str, digests: Iterable[bytes], file: Path) -> Ledger:
 
 
 def write_bag(
-    out: Path, *, root: str, predicate: Mapping[str, Any], plan: bytes, ledgers: Iterable[Ledger], key: HostKey
+    out: Path,
+    *,
+    root: str,
+    predicate: Mapping[str, Any],
+    plan: bytes,
+    ledgers: Iterable[Ledger],
+    key: HostKey,
+    stamp: Callable[[bytes], bytes | None] = lambda statement: None,
 ) -> str:
-    """The tar at `out`, durable; the SHA-256 of its statement, which the next receipt names."""
+    """The tar at `out`, durable; the SHA-256 of its statement, which the next receipt names. `stamp`: makes a time stamp
+    (RFC 3161), or none."""
     ledgers = list(ledgers)
     data = {PLAN: sha256_of(plan), **{ledger.name: ledger.sha256 for ledger in ledgers}}
     statement = as_json(
@@ -66,6 +75,8 @@ def write_bag(
         SIGNATURE: key.sshsig(statement).encode(),
         ENVELOPE: key.dsse(statement).encode(),
     }
+    if (stamped := stamp(statement)) is not None:
+        tags[STAMP] = stamped
     tags[TAG_MANIFEST] = _manifest({name: sha256_of(content) for name, content in tags.items()})
     with out.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:

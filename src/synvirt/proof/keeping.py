@@ -22,10 +22,11 @@ from uuid import UUID
 from synvirt.disks.checking.block_hashes import known_digests
 from synvirt.disks.checking.ledger import BLOCK_BYTES
 from synvirt.durable import sync_folder
-from synvirt.errors import NotFound
+from synvirt.errors import MalformedArchive, NotFound
 from synvirt.model import Model, Receipt, now
-from synvirt.proof.bag import STATEMENT, Ledger, sha256_of, write_bag, write_ledger
+from synvirt.proof.bag import STAMP, STATEMENT, Ledger, sha256_of, write_bag, write_ledger
 from synvirt.proof.signing import HostKey
+from synvirt.proof.stamping import TimeStamps
 
 MOMENT = "after the last copy, before conversion and the first boot"
 UNREAD = "not all of it was read by the copy: it shares the blocks of the file it came from, or something else wrote it"
@@ -65,9 +66,19 @@ class MovedJob:
     token: UUID | None
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """`statement`: its predicate. `is_stamped`: with the time, by an authority (RFC 3161)."""
+
+    statement: dict[str, Any]
+    is_stamped: bool
+
+
 class Receipts:
-    def __init__(self, folder: Path, key: HostKey) -> None:
-        self._folder, self.key = folder, key
+    """`stamps`: by whom receipts are stamped; None: by nobody."""
+
+    def __init__(self, folder: Path, key: HostKey, stamps: TimeStamps | None = None) -> None:
+        self._folder, self.key, self._stamps = folder, key, stamps
         self._lock = threading.Lock()
         folder.mkdir(mode=0o750, exist_ok=True)
 
@@ -135,7 +146,9 @@ class Receipts:
             "chain": {"sequence": sequence, "previous": link},
             "made_at": now().isoformat(timespec="seconds"),
         }
-        write_bag(work / "tar", root=f"receipt-{job.id}", predicate=said, plan=job.plan, ledgers=ledgers, key=self.key)
+        root = f"receipt-{job.id}"
+        stamp = (lambda statement: None) if self._stamps is None else self._stamps.of
+        write_bag(work / "tar", root=root, predicate=said, plan=job.plan, ledgers=ledgers, key=self.key, stamp=stamp)
         path = self._folder / f"{sequence:08d}-{job.id}.tar"
         (work / "tar").rename(path)
         sync_folder(self._folder)
@@ -150,6 +163,16 @@ class Receipts:
                 hint="a receipt is made where a job completes, unless the setting receipts is off",
             )
         return found
+
+    def said(self, job_id: UUID) -> Said:
+        """What is in the job's receipt, for people to read. NotFound, MalformedArchive."""
+        try:
+            with tarfile.open(self.path_of(job_id)) as tar:
+                inner = tar.extractfile(f"receipt-{job_id}/{STATEMENT}")
+                statement: dict[str, Any] = json.loads(inner.read() if inner is not None else b"")["predicate"]
+                return Said(statement, is_stamped=f"receipt-{job_id}/{STAMP}" in tar.getnames())
+        except (tarfile.TarError, OSError, ValueError, LookupError) as error:
+            raise MalformedArchive(f"the receipt of job {job_id} cannot be read") from error
 
     def published(self) -> ReceiptKey:
         head = self._head()

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from synvirt.blocks import DiskReader
-from synvirt.disks.checking.block_hashes import blocks_of, digest_of
-from synvirt.disks.checking.ledger import BLOCK_BYTES
+from synvirt.disks.checking.block_hashes import blocks_of, digest_of, zero_digest
+from synvirt.disks.checking.ledger import BLOCK_BYTES, Ledger, Row
 from synvirt.errors import MalformedArchive, NotFound
 from synvirt.proof.bag import (
     DECLARATION,
@@ -30,12 +30,14 @@ from synvirt.proof.bag import (
     PREDICATE_TYPE,
     SIGNATURE,
     SIGNERS,
+    STAMP,
     STATEMENT,
     STATEMENT_TYPE,
     TAG_MANIFEST,
     sha256_of,
 )
 from synvirt.proof.signing import PublicKey
+from synvirt.proof.stamping import stamped_at
 from synvirt.sizes import MIB
 
 # Those of a plan with a thousand disks have some hundreds of kilobytes. A ledger is read line by line.
@@ -55,6 +57,14 @@ class Checked:
     statement: dict[str, Any] | None
     key: PublicKey | None
     problems: tuple[str, ...]
+
+
+def stamped(folder: Path, roots: Path | None) -> str | None:
+    """The moment at which an authority (RFC 3161) has seen the statement; None: no stamp. `roots`: a PEM file of those that are
+    trusted; None: of whom it is is not checked. MalformedArchive."""
+    if not os.path.lexists(folder / STAMP):
+        return None
+    return stamped_at(_small(folder, STATEMENT), _small(folder, STAMP), roots)
 
 
 def checked(folder: Path, key: PublicKey | None = None) -> Checked:
@@ -116,6 +126,16 @@ def differing(
         if digest_of(view) != digest:
             yield number
         on_block(number)
+
+
+def ledger_of_volume(folder: Path, disk: dict[str, Any]) -> Ledger:
+    """What the receipt says of this disk, as `synvirt disk verify` takes it. MalformedArchive."""
+    size = _size(disk)
+    rows = []
+    for number, digest in enumerate(_rows(folder, disk)):
+        length = min(BLOCK_BYTES, size - number * BLOCK_BYTES)
+        rows.append(Row(number * BLOCK_BYTES, length, None if digest == zero_digest(length) else digest))
+    return Ledger(str(disk.get("key")), size, rows)
 
 
 def chained(folder: Path, key: PublicKey | None = None) -> list[str]:

@@ -301,7 +301,7 @@ def verify(
 
     threads = 1 if target.max_readers <= 1 else min(threads or default_threads(), target.max_readers)
     difference = first_found(
-        _to_look_at(ledger, target),
+        to_look_at(ledger, target),
         look,
         threads=threads,
         stop=stop,
@@ -316,7 +316,7 @@ def verify(
     return read.total
 
 
-def _to_look_at(ledger: Ledger, target: DiskReader) -> Iterator[Row]:
+def to_look_at(ledger: Ledger, target: DiskReader) -> Iterator[Row]:
     """The rows, and of those of zeros what the target does not know to be zeros, in pieces."""
     extents = ExtentCursor(target.extents())
     for row in ledger.rows:

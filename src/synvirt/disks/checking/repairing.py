@@ -1,0 +1,142 @@
+"""A volume held against its ledger: every row that differs, and these mended from the source.
+
+    ledger ─▶ threads read the volume ─▶ rows that differ ─▶ the source, if its hash is the ledger's ─▶ what differs is written
+                                                                     flush ─▶ read again
+
+The source is read only where the volume differs, and written is only what differs, in units of 4 KiB. A source that has changed
+since mends nothing: the ledger says what the volume held. Run again after a crash it finds what is left.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from synvirt.blocks import DiskReader, Extent
+from synvirt.copying import default_threads
+from synvirt.disks.checking.ledger import Ledger, Row, to_look_at
+from synvirt.disks.checking.looking import PIECE_BYTES, Tally, first_found
+from synvirt.disks.memory import equal, is_zero
+from synvirt.disks.raw.files import RawWriter
+from synvirt.errors import Conflict, DiskReadFailed, DiskWriteFailed
+from synvirt.sizes import KIB
+
+UNIT_BYTES: Final = 4 * KIB
+# struct flock of 64-bit Linux (fcntl(2)): type, whence, start, length, pid.
+_FLOCK: Final = struct.Struct("hhqqi4x")
+# The bytes by which QEMU says who uses an image (block/file-posix.c: RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE).
+_QEMU_FIRST, _QEMU_BYTES = 100, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """`mended`: what was written. `left`: rows that the source has otherwise than the ledger, or has not at all."""
+
+    mended: tuple[Extent, ...]
+    left: tuple[Row, ...]
+
+
+def differing_rows(
+    ledger: Ledger,
+    volume: DiskReader,
+    *,
+    threads: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[int], None] = lambda bytes_read: None,
+) -> list[Row]:
+    """All rows that the volume does not hold, ascending; what cannot be read is one of them. DiskWriteFailed: the volume is
+    smaller than the disk. Cancelled."""
+    if volume.size < ledger.size:
+        raise DiskWriteFailed(f"{ledger.disk}: the volume has {volume.size} bytes, the disk {ledger.size}")
+    read, found = Tally(), []
+
+    def look(row: Row, buffer: memoryview, _: memoryview) -> None:
+        view = buffer[: row.length]
+        if not (_reads(volume, row, view) and _holds(row, view)):
+            found.append(row)
+        read.add(row.length)
+
+    first_found(
+        to_look_at(ledger, volume),
+        look,
+        threads=1 if volume.max_readers <= 1 else min(threads or default_threads(), volume.max_readers),
+        stop=stop,
+        on_progress=lambda: on_progress(read.total),
+    )
+    return sorted(found)
+
+
+def repair(rows: Iterable[Row], source: DiskReader, volume: DiskReader, writer: RawWriter) -> Repaired:
+    """Write what differs in these rows, each from the source. DiskReadFailed: the source cannot be read; DiskWriteFailed: the
+    volume does not keep what is written."""
+    wanted, present = memoryview(bytearray(PIECE_BYTES)), memoryview(bytearray(PIECE_BYTES))
+    mended: list[Extent] = []
+    done: list[Row] = []
+    left: list[Row] = []
+    for row in rows:
+        good, view = wanted[: row.length], present[: row.length]
+        if row.end > source.size:
+            left.append(row)
+            continue
+        source.read_into(row.start, good)
+        if not _holds(row, good):
+            left.append(row)
+            continue
+        runs = _differing(good, view) if _reads(volume, row, view) else [(0, row.length)]
+        for start, end in runs:
+            if is_zero(good[start:end]):
+                writer.zero(row.start + start, end - start)
+            else:
+                writer.write(row.start + start, good[start:end])
+            mended.append(Extent(row.start + start, end - start))
+        done.append(row)
+    writer.flush()
+    os.posix_fadvise(writer.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    for row in done:
+        volume.read_into(row.start, view := present[: row.length])
+        if not _holds(row, view):
+            raise DiskWriteFailed(
+                f"the {row.length} bytes at offset {row.start} were mended, and were read back otherwise",
+                hint="the target's storage does not keep what is written to it: look at the kernel's log, and at its health",
+            )
+    return Repaired(tuple(mended), tuple(left))
+
+
+def refuse_in_use(writer: RawWriter, name: str) -> None:
+    """Conflict, where QEMU has the volume open. It cannot open it until the writer is closed: a guest must not find its disk
+    change under it."""
+    lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _QEMU_FIRST, _QEMU_BYTES, 0)
+    try:
+        fcntl.fcntl(writer.descriptor, fcntl.F_OFD_SETLK, lock)
+    except OSError as error:
+        raise Conflict(f"{name} is in use by a guest", hint="shut the guest down") from error
+
+
+def _reads(volume: DiskReader, row: Row, view: memoryview) -> bool:
+    with contextlib.suppress(DiskReadFailed):
+        volume.read_into(row.start, view)
+        return True
+    return False
+
+
+def _holds(row: Row, view: memoryview) -> bool:
+    digest = None if is_zero(view) else hashlib.sha256(view, usedforsecurity=False).digest()
+    return digest == row.digest
+
+
+def _differing(one: memoryview, other: memoryview) -> Iterator[tuple[int, int]]:
+    """The runs of units that differ: start and end."""
+    begun: int | None = None
+    for start in range(0, len(one), UNIT_BYTES):
+        same = equal(one[start : start + UNIT_BYTES], other[start : start + UNIT_BYTES])
+        if same and begun is not None:
+            yield begun, start
+            begun = None
+        elif not same and begun is None:
+            begun = start
+    if begun is not None:
+        yield begun, len(one)

@@ -1,0 +1,124 @@
+"""Time stamps of receipts (RFC 3161): an authority that is nobody's of this host says that a statement was there at a moment.
+
+    openssl ts -query ─▶ POST (RFC 3161, section 3.4) ─▶ openssl ts -verify against the authority's roots ─▶ statement.tsr
+
+Only the statement's SHA-256 goes out. A stamp that cannot be had costs the stamp, and never the receipt. Blocking code.
+"""
+
+import contextlib
+import http.client
+import re
+import socket
+import ssl
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import structlog
+
+from synvirt.errors import MalformedArchive, SourceUnreachable, SynvirtError
+from synvirt.programs import ProgramFailed, run
+
+log = structlog.get_logger(__name__)
+
+# A reply with its certificates has some 5 KiB.
+REPLY_BYTES_MAX: Final = 256 << 10
+# From the connection to the last byte. A job that has done all else waits for it.
+ASKED_FOR_S: Final = 20.0
+# After a failure no other job waits in vain.
+ASKED_AGAIN_AFTER_S: Final = 300.0
+_OPENSSL_S: Final = 60.0
+_TIME = re.compile(r"^Time stamp: (.{1,64})$", re.MULTILINE)
+
+
+class TimeStamps:
+    """`url`: of the authority; `roots`: a PEM file of the certificates that its own leads up to."""
+
+    def __init__(self, url: str, roots: Path) -> None:
+        self._url, self._roots = url, roots
+        self._not_before = float("-inf")
+
+    def of(self, content: bytes) -> bytes | None:
+        """A checked reply (TimeStampResp, DER); None, where there is none now."""
+        if time.monotonic() < self._not_before:
+            return None
+        try:
+            return self._of(content)
+        except (SynvirtError, OSError, http.client.HTTPException, ValueError) as error:
+            self._not_before = time.monotonic() + ASKED_AGAIN_AFTER_S
+            cause = error.detail if isinstance(error, SynvirtError) else str(error) or type(error).__name__
+            log.warning("a receipt gets no time stamp", cause=cause)
+            return None
+
+    def _of(self, content: bytes) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="synvirt-stamp-") as name:
+            folder = Path(name)
+            data, query, reply = folder / "data", folder / "query", folder / "reply"
+            data.write_bytes(content)
+            _openssl("-query", "-data", str(data), "-sha256", "-cert", "-out", str(query))
+            reply.write_bytes(_asked(self._url, query.read_bytes()))
+            # The query has a number used once: the reply is no older one.
+            _openssl("-verify", "-queryfile", str(query), "-in", str(reply), "-CAfile", str(self._roots))
+            return reply.read_bytes()
+
+
+def stamped_at(content: bytes, reply: bytes, roots: Path | None) -> str:
+    """When, in the authority's words, the content was there. MalformedArchive: the stamp is none, or another content's, or not
+    of an authority of these roots; None: of whom it is is not checked."""
+    with tempfile.TemporaryDirectory(prefix="synvirt-stamp-") as name:
+        folder = Path(name)
+        (folder / "data").write_bytes(content)
+        (folder / "reply").write_bytes(reply)
+        try:
+            if roots is not None:
+                _openssl("-verify", "-data", str(folder / "data"), "-in", str(folder / "reply"), "-CAfile", str(roots))
+            said = _openssl("-reply", "-in", str(folder / "reply"), "-text")
+        except ProgramFailed as error:
+            raise MalformedArchive(
+                "the time stamp is not good: it is of something else, or of an authority not trusted"
+            ) from error
+    found = _TIME.search(said)
+    if found is None:
+        raise MalformedArchive("the time stamp says no time")
+    return found[1].strip()
+
+
+def _openssl(*arguments: str) -> str:
+    return run(["openssl", "ts", *arguments], timeout_s=_OPENSSL_S).stdout
+
+
+def _asked(url: str, query: bytes) -> bytes:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url} is no address of a time stamp authority")
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=ASKED_FOR_S, context=context)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=ASKED_FOR_S)
+    # The connection's own limit is for each read: an authority could send a byte now and then, for ever.
+    watch = threading.Timer(ASKED_FOR_S, _shut, (connection,))
+    watch.daemon = True
+    watch.start()
+    try:
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("POST", path, body=query, headers={"Content-Type": "application/timestamp-query"})
+        answer = connection.getresponse()
+        reply = answer.read(REPLY_BYTES_MAX + 1)
+    finally:
+        watch.cancel()
+        connection.close()
+    if answer.status != http.client.OK or len(reply) > REPLY_BYTES_MAX:
+        raise SourceUnreachable(f"the time stamp authority answered {answer.status}, with {len(reply)} bytes")
+    return reply
+
+
+def _shut(connection: http.client.HTTPConnection) -> None:
+    held = connection.sock
+    if held is not None:
+        with contextlib.suppress(OSError):
+            held.shutdown(socket.SHUT_RDWR)

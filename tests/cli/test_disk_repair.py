@@ -1,0 +1,236 @@
+"""synvirt disk verify: what differs from the ledger is named, and mended from the source, and nothing else is touched."""
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from synvirt.cli import app
+from synvirt.disks import open_reader
+from synvirt.disks.checking.block_hashes import BlockHashes
+from synvirt.disks.checking.ledger import BLOCK_BYTES, Hashing, Ledger
+from synvirt.disks.checking.repairing import UNIT_BYTES, differing_rows, repair
+from synvirt.disks.raw.files import RawReader, RawWriter, open_file_writer
+from synvirt.disks.specs import RawSpec
+from synvirt.errors import DiskReadFailed, DiskWriteFailed
+from synvirt.proof.keeping import CopiedDisk, MovedJob, Receipts
+from synvirt.proof.signing import HostKey
+from synvirt.proof.unpacking import unpack
+from tests.devices import loop_device
+from tests.needs import need
+from tests.offline import appliances
+
+MIB = 1 << 20
+SIZE = 40 * MIB + 512
+
+
+def disk(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["disk", *map(str, arguments)])
+
+
+@pytest.fixture
+def content() -> bytes:
+    """Data, zeros, an end within a block."""
+    chance = random.Random(7)
+    parts = bytearray(SIZE)
+    parts[: 6 * MIB] = chance.randbytes(6 * MIB)
+    parts[21 * MIB : 26 * MIB] = chance.randbytes(5 * MIB)
+    parts[-700:] = chance.randbytes(700)
+    return bytes(parts)
+
+
+@pytest.fixture
+def moved(content: bytes, tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A source, the volume that was copied from it, and the ledger of that."""
+    source, volume, ledger = tmp_path / "disk.raw", tmp_path / "volume.raw", tmp_path / "ledger"
+    with source.open("wb") as file:
+        file.truncate(SIZE)
+        for at in range(0, SIZE, MIB):
+            if any(part := content[at : at + MIB]):
+                file.seek(at)
+                file.write(part)
+    result = disk("convert", "--ledger", ledger, source, volume)
+    assert result.exit_code == 0, result.output
+    return source, volume, ledger
+
+
+def flip(path: Path, places: list[int]) -> None:
+    with path.open("r+b") as file:
+        for place in places:
+            file.seek(place)
+            byte = file.read(1)[0] if place < SIZE else 0
+            file.seek(place)
+            file.write(bytes([byte ^ 0x40]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_seeded_flips_are_named_and_mended_and_nothing_else(
+    seed: int, moved: tuple[Path, Path, Path], content: bytes, tmp_path: Path
+) -> None:
+    source, volume, ledger = moved
+    chance = random.Random(seed)
+    places = sorted(chance.sample(range(SIZE), chance.choice([1, 3, 12])))
+    flip(volume, places)
+    image = source
+    if seed % 2:
+        image = appliances.image(tmp_path / "made", "disk.raw", "qcow2", content)
+    seen = disk("verify", "--json", "--ledger", ledger, volume)
+    assert seen.exit_code == 1, seen.output
+    differing = json.loads(seen.stdout)["differing"]
+    assert all(any(row["start"] <= place < row["start"] + row["length"] for row in differing) for place in places)
+    assert all(any(row["start"] <= place < row["start"] + row["length"] for place in places) for row in differing)
+
+    mended = disk("verify", "--json", "--ledger", ledger, "--repair", image, volume)
+    assert mended.exit_code == 0, mended.output
+    report = json.loads(mended.stdout)
+    units = {unit for one in report["mended"] for unit in range(one["start"], one["start"] + one["length"], UNIT_BYTES)}
+    assert units == {place // UNIT_BYTES * UNIT_BYTES for place in places}
+    assert report["not_mended"] == []
+    assert volume.read_bytes() == content
+    again = disk("verify", "--ledger", ledger, volume)
+    assert again.exit_code == 0
+    assert "holds what the ledger of disk.raw says" in again.stdout
+
+
+def test_a_source_that_has_changed_since_mends_nothing_of_what_changed(moved: tuple[Path, Path, Path], content: bytes) -> None:
+    source, volume, ledger = moved
+    flip(volume, [100, 22 * MIB])
+    flip(source, [200])
+    result = disk("verify", "--ledger", ledger, "--repair", source, volume)
+    assert result.exit_code == 1
+    assert f"{UNIT_BYTES} bytes at {22 * MIB}: was mended from the source" in result.stdout
+    assert f"{BLOCK_BYTES} bytes at 0: was not mended: the source does not hold" in result.stdout
+    left = volume.read_bytes()
+    assert left[22 * MIB] == content[22 * MIB]
+    assert left[100] == content[100] ^ 0x40
+
+
+def test_a_volume_that_qemu_has_open_is_left_alone(moved: tuple[Path, Path, Path], content: bytes) -> None:
+    program = need("qemu-io", "qemu-utils")
+    source, volume, ledger = moved
+    flip(volume, [100])
+    command = [program, "-f", "raw", str(volume)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as qemu:
+        assert qemu.stdin is not None
+        assert qemu.stdout is not None
+        qemu.stdin.write("length\n")
+        qemu.stdin.flush()
+        assert "MiB" in qemu.stdout.readline()  # it has opened its image
+        result = disk("verify", "--ledger", ledger, "--repair", source, volume)
+        qemu.stdin.close()
+    assert result.exit_code == 1
+    assert result.stderr.startswith("E_MIG_CONFLICT: volume.raw is in use by a guest")
+    assert volume.read_bytes()[100] == content[100] ^ 0x40
+
+
+def test_a_device_is_mended_within_its_disk(moved: tuple[Path, Path, Path], content: bytes, tmp_path: Path) -> None:
+    source, _, ledger = moved
+    backing = tmp_path / "backing.raw"
+    backing.write_bytes(content + b"x" * MIB)
+    flip(backing, [5, 10 * MIB])
+    with loop_device(backing) as device:
+        result = disk("verify", "--ledger", ledger, "--repair", source, device)
+        assert result.exit_code == 0, result.output
+    assert backing.read_bytes() == content + b"x" * MIB
+
+
+def test_what_the_volume_cannot_read_is_written_anew(moved: tuple[Path, Path, Path], content: bytes) -> None:
+    source, volume, _ = moved
+
+    class Bad(RawReader):
+        """A sector that cannot be read until it is written."""
+
+        broken = True
+
+        def read_into(self, offset: int, buffer: memoryview) -> None:
+            if self.broken and offset <= 21 * MIB < offset + len(buffer):
+                raise DiskReadFailed("volume.raw: input/output error")
+            super().read_into(offset, buffer)
+
+    class Mending(RawWriter):
+        def write(self, offset: int, buffer: memoryview) -> None:
+            super().write(offset, buffer)
+            reader.broken = False
+
+    reader = Bad(str(volume))
+    flip(volume, [21 * MIB])
+    with_ledger = _ledger_of(source)
+    rows = differing_rows(with_ledger, reader)
+    assert [row.start for row in rows] == [20 * MIB]
+    plain = open_file_writer(str(volume), SIZE)
+    writer = Mending(plain.descriptor, "volume.raw", SIZE, zeroings=())
+    found = repair(rows, open_reader(RawSpec(path=str(source))), reader, writer)
+    assert [(one.start, one.length) for one in found.mended] == [(20 * MIB, BLOCK_BYTES)]
+    assert volume.read_bytes() == content
+    reader.close()
+    writer.close()
+
+
+def test_storage_that_does_not_keep_what_is_written_is_found(
+    moved: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, volume, ledger = moved
+    flip(volume, [100])
+    monkeypatch.setattr(RawWriter, "write", lambda self, offset, buffer: None)
+    result = disk("verify", "--ledger", ledger, "--repair", source, volume)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        f"{DiskWriteFailed.code}: the {BLOCK_BYTES} bytes at offset 0 were mended, and were read back"
+    )
+
+
+def test_a_jobs_volume_is_held_against_its_receipt_and_mended(
+    moved: tuple[Path, Path, Path], content: bytes, tmp_path: Path
+) -> None:
+    source, volume, _ = moved
+    folder, key = _receipt(volume, tmp_path)
+    (tmp_path / "signers").write_text(key.allowed_signers)
+    flip(volume, [3, 30 * MIB, SIZE - 1])
+    seen = disk("verify", "--receipt", folder, "--key", tmp_path / "signers", volume)
+    assert seen.exit_code == 1
+    starts = [int(line.split()[3].rstrip(":")) for line in seen.stdout.splitlines()]
+    assert [start // BLOCK_BYTES for start in starts] == [0, 7, 10]
+    mended = disk("verify", "--receipt", folder, "--volume", "scsi0:0", "--repair", source, volume)
+    assert mended.exit_code == 0, mended.output
+    assert volume.read_bytes() == content
+
+
+def test_a_receipt_that_is_not_as_it_was_signed_mends_nothing(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    source, volume, _ = moved
+    folder, _ = _receipt(volume, tmp_path)
+    rows = folder / "data/disk-0.sha256"
+    rows.write_text(rows.read_text().replace("a", "b"))
+    result = disk("verify", "--receipt", folder, "--repair", source, volume)
+    assert result.exit_code == 1
+    assert "the receipt is not as it was signed" in result.stderr
+    neither = disk("verify", volume)
+    assert neither.exit_code == 2
+    assert "--ledger or --receipt is wanted" in neither.stderr
+
+
+def _receipt(volume: Path, tmp_path: Path) -> tuple[Path, HostKey]:
+    receipts, token, job_id = Receipts(tmp_path / "kept", HostKey(tmp_path / "key", "kvm1")), uuid4(), UUID(int=1)
+    path = receipts.hashes_file(job_id, 0)
+    hashes = BlockHashes(path, SIZE, token)
+    hashes.fill(open_reader(RawSpec(path=str(volume))))
+    hashes.close()
+    job = MovedJob(job_id, {"job": {"id": str(job_id)}}, b"{}\n", (CopiedDisk("scsi0:0", "web", "web-0", SIZE, path),), token)
+    receipts.make(job)
+    with receipts.path_of(job_id).open("rb") as tar:
+        return unpack(tar, tmp_path / "unpacked", f"receipt-{job_id}"), receipts.key
+
+
+def _ledger_of(path: Path) -> Ledger:
+    hashing = Hashing(open_reader(RawSpec(path=str(path))))
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    for extent in hashing.extents():
+        if not extent.zero:
+            for start in range(extent.start, extent.end, BLOCK_BYTES):
+                hashing.read_into(start, buffer[: min(BLOCK_BYTES, extent.end - start)])
+    ledger = hashing.ledger("disk.raw")
+    hashing.close()
+    return ledger
