@@ -18,6 +18,8 @@ FORMS: Mapping[str, str] = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits, dots, hyphens and underscores, a letter or digit first",
     r"^[a-z0-9-]{1,64}$": "up to 64 small letters, digits and hyphens",
     r"^https?://": "a URL: https://host/…",
+    r"^https?://[^/?#]": "a URL with a host: https://host/…",
+    r"^(https?://[^\s@]+)?$": "a URL without a name and a password: https://host/…",
     r"^(https?|s3|smb)://[^\x00-\x1f\x7f]+$": "a URL: https://host/file, s3://bucket/key or smb://host/share/file",
     r"^/[^\x00]*$": "an absolute path: /srv/backups, for example",
     r"^/[^\x00-\x1f\x7f]*$": "an absolute path",

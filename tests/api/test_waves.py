@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from synvirt.cli import app
 from synvirt.fleet.forecasting import WhatIf
-from synvirt.fleet.model import MemberState, WaveRequest, WaveState
+from synvirt.fleet.model import Hook, MemberState, WaveRequest, WaveState
 from synvirt.fleet.waves import change_members, check
 from synvirt.model import MIB, Migration, Mode, State, now
 from tests.fakes.live import FakePlatform
@@ -63,8 +63,14 @@ def test_what_is_wrong_with_a_wave_is_named_and_nothing_is_kept(client: httpx.Cl
     cold = body("a", windows=[{"id": "w", "name": "w", "start": "2030-01-01T00:00:00", "end": "2030-01-01T04:00:00"}])
     cold["members"][0]["plan"]["mode"] = "Cold"
     assert "outage_budget_s" in client.post(WAVES, json=cold).json()["detail"]
-    hooked = body("a", hooks=[{"url": "https://ops.example/hook", "secret": "s"}])
-    assert "not served yet" in client.post(WAVES, json=hooked).json()["detail"]
+    assert "has no offset" in client.post(WAVES, json=body("a", start_at="2030-01-01T00:00:00")).json()["detail"]
+    for hook, named in (
+        ({"url": "https://ops.example/hook", "secret": "s"}, "secret"),
+        ({"url": "https://ops.example/hook"}, "a url and a secret"),
+        ({"url": "ftp://ops.example/hook", "secret": "s" * 16}, "url"),
+        ({"command": "none"}, "the settings have no command none"),
+    ):
+        assert named in client.post(WAVES, json=body("a", hooks=[hook])).json()["detail"], hook
     assert client.get(WAVES).json()["items"] == []
 
 
@@ -159,11 +165,12 @@ def test_a_wave_that_is_not_there(client: httpx.Client, wish: str) -> None:
 
 def test_the_wave_of_the_guide_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs" / "waves.md").read_text()
-    block, what_if = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    block, what_if, hook = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     asked = WaveRequest.model_validate_json(block, strict=True)
     check(asked)
     assert [one.id for one in asked.members] == ["db01", "web01"]
     assert WhatIf.model_validate_json(what_if, strict=True) != WhatIf()
+    assert Hook.model_validate_json(hook).url == "https://ops.example/hooks/waves"
 
 
 def test_a_wave_is_simulated_before_it_goes(client: httpx.Client, service: Service) -> None:
@@ -262,3 +269,32 @@ def test_the_place_of_imports_is_no_wave(client: httpx.Client) -> None:
     for method in ("GET", "PUT", "DELETE", "OPTIONS"):
         refused = client.request(method, f"{WAVES}/import")
         assert (refused.status_code, refused.headers["Allow"]) == (405, "POST"), method
+
+
+def test_deliveries_are_listed_and_sent_again_and_nothing_secret_is_answered(client: httpx.Client, service: Service) -> None:
+    hook = {"url": "https://user:hidden-1@ops.example:8443/hidden-2?hidden-3", "secret": "hidden-4" * 2}
+    made = client.post(WAVES, json=body("a", hooks=[hook | {"required": True}])).json()
+    (shown,) = made["hooks"]
+    assert (shown["url"], shown["required"], "wave_began" in shown["events"]) == ("https://ops.example:8443", True, True)
+    url = f"{WAVES}/{made['id']}"
+    assert client.get(f"{url}/deliveries").json() == {"items": [], "next_cursor": None}
+    client.post(f"{url}/go")
+    (owed,) = client.get(f"{url}/deliveries", params={"state": "pending"}).json()["items"]
+    assert (owed["event"], owed["hook_id"], owed["attempts"], owed["answer"]) == ("wave_began", shown["id"], 0, None)
+    again = f"{url}/deliveries/{owed['number']}/again"
+    assert client.post(again).status_code == 409
+    service.store.wave_hooks.settle(owed["number"], state="given_up", answer="ops.example answers 404")
+    runner = CliRunner()
+    options = ["--data-dir", str(service.settings.data_dir)]
+    listed = runner.invoke(app, ["waves", "deliveries", "night", *options])
+    assert listed.exit_code == 0, listed.output
+    assert "ops.example answers 404" in listed.output
+    assert runner.invoke(app, ["waves", "deliver-again", "night", str(owed["number"]), *options]).exit_code == 0
+    assert client.get(f"{url}/deliveries").json()["items"][0]["state"] == "pending"
+    assert client.post(f"{url}/deliveries/99999/again").status_code == 404
+    page = client.get(f"http://synvirt/waves/{made['id']}").text
+    assert "https://ops.example:8443" in page
+    assert "Wave began" in page
+    everything = page + client.get(url).text + client.get(f"{url}/export").text + client.get(f"{url}/deliveries").text
+    row = service.store.waves.get(UUID(made["id"]))
+    assert not re.findall("hidden-[0-9]", everything + row.document)

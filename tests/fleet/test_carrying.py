@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 
+from synvirt.errors import InvalidPlan
 from synvirt.fleet.carrying import AROUND_COPY, Carrying, failed, outage_of
 from synvirt.fleet.checks import Checker
 from synvirt.fleet.host_side import HostSide
@@ -26,7 +27,7 @@ from synvirt.fleet.model import (
 from synvirt.fleet.scheduling import Estimate
 from synvirt.fleet.waves import Waves
 from synvirt.migrations.engine import Engine
-from synvirt.model import KIB, MIB, Forecast, Migration, Mode, OutageForecast, State, now
+from synvirt.model import KIB, MIB, Forecast, Migration, Mode, OutageForecast, Schedule, State, now
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import Crash, House, live_plan
@@ -104,6 +105,14 @@ def states(seen: Wave) -> dict[str, MemberState]:
 
 def window(start: datetime, end: datetime) -> Window:
     return Window(id="w", name="the night", start=start.replace(tzinfo=None), end=end.replace(tzinfo=None))
+
+
+def test_a_member_leaves_its_beginning_to_the_wave(night: Night) -> None:
+    made = wave({"id": "db"})
+    schedule = Schedule(start_at=now())
+    plan = made.members[0].plan.model_copy(update={"schedule": schedule})
+    with pytest.raises(InvalidPlan, match=r"members\[0\].plan.schedule"):
+        night.waves.create(made.model_copy(update={"members": (made.members[0].model_copy(update={"plan": plan}),)}))
 
 
 def test_members_move_in_their_order_and_the_wave_completes(night: Night) -> None:

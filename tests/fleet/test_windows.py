@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.model import LockOut, Window
-from synvirt.fleet.recurrence import WEEKDAYS, parse, starts
 from synvirt.fleet.windows import Span, occurrences
+from synvirt.recurrence import WEEKDAYS, parse, starts
 
 # It comes with moto's boto3, and has no types.
 rrule: Any = importlib.import_module("dateutil.rrule")
@@ -168,7 +168,7 @@ def test_pieces_ascend_apart_and_never_touch_a_lock_out(
         ("FREQ=SECONDLY", "known are DAILY, WEEKLY, MONTHLY, YEARLY"),
         ("FREQ=WEEKLY;BYDAY=XX", "days of the week are MO"),
         ("FREQ=WEEKLY;BYDAY=2SU", "BYDAY with a number goes with MONTHLY or YEARLY"),
-        ("FREQ=DAILY;BYHOUR=1", "BYHOUR is not known in a window's rule"),
+        ("FREQ=DAILY;BYHOUR=1", "BYHOUR is not known in a rule here"),
         ("FREQ=DAILY;INTERVAL=0", "a number from 1 to 9999"),
         ("FREQ=DAILY;INTERVAL=99999999999999999999", "a number from 1 to 9999"),
         ("FREQ=DAILY;COUNT=2;UNTIL=20270101", "not by both"),

@@ -137,3 +137,67 @@ def test_a_large_wave_is_shown_a_page_at_a_time(page: Page, service: Service) ->
     expect(page.locator("#member-vm000")).to_have_count(1)
     assert page.request.get("/waves/00000000-0000-0000-0000-000000000000").status == 404
     assert page.request.get(f"/waves/{wave.id}/fly").status == 404
+
+
+def chosen_file(page: Page, name: str, content: bytes) -> None:
+    page.locator("#f-file").set_input_files({"name": name, "mimeType": "application/octet-stream", "buffer": content})
+    page.get_by_role("button", name="Make a draft").click()
+
+
+def test_a_wave_is_made_of_a_file_and_what_is_wrong_with_its_rows_is_listed(page: Page, service: Service) -> None:
+    before = service.waves.page(limit=100, cursor=None)[0]
+    page.goto("/waves")
+    page.locator("#new-wave").click()
+    chosen_file(page, "fleet <b>.csv", b"id,vm,depends_on,priority\nweb,<i>nowhere</i>,db,1\nmail,lost,,seven\n")
+    rows = page.locator("#problems tbody tr")
+    expect(rows.filter(has_text="seven")).to_contain_text("priority")
+    expect(rows.filter(has_text="<i>nowhere</i>").first).to_contain_text("2")
+    expect(page.get_by_role("alert")).to_contain_text("Nothing was made of fleet <b>.csv")
+    look_at(page, "wave-new")
+    chosen_file(page, "broken.json", b'{"name": 5')
+    expect(page.locator("#problems tbody tr")).to_have_count(1)
+    assert service.waves.page(limit=100, cursor=None)[0] == before, "nothing is taken in by half"
+    chosen_file(page, "november.json", json.dumps(body("a", "b")).encode())
+    expect(page.locator("#state")).to_have_text("Draft")
+    expect(page.locator("#member-b")).to_have_count(1)
+    refused = page.request.post(
+        "/waves/new/file", data="x", headers={"Content-Type": "text/csv", "Sec-Fetch-Site": "same-origin"}
+    )
+    assert refused.status == 400
+
+
+def test_other_numbers_are_tried_before_a_wave_goes(page: Page, service: Service) -> None:
+    wave = made(service, "a", "b", limits={"per_source_host": 1})
+    page.goto(f"/waves/{wave.id}")
+    page.get_by_role("button", name="Forecast").click()
+    expect(page.locator("#difference")).to_have_count(0)
+    kept = service.waves.summary(wave.id).forecast
+    page.fill("#f-per_source_host", "2")
+    page.fill("#f-source_host_bps", "2 GiB")
+    page.get_by_role("button", name="Try it").click()
+    expect(page.locator("#difference")).to_contain_text("the wave and its forecast stay as they are")
+    expect(page.locator("#f-per_source_host")).to_have_value("2")
+    look_at(page, "wave-what-if")
+    assert service.waves.summary(wave.id).forecast == kept
+    page.fill("#f-per_source_host", "many")
+    page.get_by_role("button", name="Try it").click()
+    expect(page.locator("main")).to_contain_text("limits.per_source_host")
+    page.goto(f"/waves/{wave.id}")
+    page.locator("#ask-go").click()
+    page.get_by_role("button", name="Yes: go").click()
+    expect(page.locator("#state")).to_have_text("Running")
+
+
+def test_what_is_sent_to_webhooks_is_on_the_page(page: Page, service: Service) -> None:
+    wave = made(service, "a", hooks=[{"url": "https://ops.example/hidden", "secret": "s" * 16}])
+    page.goto(f"/waves/{wave.id}")
+    expect(page.locator("main")).to_contain_text("Nothing was sent to its 1 webhook yet")
+    service.waves.go(wave.id)
+    (owed,) = service.store.wave_hooks.due(limit=5)
+    service.store.wave_hooks.settle(owed.number, state="given_up", answer="ops.example answers 404")
+    page.goto(f"/waves/{wave.id}")
+    row = page.locator(f"#delivery-{owed.number}")
+    expect(row).to_contain_text("ops.example answers 404")
+    expect(row).to_contain_text("https://ops.example")
+    look_at(page, "wave-webhooks")
+    service.waves.cancel(wave.id)

@@ -16,10 +16,12 @@ from synvirt.api.received import bounded, documented, json_body, optional_json_b
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
 from synvirt.errors import BadRequest
+from synvirt.fleet.deliveries import Deliveries
 from synvirt.fleet.forecasting import Forecaster, WaveSimulation, WhatIf
 from synvirt.fleet.importing import Importer, WaveImport
 from synvirt.fleet.model import (
     ApprovalRequest,
+    Delivery,
     Member,
     MemberRequest,
     MemberState,
@@ -106,6 +108,13 @@ class MemberPage(Model):
     next_cursor: str | None
 
 
+class DeliveryPage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[Delivery, ...]
+    next_cursor: str | None
+
+
 class WaveExport(Model):
     """As POST /waves takes it, but for hooks: their secrets are in no answer."""
 
@@ -126,6 +135,7 @@ class Fleet:
     waves: Waves
     forecaster: Forecaster
     importer: Importer
+    deliveries: Deliveries
 
 
 def mount_waves(app: FastAPI, fleet: Fleet, board: Board, settings: Settings, *, pace: Pace | None = None) -> None:
@@ -141,6 +151,7 @@ def mount_waves(app: FastAPI, fleet: Fleet, board: Board, settings: Settings, *,
     _forecasting(router, fleet.forecaster)
     _wishes(router, waves)
     _members(router, waves)
+    _deliveries(router, waves, fleet.deliveries)
     app.include_router(router, prefix=prefix)
 
 
@@ -329,6 +340,27 @@ def _members(router: APIRouter, waves: Waves) -> None:
     def retry_member(wave_id: UUID, member_id: str) -> Member:
         """Begin anew with one that failed, was skipped or rolled back."""
         return waves.retry(wave_id, member_id)
+
+
+def _deliveries(router: APIRouter, waves: Waves, deliveries: Deliveries) -> None:
+    @router.get("/{wave_id}/deliveries", response_model=DeliveryPage)
+    def list_deliveries(
+        wave_id: UUID,
+        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
+        cursor: Cursor = None,
+        state: Annotated[
+            list[Literal["pending", "delivered", "given_up"]] | None, Query(description="Only those in one of these states")
+        ] = None,
+    ) -> DeliveryPage:
+        """List what is sent to the webhooks of a wave, newest first, and what came of it."""
+        waves.rows.get(wave_id)
+        items, following = deliveries.page(wave_id, limit=limit, cursor=number_of(cursor), states=state or ())
+        return DeliveryPage(items=tuple(items), next_cursor=cursor_of(following))
+
+    @router.post("/{wave_id}/deliveries/{number}/again", status_code=202, response_model=Delivery)
+    def deliver_again(wave_id: UUID, number: int) -> Delivery:
+        """Send a delivery that was given up once more."""
+        return deliveries.again(wave_id, number)
 
 
 def _stream(router: APIRouter, rows: WaveRows, board: Board, *, stopping: Callable[[], bool], pace: Pace) -> None:

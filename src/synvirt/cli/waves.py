@@ -290,6 +290,43 @@ def retry(options: Options, wave: WaveName, member: MemberName) -> None:
 
 @app.command()
 @with_options
+def deliveries(
+    options: Options,
+    wave: WaveName,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only those in this state; may be given again")] = None,
+) -> None:
+    """List what is sent to the webhooks of a wave, and what came of it.
+
+    Example: synvirt waves deliveries november --state given_up
+    """
+    asked = {"limit": limit, "cursor": cursor, "state": state}
+    params = {key: value for key, value in asked.items() if value}
+    with options.connect() as client:
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/deliveries", params=params)
+    print_page(answer, none="Nothing is sent to webhooks", show=_deliveries, as_json=options.json)
+
+
+@app.command("deliver-again")
+@with_options
+def deliver_again(
+    options: Options,
+    wave: WaveName,
+    number: Annotated[int, typer.Argument(metavar="NUMBER", help="As `synvirt waves deliveries` lists it")],
+) -> None:
+    """Send a delivery that was given up to its webhook once more.
+
+    Example: synvirt waves deliver-again november 17
+    """
+    with options.connect() as client:
+        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/deliveries/{number}/again")
+    print(answer if options.json else f"Delivery {number} is sent again")
+
+
+@app.command()
+@with_options
 def remove(options: Options, wave: WaveName) -> None:
     """Remove a draft, or a wave that has ended. Its jobs stay.
 
@@ -432,3 +469,19 @@ def _moved(update: Any) -> str:
     if update["member"] is None:
         return shown(f"wave: {update['state']}" + (f". {update['reason']}" if update["reason"] else ""))
     return shown(f"{update['member']}: {update['member_state']}" + (f". {update['cause']}" if update["cause"] else ""))
+
+
+def _deliveries(items: list[Any]) -> None:
+    rows = [
+        (
+            str(one["number"]),
+            one["event"],
+            shown(one["member"] or ""),
+            one["state"],
+            str(one["attempts"]),
+            at(one["next_at"] or ""),
+            shown(one["answer"] or ""),
+        )
+        for one in items
+    ]
+    print_table(("NUMBER", "EVENT", "MEMBER", "STATE", "ATTEMPTS", "NEXT", "ANSWER"), rows)

@@ -18,15 +18,18 @@ from uuid import UUID, uuid4
 import structlog
 
 from synvirt.errors import NotFound, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.fleet.delivering import Delivering
+from synvirt.fleet.hooks import deliveries, of_wave
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
 from synvirt.fleet.records import member_of, told_of, wave_of
 from synvirt.fleet.scheduling import Decision, Estimate, Facts, decide, spans_of
-from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, is_warm
+from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, hold_for, is_warm
 from synvirt.fleet.windows import Span
 from synvirt.migrations.intake import Intake
 from synvirt.model import Migration, State, now
 from synvirt.store.documents import Unreadable, parsed
+from synvirt.store.wave_hooks import HookRows
 from synvirt.store.waves import MemberRow, WaveRows
 
 log = structlog.get_logger(__name__)
@@ -58,11 +61,14 @@ class Seen:
 
 
 class Carrying:
-    """`clock`: for tests, which make a night of a second."""
+    """`delivering`: sends to webhooks; None: nothing is sent. `clock`: for tests, which make a night of a second."""
 
-    def __init__(self, intake: Intake, side: HostSide, *, clock: Callable[[], datetime] = now) -> None:
-        self._intake, self._side, self._clock = intake, side, clock
+    def __init__(
+        self, intake: Intake, side: HostSide, *, delivering: Delivering | None = None, clock: Callable[[], datetime] = now
+    ) -> None:
+        self._intake, self._side, self._delivering, self._clock = intake, side, delivering, clock
         self._rows: WaveRows = intake.store.waves
+        self._hooks: HookRows = intake.store.wave_hooks
         self._parsed: dict[tuple[UUID, str], tuple[str, Member]] = {}
         self._wake = threading.Event()
         self._ticking, self._paused = threading.Lock(), False
@@ -93,6 +99,8 @@ class Carrying:
 
     def _tick(self) -> None:
         try:
+            if self._delivering is not None:
+                self._delivering.look()
             waves = self._rows.unended(sorted(WAVE_ENDS), sorted(MEMBER_ENDS), WaveState.DRAFT)
             if not waves:
                 self._parsed.clear()
@@ -164,11 +172,23 @@ class Carrying:
             approved={one.id: [word.approver for word in one.approvals] for one in wave.members},
             cut_over_at={one.id: one.cut_over_at for one in wave.members if one.cut_over_at is not None},
             canary_approved=wave.canary_approval is not None,
-            hold=(wave.reason or "The wave is held.") if wave.state is WaveState.HELD else None,
+            hold=self._why_held(wave),
         )
+        if decision.canary_waits and wave.hooks:
+            self._hooks.add_once(wave.id, deliveries(wave, "canary_waits"))
         self._begin(wave, decision, at)
         before = {name: row.waits_for for name, row in seen.rows.items()}
         self._rows.tell(wave.id, {name: reasons.get(name) for name, told in before.items() if reasons.get(name) != told})
+
+    def _why_held(self, wave: Wave) -> str | None:
+        if wave.state is WaveState.HELD:
+            return wave.reason or "The wave is held."
+        required = [hook.id for hook in wave.hooks if hook.required]
+        owed = self._hooks.owed(wave.id, required) if required else None
+        if owed is None:
+            return None
+        why = f": {owed.answer}" if owed.answer else "."
+        return f"A required webhook has not taken {owed.event} yet{why}"
 
     def _begin(self, wave: Wave, decision: Decision, at: datetime) -> None:
         """Noted; what follows from it is done from the notes."""
@@ -209,7 +229,9 @@ class Carrying:
         else:
             state, reason = WaveState.COMPLETED, None
         fields = {"state": state, "reason": reason, "finished_at": now()}
-        self._rows.change(wave.id, UNDER_WAY, lambda before: before.model_copy(update=fields), Wave, told_of)
+        self._rows.change(
+            wave.id, UNDER_WAY, lambda before: before.model_copy(update=fields), Wave, told_of, deliveries=of_wave
+        )
 
     # ── its jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -335,9 +357,7 @@ def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
     """By the wave's rule first: a crash in between finds the member as it was, and does both again."""
     if wave.on_failure == "stop":
         reason = f"{member.id} failed: {cause}"
-        held = {"state": WaveState.HELD, "reason": reason}
-        if rows.get(wave.id).state == WaveState.RUNNING:
-            rows.change(wave.id, UNDER_WAY, lambda before: before.model_copy(update=held), Wave, told_of)
+        hold_for(rows, wave.id, reason)
     elif wave.on_failure == "roll_back":
         group = [
             one

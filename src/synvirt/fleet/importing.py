@@ -57,8 +57,8 @@ class Importer:
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def take(self, content: bytes, *, name: str | None, into: UUID | None, dry_run: bool) -> WaveImport:
-        """`name`: of rows that name no wave. `into`: a draft whose members these take the place of; its windows, limits and
-        canary stay. BadRequest, InvalidPlan, Conflict, NotFound; then nothing was changed."""
+        """`name`: of rows that name no wave. `into`: a draft whose members these take the place of; its windows, limits,
+        canary and webhooks stay. BadRequest, InvalidPlan, Conflict, NotFound; then nothing was changed."""
         async with self._turn:
             requests, left_out, problems = await self._read(content, name, into)
             if not problems:
@@ -98,7 +98,7 @@ class Importer:
     def _kept(self, requests: list[WaveRequest], into: UUID | None) -> list[UUID | None]:
         if into is None:
             return [one.id for one in self._waves.create_all(requests)]
-        self._waves.replace(into, requests[0])
+        self._waves.replace(into, requests[0], keep_hooks=True)
         return [into]
 
     async def _known(self) -> tuple[list[KnownVm], list[SheetProblem]]:

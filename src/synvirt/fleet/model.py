@@ -4,39 +4,31 @@ Times of a window are local to its time zone, without an offset, as calendars ha
 other times are UTC.
 """
 
-from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 from uuid import UUID
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
+from pydantic import Field, SecretStr, StringConstraints, model_validator
 
-from synvirt.model import WHOLE, Endpoint, MigrationPlan, Model, Name, Received, Time
+from synvirt.model import (
+    WHOLE,
+    DestinationName,
+    Endpoint,
+    LocalTime,
+    MigrationPlan,
+    Model,
+    Moment,
+    Name,
+    Received,
+    Time,
+    TimeZone,
+)
 from synvirt.sizes import KIB, TIB
 
 # An id within a wave: it stands in sheets, on the command line and in URLs.
 MemberId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 # Ten thousand VMs are twice the largest fleet that was asked for; a document of them is some 20 MiB.
 MEMBERS_MAX = 10_000
-
-
-def _known_zone(value: str) -> str:
-    try:
-        ZoneInfo(value)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"{value!r} is no time zone of the IANA database, like Europe/Berlin") from None
-    return value
-
-
-def _local(value: datetime) -> datetime:
-    if value.tzinfo is not None:
-        raise ValueError("a window's time is local to its time zone and has no offset, like 2026-11-28T22:00:00")
-    return value
-
-
-TimeZone = Annotated[str, StringConstraints(min_length=1, max_length=64), AfterValidator(_known_zone)]
-LocalTime = Annotated[datetime, AfterValidator(_local)]
 
 
 class WaveState(StrEnum):
@@ -190,20 +182,60 @@ class Canary(Received):
     gate: Literal["success", "approval"] = "success"
 
 
-HookEvent = Literal["wave", "member"]
+HookEvent = Literal[
+    "wave_began",
+    "wave_held",
+    "wave_ended",
+    "cutover_began",
+    "cutover_ended",
+    "member_failed",
+    "approval_needed",
+    "canary_waits",
+]
+_ALL_EVENTS: tuple[HookEvent, ...] = get_args(HookEvent)
 
 
 class Hook(Received):
-    """A webhook: POST of each change, signed by HMAC-SHA256 of the body with `secret`. The secret is never answered."""
+    """A webhook: POST to `url` of each event, signed with `secret` as Standard Webhooks 1.0.0 says it (HMAC-SHA256 of id, time
+    and body); the path and the secret are never answered. Or `command`: one that the service's settings name. `required`:
+    nothing new begins while one of its deliveries is owed, and one that is given up holds the wave."""
 
-    url: Endpoint
-    secret: SecretStr
-    events: Annotated[tuple[HookEvent, ...], Field(min_length=1, max_length=2)] = ("wave", "member")
+    url: Annotated[Endpoint, StringConstraints(pattern=r"^https?://[^/?#]")] | None = None
+    secret: Annotated[SecretStr, Field(min_length=16, max_length=256)] | None = None
+    command: DestinationName | None = None
+    events: Annotated[tuple[HookEvent, ...], Field(min_length=1, max_length=len(_ALL_EVENTS))] = _ALL_EVENTS
+    required: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.url is None) == (self.command is None) or (self.url is None) != (self.secret is None):
+            raise ValueError("a webhook has a url and a secret, or a command")
+        return self
 
 
 class HookShown(Model):
-    url: str
+    """`url`: its beginning alone, up to the path, which may be a secret too."""
+
+    id: UUID
+    url: str | None
+    command: str | None
     events: tuple[HookEvent, ...]
+    required: bool
+
+
+class Delivery(Model):
+    """Of an event to a webhook. `answer`: what came of its last attempt; `next_at`: when the next one is, while it is
+    pending."""
+
+    number: int
+    hook_id: UUID
+    event: HookEvent
+    member: str | None
+    state: Literal["pending", "delivered", "given_up"]
+    attempts: int
+    made_at: Time
+    next_at: Time | None
+    answer: str | None
 
 
 class WaveForecast(Model):
@@ -227,7 +259,7 @@ class WaveRequest(Received):
     canary: Canary | None = None
     on_failure: Literal["stop", "continue", "roll_back"] = "stop"
     hooks: Annotated[tuple[Hook, ...], Field(max_length=16)] = ()
-    start_at: Time | None = None
+    start_at: Moment | None = None
 
 
 class Wave(Model):
@@ -302,8 +334,3 @@ class RollBackRequest(Received):
     """Which members are given back to their source; none named: all that were moved or are on their way."""
 
     members: Annotated[tuple[MemberId, ...], Field(max_length=MEMBERS_MAX)] = ()
-
-
-def local_to_utc(value: datetime, timezone: str) -> datetime:
-    """A local time that a change of clocks skips is moved past the gap; one that comes twice is its first (fold 0)."""
-    return value.replace(tzinfo=ZoneInfo(timezone)).astimezone(UTC)

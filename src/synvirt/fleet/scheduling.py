@@ -71,10 +71,11 @@ UNKNOWN = Facts("unknown", "unknown", outage=None)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """In the order in which they should begin."""
+    """In the order in which they should begin. `canary_waits`: the canary is healthy, and its approval is what is missing."""
 
     begin: tuple[str, ...]
     cut_over: tuple[str, ...]
+    canary_waits: bool = False
 
 
 class _Running:
@@ -263,7 +264,7 @@ class Scheduler:
     def decide(self, now: datetime) -> Decision:
         """Chosen members count as begun from here on."""
         if self.hold is not None or (self._wave.start_at is not None and now < self._wave.start_at):
-            return Decision((), ())
+            return Decision((), (), self._canary_waits())
         cut_over: list[str] = []
         for window, queues in self._to_cut.items():
             if not queues and window not in self._parked:
@@ -272,7 +273,7 @@ class Scheduler:
             if span is None:
                 continue
             cut_over += queues.taken(self._is_free(self._cuts), partial(self._cuts_over, span, now))
-        return Decision(self._begin(now), tuple(cut_over))
+        return Decision(self._begin(now), tuple(cut_over), self._canary_waits())
 
     def open_span_of(self, member: str, now: datetime) -> Span | None:
         """The opening of its window that `now` lies in."""
@@ -509,6 +510,11 @@ class Scheduler:
     def _canary_open(self) -> bool:
         canary = self._wave.canary
         return canary is None or self._canary_approved or (self._canary_left == 0 and canary.gate == "success")
+
+    def _canary_waits(self) -> bool:
+        canary = self._wave.canary
+        waits = canary is not None and canary.gate == "approval" and self._canary_left == 0 and not self._canary_approved
+        return waits and len(self._canary) < len(self._members)
 
     def _prepare_dependencies(self) -> None:
         members_of, after = self.order.members_of, self.order.after

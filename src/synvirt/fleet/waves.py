@@ -4,17 +4,19 @@ Nothing here moves a VM: each method writes what is wanted, and `carrying` does 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from uuid import UUID, uuid4
 
 from synvirt.acting import submitter
-from synvirt.errors import BadRequest, Conflict, InvalidPlan
+from synvirt.errors import BadRequest, Conflict, InvalidPlan, NotFound
+from synvirt.fleet import hooks
+from synvirt.fleet.hooks import Hooks
 from synvirt.fleet.model import (
     MEMBER_ENDS,
     WAVE_ENDS,
     Approval,
     ApprovalRequest,
-    HookShown,
     Member,
     MemberRequest,
     MemberState,
@@ -27,6 +29,7 @@ from synvirt.fleet.model import (
 )
 from synvirt.fleet.order import order
 from synvirt.fleet.records import member_of, new_row, summary_of, told_of, told_of_member, wave_of
+from synvirt.migrations import schedule
 from synvirt.model import Mode, now
 from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveRow, WaveRows
 
@@ -47,9 +50,10 @@ def is_warm(member: MemberRequest) -> bool:
 class Waves:
     """`changed()`: called after each wish, so that it is looked at now."""
 
-    def __init__(self, rows: WaveRows, *, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, rows: WaveRows, *, changed: Callable[[], None] = lambda: None, own: Hooks | None = None) -> None:
         self.rows = rows
         self.changed = changed
+        self._hooks = own or Hooks()
 
     # ── waves ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -60,25 +64,37 @@ class Waves:
     def create_all(self, asked: Sequence[WaveRequest]) -> list[Wave]:
         """Drafts: all of them, or none."""
         for one in asked:
-            check(one)
-        made = [_made(one, uuid4()) for one in asked]
-        self.rows.add_all(
-            NewWave(wave.id, wave.name, wave.state, wave, [new_row(member) for member in one.members], told_of(wave))
-            for wave, one in zip(made, asked, strict=True)
-        )
+            self._check(one)
+        made = []
+        with self._hooks.held():
+            new = []
+            for one in asked:
+                shown, sealed = self._hooks.made(one.hooks)
+                wave = _made(one, uuid4()).model_copy(update={"hooks": shown})
+                rows = [new_row(member) for member in one.members]
+                new.append(NewWave(wave.id, wave.name, wave.state, wave, rows, told_of(wave), sealed))
+                made.append(wave)
+            self.rows.add_all(new)
         return made
 
-    def replace(self, wave_id: UUID, asked: WaveRequest) -> Wave:
-        """A draft becomes another; Conflict, where it is none any more."""
-        check(asked)
-
-        def other(before: Wave) -> Wave:
-            made = _made(asked, wave_id)
-            return made.model_copy(update={"created_at": before.created_at, "submitted_by": before.submitted_by})
-
+    def replace(self, wave_id: UUID, asked: WaveRequest, *, keep_hooks: bool = False) -> Wave:
+        """A draft becomes another; Conflict, where it is none any more. `keep_hooks`: those that it has stay its own."""
+        self._check(asked)
         rows = [new_row(member) for member in asked.members]
-        wave = self.rows.get(wave_id)
-        return self.rows.replace(wave_id, WaveState.DRAFT, other, Wave, members=rows, told=told_of(wave_of(wave)))
+        told = told_of(wave_of(self.rows.get(wave_id)))
+        with self._hooks.held():
+            shown, sealed = self._hooks.made(asked.hooks)
+
+            def other(before: Wave) -> Wave:
+                kept = {"created_at": before.created_at, "submitted_by": before.submitted_by}
+                return _made(asked, wave_id).model_copy(update=kept | {"hooks": before.hooks if keep_hooks else shown})
+
+            new = None if keep_hooks else sealed
+            return self.rows.replace(wave_id, WaveState.DRAFT, other, Wave, members=rows, told=told, hooks=new)
+
+    def _check(self, asked: WaveRequest) -> None:
+        check(asked)
+        self._hooks.check(asked.hooks)
 
     def page(
         self, *, limit: int, cursor: int | None, states: Sequence[WaveState] = (), name: str | None = None
@@ -229,7 +245,7 @@ class Waves:
         return member_of(self.rows.member(wave_id, member_id))
 
     def _change(self, wave_id: UUID, expected: Iterable[WaveState], change: Callable[[Wave], Wave]) -> Wave:
-        done = self.rows.change(wave_id, frozenset(expected), change, Wave, told_of)
+        done = self.rows.change(wave_id, frozenset(expected), change, Wave, told_of, deliveries=hooks.of_wave)
         self.changed()
         return done
 
@@ -248,8 +264,14 @@ _KEPT_AT_RETRY = frozenset({*MemberRequest.model_fields, "approvals", "planned_a
 def check(asked: WaveRequest) -> None:
     """InvalidPlan: what keeps it from being carried out."""
     order(asked)
-    if asked.hooks:
-        raise InvalidPlan("hooks: webhooks of waves are not served yet", hint="follow GET /waves/stream instead")
+    for place, member in enumerate(asked.members):
+        if member.plan.schedule.start_at is not None:
+            raise InvalidPlan(
+                f"members[{place}].plan.schedule: the wave says when {member.id} begins",
+                hint="leave schedule out; start_at of the wave, its windows and its order say when",
+            )
+        if member.plan.warm.schedule is not None:
+            schedule.check(member.plan, now())
     if not asked.windows:
         return
     for place, member in enumerate(asked.members):
@@ -285,7 +307,21 @@ def change_members(
                 rolling_back=rolling_back,
             )
         )
-    return rows.change_members(wave_id, changes, lambda document: told_of_member(wave_id, document)) if changes else []
+    if not changes:
+        return []
+    return rows.change_members(wave_id, changes, lambda document: told_of_member(wave_id, document), hooks.of_member)
+
+
+def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None = None) -> None:
+    """A wave that runs begins nothing new, until somebody lets it go on. `hook_id`: of a required webhook; it is not waited for
+    again, since who lets the wave go on knows of it."""
+
+    def held(before: Wave) -> Wave:
+        kept = tuple(one.model_copy(update={"required": False}) if one.id == hook_id else one for one in before.hooks)
+        return before.model_copy(update={"state": WaveState.HELD, "reason": reason, "hooks": kept})
+
+    with suppress(Conflict, NotFound):  # it is held already, or has ended
+        rows.change(wave_id, frozenset({WaveState.RUNNING}), held, Wave, told_of, deliveries=hooks.of_wave)
 
 
 def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> None:
@@ -305,7 +341,6 @@ def _made(asked: WaveRequest, wave_id: UUID) -> Wave:
         limits=asked.limits,
         canary=asked.canary,
         on_failure=asked.on_failure,
-        hooks=tuple(HookShown(url=hook.url, events=hook.events) for hook in asked.hooks),
         start_at=asked.start_at,
         submitted_by=submitter(),
         created_at=now(),

@@ -14,8 +14,9 @@ from itertools import islice
 from zoneinfo import ZoneInfo
 
 from synvirt.errors import InvalidPlan
-from synvirt.fleet.model import LockOut, Window, local_to_utc
-from synvirt.fleet.recurrence import parse, starts
+from synvirt.fleet.model import LockOut, Window
+from synvirt.model import local_to_utc
+from synvirt.recurrence import parse, starts
 
 # Beyond, time zones are guesses and arithmetic leaves the calendar.
 YEARS = (1970, 2200)

@@ -19,7 +19,7 @@ from synvirt.store.tables import audit, tokens
 Transaction = Callable[[], AbstractContextManager[Connection]]
 # Entries are chained one after the other: "audt".
 AUDIT_LOCK = 0x61756474
-# A token's last use is told to the minute: not each of a script's requests is a write.
+# A token's last use is kept to the minute: not each of a script's requests is a write.
 USED_EVERY = timedelta(minutes=1)
 FIRST = "0" * 64
 # What the service itself notes when old entries go: the account, the method and the resource of that entry.
@@ -141,7 +141,7 @@ class AuditRows:
                 return 0
             gone = db.execute(delete(audit).where(audit.c.seq < kept)).rowcount
             account, method, resource = RETAINED
-            told = f"{gone} entries before number {kept} were removed: they were too old"
+            words = f"{gone} entries before number {kept} were removed: they were too old"
             _added(
                 db,
                 AuditEntry(
@@ -152,7 +152,7 @@ class AuditRows:
                     method=method,
                     resource=resource,
                     result=200,
-                    detail=told,
+                    detail=words,
                     kept_from=kept,
                 ),
             )

@@ -31,7 +31,7 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`announced`: a run's change that its listeners are told of."""
+    """`announced`: a run's change that its listeners get."""
 
     kind: Kind
     id: UUID

@@ -1,6 +1,6 @@
 """Stored documents, read leniently: what another version of the service has written neither stops this one nor is lost.
 
-Beside each document stands its version, MAJOR.MINOR, in a column: lists give documents out as they are stored. The minor number
+A column has each document's version, MAJOR.MINOR: lists give documents out as they are stored. The minor number
 grows with a field that is added: a field that this version does not know is left out when a document is read, and put back when
 it is written. The major number grows when an earlier version would read a document wrongly. A document of another major number,
 or one that cannot be read, is Unreadable: it is quarantined, which means left as it is, and the doctor shows it.
@@ -100,7 +100,7 @@ _HINT = "a later version of the service may have written it; `synvirt doctor` na
 
 
 def _take_out(data: Any, place: tuple[int | str, ...]) -> None:
-    """`place` is pydantic's: beside keys and indexes it has the tags of unions, which are no keys."""
+    """`place` is pydantic's: besides keys and indexes it has the tags of unions, which are no keys."""
     for step in place[:-1]:
         if isinstance(data, dict):
             data = data.get(step, data)

@@ -1,4 +1,4 @@
-"""One process a host id: a session's advisory lock on PostgreSQL, a locked file beside SQLite's."""
+"""One process a host id: a session's advisory lock on PostgreSQL, a locked file next to SQLite's."""
 
 import fcntl
 import zlib

@@ -69,7 +69,7 @@ class HostRows:
         self._reading, self._writing = reading, writing
 
     def begin(self, host: str, *, ttl_s: float, document: str) -> Fence:
-        """A new epoch. Whatever wrote as this host before writes no more, and its slots are free: whoever begins an epoch has
+        """A new epoch. An earlier process of this host writes no more, and its slots are free: who begins an epoch has
         ended what was under way."""
         with self._writing() as db:
             moment = now(db)

@@ -3,7 +3,7 @@
     take ─▶ a row that waits ─▶ first in the line, and one is free: held ─▶ leave: gone
 
 A row counts as long as the lease of its host holds; so those of a host that died free themselves, when it has long ended what
-it had under way (`jobs/lease.py`). A host's own go when it begins anew. The line is strict: who came first goes first, over all
+it had under way (`jobs/lease.py`). A host's own go when it starts again. The line is strict: first come, first served, over all
 that a job needs at once. So nobody starves, and no two wait for each other.
 """
 

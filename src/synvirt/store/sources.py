@@ -12,10 +12,14 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 from synvirt.errors import Conflict, NotFound
 from synvirt.model import ENDS, Migration, Source
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
-from synvirt.store.tables import migrations, secrets, sources, trials
+from synvirt.store.tables import migrations, secrets, sources, trials, wave_hooks
 
 # All that is sealed: whose it is, the table, the column that says whose.
-_SEALED = (("source", sources, sources.c.id), ("job", secrets, secrets.c.migration_id))
+_SEALED = (
+    ("source", sources, sources.c.id),
+    ("job", secrets, secrets.c.migration_id),
+    ("hook", wave_hooks, wave_hooks.c.id),
+)
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
@@ -31,7 +35,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What is sealed: a `source`'s credentials or a `job`'s, whose, and which host sealed it."""
+    """What is sealed: a `source`'s credentials, a `job`'s or a `hook`'s secret, whose, and which host sealed it."""
 
     owner: str
     id: UUID

@@ -46,6 +46,7 @@ from synvirt.store.sources import SourceRows
 from synvirt.store.tables import events, hosts, ledger, migrations, notes, secrets, slots, watermarks
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
+from synvirt.store.wave_hooks import HookRows
 from synvirt.store.waves import WaveRows
 
 # A writer waits this long for another before it fails; a store commit takes milliseconds, so this is a stuck disk.
@@ -57,7 +58,7 @@ POSTGRESQL_LIMITS = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
-    # A host that freezes in the middle of a transaction has its row locked: nobody could fence it before this.
+    # A host that freezes in the middle of a transaction has its row locked: it could not be fenced before this.
     "options": "-c idle_in_transaction_session_timeout=20s",
 }
 # PostgreSQL gives out event ids at insert and shows rows at commit: without one writer at a time a reader that has seen 8
@@ -120,6 +121,7 @@ class Store:
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
         self.slots = SlotRows(reading=self._reading, writing=self._writing)
         self.waves = WaveRows(reading=self._reading, writing=self._writing)
+        self.wave_hooks = HookRows(reading=self._reading, writing=self._writing)
         self.tokens = TokenRows(reading=self._reading, writing=self._unfenced)
         self.audit = AuditRows(reading=self._reading, writing=self._unfenced)
         self.hosts = HostRows(reading=self._reading, writing=self._unfenced)
@@ -536,7 +538,7 @@ def _open(url: str) -> Engine:
     def _configure(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # we begin transactions ourselves: the driver's habit is to begin too late
         cursor = connection.cursor()
-        # FULL: a ledger line that a power cut takes back leaves a volume that nobody knows.
+        # FULL: a ledger line that a power cut takes back leaves a volume that no ledger entry names.
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
@@ -558,7 +560,7 @@ def _in_utf8(dialect: Dialect, _record: Any, arguments: Any, options: Any) -> An
         connection.close()
         raise BadRequest(
             f"setting store_url: the database's encoding is {encoding}, and names and messages need UTF8",
-            hint="make it anew: createdb --encoding=UTF8 --locale=C.UTF-8 --template=template0 NAME",
+            hint="make it again: createdb --encoding=UTF8 --locale=C.UTF-8 --template=template0 NAME",
         )
     return connection
 
@@ -598,7 +600,7 @@ def _rewrite(db: Connection, row: Row[Any], after: Migration, document: str) -> 
 
 
 def _told(job: Migration) -> tuple[object, ...]:
-    """What listeners are told of at once."""
+    """What listeners get at once."""
     return job.state, job.last_error, job.boot_attempts
 
 

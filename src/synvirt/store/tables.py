@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy Core. Alembic versions beside this file make them; a test compares the two.
+"""The tables, as SQLAlchemy Core. Alembic versions next to this file make them; a test compares the two.
 
 migrations ──< events        a row a move, with the job as it was then: what SSE replays
            ──< watermarks    what the destination has flushed, per disk and pass
@@ -15,6 +15,8 @@ backups                      repositories, jobs, runs and restore points; what c
 backup_events                a row a move of a run, with the run as it was then; the oldest are swept
 waves ──< wave_members       a wave, and a row a member: of thousands one is written at its change
       ──< wave_events        what happened to a wave and its members; the oldest are swept
+      ──< wave_hooks         the secrets of its webhooks, sealed
+      ──< wave_deliveries    what is to be sent to them, and what came of it
 """
 
 from sqlalchemy import (
@@ -54,7 +56,7 @@ def _job() -> Column[str]:
 
 
 def _version() -> Column[str]:
-    """Of the document beside it (documents.py). The default is of rows that a service before versions writes."""
+    """Of the document next to it (documents.py). The default is of rows that a service before versions writes."""
     return Column("version", String(16), nullable=False, server_default="1.0")
 
 
@@ -191,7 +193,7 @@ sources = Table(
     sqlite_autoincrement=True,
 )
 
-# Struck out once the snapshot is gone. Of a source that is removed nobody can reach them any more.
+# Struck out once the snapshot is gone. Those of a removed source cannot be reached any more.
 trials = Table(
     "trials",
     METADATA,
@@ -295,5 +297,34 @@ wave_events = Table(
     Column("document", Text, nullable=False),
     _version(),
     Index("ix_wave_events_wave_id", "wave_id"),
+    sqlite_autoincrement=True,
+)
+
+wave_hooks = Table(
+    "wave_hooks",
+    METADATA,
+    Column("id", _ID, primary_key=True),
+    Column("wave_id", _ID, _wave(), nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+    Index("ix_wave_hooks_wave_id", "wave_id"),
+)
+
+# Times in seconds since 1970, of the clock of the host that wrote them.
+wave_deliveries = Table(
+    "wave_deliveries",
+    METADATA,
+    Column("number", _SERIAL, primary_key=True, autoincrement=True),
+    Column("wave_id", _ID, _wave(), nullable=False),
+    Column("hook_id", _ID, nullable=False),
+    Column("event", String(32), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("made_at", Double, nullable=False),
+    Column("next_at", Double, nullable=False),
+    Column("answer", Text),
+    Index("ix_wave_deliveries_wave_id", "wave_id", "number"),
+    Index("ix_wave_deliveries_state", "state", "next_at"),
     sqlite_autoincrement=True,
 )

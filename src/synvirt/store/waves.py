@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select,
 from synvirt.errors import Conflict, NotFound
 from synvirt.store.documents import VERSION, is_known, parsed, rewritten, version_after
 from synvirt.store.tables import migrations, wave_events, wave_members, waves
+from synvirt.store.wave_hooks import NewDelivery, SealedHook, add_deliveries, add_hooks, replace_hooks
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 M = TypeVar("M", bound=BaseModel)
@@ -34,7 +35,7 @@ ROWS_A_STATEMENT = 1000
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """`document` is the Member as JSON. What stands beside it is the row's truth of it."""
+    """`document` is the Member as JSON. The columns next to it are what queries and compare-and-sets use."""
 
     member_id: str
     state: str
@@ -90,6 +91,11 @@ class NewWave:
     document: BaseModel
     members: Sequence[MemberRow]
     told: str
+    hooks: Sequence[SealedHook] = ()
+
+
+def _no_deliveries(*_: object) -> Sequence[NewDelivery]:
+    return ()
 
 
 class WaveRows:
@@ -105,6 +111,7 @@ class WaveRows:
                 values = {"id": str(one.id), "name": one.name, "state": one.state, "document": one.document.model_dump_json()}
                 db.execute(insert(waves).values(**values, version=VERSION))
                 _add_members(db, one.id, one.members)
+                add_hooks(db, one.id, one.hooks)
                 _announce(db, one.id, one.told)
 
     def get(self, wave_id: UUID) -> WaveRow:
@@ -139,7 +146,7 @@ class WaveRows:
         return found[:limit], rows[limit - 1].number if len(rows) > limit else None
 
     def unended(self, ends: Sequence[str], member_ends: Sequence[str], draft: str) -> list[UUID]:
-        """Those that somebody has to look at: not ended, or with a member that has not, or that is to be given back."""
+        """Those that need a look: not ended, or with a member that has not, or that is to be given back."""
         owing = select(wave_members.c.wave_id).where(wave_members.c.rolling_back | wave_members.c.state.not_in(member_ends))
         looked_at = waves.c.state.not_in([*ends, draft]) | (waves.c.state.in_(ends) & waves.c.id.in_(owing))
         query = select(waves.c.id).where(looked_at, is_known(waves.c.version)).order_by(waves.c.number)
@@ -147,9 +154,17 @@ class WaveRows:
             return [UUID(id_) for id_ in db.execute(query).scalars()]
 
     def change(
-        self, wave_id: UUID, expected: frozenset[str], change: Callable[[M], M], model: type[M], told: Callable[[M], str]
+        self,
+        wave_id: UUID,
+        expected: frozenset[str],
+        change: Callable[[M], M],
+        model: type[M],
+        told: Callable[[M], str],
+        *,
+        deliveries: Callable[[M, M], Sequence[NewDelivery]] = _no_deliveries,
     ) -> M:
-        """Rewrite a wave that is in one of `expected`, else Conflict; with its event. `model` has a `state` and a `name`."""
+        """Rewrite a wave that is in one of `expected`, else Conflict; with its event. `model` has a `state` and a `name`.
+        `deliveries`: to its webhooks, of what it was and what it is."""
         with self._writing() as db:
             row = _row(db, wave_id, lock=True)
             if row.state not in expected:
@@ -162,6 +177,7 @@ class WaveRows:
             if after != before:
                 _rewrite(db, row, before, after)
                 _announce(db, wave_id, told(after))
+                add_deliveries(db, wave_id, deliveries(before, after))
             return after
 
     def replace(
@@ -173,8 +189,10 @@ class WaveRows:
         *,
         members: Sequence[MemberRow],
         told: str,
+        hooks: Sequence[SealedHook] | None = None,
     ) -> M:
-        """The wave with other members. Conflict, where it is not in `expected` any more."""
+        """The wave with other members. `hooks`: None keeps those that there are. Conflict, where it is not in `expected` any
+        more."""
         with self._writing() as db:
             row = _row(db, wave_id, lock=True)
             if row.state != expected:
@@ -184,6 +202,8 @@ class WaveRows:
             _rewrite(db, row, before, after)
             db.execute(delete(wave_members).where(wave_members.c.wave_id == str(wave_id)))
             _add_members(db, wave_id, members)
+            if hooks is not None:
+                replace_hooks(db, wave_id, hooks)
             _announce(db, wave_id, told)
             return after
 
@@ -221,11 +241,18 @@ class WaveRows:
             raise NotFound(f"wave {wave_id} has no member {member_id}")
         return _member(row)
 
-    def change_members(self, wave_id: UUID, changes: Sequence[MemberChange], told: Callable[[BaseModel], str]) -> list[str]:
-        """All that still fit, in one transaction, each with its event: the ids of those."""
+    def change_members(
+        self,
+        wave_id: UUID,
+        changes: Sequence[MemberChange],
+        told: Callable[[BaseModel], str],
+        deliveries: Callable[[str, str, BaseModel], Sequence[NewDelivery]] = _no_deliveries,
+    ) -> list[str]:
+        """All that still fit, in one transaction, each with its event: the ids of those. `deliveries`: to webhooks, of the
+        wave's document, the member's state before, and the member."""
         done = []
         with self._writing() as db:
-            _row(db, wave_id, lock=True)
+            wave = _row(db, wave_id, lock=True)
             for change in changes:
                 same = (wave_members.c.wave_id == str(wave_id), wave_members.c.member_id == change.member_id)
                 row = db.execute(select(wave_members).where(*same)).first()
@@ -243,11 +270,12 @@ class WaveRows:
                 values |= {name: value for name, value in given.items() if value is not None}
                 db.execute(update(wave_members).where(*same).values(**values))
                 _announce(db, wave_id, told(change.document))
+                add_deliveries(db, wave_id, deliveries(wave.document, row.state, change.document))
                 done.append(change.member_id)
         return done
 
     def rewrite_members(self, wave_id: UUID, states: Iterable[str], model: type[M], change: Callable[[M], M]) -> None:
-        """The documents of all that are in these states, as they are at this moment; no state changes, and nobody is told."""
+        """The documents of all that are in these states, as they are at this moment; no state changes, and no event is made."""
         of_wave = (wave_members.c.wave_id == str(wave_id), is_known(wave_members.c.version))
         with self._writing() as db:
             _row(db, wave_id, lock=True)

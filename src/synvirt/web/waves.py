@@ -7,11 +7,15 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Query
+from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRouter
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from synvirt.errors import BadRequest
+from synvirt.fleet.deliveries import Deliveries
 from synvirt.fleet.forecasting import Forecaster, WhatIf
+from synvirt.fleet.importing import Importer
 from synvirt.fleet.model import (
     MEMBER_ENDS,
     WAVE_ENDS,
@@ -26,14 +30,20 @@ from synvirt.fleet.model import (
 from synvirt.fleet.records import member_of, wave_of
 from synvirt.fleet.scheduling import spans_of
 from synvirt.fleet.waves import GOING, MOVED, REMOVABLE, UNDER_WAY, Waves
+from synvirt.mistakes import worded
 from synvirt.model import now
+from synvirt.offline.units import size_bytes
+from synvirt.sizes import duration
 from synvirt.web.backups import ON_A_PAGE, After, number
-from synvirt.web.forms import Sent
+from synvirt.web.forms import Form, Sent
 from synvirt.web.pages import Pages
-from synvirt.web.words import duration, moment
+from synvirt.web.wave_new import NewWavePages
+from synvirt.web.words import moment
 
 # A page that is drawn again every few seconds; more are on the next one.
 MEMBERS_ON_A_PAGE = 200
+# The newest; `synvirt waves deliveries` lists all.
+DELIVERIES_SHOWN = 20
 
 Asked = Literal["go", "hold", "canary", "cancel", "roll-back", "remove"]
 MemberAsked = Literal["approve", "skip", "retry", "roll-back"]
@@ -138,8 +148,8 @@ class Opening:
 class WavePages:
     """Blocking, but for `simulate`."""
 
-    def __init__(self, pages: Pages, waves: Waves, forecaster: Forecaster) -> None:
-        self._pages, self._waves, self._forecaster = pages, waves, forecaster
+    def __init__(self, pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries) -> None:
+        self._pages, self._waves, self._forecaster, self._deliveries = pages, waves, forecaster, deliveries
 
     def waves(self, cursor: After = None) -> Response:
         items, following = self._waves.page(limit=ON_A_PAGE, cursor=number(cursor))
@@ -154,11 +164,11 @@ class WavePages:
         """`after`: how many members come before this page's."""
         return self._pages.page("waves/wave.html", **self._values(wave_id, state, after))
 
-    async def simulate(self, wave_id: UUID) -> Response:
-        """Sources are asked how large VMs are: not at each look."""
-        found, picture = await self._forecaster.pictured(wave_id, WhatIf())
-        wave = wave_of(self._waves.rows.get(wave_id))
-        return self._pages.page("waves/simulated.html", wave=wave, found=found, picture=picture)
+    async def simulate(self, wave_id: UUID, form: Sent) -> Response:
+        """Sources are asked how large VMs are: not at each look. With other numbers filled in: what they would change."""
+        wave = wave_of(await run_in_threadpool(self._waves.rows.get, wave_id))
+        found, picture = await self._forecaster.pictured(wave_id, what_if(form, wave))
+        return self._pages.page("waves/simulated.html", wave=wave, found=found, picture=picture, form=form)
 
     def confirm(self, wave_id: UUID, asked: Asked) -> Response:
         action, wave = ACTIONS[asked], wave_of(self._waves.rows.get(wave_id))
@@ -238,7 +248,35 @@ class WavePages:
             "member_actions": MEMBER_ACTIONS,
             "openings": openings(wave, at) if wave.state not in WAVE_ENDS else [],
             "moving": wave.state in UNDER_WAY,
+            "hooks": {hook.id: hook.url or hook.command for hook in wave.hooks},
+            "deliveries": self._deliveries.page(wave_id, limit=DELIVERIES_SHOWN)[0] if wave.hooks else [],
         }
+
+
+def what_if(form: Form, wave: Wave) -> WhatIf:
+    """As the page of a forecast sends it; what is left empty stays as it is. BadRequest."""
+    document: dict[str, Any] = {}
+    if form.text("more_destinations"):
+        document["more_destinations"] = form.text("more_destinations")
+    for name in ("network_bps", "source_host_bps"):
+        if form.text(name):
+            try:
+                document[name] = size_bytes(form.text(name))
+            except ValueError as error:
+                raise BadRequest(f"{form.text(name)[:100]!r} is no size; 1 GiB and 600 MiB are") from error
+    limits = {name: form.text(name) for name in ("per_source_host", "per_destination", "wave") if form.text(name)}
+    if limits:
+        document["limits"] = wave.limits.model_dump() | limits
+    if end := form.text("window_end"):
+        if not wave.windows:
+            raise BadRequest("the wave has no window that could end at another time")
+        document["windows"] = [{**wave.windows[0].model_dump(), "end": end}]
+    try:
+        return WhatIf.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{place}: {worded(first)}", hint="go back and mend it") from error
 
 
 def possible(wave: Wave) -> list[Asked]:
@@ -299,13 +337,17 @@ def wave_words(state: str) -> str:
     return state.replace("_", " ").capitalize()
 
 
-def waves_router(pages: Pages, waves: Waves, forecaster: Forecaster) -> APIRouter:
+def waves_router(pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries, importer: Importer) -> APIRouter:
     pages.know(wave_tone, wave_words)
-    made = WavePages(pages, waves, forecaster)
+    made = WavePages(pages, waves, forecaster, deliveries)
+    new = NewWavePages(pages, waves, importer)
     here = "/waves/{wave_id}"
     return pages.router(
         {
             "GET /waves": made.waves,
+            "GET /waves/new": new.begin,
+            "POST /waves/new/file": new.of_file,
+            "POST /waves/new/selection": new.of_selection,
             f"GET {here}": made.wave,
             f"POST {here}/simulate": made.simulate,
             f"GET {here}/{{asked}}": made.confirm,

@@ -7,7 +7,7 @@ from synvirt.store.tables import METADATA
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=METADATA,
-    # SQLite cannot ALTER most things: Alembic then makes the table anew and copies it.
+    # SQLite cannot ALTER most things: Alembic then makes a new table and copies the rows.
     render_as_batch=True,
 )
 with context.begin_transaction():

@@ -1,4 +1,4 @@
-"""The version of each stored document, beside it."""
+"""The version of each stored document, in a column of its own."""
 
 import sqlalchemy as sa
 from alembic import op

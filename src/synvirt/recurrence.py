@@ -47,7 +47,7 @@ def parse(text: str, timezone: str) -> Rule:
             raise _wrong(f"{part!r} is no part of a rule, or stands there twice")
         if name not in _PARTS:
             known = ", ".join(("FREQ", *sorted(set(_PARTS) - {"FREQ"})))
-            raise _wrong(f"{name} is not known in a window's rule", f"known are {known}; the time of day is that of the start")
+            raise _wrong(f"{name} is not known in a rule here", f"known are {known}; the time of day is that of the start")
         given[name] = value
     if "FREQ" not in given:
         raise _wrong("the rule has no FREQ")

@@ -1,0 +1,46 @@
+"""Deliveries to webhooks, as people see them. Blocking code; what the API and the page call."""
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+from synvirt.fleet.model import Delivery
+from synvirt.store.wave_hooks import PENDING, DeliveryRow, HookRows
+
+
+class Deliveries:
+    """`changed()`: called after each wish, so that it is looked at now."""
+
+    def __init__(self, rows: HookRows, *, changed: Callable[[], None] = lambda: None) -> None:
+        self._rows, self._changed = rows, changed
+
+    def page(
+        self, wave_id: UUID, *, limit: int, cursor: int | None = None, states: Sequence[str] = ()
+    ) -> tuple[list[Delivery], int | None]:
+        """Newest first."""
+        rows, following = self._rows.page(wave_id, limit=limit, cursor=cursor, states=states)
+        return [shown(row) for row in rows], following
+
+    def again(self, wave_id: UUID, number: int) -> Delivery:
+        """NotFound; Conflict, where it was not given up."""
+        row = self._rows.again(wave_id, number)
+        self._changed()
+        return shown(row)
+
+
+def shown(row: DeliveryRow) -> Delivery:
+    member = json.loads(row.body).get("member")
+    return Delivery.model_validate(
+        {
+            "number": row.number,
+            "hook_id": row.hook_id,
+            "event": row.event,
+            "member": None if member is None else member["id"],
+            "state": row.state,
+            "attempts": row.attempts,
+            "made_at": datetime.fromtimestamp(row.made_at, UTC),
+            "next_at": datetime.fromtimestamp(row.next_at, UTC) if row.state == PENDING else None,
+            "answer": row.answer,
+        }
+    )

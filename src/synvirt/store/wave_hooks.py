@@ -1,0 +1,182 @@
+"""Queries about the webhooks of waves: their sealed secrets, and what is to be delivered to them.
+
+A delivery is added in the transaction of the change that it tells of, so neither is there without the other. It is taken by a
+compare-and-set on its attempts, which also says when the next one is: a process that dies while it sends leaves it to the next.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, delete, insert, select, update
+
+from synvirt.errors import Conflict, NotFound
+from synvirt.store.tables import wave_deliveries, wave_hooks
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+
+PENDING, DELIVERED, GIVEN_UP = "pending", "delivered", "given_up"
+
+
+@dataclass(frozen=True, slots=True)
+class SealedHook:
+    """The secret of a webhook, and which host sealed it."""
+
+    id: UUID
+    host: str
+    sealed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NewDelivery:
+    """`body`: JSON, as it will be sent. It is sent again with the very same bytes."""
+
+    hook_id: UUID
+    event: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRow:
+    """Times in seconds since 1970. `answer`: what came of the last attempt."""
+
+    number: int
+    wave_id: UUID
+    hook_id: UUID
+    event: str
+    body: str
+    state: str
+    attempts: int
+    made_at: float
+    next_at: float
+    answer: str | None
+
+
+class HookRows:
+    def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
+        self._reading, self._writing = reading, writing
+
+    def sealed(self, hook_id: UUID) -> bytes | None:
+        """None: it has no secret, or is gone."""
+        with self._reading() as db:
+            return db.execute(select(wave_hooks.c.sealed).where(wave_hooks.c.id == str(hook_id))).scalar()
+
+    def add_once(self, wave_id: UUID, deliveries: Sequence[NewDelivery]) -> None:
+        """Those whose hook has not had one of the same event of this wave yet."""
+        had = select(wave_deliveries.c.hook_id, wave_deliveries.c.event).where(wave_deliveries.c.wave_id == str(wave_id))
+        had = had.where(wave_deliveries.c.event.in_({one.event for one in deliveries})).distinct()
+
+        def missing(db: Connection) -> list[NewDelivery]:
+            found = {(row.hook_id, row.event) for row in db.execute(had)}
+            return [one for one in deliveries if (str(one.hook_id), one.event) not in found]
+
+        with self._reading() as db:
+            if not missing(db):
+                return
+        with self._writing() as db:
+            add_deliveries(db, wave_id, missing(db))
+
+    def due(self, *, limit: int) -> list[DeliveryRow]:
+        """Those whose turn has come, the longest waiting first."""
+        query = select(wave_deliveries).where(wave_deliveries.c.state == PENDING, wave_deliveries.c.next_at <= time.time())
+        with self._reading() as db:
+            return [_delivery(row) for row in db.execute(query.order_by(wave_deliveries.c.next_at).limit(limit))]
+
+    def take(self, one: DeliveryRow, *, pause_s: float) -> bool:
+        """False: another has taken it. If it is not settled, it is due again after `pause_s`."""
+        same = (wave_deliveries.c.number == one.number, wave_deliveries.c.state == PENDING)
+        with self._writing() as db:
+            values = {"attempts": one.attempts + 1, "next_at": time.time() + pause_s}
+            done = db.execute(update(wave_deliveries).where(*same, wave_deliveries.c.attempts == one.attempts).values(**values))
+            return done.rowcount == 1
+
+    def settle(self, number: int, *, state: str, answer: str) -> None:
+        """What came of an attempt; `pending`: it is tried again when its pause is over."""
+        same = (wave_deliveries.c.number == number, wave_deliveries.c.state == PENDING)
+        with self._writing() as db:
+            db.execute(update(wave_deliveries).where(*same).values(state=state, answer=answer))
+
+    def again(self, wave_id: UUID, number: int) -> DeliveryRow:
+        """One that was given up is due at once, as if it were new. NotFound; Conflict."""
+        same = (wave_deliveries.c.wave_id == str(wave_id), wave_deliveries.c.number == number)
+        with self._writing() as db:
+            row = db.execute(select(wave_deliveries).where(*same)).first()
+            if row is None:
+                raise NotFound(f"wave {wave_id} has no delivery {number}")
+            if row.state != GIVEN_UP:
+                raise Conflict(f"delivery {number} is {row.state}", hint="only one that was given up is sent again")
+            at = time.time()
+            values = {"state": PENDING, "attempts": 0, "made_at": at, "next_at": at}
+            db.execute(update(wave_deliveries).where(*same).values(**values))
+            return _delivery(db.execute(select(wave_deliveries).where(*same)).one())
+
+    def owed(self, wave_id: UUID, hooks: Iterable[UUID]) -> DeliveryRow | None:
+        """The oldest that one of these hooks has not taken yet."""
+        query = select(wave_deliveries).where(wave_deliveries.c.wave_id == str(wave_id), wave_deliveries.c.state == PENDING)
+        query = query.where(wave_deliveries.c.hook_id.in_([str(one) for one in hooks])).order_by(wave_deliveries.c.number)
+        with self._reading() as db:
+            row = db.execute(query.limit(1)).first()
+        return None if row is None else _delivery(row)
+
+    def page(
+        self, wave_id: UUID, *, limit: int, cursor: int | None = None, states: Sequence[str] = ()
+    ) -> tuple[list[DeliveryRow], int | None]:
+        """Newest first, and the cursor of the next page (None: this was the last)."""
+        query = select(wave_deliveries).where(wave_deliveries.c.wave_id == str(wave_id))
+        if cursor is not None:
+            query = query.where(wave_deliveries.c.number < cursor)
+        if states:
+            query = query.where(wave_deliveries.c.state.in_(states))
+        with self._reading() as db:
+            rows = db.execute(query.order_by(wave_deliveries.c.number.desc()).limit(limit + 1)).all()
+        return [_delivery(row) for row in rows[:limit]], rows[limit - 1].number if len(rows) > limit else None
+
+
+# ── in the transactions of waves ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def add_hooks(db: Connection, wave_id: UUID, hooks: Sequence[SealedHook]) -> None:
+    for one in hooks:
+        db.execute(insert(wave_hooks).values(id=str(one.id), wave_id=str(wave_id), host=one.host, sealed=one.sealed))
+
+
+def replace_hooks(db: Connection, wave_id: UUID, hooks: Sequence[SealedHook]) -> None:
+    db.execute(delete(wave_hooks).where(wave_hooks.c.wave_id == str(wave_id)))
+    add_hooks(db, wave_id, hooks)
+
+
+def add_deliveries(db: Connection, wave_id: UUID, deliveries: Sequence[NewDelivery]) -> None:
+    at = time.time()
+    rows = [
+        {
+            "wave_id": str(wave_id),
+            "hook_id": str(one.hook_id),
+            "event": one.event,
+            "body": one.body,
+            "state": PENDING,
+            "attempts": 0,
+            "made_at": at,
+            "next_at": at,
+        }
+        for one in deliveries
+    ]
+    if rows:
+        db.execute(insert(wave_deliveries), rows)
+
+
+def _delivery(row: Row[Any]) -> DeliveryRow:
+    return DeliveryRow(
+        number=row.number,
+        wave_id=UUID(row.wave_id),
+        hook_id=UUID(row.hook_id),
+        event=row.event,
+        body=row.body,
+        state=row.state,
+        attempts=row.attempts,
+        made_at=row.made_at,
+        next_at=row.next_at,
+        answer=row.answer,
+    )
