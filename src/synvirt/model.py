@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
     AfterValidator,
@@ -140,6 +141,8 @@ class Disk(Model):
     cbt_enabled: bool = False
     # Why its changes cannot be tracked, or not be read; where there is no reason, they can.
     cbt_reason: str | None = None
+    # By which of the platform's ways its bytes are read (vSphere: vddk, datastore, esxi or lease), where there are several.
+    read_by: str | None = None
 
 
 class Nic(Model):
@@ -334,10 +337,70 @@ class Target(Received):
     identity: Literal["keep", "new"] = "keep"
 
 
+# ── local times ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _known_zone(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"{value!r} is no time zone of the IANA database, like Europe/Berlin") from None
+    return value
+
+
+def _local(value: datetime) -> datetime:
+    if value.tzinfo is not None:
+        raise ValueError("this time is local to its time zone and has no offset, like 2026-11-28T22:00:00")
+    return value
+
+
+TimeZone = Annotated[str, StringConstraints(min_length=1, max_length=64), AfterValidator(_known_zone)]
+LocalTime = Annotated[datetime, AfterValidator(_local)]
+
+
+def local_to_utc(value: datetime, timezone: str) -> datetime:
+    """A local time that a change of clocks skips is moved past the gap; one that comes twice is its first (fold 0)."""
+    return value.replace(tzinfo=ZoneInfo(timezone)).astimezone(UTC)
+
+
+class SyncSchedule(Received):
+    """When a job that is held copies what has changed: at `start`, local to `timezone`, and again by `rrule` (RFC 5545, section
+    3.3.10, without RRULE:), at the same time of day."""
+
+    timezone: TimeZone = "UTC"
+    rrule: Annotated[str, StringConstraints(min_length=1, max_length=255)]
+    start: LocalTime
+
+
+def _with_offset(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError("this time has no offset; 2026-11-28T22:00:00Z and 2026-11-28T22:00:00+01:00 have one")
+    return value
+
+
+# A moment that a caller sends: without an offset nobody knows which it is, and it compares with no other.
+Moment = Annotated[Time, AfterValidator(_with_offset)]
+
+
+class Schedule(Received):
+    """`start_at`: the job begins then, not before. `interval_s`: a job that is held copies what has changed each time so many
+    seconds are over, counted from `start_at`."""
+
+    start_at: Moment | None = None
+    interval_s: Annotated[float, Field(ge=60, le=366 * 86400)] | None = None
+
+    @model_validator(mode="after")
+    def _counted_from_a_time(self) -> Self:
+        if self.interval_s is not None and self.start_at is None:
+            raise ValueError("schedule.interval_s is counted from schedule.start_at, which is missing")
+        return self
+
+
 class Warm(Received):
     """The delta loop's settings: it converges when a pass reads no more than `delta_threshold_bytes`. `verify`: how what the
     source calls unchanged is doubted; by a sample in each pass, or in full too, once, while the guest still runs. `untracked`:
-    what becomes of a guest whose changes the source cannot tell: it is shut down and copied cold, or the job fails."""
+    what becomes of a guest whose changes the source cannot tell: it is shut down and copied cold, or the job fails. `schedule`:
+    with cutover manual, deltas begin by it, instead of each `interval_s` or as fast as the guest changes."""
 
     max_passes: Annotated[int, Field(ge=1, le=1000), WHOLE] = 10
     delta_threshold_bytes: Annotated[int, Field(ge=0, le=64 * TIB), WHOLE] = 256 * MIB
@@ -345,6 +408,13 @@ class Warm(Received):
     cutover: Literal["auto", "manual"] = "auto"
     verify: Literal["sample", "full"] = "sample"
     untracked: Literal["cold", "fail"] = "cold"
+    schedule: SyncSchedule | None = None
+
+    @model_validator(mode="after")
+    def _one_pace(self) -> Self:
+        if self.schedule is not None and (self.cutover != "manual" or self.interval_s):
+            raise ValueError("schedule is for cutover manual, and without interval_s: it says when deltas begin")
+        return self
 
 
 class Limits(Received):
@@ -400,6 +470,7 @@ class MigrationPlan(Received):
     # What becomes of a job on disks of a host that is lost, before its cut-over: it waits for that host, or another host begins
     # anew. Null: as that host's settings say.
     on_host_lost: OnHostLost | None = None
+    schedule: Schedule = Schedule()
 
     @model_validator(mode="after")
     def _source_fits_its_reference(self) -> Self:
@@ -411,6 +482,11 @@ class MigrationPlan(Received):
             raise ValueError("outage_budget_s is for mode Warm of a Live source: else the guest is away for the whole copy")
         if self.on_overrun == "roll_back" and self.outage_budget_s is None:
             raise ValueError("on_overrun roll_back needs outage_budget_s: nothing says when it is too long")
+        if self.schedule.interval_s is not None:
+            if self.mode is not Mode.WARM or self.warm.cutover != "manual":
+                raise ValueError("schedule.interval_s is for mode Warm with warm.cutover manual: nothing else is held")
+            if self.warm.schedule is not None or self.warm.interval_s:
+                raise ValueError("schedule.interval_s, warm.schedule and warm.interval_s say one thing: one of them is enough")
         return self
 
 
@@ -642,6 +718,8 @@ class SourceCheck(Model):
     detail: str
     hint: str | None = None
     warning: bool = False
+    # What a way of reading a disk brought, where the check measured one.
+    bytes_per_s: float | None = None
 
 
 class SourceTest(Model):
@@ -656,7 +734,10 @@ class SourceTest(Model):
 
 
 class Source(Model):
-    """A registered live platform. Its credentials are sealed apart, and are in no answer."""
+    """A registered live platform. Its credentials are sealed apart, and are in no answer.
+
+    `rates`: bytes a second by way of reading, as the last deep test measured them; a shallow test leaves them.
+    """
 
     id: UUID
     name: str
@@ -665,6 +746,7 @@ class Source(Model):
     options: dict[str, Any] = Field(default_factory=dict)
     created_at: Time
     last_test: SourceTest | None = None
+    rates: dict[str, float] = Field(default_factory=dict)
 
 
 # ── files: host files, uploads, what is in them ──────────────────────────────────────────────────────────────────────
@@ -723,11 +805,13 @@ class Upload(Model):
 
 
 class ProgressUpdate(Model):
-    """Data of the stream's `event: progress`."""
+    """Data of the stream's `event: progress`. `disks`: the rows of its disks as they are now, each by its `key`; empty, where
+    those of the Migration still hold."""
 
     id: UUID
     state: State
     progress: Progress
+    disks: tuple[DiskProgress, ...] = ()
 
 
 class RetryRequest(Received):

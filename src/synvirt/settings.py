@@ -74,6 +74,14 @@ class BackupOfferSetting(Received):
     keep_days: Annotated[float, Field(ge=0, le=36500)] = 30
 
 
+class WaveCommandSetting(Received):
+    """A program that webhooks of waves may name. `user`: whose rights it has, where the service runs as root."""
+
+    argv: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1, max_length=64)]
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30
+    user: Annotated[str, Field(min_length=1)] = "nobody"
+
+
 DestinationSetting = Annotated[DirectorySetting | ZfsSetting | RbdSetting, Field(discriminator="kind")]
 
 
@@ -177,8 +185,13 @@ class Settings(Received):
     backup_offers: dict[DestinationName, BackupOfferSetting] = Field(default_factory=dict)
     # Folders that restore points may be exported to, beside {data_dir}/exports, separated by commas.
     backup_export_roots: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
+    # Programs that webhooks of waves may name: tables [wave_commands.NAME] of the file.
+    wave_commands: dict[DestinationName, WaveCommandSetting] = Field(default_factory=dict)
     # A signed receipt of each job that completes, with the SHA-256 of every 4 MiB of its volumes.
     receipts: bool = True
+    # Who stamps them with the time (RFC 3161), and the certificates (PEM) that the stamps must lead up to.
+    receipt_tsa: Annotated[str, Field(pattern=r"^(https?://[^\s@]+)?$")] = ""
+    receipt_tsa_roots: Path = Path("/etc/ssl/certs/ca-certificates.crt")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -302,7 +315,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        if isinstance(value, dict) and key not in ("destinations", "backup_offers"):
+        if isinstance(value, dict) and key not in ("destinations", "backup_offers", "wave_commands"):
             flat.update({f"{key}_{inner}": item for inner, item in value.items()})
         else:
             flat[key] = value

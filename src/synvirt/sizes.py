@@ -1,3 +1,17 @@
-"""Units of bytes. A module of its own, so that the data path needs nothing of the model's to count with."""
+"""Units of bytes, and times in words. A module of its own: the data path counts with it and needs nothing of the model's."""
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+
+
+def duration(seconds: float | None) -> str:
+    """The two units that matter: `1 h 20 min`, `3 min 5 s`, `0.4 s`."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{seconds:.1f} s" if seconds % 1 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    for large, small, length, part in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
+        if whole >= length:
+            rest = whole % length // part
+            return f"{whole // length} {large}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"

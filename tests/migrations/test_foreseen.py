@@ -210,27 +210,61 @@ def test_an_offline_plan_is_looked_at_too(rooms: Rooms, house: House) -> None:
 
 
 def test_the_forecast_is_of_jobs_that_ended_here(rooms: Rooms, house: House) -> None:
-    for number, downtime_s in enumerate((4.0, 2.0, 30.0)):
-        passes = (Pass(number=1, kind="full", bytes=4096 * (number + 1), seconds=2.0, finished_at=now()),)
+    for number, downtime_s in enumerate((4.0, 5.0, 6.0)):
+        full = Pass(number=1, kind="full", bytes=4096 * (number + 1), seconds=2.0, finished_at=now())
+        final = Pass(number=2, kind="final", bytes=512, seconds=1.0, finished_at=now())
         job = Migration(
             id=uuid4(),
             name="before",
             plan=live_plan(),
             state=State.COMPLETED,
             mode_effective=Mode.WARM,
-            passes=passes,
+            passes=(full, final),
             downtime_s=downtime_s,
             created_at=now(),
         )
         house.store.add(job, host="local")
-    forecast = dry_run(rooms, live_plan()).forecast
+    forecast = dry_run(rooms, live_plan(target={"start": False})).forecast
     assert forecast is not None
     # 4 KiB and 8 KiB of disks, at the median of 2, 4 and 6 KiB/s.
     assert (forecast.bytes_to_read, forecast.copy_s) == (12 * KIB, 3.0)
-    assert (forecast.outage_p50_s, forecast.outage_p95_s) == (4.0, 30.0)
+    assert [(part.name, part.measured) for part in forecast.outage_parts] == [("shutdown", 3), ("last copy", 3)]
+    assert forecast.outage_p50_s is not None
+    assert forecast.outage_p95_s is not None
+    assert 4 < forecast.outage_p50_s < 6 < forecast.outage_p95_s
     limited = dry_run(rooms, live_plan(limits={"bandwidth_bps": 64 * KIB})).forecast
     assert limited is not None
     assert limited.copy_s == 3.0
+
+
+def test_before_any_job_the_forecast_is_of_what_a_deep_test_measured(rooms: Rooms, house: House) -> None:
+    class Measured(Networked):
+        async def inspect(self, vm_id: str) -> VmManifest:
+            found = await super().inspect(vm_id)
+            ways = zip(found.disks, ("datastore", "lease"), strict=True)
+            return found.model_copy(update={"disks": tuple(disk.model_copy(update={"read_by": way}) for disk, way in ways)})
+
+    async def connect(kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        return Measured(house.platform)
+
+    rooms = replace(rooms, connect=connect)
+    found = dry_run(rooms, live_plan("Cold"))
+    assert found.forecast is not None
+    assert found.forecast.copy_s is None
+    assert "a deep test of the source measures" in found.forecast.basis
+    assert [way.reason.partition("; ")[2] for way in found.ways] == ["read by datastore", "read by lease"]
+    rates = {"datastore": 2.0 * KIB, "lease": 1.0 * KIB}
+    rooms = replace(rooms, rates_of=lambda source_id: rates if source_id == SOURCE_ID else {})
+    cold = dry_run(rooms, live_plan("Cold", target={"start": False})).forecast
+    assert cold is not None
+    # 4 KiB by the first way, 8 KiB by the second; the guest is off meanwhile, and while it shuts down.
+    assert cold.copy_s == 10.0
+    assert cold.outage_p50_s is not None
+    assert cold.outage_p50_s > 10.0
+    assert "the last deep test of the source: datastore" in cold.basis
+    warm = dry_run(rooms, live_plan()).forecast
+    assert warm is not None
+    assert (warm.copy_s, warm.outage_p50_s) == (10.0, None)
 
 
 def test_problems_are_refused_by_the_first_ones_own_error(rooms: Rooms, house: House) -> None:

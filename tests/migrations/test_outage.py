@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 
 from synvirt.disks.checking.sampling import BLOCK_BYTES, would_see
-from synvirt.migrations.outage import measured_parts, outage_forecast, too_long
-from synvirt.model import MIB, BootAttempt, Migration, Mode, Pass, State
+from synvirt.migrations.outage import Record, measured_parts, outage_forecast, record, too_long
+from synvirt.model import MIB, BootAttempt, Migration, Mode, OutageForecast, Pass, State
 from tests.house import live_plan
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -39,6 +39,16 @@ def done_job(shutdown_s: float, copy_s: float, boot_s: float) -> Migration:
 
 def running(passes: tuple[Pass, ...], **plan: Any) -> Migration:
     return Migration(id=uuid4(), name="web", plan=live_plan(**plan), mode_effective=Mode.WARM, passes=passes, created_at=START)
+
+
+def test_forecasts_are_held_against_what_came_of_them() -> None:
+    def one(measured_s: float | None, p50_s: float, p95_s: float) -> Migration:
+        forecast = OutageForecast(p50_s=p50_s, p95_s=p95_s, at=START)
+        return done_job(1, 1, 1).model_copy(update={"downtime_s": measured_s, "outage": forecast})
+
+    unforecast = done_job(20, 3, 45)
+    assert record([unforecast, one(None, 10, 20)]) is None
+    assert record([unforecast, one(12, 10, 20), one(20, 10, 20), one(30, 10, 20)]) == Record(3, 2, 10)
 
 
 def test_parts_are_what_an_outage_was_made_of() -> None:

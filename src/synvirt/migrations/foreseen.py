@@ -27,28 +27,32 @@ from synvirt.hypervisor.domain_xml import safe_name
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import Identity, identity_of
 from synvirt.machines.concerns import TARGET_TOO_SMALL, with_room
+from synvirt.migrations import schedule
 from synvirt.migrations.critical import refuse_critical
+from synvirt.migrations.outage import planned_outage
+from synvirt.migrations.past import completed
 from synvirt.migrations.rooms import Rooms
 from synvirt.model import (
     Bytes,
     Concern,
     Difference,
+    Disk,
     LiveVmRef,
     Migration,
     MigrationPlan,
     Mode,
     Model,
-    State,
+    OutagePart,
     VmManifest,
+    now,
 )
 from synvirt.offline.several import choosing
+from synvirt.sizes import MIB
 
 log = structlog.get_logger(__name__)
 
 # As long as `GET /sources/:id/vms/:vm_id` waits.
 SOURCE_ANSWERS_WITHIN_S = 60.0
-# Ended jobs that are looked at for how fast the next one may be.
-_JOBS_LOOKED_AT = 50
 _MEASURED_LEAST_S = 1.0
 
 
@@ -70,12 +74,14 @@ class DiskWay(Model):
 
 
 class PlanForecast(Model):
-    """Seconds, of jobs of the same source that ended here; null where there is none of them. `basis` says of how many."""
+    """Seconds; null where nothing was measured yet. `basis` says what `copy_s` follows from, `outage_parts` what the outage is
+    made of and of how many jobs here each part was measured."""
 
     bytes_to_read: Bytes
     copy_s: float | None = None
     outage_p50_s: float | None = None
     outage_p95_s: float | None = None
+    outage_parts: tuple[OutagePart, ...] = ()
     basis: str = ""
 
 
@@ -143,6 +149,8 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
         if plan.conversion == "always" or (plan.conversion == "auto" and rooms.preparer.wants(found.manifest)):
             with found.at("conversion"):
                 rooms.preparer.check()
+    with found.at("warm.schedule"):
+        schedule.check(plan, now())
     networks_and_host(rooms, found)
     return found
 
@@ -350,38 +358,63 @@ def _ways(found: Foreseen, manifest: VmManifest) -> Iterator[DiskWay]:
         elif plan.source.Offline is not None:
             yield DiskWay(disk_key=disk.key, way="file", reason=f"read where it lies, as {disk.format}")
         elif plan.mode is Mode.COLD:
-            yield DiskWay(disk_key=disk.key, way="cold", reason="the plan's mode is Cold")
+            yield DiskWay(disk_key=disk.key, way="cold", reason=f"the plan's mode is Cold{_read_by(disk)}")
         elif why_cold is not None:
-            yield DiskWay(disk_key=disk.key, way="cold", reason=why_cold)
+            yield DiskWay(disk_key=disk.key, way="cold", reason=f"{why_cold}{_read_by(disk)}")
         else:
-            yield DiskWay(disk_key=disk.key, way="warm", reason="the source tracks its changes")
+            yield DiskWay(disk_key=disk.key, way="warm", reason=f"the source tracks its changes{_read_by(disk)}")
+
+
+def _read_by(disk: Disk) -> str:
+    return f"; read by {disk.read_by}" if disk.read_by else ""
 
 
 def _forecast(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest) -> PlanForecast:
     kept = _without(manifest, plan.skip_disks).disks
-    to_read = sum(disk.capacity_bytes if disk.used_bytes is None else disk.used_bytes for disk in kept)
-    alike = [job for job in _ended(rooms) if _same_source(job.plan, plan) and job.passes]
-    speeds = [first.bytes / first.seconds for job in alike if (first := job.passes[0]).seconds >= _MEASURED_LEAST_S]
-    if not speeds:
-        return PlanForecast(bytes_to_read=to_read, basis="no job of this source has ended here yet")
-    copy_s = to_read / min(statistics.median(speeds), plan.limits.bandwidth_bps or float("inf"))
-    outages = sorted(job.downtime_s for job in alike if job.downtime_s is not None and job.mode_effective is Mode.WARM)
-    p50, p95 = (copy_s, copy_s) if plan.mode is Mode.COLD and plan.source.Live else (None, None)
-    if plan.mode is Mode.WARM and outages:
-        p50, p95 = statistics.median(outages), outages[min(len(outages) - 1, round(0.95 * len(outages)))]
+    to_read = sum(_bytes_to_read(disk) for disk in kept)
+    past = completed(rooms.store, plan)
+    copy_s, basis = _copy_time(rooms, plan, kept, [job for job in past if _same_source(job.plan, plan)])
+    outage = planned_outage(
+        plan,
+        past,
+        converts=plan.conversion == "always" or (plan.conversion == "auto" and rooms.preparer.wants(manifest)),
+        starts=plan.target.start,
+        copy_s=copy_s,
+        at=now(),
+    )
     return PlanForecast(
         bytes_to_read=to_read,
-        copy_s=round(copy_s, 1),
-        outage_p50_s=None if p50 is None else round(p50, 1),
-        outage_p95_s=None if p95 is None else round(p95, 1),
-        basis=f"{len(speeds)} job(s) of this source that ended here",
+        copy_s=None if copy_s is None else round(copy_s, 1),
+        outage_p50_s=None if outage is None else outage.p50_s,
+        outage_p95_s=None if outage is None else outage.p95_s,
+        outage_parts=() if outage is None else outage.parts,
+        basis=basis,
     )
 
 
-def _ended(rooms: Rooms) -> Iterator[Migration]:
-    documents, _ = rooms.store.documents(limit=_JOBS_LOOKED_AT)
-    jobs = (Migration.model_validate_json(document) for document in documents)
-    return (job for job in jobs if job.state is State.COMPLETED)
+def _bytes_to_read(disk: Disk) -> int:
+    return disk.capacity_bytes if disk.used_bytes is None else disk.used_bytes
+
+
+def _copy_time(rooms: Rooms, plan: MigrationPlan, disks: Sequence[Disk], past: Sequence[Migration]) -> tuple[float | None, str]:
+    """Seconds, and what they follow from: first copies of jobs of the same source; without one, what a deep test of the source
+    measured of the ways by which the disks would be read. One disk after another: a job may be faster than that."""
+    limit_bps = plan.limits.bandwidth_bps or float("inf")
+    speeds = [
+        first.bytes / first.seconds for job in past if job.passes and (first := job.passes[0]).seconds >= _MEASURED_LEAST_S
+    ]
+    if speeds:
+        speed = min(statistics.median(speeds), limit_bps)
+        return sum(_bytes_to_read(disk) for disk in disks) / speed, f"{len(speeds)} job(s) of this source that ended here"
+    ref = plan.source_ref
+    rates = rooms.rates_of(ref.source_id) if ref.kind == "live_vm" else {}
+    if not disks or any(disk.read_by not in rates for disk in disks):
+        hint = "; a deep test of the source measures its ways" if any(disk.read_by for disk in disks) else ""
+        return None, f"no job of this source has ended here yet{hint}"
+    used = {disk.read_by: rates[disk.read_by] for disk in disks if disk.read_by is not None}
+    ways = ", ".join(f"{way} {bytes_per_s / MIB:.1f} MiB/s" for way, bytes_per_s in used.items())
+    seconds = sum(_bytes_to_read(disk) / min(used[disk.read_by], limit_bps) for disk in disks if disk.read_by is not None)
+    return seconds, f"the last deep test of the source: {ways}"
 
 
 def _same_source(one: MigrationPlan, other: MigrationPlan) -> bool:

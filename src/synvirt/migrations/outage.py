@@ -13,6 +13,7 @@ A site whose jobs differ much has a wide p95, and a budget that is held by luck 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
@@ -39,22 +40,71 @@ def outage_forecast(
     where change tracking was found to lie."""
     if job.mode_effective is not Mode.WARM or not any(one.finished_at is not None for one in job.passes):
         return None
-    measured = [found for one in _alike(past, job.plan) if (found := measured_parts(one)) is not None]
+    measured = _measured(past, job.plan)
     shutdown = _part("shutdown", [one["shutdown"] for one in measured])
     if whole:
         last = _part("last copy", [one.seconds for one in job.passes if one.finished_at and (one.whole or one.number == 1)])
     else:
         last = _last_copy(job.passes, [one["last copy"] for one in measured], shutdown, at=at)
-    parts = [shutdown, last]
-    if converts:
-        parts.append(_part("conversion", [one["conversion"] for one in measured if "conversion" in one]))
-    if starts:
-        parts.append(_part("boot", [one["boot"] for one in measured if "boot" in one]))
+    return _added_up([shutdown, last, *_after(measured, converts=converts, starts=starts)], job.plan, at=at)
+
+
+def planned_outage(
+    plan: MigrationPlan, past: Iterable[Migration], *, converts: bool, starts: bool, copy_s: float | None, at: datetime
+) -> OutageForecast | None:
+    """The same before there is a job. None for an Offline plan, whose guest does not run; for a warm one, while no job here has
+    measured any part; for a cold one, whose guest is away during the whole copy, while `copy_s` is not known."""
+    if plan.source.Live is None:
+        return None
+    measured = _measured(past, plan)
+    shutdown = _part("shutdown", [one["shutdown"] for one in measured])
+    if plan.mode is Mode.WARM:
+        if not measured:
+            return None
+        last = _part("last copy", [one["last copy"] for one in measured])
+    elif copy_s is None:
+        return None
+    else:
+        last = OutagePart(name="last copy", p50_s=copy_s, p95_s=round(copy_s * math.exp(_Z95 * PRIOR_SPREAD), 2), measured=0)
+    return _added_up([shutdown, last, *_after(measured, converts=converts, starts=starts)], plan, at=at)
+
+
+def _measured(past: Iterable[Migration], plan: MigrationPlan) -> list[dict[OutagePartName, float]]:
+    return [found for one in _alike(past, plan) if (found := measured_parts(one)) is not None]
+
+
+def _after(measured: Sequence[dict[OutagePartName, float]], *, converts: bool, starts: bool) -> list[OutagePart]:
+    """What follows the last copy."""
+    follows: tuple[tuple[OutagePartName, bool], ...] = (("conversion", converts), ("boot", starts))
+    return [_part(name, [one[name] for one in measured if name in one]) for name, wanted in follows if wanted]
+
+
+def _added_up(parts: Sequence[OutagePart], plan: MigrationPlan, *, at: datetime) -> OutageForecast:
     p50 = sum(part.p50_s for part in parts)
     beyond = math.hypot(*(part.p95_s - part.p50_s for part in parts))
     return OutageForecast(
-        p50_s=round(p50, 1), p95_s=round(p50 + beyond, 1), budget_s=job.plan.outage_budget_s, parts=tuple(parts), at=at
+        p50_s=round(p50, 1), p95_s=round(p50 + beyond, 1), budget_s=plan.outage_budget_s, parts=tuple(parts), at=at
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Forecasts held against what came of them: `jobs` that had both, of which `within_p95`; `median_error_s`: how far the
+    outage was from the p50, either way."""
+
+    jobs: int
+    within_p95: int
+    median_error_s: float
+
+
+def record(past: Iterable[Migration]) -> Record | None:
+    """None, where no job was forecast and measured."""
+    both = [(one.downtime_s, one.outage) for one in past if one.downtime_s is not None and one.outage is not None]
+    if not both:
+        return None
+    errors = [abs(measured - forecast.p50_s) for measured, forecast in both]
+    within = sum(measured <= forecast.p95_s for measured, forecast in both)
+    return Record(len(both), within, round(statistics.median(errors), 1))
 
 
 def too_long(found: OutageForecast) -> str | None:

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
@@ -33,6 +33,8 @@ SNAPSHOT_TIMEOUT_S = 600.0
 # Of a way that is tried beside the one that is taken. What is read of it is more than caches of a moment hold back, and on a
 # slow site (1 MiB/s) still in time.
 WAY_TIMEOUT_S, MEASURED_BYTES = 120.0, 16 * MIB
+# What the name of a way's check begins with.
+WAY: Final = "way "
 
 
 class _Ended(Exception):
@@ -175,25 +177,26 @@ class _Probe:
                 self.checks.extend(await adapter.hosts())
 
     async def way(self, adapter: HasWays, way: str, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> None:
-        async def measured() -> str:
-            spec = await adapter.open_by(way, vm_id, snapshot, disk)
-            read, seconds = await asyncio.to_thread(_read_measured, spec)
-            return (
-                f"read {read} bytes of {disk.label} with {read / MIB / max(seconds, 1e-6):.1f} MiB/s, one request after another"
-            )
-
-        hint = None
+        name = f"{WAY}{way}"
         try:
             async with asyncio.timeout(WAY_TIMEOUT_S):
-                told = await measured()
+                spec = await adapter.open_by(way, vm_id, snapshot, disk)
+                read, seconds = await asyncio.to_thread(_read_measured, spec)
         except TimeoutError:
-            told, hint = f"no answer within {WAY_TIMEOUT_S:.0f} s", "is the platform overloaded?"
+            detail, hint = f"no answer within {WAY_TIMEOUT_S:.0f} s", "is the platform overloaded?"
+            self.checks.append(SourceCheck(name=name, ok=True, warning=True, detail=detail, hint=hint))
         except SynvirtError as error:
-            told, hint = f"{error.code}: {error.detail}", error.hint
+            detail = f"{error.code}: {error.detail}"
+            self.checks.append(SourceCheck(name=name, ok=True, warning=True, detail=detail, hint=error.hint))
         else:
-            self.passed(f"way {way}", told)
-            return
-        self.checks.append(SourceCheck(name=f"way {way}", ok=True, warning=True, detail=told, hint=hint))
+            bytes_per_s = read / max(seconds, 1e-6)
+            detail = f"read {read} bytes of {disk.label} with {bytes_per_s / MIB:.1f} MiB/s, one request after another"
+            self.checks.append(SourceCheck(name=name, ok=True, detail=detail, bytes_per_s=round(bytes_per_s, 1)))
+
+
+def measured_rates(test: SourceTest) -> dict[str, float]:
+    """Bytes a second by way, of those that a deep test could read by."""
+    return {check.name.removeprefix(WAY): check.bytes_per_s for check in test.checks if check.bytes_per_s}
 
 
 async def probe(

@@ -58,6 +58,8 @@ class Rooms:
     slots: Slots
     host: str
     check_source: Callable[[LiveKind, UUID], None] = _no_source
+    # Bytes a second by way of reading, as the last deep test of the source measured them.
+    rates_of: Callable[[UUID], Mapping[str, float]] = lambda source_id: {}
     # Outside programs that may import a kind whole, where its importer would be asked disk by disk.
     passthroughs: Mapping[OfflineKind, Passthrough] = field(default_factory=dict)
     secret_of: Callable[[UUID], bytes | None] = no_secrets

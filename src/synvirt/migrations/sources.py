@@ -30,7 +30,7 @@ from synvirt.live.form import Form
 from synvirt.live.recording import Recording, named
 from synvirt.live.recording import lines as recorded
 from synvirt.live.registry import Platform
-from synvirt.migrations.probing import probe
+from synvirt.migrations.probing import measured_rates, probe
 from synvirt.migrations.secrets import belongs_to
 from synvirt.migrations.trials import Trials
 from synvirt.model import (
@@ -135,7 +135,8 @@ class Sources:
         fields = asked.model_dump(exclude={"credentials"}, exclude_unset=True, exclude_none=True)
 
         def changed(before: Source, sealed: bytes) -> tuple[Source, bytes]:
-            after = before.model_copy(update={**fields, "last_test": None if set(fields) - {"name"} else before.last_test})
+            stale: dict[str, object] = {"last_test": None, "rates": {}} if set(fields) - {"name"} else {}
+            after = before.model_copy(update={**fields, **stale})
             secrets = self._opened(source_id, sealed) if asked.credentials is None else _revealed(asked.credentials)
             after = self._checked(after, secrets)
             if asked.credentials is None:
@@ -229,7 +230,9 @@ class Sources:
         def tested(now_: Source, sealed: bytes) -> tuple[Source, bytes]:
             """Unless it was changed meanwhile: then another source was tested."""
             same = (now_.endpoint, now_.options) == (source.endpoint, source.options)
-            return now_.model_copy(update={"last_test": result if same else now_.last_test}), sealed
+            if not same:
+                return now_, sealed
+            return now_.model_copy(update={"last_test": result, "rates": measured_rates(result) or now_.rates}), sealed
 
         await asyncio.to_thread(self._rows.change, source_id, tested, host=self._host)
         return result

@@ -33,6 +33,7 @@ Step = Callable[[Job], Awaitable[Facts]]
 
 
 async def queued(job: Job) -> Facts:
+    await _until_start(job)
     if job.migration.retry_of is not None:
         for _, volume in copied_disks(job):  # a service killed right after the job was added had no time to
             await job.record("volume", volume)
@@ -68,6 +69,17 @@ async def queued(job: Job) -> Facts:
         await job.in_thread(rooms.preparer.check)
     await _refuse_too_large(job, manifest)
     return Facts()
+
+
+async def _until_start(job: Job) -> None:
+    """Not before its plan says so. It is looked at again and again: the clock may be set meanwhile."""
+    start_at = job.migration.plan.schedule.start_at
+    if start_at is None:
+        return
+    while (left := (start_at - now()).total_seconds()) > 0:
+        job.leave_turn()
+        await job.stop.sleep_or_wake(min(left, warm.HOLD_LOOK_S))
+    await job.take_turn()
 
 
 async def _inspected(job: Job) -> tuple[VmManifest, bool]:

@@ -34,12 +34,12 @@ from synvirt.migrations.forecast import forecast, why_not
 from synvirt.migrations.job import Job, converts, copied_disks
 from synvirt.migrations.outage import outage_forecast, too_long
 from synvirt.migrations.passes import PassDisk, run_opened_pass
+from synvirt.migrations.past import completed
 from synvirt.migrations.patience import Patience, SnapshotNotMade, patiently
+from synvirt.migrations.schedule import has_schedule, next_sync
 from synvirt.migrations.source_vm import SourceAwake, at_source, ran_since, shut_down, times_down, vm_id
-from synvirt.model import Disk, Migration, Mode, Pass, State, VmManifest, now
+from synvirt.model import Disk, Mode, Pass, VmManifest, now
 from synvirt.store import Watermark
-from synvirt.store.documents import readable
-from synvirt.store.filters import Only
 
 Kind = Literal["full", "delta", "final"]
 
@@ -60,8 +60,6 @@ FRESH_S = 30.0
 # A delta that took so much longer than its copying was held up, by a source that was away or a service that was down. What
 # changed meanwhile is for the next: it says nothing of how the guest converges.
 HELD_UP_S, HELD_UPS_MAX = 600.0, 20
-# Ended jobs that are looked at for how long an outage may take.
-JOBS_LOOKED_AT = 50
 # A job that is held has thousands of them, and its document is written at each watermark. The first is kept, too.
 PASSES_KEPT = 20
 # A job that holds compares all that is called unchanged once a day: it reads the whole source.
@@ -116,19 +114,9 @@ async def _fits(job: Job) -> bool:
 
 async def _forecast_outage(job: Job) -> None:
     """From what the jobs took that completed here, and from this one's passes."""
-
-    def past() -> list[Migration]:
-        ref = job.migration.plan.source_ref
-        of_source = Only(states=(State.COMPLETED,), source_id=ref.source_id if ref.kind == "live_vm" else None)
-        for only in (of_source, Only(states=(State.COMPLETED,))):
-            documents, _ = job.rooms.store.documents(limit=JOBS_LOOKED_AT, only=only)
-            if documents:
-                return list(readable(Migration, documents))
-        return []
-
     found = outage_forecast(
         job.migration,
-        await job.in_thread(past),
+        await job.in_thread(completed, job.rooms.store, job.migration.plan),
         converts=converts(job, job.manifest),
         starts=job.migration.plan.target.start,
         whole=await _is_distrusted(job),
@@ -273,17 +261,27 @@ async def _is_distrusted(job: Job) -> bool:
 async def _asked_while_waiting(job: Job) -> bool:
     """Wait until the next delta is due; true as soon as the operator of a job that is held asks for the cut-over. Where each
     delta reads whole disks, none is due until then."""
-    warm = job.migration.plan.warm
-    held = warm.cutover == "manual"
-    pause_s = warm.interval_s or (_hold_interval_s(job) if held else 0)
-    due = time.monotonic() + (float("inf") if held and await _is_distrusted(job) else pause_s)
+    began, held = time.monotonic(), job.migration.plan.warm.cutover == "manual"
+    distrusted = held and await _is_distrusted(job)
     asked = await _is_asked(job)
-    while not asked and (left := due - time.monotonic()) > 0:
+    while not asked and (left := float("inf") if distrusted else _left_s(job, began)) > 0:
         job.leave_turn()
         await job.stop.sleep_or_wake(min(left, HOLD_LOOK_S))
         asked = await _is_asked(job)
     await job.take_turn()
     return asked
+
+
+def _left_s(job: Job, began: float) -> float:
+    """Until the next delta is due. By a schedule: of the wall's clock, which may be set, counted from the moment of the source
+    that was copied last; so a service that was down makes up for what it missed."""
+    plan, last = job.migration.plan, job.migration.passes[-1]
+    if has_schedule(plan):
+        due = next_sync(plan, last.snapshot_at or last.finished_at or now())
+        return float("inf") if due is None else (due - now()).total_seconds()
+    held = plan.warm.cutover == "manual"
+    pause_s = plan.warm.interval_s or (_hold_interval_s(job) if held else 0)
+    return began + pause_s - time.monotonic()
 
 
 def _hold_interval_s(job: Job) -> float:

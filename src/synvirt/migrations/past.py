@@ -1,0 +1,22 @@
+"""Jobs that completed here, as what the next one's forecasts are made of. Blocking code."""
+
+from typing import Final
+
+from synvirt.model import Migration, MigrationPlan, State
+from synvirt.store import Store
+from synvirt.store.documents import readable
+from synvirt.store.filters import Only
+
+# The newest say most: a site's network and storage change.
+JOBS_LOOKED_AT: Final = 50
+
+
+def completed(store: Store, plan: MigrationPlan) -> list[Migration]:
+    """Of the plan's live source, newest first; of all sources, where none of it has completed."""
+    ref = plan.source_ref
+    of_source = Only(states=(State.COMPLETED,), source_id=ref.source_id if ref.kind == "live_vm" else None)
+    for only in (of_source, Only(states=(State.COMPLETED,))):
+        documents, _ = store.documents(limit=JOBS_LOOKED_AT, only=only)
+        if documents:
+            return list(readable(Migration, documents))
+    return []

@@ -1,0 +1,182 @@
+"""Jobs that begin at a time, and held jobs that copy their changes by a schedule."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from synvirt.errors import InvalidPlan
+from synvirt.migrations import steps, warm
+from synvirt.migrations.engine import Engine
+from synvirt.migrations.foreseen import foresee
+from synvirt.migrations.schedule import check, next_sync
+from synvirt.model import MigrationPlan, State, now
+from tests.fakes.workers import in_process
+from tests.house import House, live_plan
+from tests.processes import until
+
+VM, DISK = "vm-1", "disk-0"
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def ruled(rrule: str, start: str, timezone: str = "UTC") -> MigrationPlan:
+    return live_plan(warm={"cutover": "manual", "schedule": {"rrule": rrule, "start": start, "timezone": timezone}})
+
+
+def test_a_rule_says_when_the_next_sync_is_by_the_clock_of_its_place() -> None:
+    plan = ruled("FREQ=DAILY", "2026-01-01T22:00:00", "Europe/Berlin")
+    assert next_sync(plan, at("2026-01-10T12:00:00")) == at("2026-01-10T21:00:00")
+    assert next_sync(plan, at("2026-01-10T21:00:00")) == at("2026-01-11T21:00:00"), "after it, not at it"
+    assert next_sync(plan, at("2026-07-10T12:00:00")) == at("2026-07-10T20:00:00"), "in summer an hour sooner"
+    assert next_sync(plan, at("2025-01-01T00:00:00")) == at("2026-01-01T21:00:00"), "its start is the first"
+    weekly = ruled("FREQ=WEEKLY;BYDAY=SA;UNTIL=20260131T000000", "2026-01-03T01:00:00", "Pacific/Auckland")
+    assert next_sync(weekly, at("2026-01-03T00:00:00")) == at("2026-01-09T12:00:00")
+    assert next_sync(weekly, at("2026-03-01T00:00:00")) is None
+
+
+def test_an_interval_is_counted_from_its_start_and_not_from_the_last_sync() -> None:
+    plan = live_plan(warm={"cutover": "manual"}, schedule={"start_at": at("2026-01-01T22:00:00"), "interval_s": 6 * 3600})
+    assert next_sync(plan, at("2026-01-01T00:00:00")) == at("2026-01-01T22:00:00")
+    assert next_sync(plan, at("2026-01-01T22:00:00")) == at("2026-01-02T04:00:00")
+    assert next_sync(plan, at("2026-01-02T09:59:59")) == at("2026-01-02T10:00:00")
+    assert next_sync(live_plan(), now()) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"warm": {"schedule": {"rrule": "FREQ=DAILY", "start": "2026-01-01T22:00:00"}}}, "cutover manual"),
+        (
+            {
+                "warm": {
+                    "cutover": "manual",
+                    "interval_s": 5,
+                    "schedule": {"rrule": "FREQ=DAILY", "start": "2026-01-01T22:00:00"},
+                }
+            },
+            "without interval_s",
+        ),
+        ({"warm": {"cutover": "manual", "schedule": {"rrule": "FREQ=DAILY", "start": "2026-01-01T22:00:00Z"}}}, "no offset"),
+        ({"schedule": {"interval_s": 600}}, "start_at, which is missing"),
+        ({"schedule": {"start_at": "2026-01-01T22:00:00"}}, "has no offset"),
+        ({"schedule": {"start_at": "2026-01-01T22:00:00Z", "interval_s": 600}}, "nothing else is held"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(fields: dict[str, Any], named: str) -> None:
+
+    document = json.loads(live_plan().model_dump_json()) | fields
+    with pytest.raises(ValidationError, match=named):
+        MigrationPlan.model_validate_json(json.dumps(document))
+
+
+def test_a_rule_that_cannot_be_or_has_ended_is_named_before_anything_begins(house: House) -> None:
+    house.platform.add_vm(VM, {DISK: bytes(4096)})
+    for rrule, named in (("FREQ=HOURLY", "FREQ=HOURLY"), ("FREQ=DAILY;UNTIL=20200101T000000", "within three years")):
+        plan = ruled(rrule, "2019-01-01T22:00:00")
+        with pytest.raises(InvalidPlan, match=named):
+            check(plan, now())
+        assert "warm.schedule" in refused(house, plan)
+    assert "warm.schedule" not in refused(house, ruled("FREQ=DAILY", "2019-01-01T22:00:00"))
+
+
+def refused(house: House, plan: MigrationPlan) -> list[str]:
+    return [where for where, _ in foresee(house.rooms, plan).refused]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path / "house", workers=in_process)
+    yield made
+    made.close()
+
+
+class Clock:
+    """Of the engine's waiting; it goes on by what a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.later = timedelta(0)
+        for module in (warm, steps):
+            monkeypatch.setattr(module, "now", lambda: now() + self.later)
+
+
+def test_a_held_job_syncs_at_its_times_alone_and_makes_up_for_what_it_missed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    house.platform.add_vm(VM, {DISK: bytes(65536)})
+    engine = Engine(house.rooms, host="local")
+    house.intake._begin, house.intake._wake = engine.begin, engine.wake
+    # Twelve hours from now, each day.
+    start = (now() - timedelta(days=3, hours=12)).replace(tzinfo=None, microsecond=0)
+    job = house.intake.submit(ruled("FREQ=DAILY", start.isoformat()))
+    engine.start()
+    try:
+
+        def deltas() -> int:
+            found = house.store.get(job.id)
+            return sum(one.kind == "delta" and one.finished_at is not None for one in found.passes)
+
+        until(lambda: deltas() == 1 and house.store.get(job.id).held)
+        engine.wake(job.id)  # whatever wakes it
+        clock.later = timedelta(hours=6)
+        engine.wake(job.id)
+        assert deltas() == 1
+        house.platform.guest_writes(VM, DISK, 0, b"night")
+        clock.later = timedelta(hours=12, minutes=1)
+
+        def synced() -> bool:
+            engine.wake(job.id)
+            return deltas() == 2
+
+        until(synced)
+        # The service was down for days: one sync, at once, for all that was missed.
+        engine.close()
+        clock.later = timedelta(days=9)
+        engine = Engine(house.rooms, host="local")
+        house.intake._begin, house.intake._wake = engine.begin, engine.wake
+        engine.start()
+        until(lambda: deltas() >= 3)
+        house.intake.cutover(job.id)
+        until(lambda: house.store.get(job.id).ended)
+        ended = house.store.get(job.id)
+        assert ended.state is State.COMPLETED, ended.last_error
+        assert house.volume(ended).read_bytes()[:5] == b"night"
+    finally:
+        engine.close()
+
+
+def test_a_job_begins_at_its_time_and_is_cancelled_before(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    house.platform.add_vm(VM, {DISK: bytes(65536)})
+    engine = Engine(house.rooms, host="local")
+    house.intake._begin, house.intake._wake = engine.begin, engine.wake
+    engine.start()
+    try:
+        job = house.intake.submit(live_plan(schedule={"start_at": now() + timedelta(hours=5)}))
+        assert house.store.get(job.id).state is State.QUEUED
+        assert house.store.get(job.id).manifest is None, "its source was not asked yet"
+        clock.later = timedelta(hours=5, seconds=1)
+
+        def ended() -> bool:
+            engine.wake(job.id)
+            return house.store.get(job.id).ended
+
+        until(ended)
+        assert house.store.get(job.id).state is State.COMPLETED
+        clock.later = timedelta(0)
+        house.platform.add_vm("vm-2", {DISK: bytes(65536)})
+        ref = live_plan().source_ref.model_copy(update={"vm_id": "vm-2"})
+        other = house.intake.submit(
+            live_plan(schedule={"start_at": now() + timedelta(days=5)}).model_copy(update={"source_ref": ref})
+        )
+        house.intake.cancel(other.id)
+        until(lambda: house.store.get(other.id).state is State.CANCELLED)
+    finally:
+        engine.close()
