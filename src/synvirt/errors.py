@@ -208,6 +208,13 @@ class PersistFailed(SynvirtError):
     code = "E_MIG_PERSIST_FAILED"
 
 
+class ServiceUnreachable(SynvirtError):
+    """The SynVirt service does not answer."""
+
+    # Said by its clients: a service that answers never has it.
+    code, status = "E_MIG_SERVICE_UNREACHABLE", 503
+
+
 class Internal(SynvirtError):
     """Something went wrong inside the service."""
 

@@ -135,7 +135,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             claim=partial(check_free, rooms),
             taking_over=taking_over,
         )
-        fleet, carrying = _waves(stack, rooms, intake, sources)
+        fleet, carrying = _waves(stack, settings, rooms, intake, sources=sources, keyring=keyring)
         kinds.append(carrying)
         checkup = Checkup(settings)
         checkup.begin()
@@ -218,23 +218,34 @@ def _begin(stack: ExitStack, engine: "Engine", carrying: "Carrying", taking_over
     stack.enter_context(looking(taking_over, among_hosts=among_hosts))
 
 
-def _waves(stack: ExitStack, rooms: "Rooms", intake: "Intake", sources: "Sources") -> "tuple[Fleet, Carrying]":
+def _waves(
+    stack: ExitStack, settings: "Settings", rooms: "Rooms", intake: "Intake", *, sources: "Sources", keyring: "Keyring"
+) -> "tuple[Fleet, Carrying]":
     from synvirt.api.waves import Fleet
     from synvirt.fleet.carrying import Carrying, failed
     from synvirt.fleet.checks import Checker
+    from synvirt.fleet.deliveries import Deliveries
+    from synvirt.fleet.delivering import Delivering, Ways
     from synvirt.fleet.forecasting import Forecaster
+    from synvirt.fleet.hooks import Hooks
     from synvirt.fleet.host_side import HostSide
     from synvirt.fleet.importing import SOURCES_MAX, Importer
     from synvirt.fleet.waves import Waves
+    from synvirt.remote.guard import Guard
 
     rows = rooms.store.waves
     side = HostSide(rooms, Checker(rooms.hypervisor), cancel=intake.cancel, failed=partial(failed, rows))
     stack.callback(side.close)
-    carrying = Carrying(intake, side)
-    waves = Waves(rows, changed=carrying.wake)
+    hooks = Hooks(keyring, settings.host_id, frozenset(settings.wave_commands))
+    ways = Ways(Guard(settings.remote_allowed_hosts), settings.remote_ca_file, settings.wave_commands)
+    delivering = Delivering(rows, rooms.store.wave_hooks, hooks, ways)
+    stack.callback(delivering.close)
+    carrying = Carrying(intake, side, delivering=delivering)
+    waves = Waves(rows, changed=carrying.wake, own=hooks)
     forecaster = Forecaster(waves, rooms.store, sources.sizes, host=side.host, destination=side.default_destination)
     importer = Importer(waves, lambda: sources.page(limit=SOURCES_MAX, cursor=None)[0], sources.inventory)
-    return Fleet(waves, forecaster, importer), carrying
+    deliveries = Deliveries(rooms.store.wave_hooks, changed=carrying.wake)
+    return Fleet(waves, forecaster, importer, deliveries), carrying
 
 
 def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":
@@ -310,6 +321,9 @@ def _pages(
         checkup=checkup,
         waves=fleet.waves,
         forecaster=fleet.forecaster,
+        deliveries=fleet.deliveries,
+        importer=fleet.importer,
+        receipts=rooms.receipts,
         stopping=stopping,
     )
 
@@ -401,6 +415,7 @@ def _rooms(
         connect=sources.connect,
         waiting=sources.waiting,
         check_source=sources.check_plan,
+        rates_of=lambda source_id: sources.get(source_id).rates,
         host=settings.host_id,
         slots=Slots(store.slots, host=settings.host_id),
         jobs_per_source=settings.jobs_per_source,
@@ -430,8 +445,11 @@ def _rooms(
 def _receipts(settings: "Settings", store: "Store") -> "Receipts":
     from synvirt.proof.keeping import Receipts
     from synvirt.proof.signing import HostKey
+    from synvirt.proof.stamping import TimeStamps
 
-    receipts = Receipts(settings.receipts_dir, HostKey(settings.keyring_dir / "receipts.key", settings.host_id))
+    key = HostKey(settings.keyring_dir / "receipts.key", settings.host_id)
+    stamps = TimeStamps(settings.receipt_tsa, settings.receipt_tsa_roots) if settings.receipt_tsa else None
+    receipts = Receipts(settings.receipts_dir, key, stamps)
     receipts.forget_hashes_but(lambda job_id: store.is_of(job_id, settings.host_id))
     return receipts
 

@@ -27,7 +27,7 @@ VIM = {
     "credentials": {"user": "root", "password": SECRET},
 }
 FAKE = {"name": "fake", "kind": "libvirt_remote", "endpoint": "qemu:///system"}
-FIELDS = {"id", "name", "kind", "endpoint", "options", "created_at", "last_test"}
+FIELDS = {"id", "name", "kind", "endpoint", "options", "created_at", "last_test", "rates"}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from synvirt.api.stream import Pace
 from synvirt.cli.client import Client, StreamEvent
-from synvirt.model import Mode, Progress, State, now
+from synvirt.model import DiskProgress, Mode, Progress, ProgressUpdate, State, now
 from tests.fakes.service import PREFIX, QUICK, Service, failed
 
 
@@ -137,7 +137,7 @@ def test_figures_come_at_most_twice_a_second_a_job(tmp_path: Path) -> None:
             if event.event == "progress":
                 assert event.id is None
                 update = json.loads(event.data)
-                assert set(update) == {"id", "state", "progress"}
+                assert set(update) == {"id", "state", "progress", "disks"}
                 seen[update["id"]] += 1
             if min(seen.values()) >= 5:
                 break
@@ -146,6 +146,15 @@ def test_figures_come_at_most_twice_a_second_a_job(tmp_path: Path) -> None:
     service.close()
     # However late some of them come: never more than one each half a second, and the first.
     assert max(seen.values()) <= took / 0.5 + 1
+
+
+def test_the_rows_of_disks_come_with_the_figures(service: Service) -> None:
+    job = service.submit().id
+    rows = tuple(DiskProgress(key=key, label=key, state="copying", bytes_total=9, bytes_done=3) for key in ("a", "b"))
+    service.board.pin(job, State.QUEUED, Progress(bytes_total=18, bytes_done=6), rows)
+    told = next(event for event in listening(service) if event.event == "progress")
+    assert ProgressUpdate.model_validate_json(told.data).disks == rows
+    assert service.board.disks(job, State.COPYING_FULL) == ()
 
 
 def test_a_figure_that_stands_still_is_told_once(service: Service) -> None:

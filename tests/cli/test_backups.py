@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -112,6 +112,20 @@ def test_retention_says_what_goes_and_why_the_rest_stays(service: Service, run: 
     applied = run("backup", "retention", "nightly", "--apply", "--json")
     assert [one["removed"] for one in json.loads(applied.stdout)["items"]] == [False, True, False]
     assert len(json.loads(run("backup", "points", "--json").stdout)["items"]) == 2
+
+
+def test_a_limit_of_what_is_read_a_second(run: Run, job: str) -> None:
+    def limit() -> int | None:
+        (found,) = json.loads(run("backup", "jobs", "--json").stdout)["items"]
+        return cast("int | None", found["bandwidth_bps"])
+
+    run("backup", "change-job", "nightly", "--bandwidth", "50MiB")
+    assert limit() == 50 << 20
+    run("backup", "change-job", "nightly", "--name", "nightly")
+    assert limit() == 50 << 20
+    run("backup", "change-job", "nightly", "--bandwidth", "none")
+    assert limit() is None
+    assert run("backup", "change-job", "nightly", "--bandwidth", "fast").exit_code == 2
 
 
 def test_a_repository_is_looked_after(run: Run, job: str, home: Path) -> None:

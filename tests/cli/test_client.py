@@ -1,6 +1,8 @@
 """The client's own work: reading the stream as it may come, and answers that are not the service's."""
 
+import json
 import os
+import pty
 import socket
 import subprocess
 import sys
@@ -14,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.cli.client import LINE_LIMIT_CHARS, Client, ServiceUnreachable, StreamEvent, _events
-from synvirt.errors import BadRequest, Conflict, Internal, Unauthorized, VmNotFound
+from synvirt.cli.client import LINE_LIMIT_CHARS, Client, StreamEvent, _events
+from synvirt.errors import BadRequest, Conflict, Internal, ServiceUnreachable, Unauthorized, VmNotFound
+from tests.cli.conftest import Run
 from tests.fakes.service import Service
 from tests.needs import need_root
 
@@ -115,6 +118,33 @@ def test_the_socket_of_a_service_that_was_killed(tmp_path: Path) -> None:
             with pytest.raises(ServiceUnreachable, match="Connection refused") as raised:
                 ask()
             assert raised.value.hint == f"start it: synvirt serve --data-dir {tmp_path}"
+
+
+def test_that_no_service_answers_has_a_code_of_its_own(run: Run, tmp_path: Path) -> None:
+    done = run("--json", "migrations", "list")
+    assert done.exit_code == 1
+    told = json.loads(done.stdout)["error"]
+    assert told["code"] == "E_MIG_SERVICE_UNREACHABLE"
+    assert str(tmp_path / "synvirt.sock") in told["detail"]
+    assert told["hint"] == f"start it: synvirt serve --data-dir {tmp_path}"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_services_lines_are_plain_at_a_terminal_and_json_elsewhere(terminal: bool) -> None:
+    """In a process of its own: the log is one for all of it."""
+    program = (
+        "import structlog, sys; from synvirt.logs import log_to; log_to('info', sys.stdout);"
+        "structlog.get_logger().info('serving', at='here')"
+    )
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    try:
+        subprocess.run([sys.executable, "-P", "-c", program], stdout=theirs, check=True, timeout=60)
+        line = os.read(ours, 4096).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "serving" in line
+    assert line.startswith("{") is not terminal
 
 
 def test_the_socket_of_another_user(service: Service) -> None:

@@ -71,7 +71,7 @@ def test_a_plan_in_a_file_is_dry_run_and_makes_no_job(service: Service, run: Run
     done = run("migrations", "dry-run", file)
     assert done.exit_code == 1
     assert "disk0: file" in done.stdout
-    assert "1.0 GiB to read, about 12 s; the guest is off for 3 s, 9 s at worst (2 job(s))" in done.stdout
+    assert "1.0 GiB to read, about 12 s; the guest is off for 3 s, 9 s at p95 (2 job(s))" in done.stdout
     assert "memory: 1 GiB → 2 GiB (asked for)" in done.stdout
     assert "problem    --network: there is no network; did you mean bridge:br0?" in done.stdout
     assert json.loads(run("--json", "migrations", "dry-run", file).stdout)["problems"] == [PROBLEM.model_dump()]
@@ -124,7 +124,7 @@ def test_an_error_is_json_where_json_is_asked_for(service: Service, run: Run) ->
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        (CLASH_HINT, "remove that domain; or, for a copy beside it, give --new-identity and give the copy a name in --name"),
+        (CLASH_HINT, "remove that domain; or, for a copy next to it, give --new-identity and give the copy a name in --name"),
         ("name the concern's id in waive_concerns.", "name the concern's id in --waive."),
         ("skip_disks[3]: there is no disk", "--skip-disk: there is no disk"),
         ("target.network_map[0].source", "--network"),

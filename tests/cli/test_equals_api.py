@@ -93,6 +93,8 @@ COMMANDS = {
     "DELETE /waves/{}": "waves remove",
     "POST /waves/{}/approve": "waves approve",
     "POST /waves/{}/cancel": "waves cancel",
+    "GET /waves/{}/deliveries": "waves deliveries",
+    "POST /waves/{}/deliveries/{}/again": "waves deliver-again",
     "GET /waves/{}/export": "waves export",
     "POST /waves/{}/go": "waves go",
     "POST /waves/{}/hold": "waves hold",
@@ -103,6 +105,46 @@ COMMANDS = {
     "GET /waves/{}/report": "waves report",
     "POST /waves/{}/roll-back": "waves roll-back",
     "POST /waves/{}/simulate": "waves simulate",
+}
+# What a body's field is called there, where it is no option of its own name: its argument (in capitals), options of other
+# names, or a file that holds the whole body.
+FIELDS = {
+    "POST /backup/jobs": {
+        "vm_ids": "VM...",
+        "repository_id": "--repository",
+        "retention": "--keep-last --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-yearly",
+        "bandwidth_bps": "--bandwidth",
+    },
+    "PATCH /backup/jobs/{}": {
+        "vm_ids": "--vm",
+        "retention": "--keep-last --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-yearly",
+        "bandwidth_bps": "--bandwidth",
+    },
+    # A key is a secret: of the environment, or asked for.
+    "POST /backup/repositories": {"kind": "--nfs --peer", "path": "[FOLDER]", "recovery_key": "--existing"},
+    "PATCH /backup/restore-points/{}": {"protected": ""},
+    "POST /backup/restore-points/{}/restore": {"bandwidth_bps": "--bandwidth", "disks": "--disk"},
+    "POST /migrator/host-files/inspect": {"path": "PATH"},
+    "POST /migrator/migrations": {"plan": "migrations submit PLAN.json"},
+    "POST /migrator/migrations/{}/retry": {"plan": "--set"},
+    "POST /migrator/remote-files/inspect": {"url": "PATH", "options": "--endpoint --region --remote-fingerprint"},
+    "POST /migrator/sources": {
+        "name": "NAME",
+        "endpoint": "URL",
+        "credentials": "--source-user --secret --credential",
+        "options": "--option --fingerprint --any-certificate",
+    },
+    "PATCH /migrator/sources/{}": {
+        "credentials": "--source-user --secret --credential",
+        "options": "--option --fingerprint --any-certificate",
+    },
+    "POST /migrator/uploads": {"file": "FILE"},
+    "POST /tokens": {"name": "NAME", "expires_days": "--days"},
+    "POST /waves": {"": "FILE"},
+    "POST /waves/{}/approve": {"approver": "[APPROVER]", "members": "--member"},
+    "POST /waves/{}/roll-back": {"members": "[MEMBER]..."},
+    "POST /waves/{}/simulate": {"": "--what-if"},
+    "PUT /waves/{}": {"": "WAVE.json"},
 }
 # One SynVirt speaks it to another; no person does.
 SPOKEN_BY_SERVICES = "/backup/peer/"
@@ -116,14 +158,45 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
         yield from _commands(each, (*path, name))
 
 
+def _arguments(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _arguments(each, (*path, name))
+    yield " ".join(path), {each.metavar or each.name.upper() for each in command.params if each.param_type_name == "argument"}
+
+
+def _fields(document: dict[str, Any]) -> Iterator[tuple[str, set[str]]]:
+    """What the body of each operation has, of all its forms."""
+
+    def names(schema: dict[str, Any]) -> set[str]:
+        if "$ref" in schema:
+            return names(document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]])
+        inner = [names(one) for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key, [])]
+        return set(schema.get("properties", {})).union(*inner)
+
+    for operation, said in _bodies(document):
+        yield operation, set().union(*(names(form.get("schema", {})) for form in said["content"].values()))
+
+
+def _bodies(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        if path.startswith("/api/v1") and SPOKEN_BY_SERVICES not in path:
+            for method, operation in methods.items():
+                if "requestBody" in operation:
+                    yield _operation(method, path), operation["requestBody"]
+
+
+def _operation(method: str, path: str) -> str:
+    parts = ["{}" if part.startswith("{") else part for part in path.removeprefix("/api/v1").split("/")]
+    return f"{method.upper()} {'/'.join(parts)}"
+
+
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     for path, methods in document["paths"].items():
         if not path.startswith("/api/v1") or SPOKEN_BY_SERVICES in path:
             continue
-        parts = ["{}" if part.startswith("{") else part for part in path.removeprefix("/api/v1").split("/")]
         for method, operation in methods.items():
             asked = [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
-            yield f"{method.upper()} {'/'.join(parts)}", asked
+            yield _operation(method, path), asked
 
 
 def test_every_operation_has_a_command_and_every_parameter_an_option(tmp_path: Path) -> None:
@@ -147,6 +220,41 @@ def test_every_operation_has_a_command_and_every_parameter_an_option(tmp_path: P
             if option and option not in options:
                 missing.append(f"{operation}: {' '.join(called)} {option}")
     assert missing == []
+
+
+def test_every_field_of_a_body_has_an_option_an_argument_or_a_file(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    try:
+        fields = dict(_fields(service.app.openapi()))
+    finally:
+        service.close()
+    root = typer.main.get_command(app)
+    options, arguments = dict(_commands(root)), dict(_arguments(root))
+    assert FIELDS.keys() <= fields.keys(), "a row of an operation that is no more is left"
+    missing = []
+    for operation, names in fields.items():
+        command = " ".join(word for word in COMMANDS[operation].split() if "=" not in word)
+        otherwise = FIELDS.get(operation, {})
+        assert otherwise.keys() <= names | {""}, f"{operation}: a row of a field that is no more is left"
+        for name in names:
+            called = otherwise.get(name, otherwise.get("", f"--{name.replace('_', '-')}"))
+            if (other := called.rpartition(" ")[0]) in options:
+                has, called = arguments[other], called.rpartition(" ")[2]
+            else:
+                has = options.get(command, set()) | arguments.get(command, set())
+            missing += [f"{operation}: {command} {word} ({name})" for word in called.split() if word not in has]
+    assert missing == []
+
+
+def test_a_plan_in_a_file_becomes_a_job(service: Service, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(PLAN.model_dump_json())
+    assert "Watch it: synvirt migrations watch" in run("migrations", "submit", file).stdout
+    assert json.loads(run("--json", "migrations", "submit", file).stdout)["plan"]["mode"] == PLAN.mode
+    file.write_text('{"plan": {"mode": "Lukewarm"}}')
+    refused = run("migrations", "submit", file)
+    assert refused.exit_code == 1
+    assert "E_MIG_INVALID_PLAN" in refused.stderr
 
 
 def test_every_command_takes_the_shared_options() -> None:

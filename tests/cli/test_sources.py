@@ -156,8 +156,14 @@ def test_import_from_a_source_finds_the_vm_by_its_name_or_id(service: Service, r
     exact = ("--max-passes", "3", "--delta-threshold", "8MiB", "--interval", "0.5", "--bandwidth", "50MiB", "--verify", "full")
     plan = json.loads(run("import", "vm-1", "--source", "lab", "--mode", "warm", *exact, "--json").stdout)["plan"]
     warm = {"max_passes": 3, "delta_threshold_bytes": 8 * MIB, "interval_s": 0.5, "cutover": "auto", "verify": "full"}
-    warm["untracked"] = "cold"
+    warm |= {"untracked": "cold", "schedule": None}
     assert (plan["warm"], plan["limits"]) == (warm, {"bandwidth_bps": 50 * MIB})
+    ruled = ("--cutover", "manual", "--sync-rule", "FREQ=DAILY", "--sync-start", "2030-11-28T22:00:00")
+    timed = (*ruled, "--sync-zone", "Europe/Berlin", "--start-at", "2030-11-28T12:00:00Z", "--json")
+    plan = json.loads(run("import", "vm-1", "--source", "lab", "--mode", "warm", *timed).stdout)["plan"]
+    schedule = {"timezone": "Europe/Berlin", "rrule": "FREQ=DAILY", "start": "2030-11-28T22:00:00"}
+    assert plan["warm"]["schedule"] == schedule
+    assert plan["schedule"]["start_at"].startswith("2030-11-28T12:00:00")
     assert run("import", "vm-1", "--source", "lab", "--bandwidth", "fast").exit_code == 2
     missing = run("import", "vm-2", "--source", "lab")
     assert (missing.exit_code, "E_MIG_VM_NOT_FOUND" in missing.stderr) == (1, True)

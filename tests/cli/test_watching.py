@@ -15,10 +15,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.cli.client import Client, ServiceUnreachable
+from synvirt.cli.client import Client
 from synvirt.cli.program import sized
-from synvirt.cli.watching import Lines, described
-from synvirt.model import MIB, Migration, Mode, Progress, State, now
+from synvirt.cli.watching import Bars, Lines, described
+from synvirt.errors import ServiceUnreachable
+from synvirt.model import MIB, DiskProgress, Migration, Mode, Progress, State, now
 from tests.cli.conftest import Run
 from tests.fakes.service import Service, failed
 from tests.house import live_plan
@@ -220,6 +221,32 @@ def test_a_line_at_each_tenth_and_each_ten_silent_seconds() -> None:
         now[0] += 1
         lines.progressed(Progress(bytes_total=100, bytes_done=100))
     assert len(told) == 6
+
+
+def test_each_of_several_disks_has_a_bar_until_all_are_copied() -> None:
+    def rows(*done: int) -> list[DiskProgress]:
+        return [
+            DiskProgress(
+                key=f"disk{at}",
+                label=f"disk{at}.vmdk",
+                state="copied" if each == 4 else "copying" if each else "waiting",
+                bytes_total=4 * MIB,
+                bytes_done=each * MIB,
+            )
+            for at, each in enumerate(done)
+        ]
+
+    shown = Bars()
+    shown.disks(rows(1, 0))
+    shown.disks(rows(4, 2))
+    bars = {task.description.strip(): task for task in shown._bar.tasks[1:]}
+    assert list(bars) == ["disk0.vmdk", "disk1.vmdk"]
+    assert [task.fields["figures"] for task in bars.values()] == ["copied", "2.0 MiB of 4.0 MiB"]
+    assert [task.completed for task in bars.values()] == [4 * MIB, 2 * MIB]
+    shown.disks(rows(4, 4))
+    assert len(shown._bar.tasks) == 1
+    shown.disks(rows(1))
+    assert len(shown._bar.tasks) == 1
 
 
 def test_a_note_that_is_not_fatal_is_told_once(service: Service) -> None:

@@ -27,7 +27,9 @@ from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.doctor import Checkup, Finding
 from synvirt.errors import Unauthorized
+from synvirt.fleet.deliveries import Deliveries
 from synvirt.fleet.forecasting import Forecaster
+from synvirt.fleet.hooks import Hooks
 from synvirt.fleet.importing import SOURCES_MAX, Importer
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
@@ -145,7 +147,9 @@ class Service:
             screenshots_router(self.store, self.screenshots.get),
             receipts_router(self.store, self.receipts),
         )
-        self.waves = Waves(self.store.waves)
+        self.waves = Waves(self.store.waves, own=Hooks(keyring, "local", frozenset(self.settings.wave_commands)))
+        deliveries = Deliveries(self.store.wave_hooks)
+        importer = Importer(self.waves, lambda: self.sources.page(limit=SOURCES_MAX, cursor=None)[0], self.sources.inventory)
         forecaster = Forecaster(self.waves, self.store, self.sources.sizes, host="local", destination="directory")
         self.app = create_app(
             self.intake,
@@ -165,6 +169,9 @@ class Service:
                 checkup=Checkup(self.settings, examine=lambda _: self.findings),
                 waves=self.waves,
                 forecaster=forecaster,
+                deliveries=deliveries,
+                importer=importer,
+                receipts=self.receipts,
                 stopping=stopping,
                 pace=pace,
             ),
@@ -173,8 +180,7 @@ class Service:
         )
         self.backups.start()
         mount(self.app, self.backups, self.settings, pace=pace)
-        importer = Importer(self.waves, lambda: self.sources.page(limit=SOURCES_MAX, cursor=None)[0], self.sources.inventory)
-        mount_waves(self.app, Fleet(self.waves, forecaster, importer), self.board, self.settings, pace=pace)
+        mount_waves(self.app, Fleet(self.waves, forecaster, importer, deliveries), self.board, self.settings, pace=pace)
 
     def _begin(self, job_id: UUID) -> None:
         self.begin(job_id)

@@ -104,7 +104,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     store, board = intake.store, intake.board
 
     def update(id_: UUID, state: State, progress: Progress) -> ProgressUpdate:
-        return ProgressUpdate(id=id_, state=state, progress=progress)
+        return ProgressUpdate(id=id_, state=state, progress=progress, disks=board.disks(id_, state))
 
     feed = Feed(store, board, as_json("migration", update), stopping=stopping, pace=pace)
 

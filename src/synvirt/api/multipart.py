@@ -7,14 +7,14 @@ Two parts are known: `file`, and `sha256`, before or after it. Blocking code: `f
 import re
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from synvirt.errors import BadRequest, UploadTooLarge
 from synvirt.migrations.uploads import too_large
-from synvirt.model import KIB, Upload
+from synvirt.model import KIB
 
 # All of the body but the file: boundaries, headers, the digest, and what some clients put before and after.
 FRAMING_BYTES = 64 * KIB
@@ -29,18 +29,24 @@ _HINT = "send multipart/form-data with the parts `file` and, if you like, `sha25
 _ESCAPES = {"%22": '"', "%0D": "\r", "%0A": "\n"}
 
 
-class Sink(Protocol):
-    """Where the file goes: migrations/uploads.py's Incoming."""
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Sink(Protocol[T_co]):
+    """Where the file goes: migrations/uploads.py's Incoming, or memory."""
 
     def write(self, data: memoryview) -> None: ...
-    def finish(self, announced_sha256: str | None) -> Upload: ...
+    def finish(self, announced_sha256: str | None) -> T_co: ...
     def discard(self) -> None: ...
 
 
-class UploadForm:
+class UploadForm(Generic[T]):
     """`feed` the body in pieces of any size, `finish` at its end, `discard` in any case: only what is finished is left."""
 
-    def __init__(self, content_type: str, *, cap_bytes: int, begin: Callable[[str], Sink], blank_sha256: bool = False) -> None:
+    def __init__(
+        self, content_type: str, *, cap_bytes: int, begin: Callable[[str], Sink[T]], blank_sha256: bool = False
+    ) -> None:
         """`blank_sha256`: an empty one announces nothing."""
         self._begin, self._cap_bytes, self._blank_sha256 = begin, cap_bytes, blank_sha256
         self._body_bytes = 0
@@ -50,7 +56,7 @@ class UploadForm:
         self._headers: dict[str, str] = {}
         self._announced = bytearray()
         self._sha256: str | None = None
-        self._sink: Sink | None = None
+        self._sink: Sink[T] | None = None
         self._ended = self._closed = False
         # Of the file: a form in which nobody chose one sends neither.
         self._named = self._filled = False
@@ -70,7 +76,7 @@ class UploadForm:
             except FormParserError as error:
                 raise BadRequest(f"the body is not multipart/form-data: {error}", hint=_HINT) from error
 
-    def finish(self) -> Upload:
+    def finish(self) -> T:
         with self._lock:
             if not self._ended:
                 raise BadRequest("the body ends before its last boundary: the upload was cut off", hint="send the file again")
@@ -158,7 +164,7 @@ def _announced_too_large(length: str, cap_bytes: int) -> UploadTooLarge:
     return UploadTooLarge(f"{refusal.detail}: its request has {length} bytes", hint=refusal.hint)
 
 
-def _parser(content_type: str, form: UploadForm) -> MultipartParser:
+def _parser(content_type: str, form: UploadForm[Any]) -> MultipartParser:
     media_type, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if media_type != b"multipart/form-data" or not boundary:

@@ -7,7 +7,7 @@ import typer
 
 from synvirt.cli.backup_asking import JOBS, REPOSITORIES, Cursor, Job, Limit, ask, list_things
 from synvirt.cli.listing import at, id_of, print_table
-from synvirt.cli.options import Options, with_options
+from synvirt.cli.options import Options, size_given, with_options
 from synvirt.cli.program import shown
 
 
@@ -32,12 +32,20 @@ KeepDaily = Annotated[int | None, typer.Option(min=0, help="… of so many days"
 KeepWeekly = Annotated[int | None, typer.Option(min=0, help="… of so many weeks")]
 KeepMonthly = Annotated[int | None, typer.Option(min=0, help="… of so many months")]
 KeepYearly = Annotated[int | None, typer.Option(min=0, help="… of so many years")]
+Bandwidth = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="At most so much is read a second, for example 50MiB; «none»: no limit")
+]
 Schedule = Annotated[str | None, typer.Option(help="Run by itself: five fields of cron, in UTC; «never»: no more")]
 
 
 def _retention(*counts: int | None) -> dict[str, int]:
     lines = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly")
     return {line: count for line, count in zip(lines, counts, strict=True) if count is not None}
+
+
+def _rate(text: str) -> int | None:
+    """Bytes a second; None: no limit."""
+    return None if text == "none" else size_given(text, "--bandwidth")
 
 
 @with_options
@@ -49,6 +57,7 @@ def add_job(
     repository: Annotated[str, typer.Option(help="The repository's name or id")],
     quiesce: Annotated[Quiesce, typer.Option(help="Freeze the file systems of a running guest for the moment")] = Quiesce.TRY,
     schedule: Schedule = None,
+    bandwidth: Bandwidth = None,
     keep_last: Keep = None,
     keep_hourly: KeepHourly = None,
     keep_daily: KeepDaily = None,
@@ -65,6 +74,8 @@ def add_job(
     body: dict[str, Any] = {"name": name, "vm_ids": vms, "quiesce": quiesce.value}
     if schedule is not None and schedule != "never":
         body["schedule"] = schedule
+    if bandwidth is not None:
+        body["bandwidth_bps"] = _rate(bandwidth)
     body["retention"] = _retention(keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly)
     with options.connect() as client:
         body["repository_id"] = id_of(client, REPOSITORIES, repository)
@@ -83,6 +94,7 @@ def change_job(
     vm: Annotated[list[str] | None, typer.Option(help="Its guests, in place of those it has; may be given again")] = None,
     quiesce: Annotated[Quiesce | None, typer.Option(help="Freeze the file systems of a running guest")] = None,
     schedule: Schedule = None,
+    bandwidth: Bandwidth = None,
     keep_last: Keep = None,
     keep_hourly: KeepHourly = None,
     keep_daily: KeepDaily = None,
@@ -99,6 +111,8 @@ def change_job(
     body: dict[str, Any] = {wish: value for wish, value in wishes.items() if value is not None}
     if schedule == "never":
         body["schedule"] = None
+    if bandwidth is not None:
+        body["bandwidth_bps"] = _rate(bandwidth)
     ask(options, "PATCH", JOBS, job, json=body, said="is changed")
 
 

@@ -27,7 +27,7 @@ from synvirt.cli.backup_jobs import add_job, change_job, jobs, remove_job, reten
 from synvirt.cli.backup_mount import mount
 from synvirt.cli.backup_runs import follow
 from synvirt.cli.listing import at, id_of, print_table
-from synvirt.cli.options import Options, with_options
+from synvirt.cli.options import Options, size_given, with_options
 from synvirt.cli.program import shown, sized
 
 app = typer.Typer(no_args_is_help=True, help="Backups of this host's guests: docs/backup.md.")
@@ -271,13 +271,17 @@ def restore(
     format: Annotated[Format, typer.Option(help="Of exported disks")] = Format.RAW,
     disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda), and others so named")] = None,
     start: Annotated[bool, typer.Option("--start", help="Start the new guest when it is restored")] = False,
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="At most so much is written a second, for example 50MiB")
+    ] = None,
 ) -> None:
     """Restore a point: to files, to a new guest, or to the guest that it is of.
 
     Example: synvirt backup restore 1f3a --target new-domain --name web-again --start
     """
     body: dict[str, Any] = {"target": target.replace("-", "_"), "disks": disk or []}
-    wishes = {"name": name, "path": None if path is None else str(path), "start": start or None}
+    wishes: dict[str, Any] = {"name": name, "path": None if path is None else str(path), "start": start or None}
+    wishes["bandwidth_bps"] = size_given(bandwidth, "--bandwidth")
     wishes["format"] = None if format == Format.RAW else format.value
     body |= {wish: value for wish, value in wishes.items() if value is not None}
     start_run(options, POINTS, point, "restore", json=body)

@@ -18,7 +18,7 @@ import httpx
 from pydantic import ValidationError
 
 from synvirt.cli.sending import Sending
-from synvirt.errors import BadRequest, Internal, SynvirtError, Unauthorized, from_code
+from synvirt.errors import BadRequest, Internal, ServiceUnreachable, SynvirtError, Unauthorized, from_code
 from synvirt.model import Migration, MigrationPlan
 
 # Submitting looks into the file: a few seconds on a slow share.
@@ -33,10 +33,6 @@ PATIENCE_S = 120.0
 RECONNECT_EVERY_S = 1.0
 # An event is a Migration: its manifest and domain XML are well below this. A peer that sends more is not the service.
 LINE_LIMIT_CHARS = 16 << 20
-
-
-class ServiceUnreachable(SynvirtError):
-    """The service does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

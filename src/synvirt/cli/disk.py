@@ -61,6 +61,21 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
+def _verify(options: argparse.Namespace) -> int:
+    from synvirt.cli.disk_images import chosen, disks_in
+    from synvirt.cli.disk_verify import ledger_of, verified
+
+    ledger = ledger_of(options.ledger, options.receipt, options.volume, options.key)
+    image: Path | None = options.repair
+    source = None if image is None else chosen(disks_in(image, options.key_file), options.disk, image)
+    report = verified(options.target, ledger, source, threads=options.threads)
+    if options.json:
+        _print_json(report.as_json())
+    else:
+        print("\n".join(report.lines()))
+    return report.exit_code
+
+
 def _map(options: argparse.Namespace) -> int:
     from synvirt.cli.disk_compare import print_map
     from synvirt.cli.disk_images import chosen, disks_in
@@ -118,6 +133,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--ledger", metavar="FILE", type=Path, help="write these hashes to a file (JSON lines)")
     _add_threads(convert)
+
+    verify = _command(
+        commands,
+        "verify",
+        _verify,
+        "Hold a volume against the hashes of what was copied to it, and name the extents that differ."
+        " --repair mends these from the source, and writes nothing else. It takes back what a guest has written since:"
+        " not for a volume whose guest was started.",
+    )
+    verify.add_argument("target", metavar="VOLUME", type=_existing, help="a raw file or a block device")
+    verify.add_argument("--ledger", metavar="FILE", type=_existing, help="as `disk convert --ledger` wrote it")
+    verify.add_argument("--receipt", metavar="FOLDER", type=_existing, help="a job's receipt, in place of --ledger")
+    verify.add_argument("--volume", metavar="DISK", help="which disk of the receipt, where there are several")
+    verify.add_argument("--key", metavar="FILE", type=_existing, help="the host's key, as `synvirt receipt key` printed it")
+    verify.add_argument("--repair", metavar="IMAGE", type=_existing, help=f"the source to mend from: {_IMAGE}")
+    _add_disk(verify)
+    _add_threads(verify)
 
     map_ = _command(commands, "map", _map, "Where a disk holds data, and where it reads as zeros.")
     map_.add_argument("image", metavar="IMAGE", type=_existing, help=_IMAGE)

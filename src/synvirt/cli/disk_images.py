@@ -6,8 +6,8 @@ from typing import NamedTuple
 from synvirt.disks import detect
 from synvirt.disks.nbd.fallback import with_key
 from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec
-from synvirt.errors import BadRequest
-from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance, root_of
+from synvirt.errors import BadRequest, MalformedArchive
+from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance, promised, root_of
 
 
 class Found(NamedTuple):
@@ -29,6 +29,11 @@ def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = Tr
     found = None
     if isinstance(alone, RawSpec) and not where.is_block_device() and _may_be_appliance(where):
         found = _disks_of_appliance(where)
+    if found is None and key is None and isinstance(alone, RawSpec) and (what := promised(where.name)) is not None:
+        raise MalformedArchive(
+            f"{image.name} is called {what}, and has not the bytes of one",
+            hint="The file seems to be cut off: copy it again. A raw disk needs a name that says so: .raw or .img.",
+        )
     return [Found(image.name, with_key(alone, key, needed=key_needed))] if found is None else found
 
 

@@ -13,6 +13,7 @@ import typer
 from synvirt.cli.options import Options
 from synvirt.cli.program import FAILED, shown, sized
 from synvirt.errors import BadRequest, SynvirtError
+from synvirt.sizes import duration
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
@@ -123,7 +124,7 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _forecast(one: dict[str, Any]) -> str:
     told = f"{sized(one['bytes_to_read'])} to read"
     if one["copy_s"] is not None:
-        told += f", about {one['copy_s']:.0f} s"
+        told += f", about {duration(one['copy_s'])}"
     if one["outage_p50_s"] is not None:
-        told += f"; the guest is off for {one['outage_p50_s']:.0f} s, {one['outage_p95_s']:.0f} s at worst"
+        told += f"; the guest is off for {duration(one['outage_p50_s'])}, {duration(one['outage_p95_s'])} at p95"
     return f"{told} ({one['basis']})" if one["basis"] else told

@@ -13,7 +13,7 @@ from synvirt.cli.describing import describe
 from synvirt.cli.dry_runs import CONVERSIONS, show_dry_run, speaking_as_options
 from synvirt.cli.elsewhere import CredentialsFile, Endpoint, Fingerprint, Login, Region, is_url, request
 from synvirt.cli.migrations import follow
-from synvirt.cli.options import Options, with_options
+from synvirt.cli.options import Options, size_given, with_options
 from synvirt.cli.sources import live_vm
 from synvirt.cli.upload_shown import kept, send
 from synvirt.errors import BadRequest, HostPathRejected, NotFound, SynvirtError, UnsupportedFormat
@@ -82,6 +82,23 @@ def import_(
     ] = None,
     interval: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="Of a warm one: the pause between two deltas")
+    ] = None,
+    start_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="It begins then, for example 2026-11-28T22:00:00+01:00")
+    ] = None,
+    sync_every: Annotated[
+        float | None,
+        typer.Option(min=60, metavar="SECONDS", help="Held: copy what has changed that often, from --start-at on"),
+    ] = None,
+    sync_rule: Annotated[
+        str | None,
+        typer.Option(metavar="RRULE", help="Held: copy what has changed by this rule of RFC 5545, as FREQ=DAILY"),
+    ] = None,
+    sync_start: Annotated[
+        str | None, typer.Option(metavar="TIME", help="First time of --sync-rule, local: 2026-11-28T22:00:00")
+    ] = None,
+    sync_zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Time zone of --sync-start: Europe/Berlin; UTC where not given")
     ] = None,
     bandwidth: Annotated[
         str | None, typer.Option(metavar="SIZE", help="At most so much is copied a second, for example 50MiB")
@@ -152,7 +169,7 @@ def import_(
     target = {
         "name": name,
         "cpu_count": cpus,
-        "memory_bytes": _size(memory, "--memory"),
+        "memory_bytes": size_given(memory, "--memory"),
         "disk_bus": disk_bus,
         "destination": destination,
         "network_map": _networks(network or []),
@@ -163,8 +180,9 @@ def import_(
         "cutover": cutover,
         "verify": verify,
         "max_passes": max_passes,
-        "delta_threshold_bytes": _size(delta_threshold, "--delta-threshold"),
+        "delta_threshold_bytes": size_given(delta_threshold, "--delta-threshold"),
         "interval_s": interval,
+        "schedule": _given({"rrule": sync_rule, "start": sync_start, "timezone": sync_zone}) or None,
     }
     with options.connect() as client:
         if source is not None:
@@ -198,7 +216,8 @@ def import_(
             "outage_budget_s": outage_budget,
             "on_overrun": on_overrun,
             "warm": _given(warm),
-            "limits": _given({"bandwidth_bps": _size(bandwidth, "--bandwidth")}),
+            "schedule": _given({"start_at": start_at, "interval_s": sync_every}),
+            "limits": _given({"bandwidth_bps": size_given(bandwidth, "--bandwidth")}),
         }
         if dry_run:
             show_dry_run(options, client, plan)
@@ -381,17 +400,6 @@ def _here(options: Options, path: Path) -> Path:
         return path.resolve()
     inside = options.settings.imports_dir.absolute() / path
     return inside if inside.exists() else path.absolute()
-
-
-def _size(size: str | None, option: str) -> int | None:
-    if size is None:
-        return None
-    from synvirt.offline.units import size_bytes
-
-    try:
-        return size_bytes(size)
-    except ValueError:
-        raise typer.BadParameter(f"{size} is no size: 4GiB and 512MiB are", param_hint=option) from None
 
 
 def _field(answer: str, name: str) -> str:

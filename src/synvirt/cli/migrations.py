@@ -1,4 +1,4 @@
-"""synvirt migrations list|show|watch|cancel|cutover"""
+"""synvirt migrations list|show|watch|submit|cancel|cutover"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,6 +116,27 @@ def dry_run(
     asked = plan_in(plan)
     with options.connect() as client:
         show_dry_run(options, client, asked)
+
+
+@app.command()
+@with_options
+def submit(
+    options: Options,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan as JSON, as POST /migrations takes it; - is stdin")],
+) -> None:
+    """Make a job of a plan in a file, with any field that a plan has. synvirt import takes the usual ones as options.
+
+    Example: synvirt migrations submit web01.json
+    """
+    import json
+
+    from synvirt.cli.dry_runs import plan_in
+
+    asked = plan_in(plan)
+    with options.connect() as client:
+        answer = client.ask("POST", "/migrations", json={"plan": asked})
+    made = json.loads(answer)["id"]
+    print(answer if options.json else f"Job {made} is queued. Watch it: synvirt migrations watch {made}")
 
 
 @app.command()

@@ -113,3 +113,15 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _unset(name: str) -> Any:
     return next(field.default for field in fields(Options) if field.name == name)
+
+
+def size_given(size: str | None, option: str) -> int | None:
+    """Bytes, of a text such as 4GiB; None where it was not given. typer.BadParameter."""
+    if size is None:
+        return None
+    from synvirt.offline.units import size_bytes
+
+    try:
+        return size_bytes(size)
+    except ValueError:
+        raise typer.BadParameter(f"{size} is no size: 4GiB and 512MiB are", param_hint=option) from None

@@ -178,7 +178,7 @@ def _asked_or_read(options: Options, settings: "Settings", path: str, query: str
     import sqlite3
     from urllib.parse import quote
 
-    from synvirt.cli.client import ServiceUnreachable
+    from synvirt.errors import ServiceUnreachable
 
     try:
         return _asked(options, path, limit=JOBS_MAX)

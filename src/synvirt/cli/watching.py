@@ -2,15 +2,17 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from synvirt.cli.program import shown, sized, tell
 from synvirt.errors import Internal
-from synvirt.model import BootAttempt, Migration, Problem, Progress, ProgressUpdate, State
+from synvirt.model import BootAttempt, DiskProgress, Migration, Problem, Progress, ProgressUpdate, State
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from synvirt.cli.client import Client, StreamEvent
 
 # A log is read by people: a line at each tenth, or when nothing was said for this long.
@@ -22,6 +24,7 @@ class Display(Protocol):
     def moved(self, job: Migration) -> None: ...
     def stands(self, state: str, name: str, progress: Progress) -> None: ...
     def progressed(self, progress: Progress) -> None: ...
+    def disks(self, rows: Sequence[DiskProgress]) -> None: ...
     def said(self, text: str) -> None: ...
 
 
@@ -41,7 +44,10 @@ def watch(
             if job.ended:
                 return job
         elif event.event == "progress":
-            show.progressed(ProgressUpdate.model_validate_json(event.data).progress)
+            update = ProgressUpdate.model_validate_json(event.data)
+            show.progressed(update.progress)
+            if update.disks:
+                show.disks(update.disks)
     raise Internal("the stream ended without the job")
 
 
@@ -71,6 +77,9 @@ class _Quiet:
         pass
 
     def progressed(self, progress: Progress) -> None:
+        pass
+
+    def disks(self, rows: Sequence[DiskProgress]) -> None:
         pass
 
     def said(self, text: str) -> None:
@@ -112,13 +121,16 @@ class Lines:
             self._told_part = part
             self.said(f"{self._state}  {described(progress, state=self._state)}")
 
+    def disks(self, rows: Sequence[DiskProgress]) -> None:
+        """A log is not longer for every disk: `synvirt migrations show` lists them."""
+
     def said(self, text: str) -> None:
         self._told_at = self._clock()
         self._out(f"{time.strftime('%H:%M:%S')} {shown(text)}")
 
 
 class Bars(AbstractContextManager["Bars"]):
-    """One bar that grows, under a line for each state that is behind it."""
+    """One bar that grows, and one for each disk where there are several, under a line for each state that is behind it."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, TextColumn
@@ -129,6 +141,7 @@ class Bars(AbstractContextManager["Bars"]):
             TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[figures]}", markup=False)
         )
         self._task = self._bar.add_task("", total=None, figures="")
+        self._rows: dict[str, TaskID] = {}
         self._state = ""
         self._lines = Lines(out=lambda text: self._bar.console.print(text, markup=False, highlight=False))
 
@@ -142,6 +155,21 @@ class Bars(AbstractContextManager["Bars"]):
     def moved(self, job: Migration) -> None:
         self._lines.moved(job)
         self.stands(str(job.state), job.name, job.progress)
+        self.disks(job.disks)
+
+    def disks(self, rows: Sequence[DiskProgress]) -> None:
+        """Until all are copied: what follows is of no disk."""
+        copied = all(row.state in ("copied", "skipped") for row in rows)
+        if len(rows) < 2 or copied:
+            for task in self._rows.values():
+                self._bar.remove_task(task)
+            self._rows.clear()
+            return
+        for row in rows:
+            if row.key not in self._rows:
+                self._rows[row.key] = self._bar.add_task(f"  {shown(row.label)}", total=None, figures="")
+            figures = f"{sized(row.bytes_done)} of {sized(row.bytes_total)}" if row.state == "copying" else row.state
+            self._bar.update(self._rows[row.key], completed=row.bytes_done, total=row.bytes_total or None, figures=figures)
 
     def stands(self, state: str, name: str, progress: Progress) -> None:
         self._lines.stands(state, name, progress)

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from synvirt.cli.client import PATIENCE_S, ServiceUnreachable
+from synvirt.cli.client import PATIENCE_S
 from synvirt.cli.program import shown, sized
 from synvirt.cli.watching import described
+from synvirt.errors import ServiceUnreachable
 from synvirt.model import Migration
 
 if TYPE_CHECKING:
