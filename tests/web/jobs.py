@@ -5,6 +5,7 @@ from datetime import timedelta
 from uuid import UUID, uuid4
 
 from synvirt.jobs.course import NOTE, Course
+from synvirt.migrations.receipts import said
 from synvirt.model import (
     GIB,
     MIB,
@@ -21,6 +22,8 @@ from synvirt.model import (
     Migration,
     MigrationPlan,
     Mode,
+    OutageForecast,
+    OutagePart,
     Pass,
     PlanSource,
     Problem,
@@ -31,6 +34,7 @@ from synvirt.model import (
     Warm,
     now,
 )
+from synvirt.proof.keeping import CopiedDisk, MovedJob
 from tests.fakes.service import PLAN, Service
 
 WARM_PLAN = MigrationPlan(
@@ -222,6 +226,48 @@ def unbooted(service: Service) -> UUID:
             ),
         ),
     )
+
+
+def moved(service: Service, name: str = "erp-app-01") -> UUID:
+    """A warm job that completed within its forecast, with a receipt."""
+    parts = (
+        OutagePart(name="shutdown", p50_s=31.0, p95_s=48.0, measured=7),
+        OutagePart(name="last copy", p50_s=4.1, p95_s=9.2, measured=3),
+        OutagePart(name="boot", p50_s=60.0, p95_s=260.0, measured=0),
+    )
+    job_id = added(
+        service,
+        name,
+        (State.QUEUED, 900),
+        (State.COPYING_FULL, 899),
+        (State.DELTA_SYNCING, 400),
+        (State.CUTTING_OVER, 120),
+        (State.STARTING, 70),
+        (State.COMPLETED, 40),
+        plan=WARM_PLAN.model_copy(update={"outage_budget_s": 300.0}),
+        manifest=LINUX,
+        passes=(
+            Pass(number=1, kind="full", bytes=16 * GIB, seconds=480, finished_at=now()),
+            Pass(
+                number=2,
+                kind="delta",
+                bytes=GIB,
+                seconds=9,
+                bytes_checked=80 * MIB,
+                would_see=0.0123,
+                finished_at=now(),
+            ),
+            Pass(number=3, kind="final", bytes=40 * MIB, seconds=4, finished_at=now()),
+        ),
+        outage=OutageForecast(p50_s=95.1, p95_s=296.0, budget_s=300.0, parts=parts, at=now() - timedelta(seconds=121)),
+        downtime_s=82.4,
+        boot_sign="its agent answered after 14 s",
+    )
+    job = service.store.get(job_id)
+    disks = (CopiedDisk("2000", "Hard disk 1 <b>", "erp-app-01.raw", 16 * GIB, service.receipts.hashes_file(job_id, 0)),)
+    receipt = service.receipts.make(MovedJob(job_id, said(job), b"{}\n", disks, None))
+    service.store.change(job_id, State.COMPLETED, lambda one: one.model_copy(update={"receipt": receipt}))
+    return job_id
 
 
 def completed(service: Service, name: str = "intranet") -> UUID:

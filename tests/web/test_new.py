@@ -30,7 +30,7 @@ from tests.offline import appliances
 from tests.remote_servers import PASSWORD as PASSWORD_THERE
 from tests.remote_servers import USER as USER_THERE
 from tests.remote_servers import nginx
-from tests.web.conftest import opened, picture, serious, serving
+from tests.web.conftest import look_at, opened, picture, serious, serving
 from tests.web.test_pages import press_until
 
 TAKEN = "taken"
@@ -391,6 +391,29 @@ def test_several_machines_of_a_source_become_a_job_each(page: Page, service: Ser
         ("vm-web-1", Mode.WARM, None),
     ]
     assert {entry.target for job in begun for entry in job.plan.target.network_map} == {"bridge:br0"}
+
+
+def test_several_machines_of_a_source_become_one_wave(page: Page, service: Service, source: Source) -> None:
+    before = len(service.begun)
+    page.goto(f"/new/several?source_id={source.id}&vm_id=vm-erp&vm_id=vm-web-1")
+    page.check("[value=Warm]")
+    page.click("text=Review the plans")
+    look_at(page, "new-several-wave")
+    page.fill("#f-wave_name", "november")
+    page.fill("#f-window_start", "2030-11-28T22:00:00")
+    page.fill("#f-window_end", "2030-11-29T04:00:00")
+    page.get_by_role("button", name="Make a wave").click()
+    expect(page.locator("#state")).to_have_text("Draft")
+    expect(page.locator("#members tbody tr")).to_have_count(2)
+    expect(page.locator(".opening")).to_contain_text("The window")
+    assert len(service.begun) == before, "nothing moves before it goes"
+    (made,) = service.waves.page(limit=5, cursor=None)[0]
+    members = service.waves.whole(made.id).members
+    assert [(one.vm, one.plan.mode, one.plan.source_ref.kind) for one in members] == [
+        ("vm-erp", Mode.WARM, "live_vm"),
+        ("vm-web-1", Mode.WARM, "live_vm"),
+    ]
+    service.waves.remove(made.id)
 
 
 def test_a_stranger_gets_no_form_to_send(page: Page, service: Service) -> None:

@@ -17,6 +17,7 @@ from synvirt.model import (
     NetworkMap,
     Nic,
     PlanSource,
+    Schedule,
     Target,
     VmManifest,
     Warm,
@@ -68,6 +69,7 @@ PLANS = st.builds(
         cutover=st.sampled_from(["auto", "manual"]),
         verify=st.sampled_from(["sample", "full"]),
     ),
+    schedule=st.just(Schedule()) | st.just(Schedule.model_validate_json('{"start_at": "2030-11-28T22:00:00Z"}')),
     limits=st.fixed_dictionaries({"bandwidth_bps": st.none() | st.integers(64 << 10, 1 << 40)}),
 )
 
@@ -124,10 +126,11 @@ def test_whatever_is_typed_is_a_plan_or_a_mistake(fields: dict[str, str]) -> Non
 
 
 def test_the_outage_of_a_warm_job_has_a_budget_and_a_cold_one_has_none() -> None:
-    form = made(mode="Warm", outage_budget="300", on_overrun="roll_back")
+    form = made(mode="Warm", outage_budget="300", on_overrun="roll_back", shutdown="hold", shutdown_timeout="900")
     plan = filled(form, ref=REF, source=SOURCE, manifest=MACHINE).plan
     assert plan is not None
     assert (plan.outage_budget_s, plan.on_overrun) == (300, "roll_back")
+    assert (plan.shutdown, plan.shutdown_timeout_s) == ("hold", 900)
     assert filled(written(plan, MACHINE), ref=REF, source=SOURCE, manifest=MACHINE).plan == plan
     cold = filled(made(outage_budget="300", on_overrun="roll_back"), ref=REF, source=SOURCE, manifest=MACHINE).plan
     assert cold is not None

@@ -1,6 +1,7 @@
 """The list and a job's page, in a real browser: what they show, live; by keyboard alone, on a phone, in the dark, and for
 people who do not see them."""
 
+import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from synvirt.model import Pass, Progress, State, now
+from synvirt.model import OutageForecast, Pass, Progress, State, now
 from tests.fakes.service import PLAN, Service
 from tests.web import jobs
-from tests.web.conftest import opened, picture, serious
+from tests.web.conftest import look_at, opened, picture, serious
 
 GIB = 1 << 30
 
@@ -76,6 +77,42 @@ def test_a_jobs_page_follows_it(page: Page, service: Service) -> None:
     expect(page.locator(".stations .end b")).to_have_text("Failed")
     expect(stations).to_have_text(["Queued", "Copying", "Starting", "Failed"])
     expect(page.locator("#banner")).to_contain_text("no sign of life in 600 s")
+
+
+def test_a_jobs_proof_has_a_tab_with_its_outage_its_verification_and_its_receipt(page: Page, service: Service) -> None:
+    page.goto(f"/migrations/{jobs.moved(service)}")
+    expect(page.locator("#outage")).to_be_hidden()
+    page.click("#tab-proof")
+    expect(page.locator("#figures")).to_be_hidden()
+    outage = page.locator("#outage")
+    for words in ("1 min 35 s", "4 min 56 s with 95 % certainty", "1 min 22 s", "kept", "13 s less than forecast"):
+        expect(outage).to_contain_text(words)
+    expect(outage.locator("tbody tr").nth(2)).to_contain_text("never: an estimate")
+    expect(page.locator("#so-far dd")).to_have_text(["1 of 1, of the newest here", "13 s"])
+    expect(page.locator("#verification tbody td")).to_have_text(
+        ["80.0 MiB", "a loss of 1.2 % of these blocks or more, with 95 % certainty"]
+    )
+    receipt = page.locator("#receipt")
+    expect(receipt.locator("tbody th")).to_have_text("Hard disk 1 <b>")
+    expect(receipt.locator("tbody")).to_contain_text("not all of it was read by the copy")
+    expect(receipt.locator(".facts")).to_contain_text("Time stamp")
+    page.click("#receipt summary")
+    expect(receipt.locator("details pre")).to_contain_text('"measured_s": 82.4')
+    with page.expect_download() as download:
+        page.click("#download-receipt")
+    with tarfile.open(download.value.path()) as tar:
+        assert any(name.endswith("/data/statement.json") for name in tar.getnames())
+    look_at(page, "proof")
+
+
+def test_the_forecast_of_a_job_that_is_held_is_followed_on_its_proof(page: Page, service: Service) -> None:
+    job_id = jobs.warm(service, "followed-proof")
+    page.goto(f"/migrations/{job_id}/proof")
+    expect(page.locator("#outage")).to_contain_text("The forecast comes with the end of the first pass")
+    forecast = OutageForecast(p50_s=40, p95_s=90, budget_s=60, at=now())
+    service.store.change(job_id, State.DELTA_SYNCING, lambda job: job.model_copy(update={"outage": forecast}))
+    expect(page.locator("#outage")).to_contain_text("it may take longer")
+    expect(page.locator("#receipt")).to_contain_text("made and signed when the job completes")
 
 
 def test_cancelling_is_confirmed_and_works_by_keyboard_alone(page: Page, service: Service) -> None:

@@ -116,7 +116,7 @@ def test_a_certificate_that_has_changed_is_shown_and_pinned(page: Page, served: 
     failed = page.locator("#test .checks .bad")
     expect(failed).to_have_count(1)
     expect(failed).to_contain_text("is not the pinned one")
-    expect(failed.locator(".hint")).to_contain_text("somebody may be in between")
+    expect(failed.locator(".hint")).to_contain_text("an attacker may be in between")
     page.click("#ask-pin")
     expect(page.locator("main")).to_contain_text(f"Pinned is now {WRONG_PIN}")
     assert service.sources.get(source.id).options["fingerprint_sha256"] == WRONG_PIN

@@ -8,10 +8,13 @@ from fastapi import APIRouter
 from synvirt.api.stream import Pace
 from synvirt.backups.service import Backups
 from synvirt.doctor import Checkup
+from synvirt.fleet.deliveries import Deliveries
 from synvirt.fleet.forecasting import Forecaster
+from synvirt.fleet.importing import Importer
 from synvirt.fleet.waves import Waves
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.sources import Sources
+from synvirt.proof.keeping import Receipts
 from synvirt.settings import Settings
 from synvirt.web.audit import audit_router
 from synvirt.web.backups import backups_router
@@ -45,11 +48,14 @@ def web_routers(
     networks: Callable[[], list[str]],
     waves: Waves,
     forecaster: Forecaster,
+    deliveries: Deliveries,
+    importer: Importer,
+    receipts: Receipts | None,
     stopping: Callable[[], bool],
     pace: Pace | None = None,
 ) -> tuple[APIRouter, ...]:
-    """`screenshot`: of a job, where there is one. `networks`: what a guest's card can be plugged into here, the default first.
-    `stopping` ends the streams."""
+    """`screenshot`: of a job, where there is one. `receipts`: None, where the settings switch them off. `networks`: what a
+    guest's card can be plugged into here, the default first. `stopping` ends the streams."""
     path = settings.base_url.strip("/")
     pages, pace = Pages(f"/{path}" if path else ""), pace or Pace()
     beginning, setup = Beginning(pages, sources, finder.uploads), Setup(pages, finder, intake, networks)
@@ -57,12 +63,12 @@ def web_routers(
         static_router(pages),
         login_router(pages),
         jobs_router(pages, intake, stopping=stopping, pace=pace),
-        job_router(JobView(pages, intake, screenshot), stopping=stopping, pace=pace),
+        job_router(JobView(pages, intake, screenshot, receipts), stopping=stopping, pace=pace),
         new_router(pages, beginning, sources, finder.uploads),
         machine_router(setup, beginning),
         several_router(Several(setup)),
         uploads_router(pages, finder.uploads),
-        waves_router(pages, waves, forecaster),
+        waves_router(pages, waves, forecaster, deliveries, importer),
         sources_router(pages, sources),
         backups_router(pages, backups),
         points_router(pages, backups),

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 from synvirt.jobs.course import Course, Sample
-from synvirt.sizes import KIB
-from synvirt.web.words import duration, rate
+from synvirt.sizes import KIB, duration
+from synvirt.web.words import rate
 
 WIDTH, HEIGHT = 1000, 100
 # Where a scale may end, in its unit, so that its half is a round figure too.

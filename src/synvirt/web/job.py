@@ -1,4 +1,4 @@
-"""{base_url}/migrations/ID: one job, whole and live, and what can be asked of it."""
+"""{base_url}/migrations/ID: one job, whole and live, what can be asked of it, and on a tab of its own what proves it."""
 
 import asyncio
 import time
@@ -13,19 +13,28 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.stream import Pace
-from synvirt.errors import Conflict
+from synvirt.errors import Conflict, MalformedArchive, NotFound
 from synvirt.jobs import course
 from synvirt.migrations.intake import Intake
+from synvirt.migrations.outage import record
+from synvirt.migrations.past import completed
 from synvirt.migrations.removing import has_kept_volumes
 from synvirt.migrations.retrying import has_whole_copy
 from synvirt.model import Migration, State
+from synvirt.proof.keeping import Receipts, Said
 from synvirt.web.chart import chart
 from synvirt.web.jobs import STREAM_HEADERS
 from synvirt.web.pages import Pages
 from synvirt.web.stations import stations
 
-# The parts of the page, in its order; each is a template, and an element of this id.
-PARTS = ("banner", "way", "figures", "actions", "chart", "disks", "passes", "boot", "conversion", "differences", "facts")
+# The parts of the pages, in their order; each is a template, and an element of this id.
+ABOVE = ("banner", "way")
+JOB = ("figures", "actions", "chart", "disks", "passes", "boot", "conversion", "differences", "facts")
+PROOF = ("outage", "verification", "receipt")
+PARTS = (*ABOVE, *JOB, *PROOF)
+# The tabs below `ABOVE`: the end of the address, the name, the parts. A page has all parts, those of other tabs hidden: so one
+# stream of parts serves each.
+TABS = (("", "Job", JOB), ("/proof", "Proof", PROOF))
 
 Asked = Literal["cancel", "cutover", "retry", "again", "remove", "destroy"]
 
@@ -105,6 +114,7 @@ class JobView:
     pages: Pages
     intake: Intake
     screenshot: Callable[[UUID], bytes | None]
+    receipts: Receipts | None = None
     shown: dict[UUID, Shown] = field(default_factory=dict)
 
     def current(self, job_id: UUID) -> Migration:
@@ -125,7 +135,17 @@ class JobView:
             "has_screen": job.state == State.FAILED and bool(job.boot_attempts) and self.screenshot(job.id) is not None,
             "cancelling": cancelling,
             "cutting": cutting,
+            "said": self._said(job),
         }
+
+    def _said(self, job: Migration) -> Said | None:
+        """What the job's receipt says. None, where it has none, or where it lies on another host."""
+        if job.receipt is None or self.receipts is None:
+            return None
+        try:
+            return self.receipts.said(job.id)
+        except (NotFound, MalformedArchive):
+            return None
 
     def rendered(self, job_id: UUID) -> dict[str, str]:
         values = self.values(job_id)
@@ -189,9 +209,19 @@ def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> AP
     pages = view.pages
     router = pages.router()
 
+    def tab(job_id: UUID, name: str) -> Response:
+        values = view.values(job_id)
+        # Dozens of jobs are read for it: so it is none of the parts that are drawn again and again.
+        so_far = record(completed(view.intake.store, values["job"].plan)) if name == "/proof" else None
+        return pages.page("job.html", above=ABOVE, tabs=TABS, tab=name, so_far=so_far, oob=False, **values)
+
     @router.get("/migrations/{job_id}")
     def job_page(job_id: UUID) -> Response:
-        return pages.page("job.html", parts=PARTS, oob=False, **view.values(job_id))
+        return tab(job_id, "")
+
+    @router.get("/migrations/{job_id}/proof")
+    def proof_page(job_id: UUID) -> Response:
+        return tab(job_id, "/proof")
 
     @router.get("/migrations/{job_id}/events")
     async def events(job_id: UUID) -> Response:

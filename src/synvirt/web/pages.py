@@ -21,6 +21,7 @@ from synvirt.api.problems import incident, refused
 from synvirt.api.roles import needed_role
 from synvirt.errors import NotFound, SynvirtError
 from synvirt.programs import ProgramFailed
+from synvirt.sizes import duration
 from synvirt.web import words
 
 # Content Security Policy level 3: files of our own address, nothing written in the page, in no other site's frame.
@@ -71,12 +72,12 @@ class Pages:
             "size",
             "exact_size",
             "rate",
-            "duration",
             "percent",
             "moment",
             "clock",
+            "as_json",
         )
-        self._environment.filters |= {name: getattr(words, name) for name in names}
+        self._environment.filters |= {"duration": duration} | {name: getattr(words, name) for name in names}
         self._environment.globals |= {
             "root": root,
             "file": self._address,

@@ -32,12 +32,19 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "max_passes": ("warm", "max_passes"),
     "delta_threshold": ("warm", "delta_threshold_bytes"),
     "interval": ("warm", "interval_s"),
+    "sync_rule": ("warm", "schedule", "rrule"),
+    "sync_start": ("warm", "schedule", "start"),
+    "sync_zone": ("warm", "schedule", "timezone"),
+    "start_at": ("schedule", "start_at"),
+    "sync_every": ("schedule", "interval_s"),
+    "shutdown": ("shutdown",),
+    "shutdown_timeout": ("shutdown_timeout_s",),
     "outage_budget": ("outage_budget_s",),
     "on_overrun": ("on_overrun",),
     "bandwidth": ("limits", "bandwidth_bps"),
 }
 # What a plan takes with mode Warm alone. The form hides it for the others, and sends it all the same.
-_OF_WARM = frozenset({"outage_budget", "on_overrun"})
+_OF_WARM = frozenset({"outage_budget", "on_overrun", "sync_rule", "sync_start", "sync_zone", "sync_every"})
 _SIZES = frozenset({"memory", "delta_threshold", "bandwidth"})
 # A job is called as its machine.
 _AT = {path: name for name, path in FIELDS.items()} | {("name",): "name"}
@@ -145,6 +152,7 @@ def _put(document: dict[str, Any], path: tuple[str, ...], value: object) -> None
 
 
 def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    found: Any = document
     for name in path:
-        document = document[name]
-    return document
+        found = None if found is None else found[name]
+    return found

@@ -6,8 +6,9 @@ from uuid import UUID
 
 from synvirt.migrations.foreseen import PlanForecast
 from synvirt.model import Disk, Migration, MigrationPlan, Mode, State, StateVisit, VmManifest, now
+from synvirt.sizes import duration
 from synvirt.web.stations import Station, stations
-from synvirt.web.words import duration, rate, size
+from synvirt.web.words import rate, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ def lines(plan: MigrationPlan, manifest: VmManifest, *, network: str, destinatio
         Line("Addresses", "UUID and MACs", "the same" if target.identity == "keep" else "new ones", target.identity == "new"),
         Line("Volumes", "", target.destination or f"{destination} (the default)"),
         *_limits(plan),
+        *_shutdown(plan),
         *_outage(plan),
         Line("In the end", "", "it is started here" if target.start else "it is defined, and left off", not target.start),
     ]
@@ -67,6 +69,14 @@ def _networks(plan: MigrationPlan, manifest: VmManifest, default: str) -> Iterat
 def _limits(plan: MigrationPlan) -> Iterator[Line]:
     if plan.limits.bandwidth_bps is not None:
         yield Line("Speed", "", f"at most {rate(plan.limits.bandwidth_bps)}", changed=True)
+
+
+def _shutdown(plan: MigrationPlan) -> Iterator[Line]:
+    manner = {"polite": "asked, then powered off", "hold": "asked, and waited for", "force": "powered off"}[plan.shutdown]
+    if plan.shutdown_timeout_s is not None:
+        yield Line("Shut down", "", f"{manner}, after {duration(plan.shutdown_timeout_s)}", changed=True)
+    elif plan.shutdown != "polite":
+        yield Line("Shut down", "", manner, changed=True)
 
 
 def _outage(plan: MigrationPlan) -> Iterator[Line]:

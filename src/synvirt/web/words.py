@@ -1,5 +1,7 @@
 """Figures, times and states in words for people, in one place: every page says the same thing alike."""
 
+import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from synvirt.model import LiveKind, OfflineKind, Problem, State
@@ -81,20 +83,6 @@ def rate(bps: float) -> str:
     return f"{size(bps)}/s"
 
 
-def duration(seconds: float | None) -> str:
-    """The two units that matter: `1 h 20 min`, `3 min 5 s`, `0.4 s`."""
-    if seconds is None:
-        return "–"
-    if seconds < 10:
-        return f"{seconds:.1f} s" if seconds % 1 else f"{seconds:.0f} s"
-    whole = round(seconds)
-    for large, small, length, part in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
-        if whole >= length:
-            rest = whole % length // part
-            return f"{whole // length} {large}" + (f" {rest} {small}" if rest else "")
-    return f"{whole} s"
-
-
 def percent(done: int, total: int) -> int:
     """Rounded down: 100 is said only when all is done."""
     return min(100, done * 100 // total) if total else 0
@@ -107,6 +95,10 @@ def moment(at: datetime | None) -> str:
 
 def clock(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%H:%M:%S")
+
+
+def as_json(value: Mapping[str, object]) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False)
 
 
 # Pydantic's words are for programmers; its own `ctx` has the figures.
