@@ -55,7 +55,7 @@ LONG = (
     "tests/live/test_prism_service.py",
     "tests/api/test_document.py",
     "tests/real/test_prism_service.py",
-    "tests/real/test_xen_variables.py",
+    "tests/real/test_uefi_variables.py",
     "tests/real/test_backups_running.py",
     "tests/real/test_pve_service.py",
     "tests/real/test_libvirt_remote_service.py",

@@ -45,8 +45,10 @@ FIRST: dict[str, str] = {
     "runs at its source again.",
     "E_MIG_DELTA_TOO_LARGE": "Cut over at a quiet hour (`--cutover manual`), allow a larger last delta, or move it cold: "
     "[moving-from-vsphere.md](moving-from-vsphere.md).",
-    "E_MIG_CANCELLED": "Somebody asked for it. What the job had made is gone, and the source is as it was.",
+    "E_MIG_CANCELLED": "An operator asked for it. What the job had made is gone, and the source is as it was.",
     "E_MIG_PERSIST_FAILED": "Room in {data_dir}, or the PostgreSQL server. Running jobs wait until it is back.",
+    "E_MIG_SERVICE_UNREACHABLE": "The command line's own word, never a job's: no service listens there, or its certificate is not trusted. "
+    "`synvirt serve`, or `systemctl status synvirt`; `--data-dir` and `--server` say which service is meant.",
     "E_MIG_INTERNAL": "Ours to mend: `synvirt support-bundle`, with the incident's number.",
 }
 

@@ -225,6 +225,8 @@ MAGICS: tuple[tuple[ImageFormat, int, bytes], ...] = (
     ("qcow2", 0, b"QFI\xfb"),
     ("vmdk", 0, b"KDMV"),
     ("vmdk", 0, b"COWD"),
+    # seSparse: one extent, which its reader refuses by itself; the number 0xCAFEBABE in 8 bytes, little-endian.
+    ("vmdk", 0, b"\xbe\xba\xfe\xca\0\0\0\0"),
     ("vmdk", 0, b"# Disk DescriptorFile"),
     ("vhdx", 0, b"vhdxfile"),
     ("vdi", 0x40, b"\x7f\x10\xda\xbe"),

@@ -86,8 +86,9 @@ class DatastoreSpec(Spec):
     (start, length) each, the rest reads as zeros.
 
     `session_manager` is the platform's id of the one that logs us in. `hosts`: by name the ESXi hosts that a vCenter may send
-    the reader on to, each with its certificate's thumbprint in hex, which may be empty. A spec with a password in it is told to
-    the worker and to nobody else: it is never stored.
+    the reader on to, each with its certificate's thumbprint in hex, which may be empty. `direct`: the name and the port of the
+    one among them that is asked before vCenter, by tickets of vCenter's; with `direct_only` vCenter is not asked for bytes. A
+    spec with a password in it goes to the worker alone and is never stored.
     """
 
     format: Literal["datastore"] = "datastore"
@@ -100,6 +101,8 @@ class DatastoreSpec(Spec):
     verify_tls: bool = True
     fingerprint_sha256: str | None = None
     hosts: tuple[tuple[str, str], ...] = ()
+    direct: tuple[str, int] | None = None
+    direct_only: bool = False
     datacenter: str
     datastore: str
     path: str

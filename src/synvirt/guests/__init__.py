@@ -5,7 +5,7 @@ from typing import ClassVar, Protocol
 
 from synvirt.model import MessageKind, VmManifest
 
-# Told what the tool says, as it says it.
+# Gets what the tool says, as it says it.
 Tell = Callable[[MessageKind, str], None]
 
 
@@ -17,7 +17,7 @@ class GuestPreparer(Protocol):
     - `wants(manifest)`: does this guest need preparing by itself (Windows does)?
     - `check()`: V2vFailed with the cause, when the tool or the driver image is missing on this host.
     - `convert(name, ...)`: injects the drivers (boot disk first in `devices`); what changes is in overlays of that name, made
-      anew by each call. V2vFailed with the cause; Cancelled. The volumes are as they were.
+      again by each call. V2vFailed with the cause; Cancelled. The volumes are as they were.
     - `adopt(name, devices)`: what the overlays hold goes into the volumes, durable on return. May run again after a crash in
       the middle; nothing to do where there are none.
     - `discard(name)`: no overlays of that name are left. Idempotent.

@@ -114,11 +114,11 @@ class VirtV2vInPlace:
         overlays.remove(self._folder / name)
 
     def _environment(self) -> dict[str, str]:
-        told = {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
+        environment = {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
         if not self._kvm():
-            told["LIBGUESTFS_BACKEND_SETTINGS"] = "force_tcg"
+            environment["LIBGUESTFS_BACKEND_SETTINGS"] = "force_tcg"
         return {
-            **told,
+            **environment,
             "LIBGUESTFS_BACKEND": "direct",
             "VIRTIO_WIN": str(self._iso),
             "VIRT_TOOLS_DATA_DIR": str(self._virt_tools),
@@ -129,7 +129,7 @@ _WHY = "a Windows guest cannot start from virtio disks without drivers"
 
 
 class _Said:
-    """What the tool said, told on as it comes; paths of this host are left out."""
+    """What the tool said, passed on as it comes; paths of this host are left out."""
 
     def __init__(self, tell: Tell, hidden: tuple[str, ...]) -> None:
         self._tell = tell

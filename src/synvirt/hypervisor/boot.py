@@ -1,4 +1,4 @@
-"""Has the guest booted? Judged by what is seen of it from outside. Pure: whoever looks passes in what was seen, and when.
+"""Has the guest booted? Judged by what is seen of it from outside. Pure: the caller passes in what was seen, and when.
 
 The first true sign ends the wait:
 

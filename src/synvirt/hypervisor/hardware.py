@@ -1,6 +1,6 @@
 """What the guest gets here for the hardware it had there: its ladder of disk buses, its machine, its cards. Pure.
 
-A guest boots from a bus only if it has a driver for it, and nobody can know that for sure before it was tried. So the buses
+A guest boots from a bus only if it has a driver for it, and that is not known for sure before it was tried. So the buses
 make a ladder: the best that the guest should be able to boot from comes first, and each next one needs less of it.
 
     virtio   every Linux since 2008; Windows, once drivers were put into it
@@ -23,7 +23,7 @@ Chipset = Literal["q35", "pc"]
 LEAST_MEMORY_BYTES = 64 * MIB
 
 _MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")  # an odd first octet is multicast: no card has that
-# What firmware that was never told its UUID says: many machines have it.
+# What firmware without a UUID of its own says: many machines have it.
 _NO_UUIDS = frozenset({UUID(int=0), UUID(int=(1 << 128) - 1)})
 
 

@@ -146,7 +146,7 @@ class LibvirtHost:
         return self._folder / "variables" / f"{job_id}.fd"
 
     def emulates(self) -> bool:
-        """KVM does not work here. Takes seconds, where nobody has asked before."""
+        """KVM does not work here. The first question takes seconds."""
         return self._accelerator().kind == "tcg"
 
     def _accelerator(self) -> Accelerator:
@@ -352,7 +352,7 @@ def _start_hint(message: str) -> str | None:
 
 
 def _patiently(step: Callable[[], object]) -> None:
-    """After it opened anew, libvirt looks for each guest's monitor with its domain locked: longer than it lets others wait."""
+    """Opened again, libvirt looks for each guest's monitor with its domain locked: longer than it lets others wait."""
     libvirt = load()
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:

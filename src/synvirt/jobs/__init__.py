@@ -3,6 +3,6 @@
 Read in this order: `stop.py` (an operator's wish to cancel), `runner.py` (every job that has not ended is run, after a crash
 too), `lease.py` (only while this host holds its lease), `slots.py` (how many work at once), `board.py` and `course.py`
 (progress, in memory, and how fast it came).
-Then what copies: `orders.py` and `wire.py` (what a worker process is told and says), `worker.py`, `copying_disks.py`, and
+Then what copies: `orders.py` and `wire.py` (what a worker process receives and sends), `worker.py`, `copying_disks.py`, and
 `process.py`, the service's side of it.
 """

@@ -1,4 +1,4 @@
-"""The board: the newest progress of each running job and the course it took, in memory, for whoever looks.
+"""The board: the newest progress of each running job and the course it took, in memory, for all readers.
 
 Writers never wait for readers: a job pins its newest figure, and a reader looks as often as it likes. So a slow client can
 never slow a job, and nothing is stored per chunk.
@@ -44,6 +44,12 @@ class Board:
     def latest(self) -> dict[UUID, tuple[State, Progress]]:
         with self._lock:
             return dict(self._latest)
+
+    def disks(self, job_id: UUID, state: State) -> tuple[DiskProgress, ...]:
+        """The rows of a job's disks that were pinned with its newest figures; none, where those are of another state."""
+        with self._lock:
+            latest = self._latest.get(job_id)
+            return self._disks.get(job_id, ()) if latest is not None and latest[0] == state else ()
 
     def current(self, job: Migration) -> Migration:
         """The stored job with its newest figures, where they are of the state that it is in."""

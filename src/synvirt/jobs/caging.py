@@ -46,7 +46,7 @@ _HERE = (
     *(ImageSpec, ChangedSpec, AllocatedSpec, DeltaSpec, XvaSpec, GzipSpec, JoinedSpec, BlankSpec, QemuSpec, ChecksumSpec),
     *(FileWriterSpec, BlockWriterSpec),
 )
-# Connects by itself. Any other kind starts a program beside its reader (qemu-nbd, nbdkit, Samba's client), or may.
+# Connects by itself. Any other kind starts a program for its reader (qemu-nbd, nbdkit, Samba's client), or may.
 _CONNECTING = (
     *(NbdSpec, NbdTlsSpec, NfsSpec, DatastoreSpec, LeaseSpec, DownloadSpec, XapiExportSpec),
     *(RbdPlace, RbdSpec, RbdWriterSpec),
@@ -112,6 +112,6 @@ def _paths(spec: object) -> Iterator[str]:
         if isinstance(value, str) and value.startswith("/") and field.name != "beneath":
             yield value
     if (conf := getattr(spec, "conf", "")).startswith("/"):
-        yield posixpath.dirname(conf)  # Ceph's keys lie beside its settings
+        yield posixpath.dirname(conf)  # Ceph's keys lie next to its settings
     if isinstance(spec, NbdSpec):
         yield from (unquote(found) for found in _NBD_FILE.findall(spec.uri))

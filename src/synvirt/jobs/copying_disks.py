@@ -204,7 +204,7 @@ def _as_qcow2(disk: DiskOrder, path: Path, wire: Wire, openers: Openers) -> None
         progress.moved(copied)
 
     with contextlib.closing(openers.reader(disk.reader)) as reader:
-        # What a worker that was killed left: qemu-img begins anew.
+        # What a killed worker left: qemu-img starts over.
         path.unlink(missing_ok=True)
         write_qcow2(reader, path, stop=wire.stop, on_progress=moved)
         progress.flushed(replace(last, watermark=reader.size), finished=True)
@@ -242,9 +242,9 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Ope
     finally:
         volume.close()
     if offset is not None:
-        told = "empty, and it is not" if empty else "unchanged, and it has changed"
+        claimed = "empty, and it is not" if empty else "unchanged, and it has changed"
         raise ChangesMissed(
-            f"the source called the block at offset {offset} {told}",
+            f"the source called the block at offset {offset} {claimed}",
             hint=TRACKING_HINT,
         )
     return checked

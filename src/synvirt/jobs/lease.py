@@ -2,7 +2,7 @@
 
     begin ─▶ held ─▶ renewed each RENEW_EVERY_S
               │ ▲
-              │ └── renewed again, or begun anew: `on_held`
+              │ └── renewed, or begun again: `on_held`
               ▼
              lost: silent for SELF_FENCE_S, or fenced by another ─▶ `on_lost`: workers ended, no call to a source any more
 

@@ -50,7 +50,7 @@ from synvirt.sizes import MIB
 
 # A page of a folder with a thousand long names is 8 MiB.
 ANSWER_BYTES_MAX = 32 * MIB
-# A look at a file of this host takes milliseconds, on a slow share a second; a share that hangs is told of.
+# A look at a file of this host takes milliseconds, on a slow share a second; a share that hangs is reported.
 HERE_WITHIN_S = 60.0
 # Beyond the time that the child itself keeps to when it reads elsewhere.
 GRACE_S = 5.0
@@ -77,7 +77,7 @@ class Looking(Protocol):
 
 
 class CagedLooking:
-    """`close()` ends the looker, and whoever looks."""
+    """`close()` ends the looker, and every look under way."""
 
     def __init__(self, looker: tuple[str, ...] = LOOKER) -> None:
         self._looker = looker
@@ -88,7 +88,7 @@ class CagedLooking:
         self.importers: Mapping[OfflineKind, OfflineImporter] = MappingProxyType({kind: _Caged(self, kind) for kind in BY_KIND})
 
     def begin(self) -> None:
-        """Have the looker ready before somebody asks. Returns at once."""
+        """Have the looker ready before the first question. Returns at once."""
         threading.Thread(target=self._warm, name="looker", daemon=True).start()
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class Ended:
 
     def check(self, answered: Mapping[str, type[SynvirtError]] | None = None) -> None:
         """Raise what it failed with: `answered` names the classes that a caller tells apart from others of their code. A stop
-        that nobody asked for is WorkerDied: someone ended the worker from outside."""
+        that was not asked for is WorkerDied: someone ended the worker from outside."""
         if self.broken is not None and answered and self.broken.kind in answered:
             raise answered[self.broken.kind](self.broken.detail, hint=self.broken.hint)
         if self.broken is not None and self.broken.code not in (Cancelled.code, "E_BAK_CANCELLED"):

@@ -18,7 +18,7 @@ from synvirt.errors import Cancelled, PersistFailed
 from synvirt.store.slots import SlotRows
 
 # A slot that a job of this process leaves is given on at once; one of another host is looked for. Who waits for its turn is
-# called: there may be thousands. The look beside that is for a loop that ended.
+# called: there may be thousands. The further look is for a loop that ended.
 LOOK_EVERY_S, TURN_EVERY_S = 2.0, 30.0
 # Between two looks of a thread that waits, whether it is to stop.
 STOP_POLL_S = 0.2

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-# Before the lease of the service's host is over: whoever takes the job over must be its only writer.
+# Before the lease of the service's host is over: the host that takes the job over must be its only writer.
 KEEPALIVE_S, SILENCE_S = 10.0, 40.0
 
 

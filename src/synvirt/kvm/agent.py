@@ -31,10 +31,10 @@ def answers(domain: Any) -> bool:
 def is_windows(domain: Any) -> bool:
     """By its agent's word; False, where it does not say."""
     try:
-        told = ask(domain, "guest-get-osinfo")
+        said = ask(domain, "guest-get-osinfo")
     except (load().libvirtError, SynvirtError):
         return False
-    return isinstance(told, dict) and told.get("id") == "mswindows"
+    return isinstance(said, dict) and said.get("id") == "mswindows"
 
 
 def read_file(domain: Any, path: str) -> bytes:
@@ -55,13 +55,13 @@ def read_file(domain: Any, path: str) -> bytes:
 
 def addresses(domain: Any) -> list[str]:
     """All that the guest says it has, but those by which it reaches itself. None, where there is no agent. What a guest says
-    is hostile: whoever connects there does so by a guard."""
+    is hostile: a caller that connects there does so by a guard."""
     try:
-        told = ask(domain, "guest-network-get-interfaces")
+        said = ask(domain, "guest-network-get-interfaces")
     except (load().libvirtError, SynvirtError):
         return []
     found = []
-    for interface in told if isinstance(told, list) else []:
+    for interface in said if isinstance(said, list) else []:
         for one in interface.get("ip-addresses", []) if isinstance(interface, dict) else []:
             with contextlib.suppress(ValueError, AttributeError):
                 address = ipaddress.ip_address(str(one.get("ip-address")))
@@ -74,13 +74,13 @@ def run(domain: Any, argv: Sequence[str], timeout_s: float) -> int:
     """How the program ended; a signal is minus its number. Internal, where there is no agent or it does not end in time."""
     with translated(Internal, f"the agent of {domain.name()} does not run {argv[0]}"):
         arguments = {"path": argv[0], "arg": list(argv[1:]), "capture-output": False}
-        told = ask(domain, "guest-exec", **arguments)
-        pid = told.get("pid") if isinstance(told, dict) else None
+        said = ask(domain, "guest-exec", **arguments)
+        pid = said.get("pid") if isinstance(said, dict) else None
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            told = ask(domain, "guest-exec-status", pid=pid)
-            if isinstance(told, dict) and told.get("exited"):
-                code, signal = told.get("exitcode"), told.get("signal")
+            said = ask(domain, "guest-exec-status", pid=pid)
+            if isinstance(said, dict) and said.get("exited"):
+                code, signal = said.get("exitcode"), said.get("signal")
                 return code if isinstance(code, int) else -signal if isinstance(signal, int) else -1
             time.sleep(RUN_POLL_S)
     raise Internal(f"{argv[0]} in {domain.name()} did not end within {timeout_s:g} s")

@@ -3,8 +3,8 @@
     qemu:///embed?root=ROOT   the QEMU driver runs inside our own process, and all it keeps lies in ROOT. No daemon.
     qemu:///system            the host's libvirtd
 
-libvirt.org/drvqemu.html#embedded-driver. One process may open a ROOT at a time. QEMU outlives us: who opens ROOT anew finds
-the guests again. The driver needs an event loop, which is a thread of this process, started once.
+libvirt.org/drvqemu.html#embedded-driver. One process may open a ROOT at a time. QEMU outlives us: the next process
+that opens ROOT finds the guests again. The driver needs an event loop, which is a thread of this process, started once.
 """
 
 import atexit
@@ -180,13 +180,13 @@ def _forget_unborn(root: Path) -> None:
 def _short(root: Path) -> Path:
     """ROOT, or a symbolic link to it: the sockets that libvirt makes beneath must have short paths.
 
-    The link's name hangs on ROOT alone, so whoever opens ROOT anew finds what the running guests were started with.
+    The link's name hangs on ROOT alone, so the next process that opens ROOT finds what the running guests were started with.
     """
     if len(os.fsencode(root)) <= ROOT_LIMIT_BYTES:
         return root
     folder = Path("/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "/tmp"))  # noqa: S108 - checked below
     link = folder / f"sv-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
-    # Who asks before the driver was ever opened makes folders beneath it, which nobody can beneath a link to nothing.
+    # A question before the driver was ever opened makes folders beneath it: a link to nothing would fail.
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -1,7 +1,7 @@
 """A domain's XML from elsewhere, rebuilt from what is allowed: nothing in it names a program, a file or a device of this host.
 
-libvirt's XML is a language for whoever may be root: `<emulator>` is a program that libvirtd runs; `<kernel>`, `<source>`,
-`<log>` and a dozen others are files that it opens. So a definition that somebody else wrote is not searched for what is bad. It
+libvirt's XML is a language for users who may be root: `<emulator>` is a program that libvirtd runs; `<kernel>`, `<source>`,
+`<log>` and a dozen others are files that it opens. So a foreign definition is not searched for what is bad. It
 is copied element by element, where the table below has the element, its attribute and a value of that form; the rest is left
 out and listed. What this host's own definition of the same guest has word for word stays: it is trusted already.
 
@@ -238,7 +238,7 @@ _DECISIVE: Final = frozenset(
 # What takes the place of another value.
 _INSTEAD: Final = {"domain@type": "kvm", "domain/devices/serial@type": "pty", "domain/devices/console@type": "pty"}
 
-# Each definition has these, and libvirt makes them up anew: that they are left out is nothing to tell.
+# Each definition has these, and libvirt makes them again: that they are left out is not reported.
 _OWN: Final = re.compile(
     "|".join(
         (
@@ -252,7 +252,7 @@ _OWN: Final = re.compile(
             r"domain/devices/graphics(/listen)?@socket",
             r"domain/devices/graphics@(websocket|websocketGenerated)",
             r"domain/devices/graphics/listen@fromConfig",
-            r"domain/devices/disk/(source|backingStore)",  # data comes from where it is restored to, discs are told apart
+            r"domain/devices/disk/(source|backingStore)",  # data comes from where it is restored to, discs are kept apart
         )
     )
 )

@@ -2,7 +2,7 @@
 
     guard ready ─▶ freeze ─▶ the caller's moment ─▶ thaw ─▶ «thawed», says the agent ─▶ guard ends
 
-A guest that stays frozen hangs until somebody knows what to do about it. So another process, which was there before, thaws it
+A guest that stays frozen hangs until an operator thaws it. So another process, which was there before, thaws it
 when this one is killed, or stuck, or just too slow (thaw_guard.py).
 """
 
@@ -140,7 +140,7 @@ class _Guard:
 
 @contextlib.contextmanager
 def _guard(uri: str, domain: Any) -> Iterator[_Guard | None]:
-    """None, where it does not come up: then nothing is frozen. It is left alone at the end: having been told nothing, it thaws
+    """None, where it does not come up: then nothing is frozen. It is left alone at the end: without a message it thaws
     until it is done."""
     argv = [sys.executable, "-P", str(GUARD), uri, domain.UUIDString()]
     embedded = embedded_root(uri) is not None

@@ -47,4 +47,4 @@ def clash(wanted: Identity, other: Identity) -> str | None:
 
 
 # What to do about a clash.
-CLASH_HINT = "remove that domain; or, for a copy beside it, set target.identity to new and give the copy a name in target.name"
+CLASH_HINT = "remove that domain; or, for a copy next to it, set target.identity to new and give the copy a name in target.name"

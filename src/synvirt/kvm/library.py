@@ -31,8 +31,8 @@ def load(missing: type[SynvirtError]) -> Any:
 
 
 def module() -> Any:
-    """The module alone, for who only asks it something: no event loop, no handler. ImportError. Whoever loads it first in a
-    process loads it by this, for libvirt reads where its log goes once, when it is loaded."""
+    """The module alone, for a caller that only asks it something: no event loop, no handler. ImportError. A process
+    loads it by this alone, for libvirt reads where its log goes once, when it is loaded."""
     # Its warnings (that we run as root, that we confine nothing) are no news to anybody, and its errors are raised: without
     # this it writes both to our stderr. Who hunts a fault sets a file here.
     os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", "4:file:/dev/null")

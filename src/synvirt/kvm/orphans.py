@@ -1,4 +1,4 @@
-"""What the embedded driver began and nobody ends, since the service was killed at the wrong moment.
+"""What the embedded driver began and nothing ends, since the service was killed at the wrong moment.
 
     QEMU with no machine, by which libvirt learns what QEMU can do: it is detached, and waits for questions for ever
     swtpm of a guest that was never started: its QEMU would have ended it
@@ -26,13 +26,13 @@ class Orphan:
 
 
 def suspects(root: Path) -> list[Orphan]:
-    """Those of the driver with this folder, as libvirt was told it. Look before it is opened: what it begins then is none."""
+    """Those of the driver with this folder, as libvirt got it. Look before it is opened: what begins later is no orphan."""
     processes = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
     return [orphan for pid in processes if (orphan := _suspect(pid, root)) is not None]
 
 
 def end(orphans: list[Orphan], root: Path, is_active: Callable[[str], bool]) -> None:
-    """Once the driver is open, and so nobody else's. Another process that has the number of one that ended is let alone."""
+    """Once the driver is open, and so belongs to this process. A process with the number of one that ended is let alone."""
     for orphan in orphans:
         if _suspect(orphan.pid, root) == orphan and (orphan.guest is None or not is_active(orphan.guest)):
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -71,7 +71,7 @@ def by_descriptor(descriptor: int) -> Thaw:
 
 
 def main() -> int:
-    # Whoever stops the service stops its processes too: this one ends by itself.
+    # A stop of the service stops its processes too: this one ends by itself.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     service = os.getppid()

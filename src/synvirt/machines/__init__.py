@@ -1,4 +1,4 @@
-"""What a VM is, whoever describes it: live platforms and files say the same things in the same vendor's words. No I/O.
+"""What a VM is, from whichever description: live platforms and files say the same things in the same vendor's words. No I/O.
 
 texts.py       strangers' texts, cleaned before they are ours
 guest_os.py    which family a guest belongs to, by any vendor's name for it

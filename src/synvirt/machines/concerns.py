@@ -11,7 +11,7 @@ TARGET_TOO_SMALL = "target-too-small"
 
 
 def of_machine(*, uefi: bool, secure_boot: bool, tpm: bool, guest: GuestOs, snapshots: int = 0) -> list[Concern]:
-    """What follows from the machine's own traits, whichever source told them."""
+    """What follows from the machine's own traits, whichever source they come from."""
     known = ((uefi, uefi_state_lost), (secure_boot, secure_boot_keys), (tpm, tpm_state))
     found = [constructor() for applies, constructor in known if applies]
     if guest.family == "other":

@@ -61,7 +61,7 @@ _KEYS: Final = frozenset({(GLOBAL, "PK"), (GLOBAL, "KEK"), *((SECURITY, name) fo
 
 
 class UefiVariable(NamedTuple):
-    """`written`: EFI_TIME of 16 bytes, zeros where nobody signs it."""
+    """`written`: EFI_TIME of 16 bytes, zeros where it is not signed."""
 
     vendor: UUID
     name: str
@@ -72,7 +72,7 @@ class UefiVariable(NamedTuple):
 
 def carried(variables: Iterable[UefiVariable]) -> list[UefiVariable]:
     """Those that mean the same here: boot entries, keys, what loaders and guests keep. Others are the firmware's notes on
-    itself; or belong to whoever signed them first, which OVMF notes in a form that nobody else has."""
+    itself; or belong to their first signer, which OVMF notes in a form of its own."""
     found: dict[tuple[UUID, str], UefiVariable] = {}
     for one in variables:
         known = (one.vendor, one.name)

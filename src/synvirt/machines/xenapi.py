@@ -98,7 +98,7 @@ def wants_secure_boot(vm: Record) -> bool:
 
 
 def is_paravirtualised(vm: Record) -> bool:
-    """By its `domain_type`; XenServer before 7.5 has none, and says it by a boot loader of Xen's or a kernel beside the VM."""
+    """By its `domain_type`; XenServer before 7.5 has none, and says it by a boot loader of Xen's or a kernel outside the VM."""
     kind = text(vm, "domain_type")
     if kind and kind != "unspecified":
         return kind in _PARAVIRTUALISED
@@ -121,11 +121,11 @@ def disk_vbds(records: Records, vm: Record) -> list[Record]:
 
 def _guest_os(records: Records, vm: Record) -> GuestOs:
     """As the guest's tools say it, else by the template that it was made of."""
-    told = clean(text(table(records.at("VM_guest_metrics", text(vm, "guest_metrics")), "os_version"), "name").split("|")[0])
+    system = clean(text(table(records.at("VM_guest_metrics", text(vm, "guest_metrics")), "os_version"), "name").split("|")[0])
     platform = table(vm, "platform")
     windows = is_true(text(platform, "viridian")) or text(platform, "device_id") == "0002"
     template = text(table(vm, "other_config"), "base_template_name") or text(vm, "reference_label").replace("-", " ")
-    return guest_os(description=told or clean(template or ("Windows (viridian)" if windows else "")))
+    return guest_os(description=system or clean(template or ("Windows (viridian)" if windows else "")))
 
 
 def _disks(records: Records, vm: Record, disk_key: Callable[[str, Record], str]) -> tuple[tuple[Disk, ...], list[Concern]]:

@@ -25,7 +25,7 @@ _NFS = frozenset({"nfs", "nfs4"})
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`modified_at`: seconds since 1970, by the clock of whoever stores the file."""
+    """`modified_at`: seconds since 1970, by the clock of the host that stores the file."""
 
     name: str
     size_bytes: int

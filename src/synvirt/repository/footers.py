@@ -129,7 +129,7 @@ def _opened(path: Path | None) -> sqlite3.Connection | None:
         try:
             return _connected(path)
         except (sqlite3.Error, OSError) as error:
-            _log.warning("the cache of a repository's footers is made anew", reason=str(error))
+            _log.warning("the cache of a repository's footers is made again", reason=str(error))
             if path is None or not again:
                 return None
             for name in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
@@ -145,7 +145,7 @@ def _connected(path: Path | None) -> sqlite3.Connection:
     try:
         if path is not None:
             db.execute("PRAGMA journal_mode = WAL")
-        # A power cut may take what was written last, or more: then it is made anew.
+        # A power cut may take what was written last, or more: then it is made again.
         db.execute("PRAGMA synchronous = OFF")
         db.execute("CREATE TABLE IF NOT EXISTS footers (pack TEXT PRIMARY KEY, size INTEGER NOT NULL, tail BLOB NOT NULL)")
         db.execute("SELECT count(*) FROM footers").fetchone()

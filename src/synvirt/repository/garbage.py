@@ -6,7 +6,7 @@
                  half of a pack not needed  ─▶ what is, into a new pack; the old one is condemned
 
 Frames are moved as they are: collecting needs no key. If anything cannot be read, nothing is removed: what a damaged manifest
-needs is not known. Several may collect at once, and runs go on beside it: a run that relies on what is condemned before it has
+needs is not known. Several may collect at once, and runs go on meanwhile: a run that relies on what is condemned before it has
 committed is refused, and what is condemned after that is looked at again before it is deleted.
 """
 

@@ -218,7 +218,7 @@ class PeerFolder:
         except SourceUnreachable as error:  # another certificate
             connection.close()
             raise RepositoryUnreachable(
-                error.detail, hint="was the peer's certificate renewed? Then give the new one's; else somebody is in between"
+                error.detail, hint="was the peer's certificate renewed? Then give the new one's; else an attacker is in between"
             ) from error
         except (OSError, http.client.HTTPException) as error:
             connection.close()

@@ -1,4 +1,4 @@
-"""Which packs the restore points of a folder need, told without the key: pages are stored in the clear.
+"""Which packs the restore points of a folder need, found without the key: pages are stored in the clear.
 
 A pack that holds what a point needs may go only where the very same frame, read and hashed, lies in another one. So a pack
 that only says in its footer that it has a chunk saves nobody from keeping the one that has.
@@ -27,7 +27,7 @@ class Needs:
         self._needed: Words = np.empty(0, np.uint64)
 
     def check_unneeded(self, pack: str) -> None:
-        """BackupImmutable: a point needs it, or that cannot be told."""
+        """BackupImmutable: a point needs it, or that is not known."""
         try:
             self._look()
             entries = self._index.entries(pack)

@@ -3,7 +3,7 @@
     put      a file is taken once, whole and checked: its hash needs no key. Nothing is replaced.
     delete   a restore point stays for the operator's number of days, whatever its owner asks; and so does all that it needs
 
-The other host may be in somebody else's hands, key and all. So nothing is believed that it says: times are of our own clock,
+The other host may be an attacker's, key and all. So nothing is believed that it says: times are of our own clock,
 and what points need is found in themselves (peer_needs.py).
 """
 

@@ -184,10 +184,10 @@ class Repository:
         return self._read(name, packs.CHUNK, length)
 
     def _read(self, name: bytes, kind: int, length: int) -> bytes:
-        """From the first place where it is what was stored: who may write to the repository may put decoys beside it."""
+        """From the first place where it is what was stored: a writer of the repository may put decoys next to it."""
         failure = RepositoryDamaged(f"{'page' if kind else 'chunk'} {name.hex()[:16]} is in no pack of the repository")
         if not (found := self.places(name)):
-            self.refresh()  # another host may have packed it anew
+            self.refresh()  # another host may have packed it again
             found = self.places(name)
         for number, place in enumerate(one for one in found if one.entry.kind == kind):
             try:
@@ -258,7 +258,7 @@ def condemned_lists(folder: Folder) -> list[Condemned]:
         except RepositoryDamaged:
             if entry.name in {one.name for one in folder.entries(CONDEMNED_FOLDER)}:
                 raise
-            continue  # a collection that went on beside it is done with this one
+            continue  # another collection at the same time is done with this one
         if blake3(content).hexdigest() != entry.name:
             raise RepositoryDamaged(f"the list {name} has changed", hint="remove it: what is not needed is listed again")
         found.append(Condemned(name, entry.modified_at, tuple(content.decode().split())))
@@ -316,7 +316,7 @@ class Session:
         return self._zero_names[length]
 
     def _is_new(self, name: bytes) -> bool:
-        """True once: whoever is told so adds it."""
+        """True once: that caller adds it."""
         with self._lock:
             if name in self._mine:
                 return False

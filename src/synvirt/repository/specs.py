@@ -1,4 +1,4 @@
-"""A repository, and a disk of a restore point, as data: what a worker is told, and opens. Never stored: the key is in it."""
+"""A repository, and a disk of a restore point, as data: what a worker receives, and opens. Never stored: the key is in it."""
 
 from dataclasses import dataclass, field
 from typing import Literal

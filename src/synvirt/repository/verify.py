@@ -1,4 +1,4 @@
-"""Whether what is in a repository is what was written. Nothing is changed; what is wrong is told in words.
+"""Whether what is in a repository is what was written. Nothing is changed; what is wrong is reported in words.
 
 verify_repository   every pack against its name, every manifest against its hash, and that no point lacks a chunk: none of it
                     needs the key, but with it each manifest is opened too
@@ -52,7 +52,7 @@ def verify_repository(
     broken = _broken_packs(repository, sizes, stop, on_progress, threads or default_threads())
     wrongs += broken.values()
     bad_names = {name for pack in broken for name in _changed_frames(repository, pack)}
-    # A pack is what its name says, whoever wrote it: of what lies in several, one at least must open.
+    # A pack is what its name says, also one of an attacker: of what lies in several, one at least must open.
     bad_names |= {name for name in repository.index.doubles() if not repository.is_sound(name)}
     damaged: list[UUID] = []
     pages: dict[str, int] = {}

@@ -115,7 +115,7 @@ def _make_boot(image: Path, pieces: Pieces, work: Path) -> None:
     (work / "initrd.gz").write_bytes(gzip.compress(_initramfs(pieces), 6, mtime=0))
     partition = f"{image}@@{BOOT_START}"
     sectors, hidden = str(BOOT_BYTES // SECTOR_BYTES), str(BOOT_START // SECTOR_BYTES)
-    # mtools asks for a known geometry unless it is told not to: this is a file, not a floppy.
+    # mtools asks for a known geometry unless it is asked not to: this is a file, not a floppy.
     env = {"MTOOLS_SKIP_CHECK": "1", "MTOOLSRC": "/dev/null"}
     run(["mformat", "-i", partition, "-T", sectors, "-H", hidden, "-v", "SYNVIRT", "::"], timeout_s=60, env=env)
     for source, name in (

@@ -61,7 +61,7 @@ class _Pool(urllib3.HTTPSConnectionPool):
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom a connection trusts. `fingerprint_sha256`: this certificate and no other, whoever signed it; else this host's
+    """Whom a connection trusts. `fingerprint_sha256`: this certificate and no other; else this host's
     authorities, or with `verify` False anybody."""
 
     verify: bool = True
@@ -71,7 +71,7 @@ class Trust:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer as a whole. `headers`: names in lower case; of a name that came several times, all values, with commas.
-    `reason`: what the status line says beside the number; some platforms say the cause there."""
+    `reason`: what the status line says after the number; some platforms say the cause there."""
 
     status: int
     headers: Mapping[str, str]

@@ -1,7 +1,7 @@
 """TLS with a platform: trusted by this host's authorities, or pinned by the certificate's SHA-256. Blocking code.
 
 Appliances sign their own certificates: the first one seen is shown to the operator, who pins it; from then on any other is
-refused, whoever signed it.
+refused, also one that an authority signed.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def _pinned_to(pinned: str, where: str, digest: str) -> type[ssl.SSLSocket]:
 def certificate_changed(where: str, shown: str, pinned: str, digest: str = "SHA-256") -> SourceUnreachable:
     return SourceUnreachable(
         f"the certificate of {where} is not the pinned one: it has {digest} {shown}, pinned is {pinned}",
-        hint="somebody may be in between; if the platform was given a new certificate, pin that one",
+        hint="an attacker may be in between; if the platform was given a new certificate, pin that one",
     )
 
 
@@ -103,7 +103,7 @@ def shown_certificate(host: str, port: int, trust: ssl.SSLContext) -> bytes:
 
 
 def look(host: str, port: int) -> Shown:
-    """The certificate that is shown at this address. OSError where nobody listens or it is not TLS."""
+    """The certificate that is shown at this address. OSError where no server listens or it is not TLS."""
     der = shown_certificate(host, port, context(host, verify=False, fingerprint_sha256=None))
     refused: str | None = None
     try:

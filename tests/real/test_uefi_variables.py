@@ -1,7 +1,9 @@
-"""UEFI variables of a XenServer VM in OVMF's hands: a guest that nothing but its own boot entry finds."""
+"""UEFI variables of a XenServer VM and of a vSphere one in OVMF's hands: a guest that nothing but its own boot entry finds."""
 
 import gzip
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -9,7 +11,8 @@ import pytest
 
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
-from synvirt.live.xen import nvram
+from synvirt.live.vsphere import nvram as vsphere_nvram
+from synvirt.live.xen import nvram as xen_nvram
 from synvirt.migrations.landing import machine_of
 from synvirt.model import MIB, Disk, GuestOs, VmManifest
 from synvirt.sample import disk as sample_disk
@@ -17,6 +20,7 @@ from synvirt.sample import pieces
 from tests.contracts.hypervisors import job, never
 from tests.fakes.xenserver import varstored
 from tests.fakes.xenserver.varstored import GLOBAL, NV_BS_RT
+from tests.live.test_vim_variables import Variable, written
 from tests.needs import need
 
 PARTITION = UUID("5ec0ffee-0000-4000-8000-000000000018")
@@ -28,21 +32,40 @@ INIT = """\
 /bin/busybox --install -s /bin
 mount -t devtmpfs dev /dev; mount -t proc proc /proc; mount -t sysfs sys /sys
 [ -d /sys/firmware/efi ] || { echo "not by UEFI"; poweroff -f; }
+kept=/sys/firmware/efi/efivars vendor=8be4df61-93ca-11d2-aa0d-00e098032b8c
+insmod /modules/efivarfs.ko; mount -t efivarfs efivarfs $kept
+# Four bytes of attributes, then the variable: UEFI 2.10, 3.3.
+booted=$(hexdump -n 6 -e '6/1 "%02x"' $kept/BootCurrent-$vendor)
+[ "$booted" = 060000000700 ] || { echo "booted by $booted"; poweroff -f; }
+[ -e $kept/Boot0007-$vendor ] || { echo "its entry is gone"; poweroff -f; }
 grep -q by-its-own-entry /proc/cmdline || { echo "by another way"; poweroff -f; }
 printf "\\nDebian GNU/Linux 12 uefi ttyS0\\n\\nuefi login: "
 while :; do sleep 3600; done
 """
 
 
+def of_xenserver(variables: list[Variable]) -> bytes | None:
+    return xen_nvram.as_store({"NVRAM": varstored.nvram(variables), "platform": {"secureboot": "false"}})
+
+
+def of_vsphere(variables: list[Variable]) -> bytes | None:
+    return vsphere_nvram.as_store(
+        written((name, vendor, how, data) for name, vendor, how, data in variables), secure_boot=False
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_guest_boots_by_the_entry_that_it_had_on_xenserver(
-    host: LibvirtHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kept_by", [of_xenserver, of_vsphere])
+def test_a_guest_boots_by_the_entry_that_it_had_before(
+    host: LibvirtHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_by: Callable[[list[Variable]], bytes | None]
 ) -> None:
-    """Its loader lies where no default looks, and the entry before its own names a disk of Xen's."""
+    """Its loader lies where no default looks, the entry before its own names a disk of Xen's, and it sees its variables."""
     need("mcopy", "mtools")
     monkeypatch.setattr(sample_disk, "INITRAMFS_INIT", INIT)
     parts = pieces.gather(pieces.cache_dir())
+    module = next(pieces._kernel(pieces.cache_dir())[1].rglob("efivarfs.ko"))
+    parts = replace(parts, modules=(*parts.modules, ("efivarfs", module.read_bytes())))
     (tmp_path / "initrd.gz").write_bytes(gzip.compress(sample_disk._initramfs(parts), 1))
     image = tmp_path / "uefi.raw"
     with image.open("wb") as file:
@@ -57,7 +80,7 @@ def test_a_guest_boots_by_the_entry_that_it_had_on_xenserver(
 
     own = varstored.on_partition(1, START, SECTORS, PARTITION, r"\EFI\own\vmlinuz.efi")
     line = r"initrd=\initrd.gz console=ttyS0 quiet by-its-own-entry".encode("utf-16-le") + b"\0\0"
-    kept = varstored.nvram(
+    content = kept_by(
         [
             ("BootOrder", GLOBAL, NV_BS_RT, b"\x00\x00\x07\x00"),
             ("Boot0000", GLOBAL, NV_BS_RT, varstored.boot_entry("UEFI Xen Virtual Block", varstored.of_xen())),
@@ -65,7 +88,6 @@ def test_a_guest_boots_by_the_entry_that_it_had_on_xenserver(
             ("Timeout", GLOBAL, NV_BS_RT, b"\0\0"),
         ]
     )
-    content = nvram.as_store({"NVRAM": kept, "platform": {"secureboot": "false"}})
     assert content is not None
     manifest = VmManifest(
         vm_id="x",
