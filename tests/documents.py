@@ -20,8 +20,11 @@ FIRST: dict[str, str] = {
     "E_MIG_UNSUPPORTED_FORMAT": "`synvirt inspect PATH` says what the file is. [importing-files.md](importing-files.md) lists what can be imported.",
     "E_MIG_MALFORMED_ARCHIVE": "Compare its checksum with the original's: most are cut short on their way. Else export it again.",
     "E_MIG_HOST_PATH_REJECTED": "Put the file into the import root, `{data_dir}/imports`, or send it: `synvirt import FILE --upload`.",
-    "E_MIG_AUTH_FAILED": "As 401: your own user or password for the service. As 502, or in a job: the source's; `synvirt sources test NAME`, then "
-    "`synvirt sources change NAME`.",
+    "E_MIG_AUTH_FAILED": "The source's user or password, not yours: `synvirt sources test NAME`, then `synvirt sources change NAME`.",
+    "E_MIG_UNAUTHENTICATED": "Your own user, password or token for the service. `--user` and SYNVIRT_PASSWORD; on the service's own host its socket "
+    "needs neither. `synvirt accounts list` and `synvirt tokens list` show who may.",
+    "E_BAK_UNAUTHENTICATED": "As E_MIG_UNAUTHENTICATED, asked of a path beneath /backup.",
+    "E_BAK_FORBIDDEN": "As E_MIG_FORBIDDEN, asked of a path beneath /backup.",
     "E_MIG_NOT_FOUND": "`synvirt migrations list`, `synvirt sources list` and the others show what there is.",
     "E_MIG_FORBIDDEN": "The detail names the role that is needed. `synvirt accounts add NAME --role ROLE`; with PAM, the group of the setting. "
     "Or the page of another site asked for it.",

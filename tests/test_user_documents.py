@@ -23,7 +23,7 @@ AGAIN = "run: .venv/bin/python -m tests.documents"
 
 def test_troubleshooting_is_what_errors_py_says() -> None:
     assert (documents.DOCS / "troubleshooting.md").read_text() == documents.troubleshooting(), AGAIN
-    assert {code for code in BY_CODE if code.startswith("E_MIG_")} == documents.FIRST.keys()
+    assert {code for code in BY_CODE if code.startswith("E_MIG_")} <= documents.FIRST.keys() <= BY_CODE.keys()
 
 
 def test_the_api_reference_is_what_the_service_serves() -> None:

@@ -67,8 +67,8 @@ class HostPathRejected(SynvirtError):
 class Unauthorized(SynvirtError):
     """The caller's credentials are missing or wrong."""
 
-    # Specification part 7 has one code for refused credentials; the status tells the caller's (401) from a source's (502).
-    code, status = "E_MIG_AUTH_FAILED", 401
+    # A code of its own: E_MIG_AUTH_FAILED is about a source's credentials, and sends its reader elsewhere.
+    code, status = "E_MIG_UNAUTHENTICATED", 401
 
 
 class Forbidden(SynvirtError):
@@ -228,6 +228,18 @@ class BackupNotFound(NotFound):
     code = "E_BAK_NOT_FOUND"
 
 
+class BackupUnauthorized(Unauthorized):
+    """The credentials of a caller of the backups are missing or wrong."""
+
+    code = "E_BAK_UNAUTHENTICATED"
+
+
+class BackupForbidden(Forbidden):
+    """The caller's role does not reach that far into the backups."""
+
+    code = "E_BAK_FORBIDDEN"
+
+
 class BackupConflict(Conflict):
     """The request does not fit the present state of the backups."""
 
@@ -359,7 +371,7 @@ def _with_subclasses(root: type[SynvirtError]) -> list[type[SynvirtError]]:
 
 
 # One class a code: where several share one (an upload too large, or wrong), the one that names the general case.
-BY_CODE: dict[str, type[SynvirtError]] = {cls.code: cls for cls in _with_subclasses(SynvirtError) if cls is not Unauthorized}
+BY_CODE: dict[str, type[SynvirtError]] = {cls.code: cls for cls in _with_subclasses(SynvirtError)}
 
 
 def from_code(code: str, detail: str, hint: str | None = None) -> SynvirtError:

@@ -58,9 +58,16 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 )
 def test_the_door_is_shut(door: httpx.Client, path: str, headers: dict[str, str]) -> None:
     response = door.get(path, headers=headers)
-    assert (response.status_code, response.json()["code"]) == (401, "E_MIG_AUTH_FAILED")
+    assert (response.status_code, response.json()["code"]) == (401, "E_MIG_UNAUTHENTICATED")
     assert response.headers["WWW-Authenticate"] == 'Basic realm="SynVirt", charset="UTF-8"'
     assert response.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("path", ["/api/v1/backup/jobs", "/api/v1/backup/nothing", "/api/v1/backup"])
+def test_the_backups_have_a_code_of_their_own(door: httpx.Client, path: str) -> None:
+    response = door.get(path, headers=basic(USER, "wrong"))
+    assert (response.status_code, response.json()["code"]) == (401, "E_BAK_UNAUTHENTICATED")
+    assert response.headers["WWW-Authenticate"] == 'Basic realm="SynVirt", charset="UTF-8"'
 
 
 def test_it_is_shut_before_the_body_is_read(door: httpx.Client) -> None:

@@ -147,6 +147,14 @@ def test_a_refusal_names_the_role(served: tuple[Service, httpx.Client]) -> None:
     assert "the role admin, and operator has the role operator" in answer.json()["detail"]
 
 
+def test_a_refusal_of_the_backups_has_their_code(served: tuple[Service, httpx.Client]) -> None:
+    answer = served[1].post(f"{API}/backup/repositories", headers=basic("operator"), json={})
+    assert (answer.status_code, answer.json()["code"]) == (403, "E_BAK_FORBIDDEN")
+    foreign = basic("admin") | {"Sec-Fetch-Site": "cross-site"}
+    answer = served[1].post(f"{API}/backup/repositories", headers=foreign, json={})
+    assert (answer.status_code, answer.json()["code"]) == (403, "E_BAK_FORBIDDEN")
+
+
 # ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

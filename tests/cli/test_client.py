@@ -17,7 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.cli.client import LINE_LIMIT_CHARS, Client, StreamEvent, _events
-from synvirt.errors import BadRequest, Conflict, Internal, ServiceUnreachable, Unauthorized, VmNotFound
+from synvirt.errors import (
+    AuthFailed,
+    BackupUnauthorized,
+    BadRequest,
+    Conflict,
+    Internal,
+    ServiceUnreachable,
+    Unauthorized,
+    VmNotFound,
+)
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
 from tests.needs import need_root
@@ -80,7 +89,10 @@ def answering(status: int, body: bytes, content_type: str = "application/problem
     [
         (409, "E_MIG_CONFLICT", Conflict),
         (404, "E_MIG_VM_NOT_FOUND", VmNotFound),
-        (401, "E_MIG_AUTH_FAILED", Unauthorized),
+        (401, "E_MIG_UNAUTHENTICATED", Unauthorized),
+        (401, "E_BAK_UNAUTHENTICATED", BackupUnauthorized),
+        (401, "E_MIG_AUTH_FAILED", Unauthorized),  # a service of an earlier version
+        (502, "E_MIG_AUTH_FAILED", AuthFailed),
         (400, "E_MIG_OF_A_LATER_VERSION", Internal),
     ],
 )

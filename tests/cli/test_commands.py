@@ -369,7 +369,7 @@ def test_a_service_elsewhere(tmp_path: Path, run: Run, monkeypatch: pytest.Monke
         assert "CERTIFICATE_VERIFY_FAILED" in untrusted.stderr
         monkeypatch.setenv("SYNVIRT_PASSWORD", "wrong")
         refused = run(*elsewhere, "--cacert", certificate)
-        assert (refused.exit_code, refused.stderr.split(":")[0]) == (1, "E_MIG_AUTH_FAILED")
+        assert (refused.exit_code, refused.stderr.split(":")[0]) == (1, "E_MIG_UNAUTHENTICATED")
     gone = run(*elsewhere, "--insecure")
     assert (gone.exit_code, f"no service answers at {server.address}" in gone.stderr) == (1, True)
     service.close()

@@ -174,7 +174,7 @@ def test_to_a_service_elsewhere(tmp_path: Path, run: Run, file: Path, monkeypatc
         monkeypatch.setenv("SYNVIRT_PASSWORD", "wrong")
         refused = run("uploads", "add", file, "--server", server.address, "--cacert", certificate)
         assert refused.exit_code == 1
-        assert refused.stderr.startswith("E_MIG_AUTH_FAILED")
+        assert refused.stderr.startswith("E_MIG_UNAUTHENTICATED")
     service.close()
 
 

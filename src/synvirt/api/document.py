@@ -67,12 +67,15 @@ _NAMING = ("/stream", "/host-files")
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDetails")}}}}
 _CALLER = {
     "401": {
-        "description": "E_MIG_AUTH_FAILED: the caller's credentials are missing or wrong",
+        "description": "E_MIG_UNAUTHENTICATED (/backup: E_BAK_UNAUTHENTICATED): the caller's credentials are missing or wrong",
         "headers": {"WWW-Authenticate": {"schema": {"type": "string"}}},
     }
 }
 _ROLE = {
-    "403": {"description": "E_MIG_FORBIDDEN: the caller's role does not reach that far; `x-required-role` is the one needed"}
+    "403": {
+        "description": "E_MIG_FORBIDDEN (/backup: E_BAK_FORBIDDEN): the caller's role does not reach that far; "
+        "`x-required-role` is the one needed"
+    }
 }
 _HOST = {
     "500": {"description": "E_MIG_PERSIST_FAILED, E_MIG_INTERNAL: the host's fault; `detail` has what the log knows it by"},

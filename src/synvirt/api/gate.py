@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from synvirt.accounts import WRONG, Role
 from synvirt.acting import Act, acting
 from synvirt.api.origin import READING
-from synvirt.api.problems import problem
+from synvirt.api.problems import of_its_side, problem
 from synvirt.api.sessions import Sessions, secret_in
 from synvirt.errors import Forbidden, SynvirtError, Unauthorized
 
@@ -176,7 +176,7 @@ class Gate:
     def _refusal(self, scope: Scope, error: SynvirtError) -> Response:
         """A browser is led to the page's log-in: its own password box keeps what was typed until it is closed."""
         headers = Headers(scope=scope)
-        refusal = problem(error)
+        refusal = problem(of_its_side(scope["path"], error))
         if not isinstance(error, Unauthorized) or "authorization" in headers or "sec-fetch-site" not in headers:
             return refusal
         login, reading = f"{self._base_url}/login", scope["method"] in READING

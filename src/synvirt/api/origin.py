@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from synvirt.api.problems import problem
+from synvirt.api.problems import of_its_side, problem
 from synvirt.errors import Forbidden
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -31,7 +31,7 @@ class SameOrigin:
                 "another site's page asked for this, and was refused",
                 hint="do it on the service's own page, at the address that the browser shows for it",
             )
-            await problem(refusal)(scope, receive, send)
+            await problem(of_its_side(scope["path"], refusal))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -22,10 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from synvirt.errors import (
     BackupBadRequest,
     BackupConflict,
+    BackupForbidden,
     BackupInternal,
     BackupNotFound,
+    BackupUnauthorized,
     BadRequest,
     Conflict,
+    Forbidden,
     Internal,
     InvalidPlan,
     NotFound,
@@ -132,7 +135,7 @@ def install(app: FastAPI) -> None:
 def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, SynvirtError)
     # A program's own words may hold any path of the host.
-    return problem(incident(error) if isinstance(error, ProgramFailed) else _of_its_side(request, error))
+    return problem(incident(error) if isinstance(error, ProgramFailed) else of_its_side(request.url.path, error))
 
 
 # What any request can get wrong has a code of the side that it was sent to.
@@ -142,11 +145,14 @@ _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
     NotFound: BackupNotFound,
     Conflict: BackupConflict,
     Internal: BackupInternal,
+    Unauthorized: BackupUnauthorized,
+    Forbidden: BackupForbidden,
 }
 
 
-def _of_its_side(request: Request, error: SynvirtError) -> SynvirtError:
-    kind = _OF_BACKUPS.get(type(error)) if "/api/v1/backup/" in f"{request.url.path}/" else None
+def of_its_side(path: str, error: SynvirtError) -> SynvirtError:
+    """The error as the side says it that `path`, a request's, belongs to."""
+    kind = _OF_BACKUPS.get(type(error)) if "/api/v1/backup/" in f"{path}/" else None
     return error if kind is None else kind(error.detail, hint=error.hint)
 
 
@@ -157,8 +163,8 @@ def _on_invalid(request: Request, error: Exception) -> Response:
         if mistake["loc"][0] == "path":  # an id that is no UUID was never given out
             noun = str(mistake["loc"][1]).removesuffix("_id")
             missing = NotFound(f"there is no {noun} {str(mistake['input'])[:NAME_CHARS_TOLD]!r}")
-            return problem(_of_its_side(request, missing))
-    return problem(_of_its_side(request, refused(mistakes)))
+            return problem(of_its_side(request.url.path, missing))
+    return problem(of_its_side(request.url.path, refused(mistakes)))
 
 
 def _on_routing(request: Request, error: Exception) -> Response:
@@ -166,11 +172,11 @@ def _on_routing(request: Request, error: Exception) -> Response:
     where = f"{request.method[:NAME_CHARS_TOLD]} {request.url.path[:NAME_CHARS_TOLD]}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         nothing = NotFound(f"nothing is served at {where}", hint="/openapi.json lists what is")
-        return problem(_of_its_side(request, nothing))
+        return problem(of_its_side(request.url.path, nothing))
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(_methods(request))
-    refusal = _of_its_side(request, BadRequest(f"{where}: {error.detail}"))
+    refusal = of_its_side(request.url.path, BadRequest(f"{where}: {error.detail}"))
     return problem(refusal, status=error.status_code, headers=headers)
 
 

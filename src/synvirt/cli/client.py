@@ -278,9 +278,13 @@ def _refusal(response: httpx.Response, where: str) -> SynvirtError:
         code, detail, hint = details["code"], details["detail"], details.get("hint")
     except (ValueError, KeyError, TypeError):
         return _stranger(where, str(response.status_code))
-    if response.status_code == Unauthorized.status:
-        return Unauthorized(detail, hint=hint)
-    return from_code(str(code), str(detail), hint)
+    told = from_code(str(code), str(detail), hint)
+    # A service of an earlier version says it by a source's code.
+    return (
+        told
+        if response.status_code != Unauthorized.status or isinstance(told, Unauthorized)
+        else Unauthorized(detail, hint=hint)
+    )
 
 
 def _stranger(where: str, answer: str) -> Internal:
