@@ -159,7 +159,7 @@ def _worker() -> Iterator[Callable[[DiskOrder], Flushed]]:
         def told(disk: DiskOrder) -> Flushed:
             assert child.stdin is not None
             assert child.stdout is not None
-            child.stdin.write(CopyOrder(disks=(disk,)).model_dump_json().encode() + b"\n")
+            child.stdin.write(CopyOrder(disks=(disk,)).to_line())
             child.stdin.flush()
             message = [MESSAGE.validate_json(line) for line in child.stdout][-1]
             child.wait()  # before its stdin is closed, which means that the service is gone

@@ -2,6 +2,7 @@
 
 import tempfile
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,9 @@ POINT = PointSpec(repository=HERE, point_id="p", number=0)
 CACHE = "/data/backups"
 
 
-def take(reader: ReaderSpec, repository: RepositorySpec = HERE, **more: object) -> TakeOrder:
+def take(reader: ReaderSpec, repository: RepositorySpec = HERE, **more: Any) -> TakeOrder:
     disk = DiskToTake(key="a", reader=reader)
-    return TakeOrder.model_validate({"repository": repository, "disks": (disk,), "journal": "/data/backups/j", **more})
+    return replace(TakeOrder(repository=repository, disks=(disk,), journal="/data/backups/j"), **more)
 
 
 @pytest.mark.parametrize(

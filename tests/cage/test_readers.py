@@ -40,7 +40,7 @@ from synvirt.cage import enter
 from synvirt.disks import open_reader
 from synvirt.jobs.caging import cage_of
 from synvirt.jobs.orders import CopyOrder
-order = CopyOrder.model_validate_json(sys.stdin.read())
+order = CopyOrder.from_line(sys.stdin.buffer.read())
 held = enter(cage_of(order))
 reader = open_reader(order.disks[0].reader)
 buffer = bytearray(reader.size)
@@ -155,7 +155,7 @@ def test_a_reader_finds_in_its_cage_what_it_needs(name: str, tmp_path: Path, clo
     order = CopyOrder(disks=(DiskOrder(key="a", reader=spec, writer=writer),))
     ran = subprocess.run(
         [sys.executable, "-P", "-c", CHILD],
-        input=order.model_dump_json(),
+        input=order.to_line().decode(),
         capture_output=True,
         text=True,
         timeout=120,

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from synvirt.errors import SynvirtError
 from synvirt.jobs.process import Ended, Hear
-from synvirt.jobs.wire import MESSAGE, Broken, Message, WireModel
+from synvirt.jobs.wire import Broken, Message, WireModel, message_of
 from synvirt.jobs.worker import Tasks, carry_out, read_order
 from synvirt.worker import TASKS
 
@@ -31,7 +31,7 @@ class InProcess:
         self._hear: Callable[[Message], None] = lambda message: None
 
     async def send(self, line: WireModel) -> None:
-        self._lines.put(line.model_dump_json().encode())
+        self._lines.put(line.to_line())
 
     async def carry_out(self, order: WireModel, hear: Hear, stopped: Callable[[], bool]) -> Ended:
         loop = asyncio.get_running_loop()
@@ -47,7 +47,7 @@ class InProcess:
             if self._gone:
                 raise _Gone
             try:
-                asyncio.run_coroutine_threadsafe(heard(MESSAGE.validate_json(message.model_dump_json())), loop).result()
+                asyncio.run_coroutine_threadsafe(heard(message_of(message.to_line())), loop).result()
             except BaseException as error:  # the service's own: the order did not fail
                 self._error = error
                 raise _Gone from error
@@ -55,7 +55,7 @@ class InProcess:
         self._hear = say
         stopper = asyncio.create_task(self._stop_when(stopped))
         with ThreadPoolExecutor(1, "worker") as pool:
-            work = loop.run_in_executor(pool, self._work, order.model_dump_json().encode())
+            work = loop.run_in_executor(pool, self._work, order.to_line())
             try:
                 code = await asyncio.shield(work)
             finally:

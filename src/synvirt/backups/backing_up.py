@@ -230,11 +230,11 @@ class _Taking:
             content = message.content
             match message.name:
                 case "stored":
-                    self.stored.now(Stored.model_validate(content).stored_bytes)
+                    self.stored.now(Stored.of(content).stored_bytes)
                 case "doubt":
-                    self._doubt(Doubt.model_validate(content))
+                    self._doubt(Doubt.of(content))
                 case "ready":
-                    return self._judged(Ready.model_validate(content).disks)
+                    return self._judged(Ready.of(content).disks)
         return None
 
     def _doubt(self, doubt: Doubt) -> None:

@@ -57,8 +57,8 @@ def cage_of_restore(order: CopyOrder) -> Cage:
             made.append(posixpath.dirname(writer.path))  # a new file's name is written there
             writer = FileWriterSpec(path=writer.path, size_bytes=0)
         reader = _NOTHING if isinstance(disk.reader, PointSpec) else disk.reader
-        disks.append(disk.model_copy(update={"reader": reader, "writer": writer}))
-    own = cage_of(order.model_copy(update={"disks": tuple(disks)}))
+        disks.append(replace(disk, reader=reader, writer=writer))
+    own = cage_of(replace(order, disks=tuple(disks)))
     if programs:  # qemu-img writes qcow2, and reads the disk from a socket
         local = Network.LOCAL if own.network is Network.NONE else own.network
         own = replace(own, programs=True, network=local, writes=(*own.writes, *made, tempfile.gettempdir()))

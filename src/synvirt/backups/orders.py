@@ -31,6 +31,7 @@ class ZfsChangesSpec(Spec):
 ChangesSpec = NbdSpec | ZfsChangesSpec
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiskToTake(WireModel):
     """`changes`: what may differ from the base's disk of the same key; None: nobody knows. `whole_because`: why that is so,
     where it was to be known."""
@@ -41,6 +42,7 @@ class DiskToTake(WireModel):
     whole_because: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOrder(WireModel):
     """`base`: the restore point that changes count from. `journal`: a file of what is stored already (taking_journal.py), of
     the guest at the moment that `moment` names."""
@@ -55,6 +57,7 @@ class TakeOrder(WireModel):
     bandwidth_bps: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt(WireModel):
     """Result `doubt`: why what has changed of a disk is not known after all."""
 
@@ -62,12 +65,14 @@ class Doubt(WireModel):
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(WireModel):
     """Result `stored`: what the repository grew by so far."""
 
     stored_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiskIsTaken(WireModel):
     key: str
     size_bytes: int
@@ -77,12 +82,14 @@ class DiskIsTaken(WireModel):
     checked_to: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(WireModel):
     """Result `ready`: all disks are stored, and the worker waits for Commit."""
 
     disks: tuple[DiskIsTaken, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(WireModel):
     """The service's second line: `shown` and `sealed` are the manifest's parts as JSON, `shown` without the disks, which the
     worker has."""
@@ -91,17 +98,20 @@ class Commit(WireModel):
     sealed: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyPointOrder(WireModel):
     kind: Literal["verify_point"] = "verify_point"
     repository: RepositorySpec
     point_id: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRepositoryOrder(WireModel):
     kind: Literal["verify_repository"] = "verify_repository"
     repository: RepositorySpec
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PointVerified(WireModel):
     """Result `verified`."""
 
@@ -109,12 +119,14 @@ class PointVerified(WireModel):
     damaged_packs: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryVerified(WireModel):
     """Result `verified`: `report` is `repository.verify.Report` as JSON."""
 
     report: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOrder(WireModel):
     """`sockets`: a path for each disk, by its number in the point. Result `serving` when all of them listen."""
 
@@ -124,6 +136,7 @@ class ServeOrder(WireModel):
     sockets: dict[int, str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Serving(WireModel):
     """The exports' URIs, by the disk's number."""
 

@@ -37,6 +37,7 @@ from synvirt.copying import Copied
 from synvirt.disks import open_reader
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.errors import BackupNotFound, Cancelled, RepositoryDamaged
+from synvirt.jobs import dataclass_json
 from synvirt.jobs.copying_disks import Progress
 from synvirt.jobs.wire import Moved, Result, Wire, WireModel
 from synvirt.jobs.worker import Task
@@ -52,7 +53,7 @@ STOP_POLL_S = 0.2
 
 
 def _result(name: str, content: WireModel) -> Result:
-    return Result(name=name, content=content.model_dump(mode="json"))
+    return Result(name=name, content=dataclass_json.plain(content))
 
 
 # ── disks into a repository ──────────────────────────────────────────────────────────────────────────────────────────
@@ -85,7 +86,7 @@ def take_disks(order: TakeOrder, wire: Wire) -> None:
             )
             figures.ended(taken[-1])
         wire.say(_result("ready", Ready(disks=tuple(map(_told, order.disks, taken)))))
-        commit = Commit.model_validate_json(wire.next_line())
+        commit = Commit.from_line(wire.next_line())
         shown = Shown.model_validate({**json.loads(commit.shown), "disks": tuple(one.disk for one in taken)})
         session.commit(Manifest(shown=shown, sealed=Sealed.model_validate_json(commit.sealed)))
         figures = _Figures(ALL, wire, session)

@@ -38,7 +38,7 @@ def verify_one(
         working.carry_out(
             lambda: order, found.hearing(lambda moved: under_way.figure(point.size_bytes, moved.bytes_done)), under_way.stop
         )
-    verified = PointVerified.model_validate(found.content)
+    verified = PointVerified.of(found.content)
     _tell(points, {point.id: verified.wrong is not None})
     garbage.condemn(repository.folder, list(verified.damaged_packs))
     if verified.wrong:
@@ -62,7 +62,7 @@ def verify_all(
         working.carry_out(
             lambda: order, found.hearing(lambda moved: under_way.figure(moved.bytes_total, moved.bytes_done)), under_way.stop
         )
-    report = Report.model_validate_json(RepositoryVerified.model_validate(found.content).report)
+    report = Report.model_validate_json(RepositoryVerified.of(found.content).report)
     repository.refresh()
     there = set(repository.point_ids())
     mine = [point.id for point in points.all() if point.repository_id == repository_id]

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID, uuid5
 
 import structlog
@@ -72,7 +72,7 @@ class Working:
 
         def hear(message: Message) -> None:
             if isinstance(message, Result):
-                served.uris = Serving.model_validate(message.content).uris
+                served.uris = Serving.of(message.content).uris
                 served.ready.set()
 
         def serve() -> None:
@@ -189,7 +189,7 @@ class Copying:
 
         def order() -> CopyOrder:
             mark = self.marks.of(run_id).get(disk.key)
-            left = disk if mark is None else disk.model_copy(update={"since_bytes": mark.offset_bytes})
+            left = disk if mark is None else replace(disk, since_bytes=mark.offset_bytes)
             return CopyOrder(
                 disks=(left,),
                 threads=self.working.threads,

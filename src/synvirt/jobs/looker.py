@@ -123,7 +123,7 @@ def _look(look: Look) -> str:
         if look.what == "manifest":
             return importer.inspect(path, look.root).model_dump_json()
         disk = importer.open_disk(path, look.root, look.key)
-        return OpenedBeneath(reader=disk.reader, checksums=disk.checksums).model_dump_json()
+        return OpenedBeneath(reader=disk.reader, checksums=disk.checksums).to_line().decode()
 
 
 def _answered(look: Look) -> dict[str, Any]:

@@ -176,7 +176,11 @@ class _Caged:
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         look = Look("open_disk", root, str(path), _within_s(root), kind=self.kind, vm=self.vm, key=disk_key)
-        found = _valid(OpenedBeneath, self.looking.ask(look))
+        answer = self.looking.ask(look)
+        try:
+            found = OpenedBeneath.of(answer)
+        except ValueError as error:
+            raise _nonsense() from error
         vouch((found.reader, *found.checksums), root)
         return OpenedDisk(found.reader, found.checksums)
 

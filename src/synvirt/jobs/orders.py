@@ -1,5 +1,6 @@
 """The order to copy disks, which every kind of job gives."""
 
+from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
@@ -8,6 +9,7 @@ from synvirt.jobs.wire import WireModel
 from synvirt.repository.specs import PointSpec
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HashesOrder(WireModel):
     """What the volume holds is hashed into the file at `path`, in a folder that is the job's own. `last`: nothing is copied
     afterwards, so all that is not known is read back."""
@@ -17,6 +19,7 @@ class HashesOrder(WireModel):
     last: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiskOrder(WireModel):
     """One disk of a pass. `since_bytes`: all before it is on the destination already. `fresh`: what is there reads as zeros,
     or as this same pass wrote it, so zeros need no writing. `compare`: what is there may be right already, and is then left as
@@ -36,6 +39,7 @@ class DiskOrder(WireModel):
     hashes: HashesOrder | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOrder(WireModel):
     kind: Literal["copy"] = "copy"
     disks: tuple[DiskOrder, ...]
@@ -44,6 +48,7 @@ class CopyOrder(WireModel):
     flush_every_s: float = 5.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedBeneath(WireModel):
     """`offline.OpenedDisk`, as a caged importer answers it."""
 

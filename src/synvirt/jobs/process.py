@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from synvirt.errors import Cancelled, Internal, SynvirtError, from_code
-from synvirt.jobs.wire import KEEPALIVE_S, MESSAGE, SILENCE_S, Broken, Flushed, Moved, Result, WireModel
+from synvirt.jobs.wire import KEEPALIVE_S, SILENCE_S, Broken, Flushed, Moved, Result, WireModel, message_of
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +104,7 @@ class _Process:
         if self._child.stdin is None:
             raise RuntimeError("a worker has pipes")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._child.stdin.write(line.model_dump_json().encode() + b"\n")
+            self._child.stdin.write(line.to_line())
             await self._child.stdin.drain()
 
     async def carry_out(self, order: WireModel, hear: Hear, stopped: Callable[[], bool]) -> Ended:
@@ -134,7 +134,7 @@ class _Process:
         if self._child.stdout is None:
             raise RuntimeError("a worker has pipes")
         while line := await self._child.stdout.readline():
-            message = MESSAGE.validate_json(line)
+            message = message_of(line)
             if isinstance(message, Broken):
                 return message
             await hear(message)

@@ -7,21 +7,37 @@ The service keeps the worker's standard input open, and sends an empty line each
 is gone; silence for SILENCE_S, that it is frozen, and its host may be fenced soon (lease.py): either way the worker ends.
 """
 
-from typing import Annotated, Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from synvirt.jobs import dataclass_json
 
 # Before the lease of the service's host is over: the host that takes the job over must be its only writer.
 KEEPALIVE_S, SILENCE_S = 10.0, 40.0
 
 
-class WireModel(BaseModel):
-    """None of `model`'s: to import those takes a tenth of a worker's start; and each is built when it is first used.
-    What is wrong with a line is said without its content, which may hold credentials."""
+class WireModel:
+    """Frozen data classes. What is wrong with a line is said without its content, which may hold credentials."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+    __slots__ = ()
+    # For those that a stored document has as a field.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "hide_input_in_errors": True}
+
+    def to_line(self) -> bytes:
+        return dataclass_json.dump(self) + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Self:
+        """ValueError."""
+        return cast("Self", dataclass_json.load(cls, line))
+
+    @classmethod
+    def of(cls, content: Any) -> Self:
+        """Of JSON that is read already: a Result's content. ValueError."""
+        return cast("Self", dataclass_json.read(cls, content))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moved(WireModel):
     """Progress of a disk; not durable yet."""
 
@@ -32,6 +48,7 @@ class Moved(WireModel):
     bytes_zero: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Flushed(WireModel):
     """Every byte before `offset_bytes` is durable on the destination; `finished`: all of the pass is, and of what should not
     have changed `bytes_checked` were compared."""
@@ -46,6 +63,7 @@ class Flushed(WireModel):
     bytes_checked: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Broken(WireModel):
     """`kind`: the error's class. Several have one code, and callers answer some of them in ways of their own."""
 
@@ -56,6 +74,7 @@ class Broken(WireModel):
     hint: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result(WireModel):
     """What only that kind of order has to say. `content` is a WireModel of the kind's, by its `name`."""
 
@@ -65,7 +84,11 @@ class Result(WireModel):
 
 
 Message = Moved | Flushed | Broken | Result
-MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="message")])
+
+
+def message_of(line: bytes) -> Message:
+    """ValueError: a worker reads what is hostile, and may itself be, too."""
+    return cast("Message", dataclass_json.load(Message, line))
 
 
 class Wire(Protocol):

@@ -20,8 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from pydantic import ValidationError
-
 from synvirt.cage import Cage, enter
 from synvirt.errors import Internal, SynvirtError
 from synvirt.jobs.wire import SILENCE_S, Broken, Message, Wire, WireModel
@@ -70,9 +68,9 @@ def read_order(line: bytes, tasks: Tasks) -> tuple[Task[Any], WireModel]:
         raise ValueError(f"its kind is none of {', '.join(tasks)}") from None
     task = load()
     try:
-        return task, task.order.model_validate_json(line)
-    except ValidationError as error:
-        raise ValueError(str(error.errors(include_url=False, include_input=False)[:3])) from None
+        return task, task.order.from_line(line)
+    except ValueError as error:
+        raise ValueError(str(error)) from None
 
 
 class _Pipes:
@@ -90,7 +88,7 @@ class _Pipes:
 
     def say(self, message: Message) -> None:
         with self._speaking:
-            self._messages.write(message.model_dump_json().encode() + b"\n")
+            self._messages.write(message.to_line())
 
     def stop(self) -> bool:
         return self._stopping.is_set()

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import structlog
@@ -71,8 +71,9 @@ class Tally:
         """A flush says what was done when it began. What has moved meanwhile still has, so that the figures do not go back."""
         so_far = self.disks.get(message.key, message)
         if isinstance(message, Flushed) and not message.finished and so_far.bytes_done > message.bytes_done:
-            figures = {"bytes_total": so_far.bytes_total, "bytes_done": so_far.bytes_done, "bytes_zero": so_far.bytes_zero}
-            message = message.model_copy(update=figures)
+            message = replace(
+                message, bytes_total=so_far.bytes_total, bytes_done=so_far.bytes_done, bytes_zero=so_far.bytes_zero
+            )
         self.disks[message.key] = message
 
     def moved_bytes(self) -> int:
