@@ -61,6 +61,7 @@ LONG = (
     "tests/real/test_libvirt_remote_service.py",
     "tests/offline/test_vmcx_jobs.py",
     "tests/live/test_wmi_jobs.py",
+    "tests/real/test_waves.py",
     "tests/migrations/test_crashes.py",
 )
 

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,7 @@ class FakePlatform:
             state["vms"][vm_id] = {
                 "power": "on",
                 "starts": 1,
+                "powered": [],
                 "family": family,
                 "cbt": cbt,
                 "cbt_enabled": False,
@@ -107,6 +109,8 @@ class FakePlatform:
         with self._state() as state:
             vm = state["vms"][vm_id]
             vm["starts"] += (vm["power"], power) == ("off", "on")
+            if vm["power"] != power:
+                vm["powered"].append([power, time.time()])
             vm["power"] = power
 
     def set_supports_warm(self, supported: bool) -> None:

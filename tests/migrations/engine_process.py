@@ -9,9 +9,11 @@ too; then jobs of lost hosts are taken over.
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from synvirt.jobs.lease import GRACE_S, LEASE_S, HostLease
 from synvirt.jobs.process import started
@@ -23,20 +25,40 @@ from synvirt.migrations.taking_over import TakingOver, looking
 from tests.house import House
 
 
-def serve(house: House) -> NoReturn:
+class Beside(Protocol):
+    """What else works under the host's lease."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+def serve(house: House, beside: Callable[[Engine], AbstractContextManager[Beside | None]] | None = None) -> NoReturn:
+    """`beside`: something that runs on the engine, from when that goes on."""
     object.__setattr__(house.rooms, "turns", Turns(2))
     host = house.rooms.host
     scale = float(os.environ.get("LEASE_S", "60")) / LEASE_S
     object.__setattr__(house.rooms, "workers", partial(started, SILENCE_S * scale))
     engine = Engine(house.rooms, host=host)
+    others: list[Beside] = []
     about = AboutHost(house.rooms.destinations)
     about.ask()
+
+    def pause() -> None:
+        engine.pause()
+        for other in others:
+            other.pause()
+
+    def resume() -> None:
+        engine.resume()
+        for other in others:
+            other.resume()
+
     lease = HostLease(
         house.store,
         host,
         document=about.document,
-        on_lost=engine.pause,
-        on_held=engine.resume,
+        on_lost=pause,
+        on_held=resume,
         lease_s=LEASE_S * scale,
     )
     lease.begin()
@@ -44,8 +66,12 @@ def serve(house: House) -> NoReturn:
         house.rooms, begin=engine.begin, held_for_s=lease.held_for_s, opens_source=lambda _: None, grace_s=GRACE_S * scale
     )
     engine.start()
-    print("ready", flush=True)
-    with looking(taking_over, among_hosts="SHARED" in os.environ, every_s=0.3):
+    with (
+        looking(taking_over, among_hosts="SHARED" in os.environ, every_s=0.3),
+        beside(engine) if beside is not None else nullcontext() as other,
+    ):
+        others += [] if other is None else [other]
+        print("ready", flush=True)
         while True:
             time.sleep(1)
 
