@@ -25,6 +25,7 @@ from synvirt.model import (
     OfflineKind,
     PlanSource,
     State,
+    StateVisit,
     VmManifest,
     now,
 )
@@ -41,7 +42,7 @@ def main() -> None:
         board = Board()
         store = Store(settings.store_url, on_commit=board.committed)
         for _ in range(JOBS):
-            store.add(_job(), host="bench")
+            store.add(job(), host="bench")
         intake = Intake(store, board, host="bench", check=lambda plan: None, begin=lambda job: None, wake=lambda job: None)
         server = Server(create_app(intake, settings, authenticate=Remembering(lambda user, password, address: None)), settings)
         ready = threading.Event()
@@ -63,7 +64,7 @@ def _listing(socket_path: Path) -> float:
     return float(subprocess.run([*command, socket_path, url], check=True, capture_output=True, text=True, timeout=60).stdout)
 
 
-def _job() -> Migration:
+def job() -> Migration:
     gib = 1 << 30
     disks = [("0", "system", 40 * gib), ("1", "data", 200 * gib), ("2", "logs", 10 * gib)]
     return Migration(
@@ -81,6 +82,7 @@ def _job() -> Migration:
             vm_id="web", name="web", disks=tuple(Disk(key=key, label=label, capacity_bytes=size) for key, label, size in disks)
         ),
         domain=Domain(name="web", uuid=str(uuid4()), xml="<domain/>" + " " * 3000),
+        history=tuple(StateVisit(state=state, at=now()) for state in (State.QUEUED, State.COPYING_FULL, State.COMPLETED)),
         created_at=now(),
     )
 

@@ -55,7 +55,7 @@ def main() -> None:
     if options.crowd:
         _Crowd(options.crowd[0], int(options.crowd[1]), int(options.crowd[2])).run()
         return
-    with tempfile.TemporaryDirectory(prefix="synvirt-bench-", dir="/dev/shm") as folder, _service(Path(folder)) as data:
+    with tempfile.TemporaryDirectory(prefix="synvirt-bench-", dir="/dev/shm") as folder, service(Path(folder)) as data:
         pid, data_dir = data
         sources = Sources(data_dir / "imports", options.data_mib)
         disk = sources.get("disk.qcow2")
@@ -88,7 +88,7 @@ def _tell(alone: list[Seen], crowded: list[Seen], heard: int, options: argparse.
 
 
 @contextmanager
-def _service(folder: Path) -> Iterator[tuple[int, Path]]:
+def service(folder: Path) -> Iterator[tuple[int, Path]]:
     """Its process, and its folder."""
     data_dir = folder / "data"
     argv = [sys.executable, "-m", "synvirt", "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]

@@ -225,9 +225,9 @@ def _one(router: APIRouter, waves: Waves) -> None:
     ) -> Response:
         """The wave as it may be made again: what POST takes, without what became of it; or its members as a spreadsheet that
         /waves/import takes."""
-        if format_ == "csv":
-            return Response(to_csv(waves.whole(wave_id)), media_type="text/csv")
-        return Response(to_json(waves.whole(wave_id)), media_type="application/json")
+        row, members = waves.load(wave_id)
+        made, kind = (to_csv, "text/csv") if format_ == "csv" else (to_json, "application/json")
+        return Response(made(wave_of(row), map(member_of, members)), media_type=kind)
 
     @router.get("/{wave_id}/report", response_model=WaveReport, responses=REPORT_DOCUMENTED)
     def report_wave(

@@ -22,7 +22,7 @@ def stations(job: Migration) -> list[Station]:
     """Ahead is what the table of states says for this job. One that failed or was cancelled has nothing ahead."""
     visits = [visit for before, visit in zip((None, *job.history), job.history, strict=False) if _moved(before, visit)]
     line: list[Station] = []
-    for visit, following in zip(visits, [*visits[1:], None], strict=True):
+    for visit, following in zip(visits, [*visits, None][1:], strict=True):
         if following is not None:
             line.append(Station(visit.state, "passed", visit.at, (following.at - visit.at).total_seconds()))
         else:
