@@ -15,6 +15,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from synvirt import outgoing
 from synvirt.hypervisor import accel
 from tests import postgres
 from tests.store_template import stores_from
@@ -98,6 +99,13 @@ def _accelerator_known(tmp_path_factory: pytest.TempPathFactory) -> None:
     with (tmp_path_factory.getbasetemp().parent / "accelerator.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         accel.accelerator()
+
+
+@pytest.fixture(autouse=True)
+def _everywhere_permitted() -> Iterator[None]:
+    """A service in the test's own process says where its sources may be: to this test alone."""
+    yield
+    outgoing.permit(())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -87,12 +87,10 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.doctor import Checkup
     from synvirt.jobs.board import Board
     from synvirt.keyring import Keyring
-    from synvirt.live.registry import BY_KIND as PLATFORMS
     from synvirt.live.vsphere.session import warn_if_missing
     from synvirt.migrations.foreseen import dry_run
     from synvirt.migrations.intake import Intake, check_corrected, check_free, check_plan
     from synvirt.migrations.secrets import JobSecrets
-    from synvirt.migrations.sources import Sources
     from synvirt.migrations.trials import swept as trials_swept
     from synvirt.migrations.uploads import Uploads, swept
     from synvirt.settings import prepare_data_dir
@@ -107,14 +105,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         store = Store(settings.store_url, on_commit=board.committed)
         stack.callback(store.close)
         uploads = Uploads(store.uploads, settings)
-        sources = Sources(
-            store.sources,
-            keyring,
-            host=settings.host_id,
-            platforms=PLATFORMS,
-            folder=settings.data_dir / "sources",
-            allowed_hosts=settings.source_allowed_hosts,
-        )
+        sources = _sources(settings, store, keyring)
         secrets = JobSecrets(store, keyring)
         looking = _looking(stack)
         rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets, looking=looking)
@@ -167,6 +158,15 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         stack.enter_context(trials_swept(sources.trials))
         _begin(stack, engine, carrying, taking_over, among_hosts=bool(settings.database_url))
         yield Service(server, rooms)
+
+
+def _sources(settings: "Settings", store: "Store", keyring: "Keyring") -> "Sources":
+    from synvirt import outgoing
+    from synvirt.live.registry import BY_KIND as PLATFORMS
+    from synvirt.migrations.sources import Sources
+
+    outgoing.permit(settings.source_allowed_hosts)
+    return Sources(store.sources, keyring, host=settings.host_id, platforms=PLATFORMS, folder=settings.data_dir / "sources")
 
 
 def _looking(stack: ExitStack) -> "CagedLooking":
@@ -231,7 +231,7 @@ def _waves(
     from synvirt.fleet.host_side import HostSide
     from synvirt.fleet.importing import SOURCES_MAX, Importer
     from synvirt.fleet.waves import Waves
-    from synvirt.remote.guard import Guard
+    from synvirt.outgoing import Guard
 
     rows = rooms.store.waves
     side = HostSide(rooms, Checker(rooms.hypervisor), cancel=intake.cancel, failed=partial(failed, rows))

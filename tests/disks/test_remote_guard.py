@@ -118,7 +118,7 @@ def test_a_name_that_only_a_name_server_can_judge_passes_until_then() -> None:
 
 
 def test_names_are_matched_whole() -> None:
-    from synvirt.remote.guard import _names
+    from synvirt.outgoing import _names
 
     assert _names("*.example", "a.example")
     assert _names("*.example", "A.b.EXAMPLE.")

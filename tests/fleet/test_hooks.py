@@ -23,7 +23,7 @@ from synvirt.fleet.model import MemberState, Wave, WaveState
 from synvirt.fleet.waves import Waves
 from synvirt.keyring import Keyring
 from synvirt.migrations.sources import Sources
-from synvirt.remote.guard import Guard
+from synvirt.outgoing import Guard
 from synvirt.settings import WaveCommandSetting
 from synvirt.store.tables import wave_deliveries, wave_hooks
 from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, PENDING, DeliveryRow

@@ -23,7 +23,7 @@ from synvirt.fleet.checks import Checker
 from synvirt.fleet.host_side import HostSide
 from synvirt.migrations.engine import Engine
 from synvirt.model import Domain, now
-from synvirt.remote.guard import Guard
+from synvirt.outgoing import Guard
 from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
 from tests.house import House, SharedDirectory
 from tests.migrations.engine_process import serve

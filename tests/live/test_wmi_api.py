@@ -170,7 +170,7 @@ def test_windows_paths_as_shares(path: str, place: tuple[str | None, str, str]) 
     remote = SHARES.remote(found)
     assert dict(remote.credentials) == {"username": "mover", "password": "secret", "domain": "LAB"}
     # A host that Hyper-V names is no way back to this machine.
-    assert remote.allowed_hosts == (("hv01",) if place[0] is None else ())
+    assert remote.of_source == (place[0] is None)
     assert "secret" not in repr(remote)
 
 

@@ -84,7 +84,7 @@ def test_a_chain_over_two_shares_is_exported() -> None:
     assert exports.why([{"physical": False, "chain": [{"path": "D:\\VMs\\a.vhdx", "format": 3}]}]) is None
     remote, name = exports.remote(exports.path("synvirt-x-1"))
     # The operator named that host: it is spoken to.
-    assert (remote.url, name, remote.allowed_hosts) == ("smb://files.lab:445/exports/", "ours/synvirt-x-1", ("files.lab",))
+    assert (remote.url, name, remote.of_source) == ("smb://files.lab:445/exports/", "ours/synvirt-x-1", True)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from pydantic import SecretStr
 
+from synvirt import outgoing
 from synvirt.errors import AuthFailed, BadRequest, Conflict, NotFound, PersistFailed
 from synvirt.keyring import Keyring, KeyUnusable, Reseal
 from synvirt.live.registry import BY_KIND
@@ -36,7 +37,8 @@ def started(store: Store, folder: Path, host: str = "h", allowed_hosts: tuple[st
     """As a service starts on this folder."""
     folder.mkdir(exist_ok=True)
     keyring = Keyring(folder / "migrator.key")
-    return Sources(store.sources, keyring, host=host, platforms=BY_KIND, folder=folder / "sources", allowed_hosts=allowed_hosts)
+    outgoing.permit(allowed_hosts)
+    return Sources(store.sources, keyring, host=host, platforms=BY_KIND, folder=folder / "sources")
 
 
 def registered(sources: Sources, name: str) -> UUID:

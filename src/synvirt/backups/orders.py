@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from synvirt.disks.specs import NbdSpec, ReaderSpec, Spec
-from synvirt.jobs.wire import WireModel
+from synvirt.jobs.wire import Order, WireModel
 from synvirt.repository.specs import RepositorySpec
 
 
@@ -43,7 +43,7 @@ class DiskToTake(WireModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeOrder(WireModel):
+class TakeOrder(Order):
     """`base`: the restore point that changes count from. `journal`: a file of what is stored already (taking_journal.py), of
     the guest at the moment that `moment` names."""
 
@@ -99,14 +99,14 @@ class Commit(WireModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyPointOrder(WireModel):
+class VerifyPointOrder(Order):
     kind: Literal["verify_point"] = "verify_point"
     repository: RepositorySpec
     point_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyRepositoryOrder(WireModel):
+class VerifyRepositoryOrder(Order):
     kind: Literal["verify_repository"] = "verify_repository"
     repository: RepositorySpec
 
@@ -127,7 +127,7 @@ class RepositoryVerified(WireModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOrder(WireModel):
+class ServeOrder(Order):
     """`sockets`: a path for each disk, by its number in the point. Result `serving` when all of them listen."""
 
     kind: Literal["serve"] = "serve"

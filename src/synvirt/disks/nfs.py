@@ -11,13 +11,13 @@ import contextlib
 import ctypes
 import errno
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final, TypeVar
 
+from synvirt import outgoing
 from synvirt.blocks import Extent
 from synvirt.disks.specs import NfsSpec
 from synvirt.disks.vsphere.datastore import FileGone
@@ -105,7 +105,7 @@ class _Connection:
 
     def __init__(self, spec: NfsSpec) -> None:
         self._spec, self._nfs = spec, library()
-        self._knock()
+        self._address = self._knock()
         self._context = ctypes.c_void_p(self._nfs.nfs_init_context())
         self._file = ctypes.c_void_p()
         try:
@@ -124,11 +124,13 @@ class _Connection:
         self._nfs.nfs_set_timeout(self._context, int(READ_TIMEOUT_S * 1000))
         return self
 
-    def _knock(self) -> None:
-        """libnfs waits for a connection as long as the kernel does: two minutes."""
+    def _knock(self) -> str:
+        """The address that answers, which libnfs is given: it would ask a name server again. And it waits for a connection as
+        long as the kernel does: two minutes."""
         port = self._spec.mount_port or PORTMAPPER_PORT
         try:
-            socket.create_connection((self._spec.host, port), timeout=CONNECT_TIMEOUT_S).close()
+            with outgoing.sources().dial(self._spec.host, port, timeout_s=CONNECT_TIMEOUT_S) as reached:
+                return str(reached.getpeername()[0])
         except OSError as error:
             raise SourceUnreachable(
                 f"{self._spec.host} takes no connection for NFS on port {port}: {error.strerror or 'no answer'}",
@@ -140,7 +142,7 @@ class _Connection:
         ports = f"&nfsport={spec.nfs_port}" if spec.nfs_port else ""
         ports += f"&mountport={spec.mount_port}" if spec.mount_port else ""
         # Where its options are said; what is mounted is said below. AUTH_SYS as root: the files are root's.
-        host = f"[{spec.host}]" if ":" in spec.host else spec.host
+        host = f"[{self._address}]" if ":" in self._address else self._address
         url = nfs.nfs_parse_url_full(
             self._context, f"nfs://{host}/x/y?version=3&uid=0&gid=0&auto-traverse-mounts=0{ports}".encode()
         )
@@ -149,7 +151,7 @@ class _Connection:
         nfs.nfs_destroy_url(url)
         nfs.nfs_set_autoreconnect(self._context, 0)
         nfs.nfs_set_timeout(self._context, int(MOUNT_TIMEOUT_S * 1000))
-        code = nfs.nfs_mount(self._context, _encoded(spec.host), _encoded(spec.export))
+        code = nfs.nfs_mount(self._context, _encoded(self._address), _encoded(spec.export))
         if code < 0:
             raise self._not_mounted(-code)
 

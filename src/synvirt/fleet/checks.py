@@ -12,7 +12,7 @@ from uuid import UUID
 
 from synvirt.errors import SynvirtError
 from synvirt.fleet.model import Check
-from synvirt.remote.guard import Guard
+from synvirt.outgoing import Guard
 
 ANSWER_TIMEOUT_S = 10.0
 
@@ -62,6 +62,7 @@ class Checker:
         except ValueError as error:
             return f"{url} is no URL: {error}"
         asked = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
+        asked.auto_open = 0  # it would connect by itself, past the guard
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         try:
             asked.sock = self.guard.connect(host, port, timeout_s=ANSWER_TIMEOUT_S)

@@ -35,7 +35,7 @@ from synvirt.fleet.hooks import Hooks
 from synvirt.fleet.model import HookShown
 from synvirt.fleet.records import wave_of
 from synvirt.fleet.waves import hold_for
-from synvirt.remote.guard import Guard
+from synvirt.outgoing import Guard
 from synvirt.settings import WaveCommandSetting
 from synvirt.store.documents import Unreadable
 from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, PENDING, DeliveryRow, HookRows
@@ -198,6 +198,7 @@ def posted(url: str, secret: bytes, one: DeliveryRow, ways: Ways) -> Outcome:
         "webhook-signature": signed(secret, delivery_id, timestamp, body),
     }
     asked = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+    asked.auto_open = 0  # it would connect by itself, past the guard
     timer: threading.Timer | None = None
     try:
         sock = ways.guard.connect(host, port)

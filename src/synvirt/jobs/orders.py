@@ -5,7 +5,7 @@ from typing import Literal
 from uuid import UUID
 
 from synvirt.disks.specs import ChecksumSpec, Qcow2WriterSpec, ReaderSpec, WriterSpec
-from synvirt.jobs.wire import WireModel
+from synvirt.jobs.wire import Order, WireModel
 from synvirt.repository.specs import PointSpec
 
 
@@ -40,7 +40,7 @@ class DiskOrder(WireModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyOrder(WireModel):
+class CopyOrder(Order):
     kind: Literal["copy"] = "copy"
     disks: tuple[DiskOrder, ...]
     threads: int | None = None

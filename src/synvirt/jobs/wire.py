@@ -7,10 +7,11 @@ The service keeps the worker's standard input open, and sends an empty line each
 is gone; silence for SILENCE_S, that it is frozen, and its host may be fenced soon (lease.py): either way the worker ends.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from synvirt.jobs import dataclass_json
+from synvirt.outgoing import permitted
 
 # Before the lease of the service's host is over: the host that takes the job over must be its only writer.
 KEEPALIVE_S, SILENCE_S = 10.0, 40.0
@@ -35,6 +36,14 @@ class WireModel:
     def of(cls, content: Any) -> Self:
         """Of JSON that is read already: a Result's content. ValueError."""
         return cast("Self", dataclass_json.read(cls, content))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order(WireModel):
+    """What the service asks of a worker. `outgoing`: where the sources may be that it connects to, as in the process that gives
+    the order: a field of all of them, which no kind of order can leave out."""
+
+    outgoing: tuple[str, ...] = field(default_factory=permitted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,14 +22,15 @@ from typing import Any, Generic, TypeVar
 
 from synvirt.cage import Cage, enter
 from synvirt.errors import Internal, SynvirtError
-from synvirt.jobs.wire import SILENCE_S, Broken, Message, Wire, WireModel
+from synvirt.jobs.wire import SILENCE_S, Broken, Message, Order, Wire
+from synvirt.outgoing import permit
 from synvirt.sizes import GIB
 
 # An image that makes a reader take more than this is hostile; a 1 TiB disk takes less than 256 MiB. Address space, not
 # resident memory: threads and mapped libraries count too.
 ADDRESS_SPACE_BYTES = 8 * GIB
 
-OrderT = TypeVar("OrderT", bound=WireModel)
+OrderT = TypeVar("OrderT", bound=Order)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def carry_out(task: Task[OrderT], order: OrderT, wire: Wire) -> None:
         raise
 
 
-def read_order(line: bytes, tasks: Tasks) -> tuple[Task[Any], WireModel]:
+def read_order(line: bytes, tasks: Tasks) -> tuple[Task[Any], Order]:
     """ValueError, whose text has nothing of the line: an order may hold a password, and what is said of it is logged."""
     try:
         kind = json.loads(line)["kind"]
@@ -133,6 +134,7 @@ def main(tasks: Tasks, *, silence_s: float | None = None) -> int:
     except ValueError as error:
         print(f"not an order: {error}", file=sys.stderr)  # noqa: T201 - the service keeps our stderr
         return 2
+    permit(order.outgoing)
     if (cage := task.cage(order)) is not None:
         enter(cage)  # before there are threads, and before a byte of what is copied is read
     pipes.listen(silence_s or SILENCE_S)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from synvirt import outgoing
 from synvirt.errors import AuthFailed, BadRequest, SourceUnreachable, SynvirtError
 from synvirt.programs import ProgramFailed, end_group, run, start
 
@@ -28,6 +29,7 @@ CONNECT_TIMEOUT_S = 20
 ALIVE_EVERY_S, ALIVE_MISSED_MAX = 5, 3
 _SAID_CHARS = 400
 SSH_FAILED = 255
+_SSH_PORT = 22
 # Preferred to OpenSSH's own first choice (ChaCha20), which takes twice the time of a core for each byte where there are
 # instructions for AES; the others stay behind them, for a host that has only those.
 FAST_CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
@@ -99,6 +101,17 @@ class Door:
             argv += ["-o", f"{name}={value}"]
         return argv
 
+    def led(self) -> list[str]:
+        """More arguments: the checked address, which ssh goes to instead of asking a name server again; keys are still known by
+        the name. SourceUnreachable, BadRequest."""
+        try:
+            address = outgoing.sources().address(self.host, self.port, timeout_s=CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise refused(self, str(error)) from error
+        if address == self.host:
+            return []
+        return ["-o", f"HostName={address}", "-o", f"HostKeyAlias={known_as(self.host, self.port)}"]
+
     def env(self) -> Mapping[str, str]:
         """A password, or a key's passphrase, is read by ssh from a program that prints a file: never from an argument. With
         neither that nor a key, those in the agent of the service's user are tried."""
@@ -138,6 +151,7 @@ class _Child:
     def _start(self, before: Sequence[str], after: Sequence[str]) -> None:
         """SourceUnreachable, AuthFailed."""
         ssh, *options = self._door.argv()
+        options += self._door.led()
         argv = ["setpriv", "--pdeathsig", "KILL", ssh, *before, *options, "-N", *after, "--", self._door.host]
         child = _starter.submit(start, argv, stderr=self._said, env=self._door.env(), missing=SourceUnreachable).result()
         self._child = child
@@ -226,16 +240,25 @@ def _line(said: str) -> str:
     return lines[-1] if lines else ""
 
 
+def known_as(host: str, port: int) -> str:
+    """What a line of known_hosts calls it."""
+    return host if port == _SSH_PORT else f"[{host}]:{port}"
+
+
 def pinned_key(host: str, port: int, fingerprint: str) -> str:
     """The host's key whose SHA-256 is the pinned one, as a line of known_hosts. SourceUnreachable, when there is none."""
     try:
-        said = run(["ssh-keyscan", "-T", "10", "-p", str(port), "--", host], timeout_s=30, missing=SourceUnreachable).stdout
+        address = outgoing.sources().address(host, port, timeout_s=CONNECT_TIMEOUT_S)
+    except OSError as error:
+        raise SourceUnreachable(f"{host} shows no SSH host key on port {port}: {error}") from error
+    try:
+        said = run(["ssh-keyscan", "-T", "10", "-p", str(port), "--", address], timeout_s=30, missing=SourceUnreachable).stdout
     except ProgramFailed as error:
         raise SourceUnreachable(f"{host} shows no SSH host key on port {port}: {error.stderr or 'no answer'}") from error
     keys = [line for line in said.splitlines() if line and not line.startswith("#")]
     for line in keys:
         if key_fingerprint(line) == fingerprint:
-            return line + "\n"
+            return f"{known_as(host, port)} {line.partition(' ')[2]}\n"
     shown = ", ".join(key_fingerprint(line) for line in keys) or "none"
     raise SourceUnreachable(
         f"{host} has no SSH host key with the pinned SHA-256 {fingerprint}; it shows {shown}",

@@ -7,15 +7,15 @@ A check that fails is an answer for the operator: what was found, and what to do
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final, Literal, TypeVar
 
+from synvirt import outgoing
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
-from synvirt.errors import SynvirtError, VmNotFound
+from synvirt.errors import BadRequest, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live import About, HasWays, LiveAdapter, Reach, SnapshotRef
 from synvirt.model import MIB, Disk, SourceCheck, SourceOptions, SourceTest, VmManifest, now
 from synvirt.store.sources import Trial
@@ -74,32 +74,36 @@ class _Probe:
     async def address(self, reach: Reach) -> None:
         try:
             async with asyncio.timeout(ADDRESS_TIMEOUT_S):
-                found = await asyncio.get_running_loop().getaddrinfo(reach.host, reach.port, type=socket.SOCK_STREAM)
-        except (OSError, TimeoutError) as error:
-            cause = getattr(error, "strerror", None) or "no answer"
+                found = await asyncio.to_thread(outgoing.sources().addresses, reach.host, reach.port)
+        except BadRequest as error:
+            raise self.failed("address", error.detail, error.hint) from None
+        except (SourceUnreachable, TimeoutError) as error:
+            cause = getattr(error.__cause__, "strerror", None) or "no answer"
             raise self.failed(
                 "address", f"the name {reach.host} leads to no address: {cause}", "check the spelling, and this host's DNS"
             ) from None
-        self.passed("address", f"{reach.host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}")
+        self.passed("address", f"{reach.host} is {', '.join(found)}")
 
     async def port(self, reach: Reach) -> None:
         began = time.monotonic()
         try:
             async with asyncio.timeout(ADDRESS_TIMEOUT_S):
-                _, writer = await asyncio.open_connection(reach.host, reach.port)
+                dialled = await asyncio.to_thread(outgoing.sources().dial, reach.host, reach.port, timeout_s=ADDRESS_TIMEOUT_S)
+        except BadRequest as error:
+            raise self.failed("port", error.detail, error.hint) from None
         except (OSError, TimeoutError) as error:
             cause = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "no answer"
             hint = "is it running, is it this port, does a firewall let this host through?"
             raise self.failed("port", f"{reach.host} takes no connection on port {reach.port}: {cause}", hint) from None
         self.latency_ms = round((time.monotonic() - began) * 1000, 3)
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+        dialled.close()
         self.passed("port", f"{reach.host} takes connections on port {reach.port}")
 
     async def certificate(self, reach: Reach, options: SourceOptions) -> None:
         try:
             shown = await asyncio.to_thread(tls.look, reach.host, reach.port)
+        except BadRequest as error:
+            raise self.failed("certificate", error.detail, error.hint) from None
         except OSError as error:
             cause = error.strerror or type(error).__name__
             raise self.failed("certificate", f"port {reach.port} shows no certificate: {cause}", "is it this port?") from None

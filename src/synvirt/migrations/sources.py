@@ -13,7 +13,6 @@ import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
+from synvirt import outgoing
 from synvirt.errors import AuthFailed, BadRequest, Internal, InvalidPlan, SourceUnreachable
 from synvirt.jobs.waiting import Waiting
 from synvirt.keyring import Keyring, Reseal
@@ -43,7 +43,6 @@ from synvirt.model import (
     VmManifest,
     now,
 )
-from synvirt.remote.guard import Guard
 from synvirt.store.sources import Sealed, SourceRows
 from synvirt.transport import Recorder, tls
 
@@ -79,8 +78,7 @@ class SealedElsewhere(AuthFailed):
 
 class Sources:
     """The sources of all hosts that share the store, as this one opens them. `folder`: where adapters keep sockets and scratch
-    files, one folder a source. `allowed_hosts`: where sources may be, as the setting source_allowed_hosts says. `waiting`: the
-    jobs that wait for one of them, which a change wakes."""
+    files, one folder a source. `waiting`: the jobs that wait for one of them, which a change wakes."""
 
     def __init__(
         self,
@@ -90,11 +88,9 @@ class Sources:
         host: str,
         platforms: Mapping[LiveKind, Platform],
         folder: Path,
-        allowed_hosts: tuple[str, ...] = (),
     ) -> None:
         self._rows, self._keyring, self._host = rows, keyring, host
         self._platforms, self._folder = platforms, folder
-        self._guard = Guard(allowed_hosts, "source_allowed_hosts")
         self.waiting = Waiting()
         # Whoever keeps sessions with a source hears of it.
         self.on_change: Callable[[UUID], None] = lambda source_id: None
@@ -322,19 +318,19 @@ class Sources:
         return self._platforms[source.kind].open(access)
 
     def _let_out(self, source: Source) -> None:
-        """BadRequest, where its host may not be spoken to. Asked each time: a name may lead elsewhere by now. A name that leads
-        nowhere is the adapter's to tell."""
+        """BadRequest, where its host may not be spoken to: told before anything is begun. What lets it out is each connection
+        itself (outgoing.py), since a name may lead elsewhere a moment later. A name that leads nowhere is the adapter's to
+        tell."""
         host = self.form(source.kind).place(source.endpoint).host
         if host is not None:
-            with suppress(SourceUnreachable):
-                self._guard.addresses(host, 0)
+            outgoing.sources().check(host)
 
     def _checked(self, source: Source, secrets: Mapping[str, str]) -> Source:
         """With its options as the platform's model writes them; BadRequest where the form is not kept."""
         access = SourceAccess(source.endpoint, secrets, source.options)
         place, _, options = self.form(source.kind).read(access)
         if place.host is not None:
-            self._guard.check_name(place.host)
+            outgoing.sources().check_name(place.host)
         return source.model_copy(update={"options": options.model_dump(mode="json")})
 
     def _sealed(self, source_id: UUID, secrets: Mapping[str, str]) -> bytes:

@@ -21,6 +21,7 @@ import structlog
 
 from synvirt.errors import MalformedArchive, SourceUnreachable, SynvirtError
 from synvirt.programs import ProgramFailed, run
+from synvirt.transport import https
 
 log = structlog.get_logger(__name__)
 
@@ -97,9 +98,9 @@ def _asked(url: str, query: bytes) -> bytes:
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
         context = ssl.create_default_context()
-        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=ASKED_FOR_S, context=context)
+        connection = https.Connection(parts.hostname, parts.port, timeout=ASKED_FOR_S, context=context)
     else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=ASKED_FOR_S)
+        connection = https.PlainConnection(parts.hostname, parts.port, timeout=ASKED_FOR_S)
     # The connection's own limit is for each read: an authority could send a byte now and then, for ever.
     watch = threading.Timer(ASKED_FOR_S, _shut, (connection,))
     watch.daemon = True

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from synvirt.errors import SynvirtError
-from synvirt.remote.guard import Guard
+from synvirt.outgoing import Guard, sources
 from synvirt.remote.urls import Url
 
 
@@ -27,6 +27,7 @@ class Remote:
     `query` (of a signed URL) goes with every request; `credentials` are those of `urls.CREDENTIALS` for the scheme. `ca_file`
     is trusted beside the host's authorities; a `fingerprint_sha256` (hexadecimal, colons or none) is trusted instead of all.
     `frozen`: a platform holds the files still. Where its own program has them open for writing, they are read all the same.
+    `allowed_hosts`: the setting remote_allowed_hosts; `of_source`: a source's own host, to which source_allowed_hosts applies.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -41,10 +42,11 @@ class Remote:
     endpoint: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     frozen: bool = False
+    of_source: bool = False
 
     @property
     def guard(self) -> Guard:
-        return Guard(self.allowed_hosts)
+        return sources() if self.of_source else Guard(self.allowed_hosts)
 
     def credential(self, name: str) -> str:
         return dict(self.credentials).get(name, "")

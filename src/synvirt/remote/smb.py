@@ -34,8 +34,8 @@ from smbprotocol.session import Session
 from smbprotocol.tree import TreeConnect
 
 from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, MalformedArchive, NotFound, SourceUnreachable, SynvirtError
+from synvirt.outgoing import CONNECT_TIMEOUT_S
 from synvirt.remote import Interrupted, Remote, urls
-from synvirt.remote.guard import CONNECT_TIMEOUT_S
 from synvirt.remote.smb_native import FAILURES_MAX, WORTH_BYTES, NativeShare
 from synvirt.sizes import MIB
 

@@ -31,7 +31,7 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.model import Bytes, Model, ProblemDetails
-from synvirt.remote.guard import Guard
+from synvirt.outgoing import Guard
 from synvirt.repository.folder import UNFINISHED, Entry
 from synvirt.sizes import KIB, MIB
 from synvirt.transport import tls

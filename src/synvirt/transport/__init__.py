@@ -2,6 +2,9 @@
 
 tls.py   trust: this host's authorities, or a certificate that the operator pinned
 http.py  HttpClient: requests and streams over pooled connections, with limits
+https.py http.client's connections, for a single request and for libraries that take a class
+
+All are let out by the guard (outgoing.py).
 """
 
 from synvirt.transport.http import Answer, HttpClient, Recorder, Stream, Trust

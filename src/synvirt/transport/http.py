@@ -9,11 +9,13 @@ answer came, or not all of it. Redirects are not followed. The query is left out
 """
 
 import json as json_text
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 from urllib.parse import urlencode, urlsplit
 
@@ -29,7 +31,7 @@ from urllib3.exceptions import (
     SSLError,
 )
 
-from synvirt import __version__
+from synvirt import __version__, outgoing
 from synvirt.errors import BadRequest, SourceUnreachable
 from synvirt.transport import tls
 
@@ -46,6 +48,25 @@ _PIECE_BYTES: Final = 256 << 10
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
 
+def _dialled(connection: urllib3.connection.HTTPConnection) -> socket.socket:
+    """For urllib3: a connection let out by the guard, its failures as the library itself would tell them."""
+    try:
+        # For as long as it connects, urllib3's `timeout` is that of connecting.
+        timeout_s = connection.timeout if isinstance(connection.timeout, int | float) else CONNECT_TIMEOUT_S
+        return outgoing.sources().dial(connection.host, connection.port, timeout_s=timeout_s)
+    except socket.gaierror as error:
+        raise NameResolutionError(connection.host, connection, error) from error
+    except TimeoutError as error:
+        raise ConnectTimeoutError(connection, "no answer") from error
+    except OSError as error:
+        raise NewConnectionError(connection, str(error)) from error
+
+
+class _Plain(urllib3.connection.HTTPConnection):
+    def _new_conn(self) -> socket.socket:
+        return _dialled(self)
+
+
 class _Connection(urllib3.connection.HTTPSConnection):
     """With a pin the handshake itself compares the certificate (tls.context), which urllib3 cannot know, and warns of; without
     one the operator turned the check off, and `sources test` says so."""
@@ -54,9 +75,20 @@ class _Connection(urllib3.connection.HTTPSConnection):
         super().connect()
         self.is_verified = True
 
+    def _new_conn(self) -> socket.socket:
+        return _dialled(self)
+
+
+class _PlainPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Plain
+
 
 class _Pool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _Connection
+
+
+# For a library that makes its pools by itself (PoolManager.pool_classes_by_scheme).
+POOLS: Final[Mapping[str, type[urllib3.HTTPConnectionPool]]] = MappingProxyType({"http": _PlainPool, "https": _Pool})
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +201,7 @@ class HttpClient:
                 self.host, self.port, ssl_context=context, assert_hostname=None if context.check_hostname else False, **common
             )
         else:
-            self._pool = urllib3.HTTPConnectionPool(self.host, self.port, **common)
+            self._pool = _PlainPool(self.host, self.port, **common)
 
     def set_header(self, name: str, value: str | None) -> None:
         """With every request from now on; None: no more."""

@@ -5,7 +5,6 @@ refused, also one that an authority signed.
 """
 
 import hashlib
-import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Final
 
 from cryptography import x509
 
+from synvirt import outgoing
 from synvirt.errors import SourceUnreachable
 
 CONNECT_TIMEOUT_S = 10.0
@@ -94,16 +94,17 @@ def not_trusted(where: str, reason: str) -> SourceUnreachable:
 
 
 def shown_certificate(host: str, port: int, trust: ssl.SSLContext) -> bytes:
-    """The certificate (DER) that is shown at this address, if `trust` lets it pass."""
+    """The certificate (DER) that is shown at this address, if `trust` lets it pass. OSError; BadRequest (outgoing.py)."""
     with (
-        socket.create_connection((host, port), CONNECT_TIMEOUT_S) as plain,
+        outgoing.sources().dial(host, port, timeout_s=CONNECT_TIMEOUT_S) as plain,
         trust.wrap_socket(plain, server_hostname=host) as sock,
     ):
         return sock.getpeercert(binary_form=True) or b""
 
 
 def look(host: str, port: int) -> Shown:
-    """The certificate that is shown at this address. OSError where no server listens or it is not TLS."""
+    """The certificate that is shown at this address. OSError where no server listens or it is not TLS; BadRequest where it may
+    not be spoken to."""
     der = shown_certificate(host, port, context(host, verify=False, fingerprint_sha256=None))
     refused: str | None = None
     try:

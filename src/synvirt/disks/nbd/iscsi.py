@@ -6,10 +6,10 @@ and no worker. It is opened for reading only.
 
 import contextlib
 import json
-import socket
 from collections.abc import Iterator
 from typing import Final
 
+from synvirt import outgoing
 from synvirt.blocks import Extent
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.nbd.served import place_for, reader_of
@@ -31,8 +31,7 @@ class IscsiReader:
         self._spec = spec
         self._closing = contextlib.ExitStack()
         try:
-            self._knock()
-            self._nbd = self._served()
+            self._nbd = self._served(self._knock())
             self.size = self._checked_size()
         except BaseException:
             self.close()
@@ -44,17 +43,20 @@ class IscsiReader:
             raise DiskReadFailed(f"{self._spec.name}: its LUN has {has} bytes, and the disk {wanted}")
         return has if wanted is None else wanted
 
-    def _knock(self) -> None:
+    def _knock(self) -> str:
+        """The portal at the address that answers: libiscsi would ask a name server again."""
         host, _, port = self._spec.portal.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+            with outgoing.sources().dial(host.strip("[]"), int(port), timeout_s=CONNECT_TIMEOUT_S) as reached:
+                address = str(reached.getpeername()[0])
         except OSError as error:
             raise SourceUnreachable(
                 f"{self._spec.portal} takes no iSCSI connection: {error.strerror or 'no answer'}",
                 hint="has the cluster a data services address, and does a firewall let this host reach TCP 3260 there?",
             ) from error
+        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
-    def _served(self) -> NbdReader:
+    def _served(self, portal: str) -> NbdReader:
         spec = self._spec
         place = place_for("qemu-iscsi", self._closing)
         options = {
@@ -62,7 +64,7 @@ class IscsiReader:
             "file": {
                 "driver": "iscsi",
                 "transport": "tcp",
-                "portal": spec.portal,
+                "portal": portal,
                 "target": spec.target,
                 "lun": spec.lun,
                 "initiator-name": spec.initiator,

@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import nbd
 
+from synvirt import outgoing
 from synvirt.blocks import Extent, ExtentCursor, coalesced
 from synvirt.disks.nbd.silence import Watch
 from synvirt.disks.specs import NbdTlsSpec
@@ -36,6 +37,7 @@ _REQUEST_BYTES = 256 * KIB
 _STATUS_BYTES = GIB
 
 CONNECT_TIMEOUT_S = 20.0
+_NBD_PORT = 10809
 MORE_CONNECTIONS_TIMEOUT_S = 5.0
 # Before another one is tried, once one was refused: some servers never allow more, others were busy for a moment. Then twice as
 # long each time.
@@ -56,7 +58,16 @@ Dial = Callable[[nbd.NBD], None]
 
 
 def by_uri(uri: str) -> Dial:
+    parts = urlsplit(uri)
+    host, port = parts.hostname, parts.port or _NBD_PORT
+
     def dial(handle: nbd.NBD) -> None:
+        if parts.scheme == "nbd" and host:
+            handle.set_export_name(unquote(parts.path.removeprefix("/")))
+            handle.aio_connect_socket(outgoing.sources().dial(host, port, timeout_s=CONNECT_TIMEOUT_S).detach())
+            return
+        if parts.scheme == "nbds" and host:
+            outgoing.sources().check(host, port)  # by name, as below
         handle.set_uri_allow_local_file(True)  # tls-psk-file in the URI: it is the caller's own, not a stranger's
         handle.aio_connect_uri(uri)
 
@@ -71,6 +82,7 @@ def by_tls(spec: NbdTlsSpec) -> Dial:
         handle.set_tls_certificates(spec.trusted)
         handle.set_tls_verify_peer(True)
         handle.set_export_name(spec.export)
+        outgoing.sources().check(spec.host, spec.port)
         handle.aio_connect_tcp(spec.host, str(spec.port))
 
     return dial
@@ -255,6 +267,8 @@ def _connected(dial: Dial, contexts: list[str], timeout_s: float) -> nbd.NBD:
                 raise _Lost(f"it has not answered for {timeout_s:.0f} s")
     except nbd.Error as error:
         raise _Lost(error.string) from error
+    except OSError as error:
+        raise _Lost(error.strerror or str(error) or "no answer") from error
     if not handle.aio_is_ready():
         raise _Lost("it closed the connection")
     return handle
@@ -268,7 +282,7 @@ def _named(uri: str) -> str:
     """How errors call the server: neither user, nor socket, nor files with keys."""
     parts = urlsplit(uri)
     export = parts.path.strip("/")
-    where = f" at {parts.hostname}:{parts.port or 10809}" if parts.hostname else ""
+    where = f" at {parts.hostname}:{parts.port or _NBD_PORT}" if parts.hostname else ""
     return f"the NBD server{where}" + (f" (export {export!r})" if export else "")
 
 

@@ -28,7 +28,7 @@ from synvirt import __version__
 from synvirt.blocks import Extent, coalesced
 from synvirt.disks.specs import DatastoreSpec
 from synvirt.errors import AuthFailed, DiskReadFailed, SourceUnreachable, SynvirtError
-from synvirt.transport import tls
+from synvirt.transport import https, tls
 
 log = logging.getLogger(__name__)  # structlog would load rich into each worker
 
@@ -387,7 +387,7 @@ class DatastoreReader:
     def _new_connection(self, place: Place) -> http.client.HTTPSConnection:
         host, port = place
         timeout_s = DIRECT_CONNECT_TIMEOUT_S if place == self._spec.direct else CONNECT_TIMEOUT_S
-        connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._trust(place))
+        connection = https.Connection(host, port, timeout=timeout_s, context=self._trust(place))
         try:
             connection.connect()
         except ssl.SSLCertVerificationError as error:

@@ -20,7 +20,7 @@ from synvirt.disks.specs import LeaseSpec, ReaderSpec
 from synvirt.disks.vmdk.flow import VmdkFlow
 from synvirt.errors import DiskReadFailed, MalformedArchive, SourceUnreachable, UnsupportedFormat
 from synvirt.sizes import MIB
-from synvirt.transport import tls
+from synvirt.transport import https, tls
 
 CONNECT_TIMEOUT_S: Final = 20.0
 # A host says nothing while it looks through an empty part of a thick disk: 300 GB in this time, if it reads 1 GB/s.
@@ -54,7 +54,7 @@ class ExportedReader:
             context = tls.context_by_thumbprint(spec.host, spec.thumbprint)
         else:
             context = tls.context(spec.host, verify=spec.verify_tls, fingerprint_sha256=spec.fingerprint_sha256)
-        connection = http.client.HTTPSConnection(spec.host, spec.port, timeout=CONNECT_TIMEOUT_S, context=context)
+        connection = https.Connection(spec.host, spec.port, timeout=CONNECT_TIMEOUT_S, context=context)
         self._closing.callback(connection.close)
         headers = {"Accept": "application/x-vnd.vmware-streamVmdk", **({"Cookie": spec.cookie} if spec.cookie else {})}
         try:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from synvirt import outgoing
 from synvirt.blocks import Extent
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.nbd.served import Place, place_for, reader_of
@@ -173,17 +174,23 @@ def _meant(what: str, said: str) -> SynvirtError:
 
 
 def _command(spec: VddkSpec, secret: int, socket: Path, ready: Path) -> list[str]:
+    thumbprint = _thumbprint(spec)
+    try:
+        # Whom it leads to the thumbprint says; by its name VDDK would ask a name server again.
+        address = outgoing.sources().address(spec.host, spec.port)
+    except OSError as error:
+        raise SourceUnreachable(f"{spec.host} does not answer on port {spec.port}: {error}") from error
     return [
         "nbdkit", "--foreground", "--readonly", "--exit-with-parent", "--unix", str(socket), "--pidfile", str(ready),
         # Ends by itself with our last connection, and only so does it let VDDK log out: not when it is told to end by a signal.
         "--filter=exitlast",
         "vddk",
         f"libdir={spec.libdir}",
-        f"server={spec.host}",
+        f"server={address}",
         f"port={spec.port}",
         f"user={spec.user}",
         f"password=-{secret}",
-        f"thumbprint={_thumbprint(spec)}",
+        f"thumbprint={thumbprint}",
         f"vm=moref={spec.vm_id}",
         f"snapshot={spec.snapshot_id}",
         f"file={spec.file}",

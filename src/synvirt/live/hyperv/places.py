@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
+from synvirt import outgoing
 from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import UnsupportedFormat
 from synvirt.remote import Remote
@@ -70,8 +71,9 @@ class Shares:
         return Remote(
             url=f"smb://{authority}:{self.port}/{quote(place.share, safe='$')}/",
             credentials=tuple(credentials),
-            # The operator named this host. One that Hyper-V names is none by which this machine reaches itself.
-            allowed_hosts=(host,) if named or place.host is None else (),
+            # The operator named this host. One that Hyper-V names is none by which this machine reaches itself, unless an
+            # operator says where sources may be.
+            of_source=named or place.host is None or bool(outgoing.permitted()),
             frozen=frozen,
         )
 

@@ -21,6 +21,7 @@ import structlog
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live.hyperv.journal import read, written
 from synvirt.transport import Answer, Recorder, tls
+from synvirt.transport.http import POOLS
 
 log = structlog.get_logger(__name__)
 
@@ -196,8 +197,9 @@ class Session:
         if address.tls:
             trust = tls.context(address.name, verify=address.verify, fingerprint_sha256=address.fingerprint)
             transport.session.mount("https://", _adapter(trust))
-        else:
-            transport.session.mount("http://", _adapter(None))
+        # Also where it is not asked by that: a redirect of the host's would otherwise go past the guard.
+        transport.session.mount("http://", _adapter(None))
+        transport.session.max_redirects = 0
         return wsman
 
     def _run_once_more(self, text: str, parameters: Mapping[str, object]) -> str:
@@ -289,7 +291,8 @@ def _adapter(trust: Any) -> Any:
         def init_poolmanager(self, *args: Any, **kwargs: Any) -> Any:
             if trust is not None:
                 kwargs["ssl_context"] = trust
-            return super().init_poolmanager(*args, **kwargs)
+            super().init_poolmanager(*args, **kwargs)
+            self.poolmanager.pool_classes_by_scheme = POOLS
 
         def cert_verify(self, connection: Any, url: str, verify: Any, cert: Any) -> None:
             super().cert_verify(connection, url, verify, cert)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
+from synvirt import outgoing
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.kvm import library as libvirt_library
@@ -197,8 +198,7 @@ class Host:
                 query = f"?pkipath={quote(str(self.pki.write(self.folder / 'pki')))}{self.pki.query}"
                 return self._opened(f"qemu+tls://{_bracketed(place.host)}:{place.port}{place.path or '/system'}{query}")
             case "qemu+tcp":
-                self._check_port()
-                return self._opened(f"qemu+tcp://{_bracketed(place.host)}:{place.port}{place.path or '/system'}")
+                return self._opened(f"qemu+tcp://{_bracketed(self._check_port())}:{place.port}{place.path or '/system'}")
             case _:
                 return self._opened(f"{place.scheme}://{place.path or '/system'}{_socket_query(self._socket())}")
 
@@ -255,10 +255,14 @@ class Host:
             one[4] = answer
         return 0
 
-    def _check_port(self) -> None:
-        """libvirt itself would wait for minutes for a host that says nothing."""
+    def _check_port(self) -> str:
+        """The address that answers: without TLS, libvirt is given it in place of the name. It would itself wait for minutes for
+        a host that says nothing."""
+        assert self._place.host is not None
+        assert self._place.port is not None
         try:
-            socket.create_connection((self._place.host, self._place.port), timeout=CONNECT_TIMEOUT_S).close()
+            with outgoing.sources().dial(self._place.host, self._place.port, timeout_s=CONNECT_TIMEOUT_S) as reached:
+                return str(reached.getpeername()[0])
         except OSError as error:
             raise SourceUnreachable(
                 f"{self.name} takes no connection on port {self._place.port}: {error.strerror or 'no answer'}",

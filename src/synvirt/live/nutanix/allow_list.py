@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from synvirt import outgoing
 from synvirt.durable import put_private_file
 from synvirt.errors import AuthFailed, Internal
 from synvirt.live.nutanix.element import Element
@@ -67,7 +68,7 @@ class AllowList:
             return self._client_address
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
-                probe.connect((self._element.host, 2049))
+                probe.connect((outgoing.sources().address(self._element.host, 2049), 2049))  # sends nothing
             except OSError as error:
                 raise Internal(
                     f"this host does not know its address towards {self._element.host}", hint="name it: options.client_address"

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from synvirt import outgoing
+from synvirt.errors import BadRequest
 from synvirt.live.vsphere.machines import shown
 from synvirt.live.vsphere.session import VimSession, library
 from synvirt.model import SourceCheck
@@ -55,11 +57,11 @@ def _check(host: Mapping[str, Any], *, by_vddk: bool) -> SourceCheck:
 def _from_here(name: str, thumbprint: str, *, by_vddk: bool) -> str | None:
     """What is wrong."""
     try:
-        socket.getaddrinfo(name, HTTPS_PORT, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return "its name leads to no address here"
-    try:
         der = tls.look(name, HTTPS_PORT).der
+    except BadRequest as error:
+        return error.detail
+    except socket.gaierror:
+        return "its name leads to no address here"
     except OSError as error:
         return f"port {HTTPS_PORT} shows no certificate: {error.strerror or type(error).__name__}"
     digest = "SHA-1" if len(thumbprint) <= _SHA1_CHARS else "SHA-256"
@@ -67,7 +69,7 @@ def _from_here(name: str, thumbprint: str, *, by_vddk: bool) -> str | None:
         return f"it shows another certificate than vCenter knows ({digest} {thumbprint})"
     if by_vddk:
         try:
-            socket.create_connection((name, VDDK_PORT), CONNECT_TIMEOUT_S).close()
+            outgoing.sources().dial(name, VDDK_PORT, timeout_s=CONNECT_TIMEOUT_S).close()
         except OSError as error:
             return f"port {VDDK_PORT} takes no connection: {error.strerror or type(error).__name__}"
     return None

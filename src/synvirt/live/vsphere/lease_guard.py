@@ -17,8 +17,10 @@ from contextlib import suppress
 from typing import Final
 from xml.sax.saxutils import escape
 
+from synvirt import outgoing
+from synvirt.errors import SynvirtError
 from synvirt.live.vsphere.session import VimSession
-from synvirt.transport import tls
+from synvirt.transport import https, tls
 
 ANSWER_TIMEOUT_S: Final = 20.0
 LEAVE_TIMEOUT_S: Final = 5.0
@@ -43,6 +45,7 @@ class LeaseGuard:
             start_new_session=True,
         )
         order = {
+            "permitted": outgoing.permitted(),
             "host": session.host,
             "port": session.port,
             "verify": session.options.verify_tls,
@@ -78,6 +81,7 @@ class LeaseGuard:
 def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who stops the service stops all its processes, and this one has yet to act
     order = json.loads(sys.stdin.readline())
+    outgoing.permit(order["permitted"])
     leases: list[str] = []
     for line in sys.stdin:
         if line.strip() == _OVER:
@@ -86,8 +90,8 @@ def main() -> None:
     context = tls.context(order["host"], verify=order["verify"], fingerprint_sha256=order["fingerprint_sha256"])
     calls = [("HttpNfcLeaseAbort", "HttpNfcLease", lease) for lease in leases]
     for method, type_, id_ in [*calls, ("Logout", "SessionManager", order["session_manager"])]:
-        connection = http.client.HTTPSConnection(order["host"], order["port"], timeout=ANSWER_TIMEOUT_S, context=context)
-        with suppress(OSError, http.client.HTTPException):
+        connection = https.Connection(order["host"], order["port"], timeout=ANSWER_TIMEOUT_S, context=context)
+        with suppress(OSError, http.client.HTTPException, SynvirtError):
             body = _ENVELOPE.format(method=method, type=type_, id=escape(id_)).encode()
             action = f"urn:vim25/{order['api_version']}"
             headers = {"Content-Type": "text/xml; charset=utf-8", "SOAPAction": action, "Cookie": order["cookie"]}

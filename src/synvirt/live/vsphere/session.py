@@ -29,7 +29,7 @@ from synvirt.live.form import Place
 from synvirt.live.vsphere import versions
 from synvirt.live.vsphere.tap import tapped
 from synvirt.model import SourceOptions
-from synvirt.transport import Recorder, tls
+from synvirt.transport import Recorder, https, tls
 
 SKIPPED: Final = "SYNVIRT_MIGRATOR_SKIP_GO_SHIM"
 # The first time limit of an answer. A question that takes longer is asked again, with twice the time (`_Answers`).
@@ -203,6 +203,7 @@ class VimSession:
                 customHeaders={"User-Agent": f"SynVirt/{__version__}"},
                 acceptCompressedResponses=self._recorder is None,
             )
+            self._stub.scheme = https.Connection  # pyvmomi's own would ask a name server again, and go wherever it says
             undo.callback(self._forget)
             self._content = vmware.vim.ServiceInstance("ServiceInstance", self._stub).RetrieveContent()
             if getattr(self._content, "sessionManager", None) is None:

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable
 from typing import Final
 
 from synvirt.errors import SynvirtError, UnsupportedFormat
+from synvirt.transport import https
 from synvirt.xml_document import children, parse, text
 
 OLDEST: Final = "6.5"
@@ -26,7 +27,7 @@ _DIGITS_MAX: Final = 9
 
 def listed(host: str, port: int, trust: ssl.SSLContext, timeout_s: float) -> list[str]:
     """Those that the platform lists, the newest first; none where it has no such list. OSError, HTTPException."""
-    connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=trust)
+    connection = https.Connection(host, port, timeout=timeout_s, context=trust)
     try:
         connection.request("GET", PATH)
         answer = connection.getresponse()

@@ -1,17 +1,26 @@
-"""Which hosts the service speaks to because a caller asked it to. A caller's URL must not open doors that only this host has.
-One guard for all of them: what is read by URL, source platforms, and backup peers.
+"""Whom this process speaks to over the network. A caller's URL must not open doors that only this host has.
+One guard for all of them: what is read by URL, webhooks, source platforms and the hosts that they name, backup peers, and the
+time stamp authority. Redirects come by here too.
 
 A name is resolved once, each address is checked, and that very address is connected to: a name server that answers differently
-the second time changes nothing. Redirects come by here too.
+the second time changes nothing. Nothing else in this package opens a connection (tests/test_outgoing.py reads all of it).
+
+    dial      a connection                     our own transports
+    address   the address to connect to        programs and libraries that connect by themselves, and take an address
+    check     no more than that it may be      those that need the name: docs/threat-model.md says which, and what remains
 
 Two settings name who may be spoken to, and then nobody else:
 
-    remote_allowed_hosts   read by URL, by an operator. Empty: all but addresses by which a host reaches itself (loopback, its
-                           own, unspecified) and its cloud's metadata (link-local, and the addresses in _METADATA), multicast
-    source_allowed_hosts   sources and peers, by an admin. Empty: all but link-local, metadata and multicast. This host itself
-                           may be one: a tunnel ends here, and so does a nested platform
+    remote_allowed_hosts   URLs and webhooks, by an operator. Empty: all but addresses by which a host reaches itself (loopback,
+                           its own, unspecified) and its cloud's metadata (link-local, the addresses in _METADATA), multicast
+    source_allowed_hosts   sources, peers and the time stamp authority, by an admin. Empty: all but link-local, metadata and
+                           multicast. This host itself may be one: a tunnel ends here, and so does a nested platform
+
+The second is the process's (`permit`, `sources`), not an argument: a platform's adapter that was not told of it would be let
+out everywhere. An order to a worker carries it along (jobs/wire.py).
 """
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -62,20 +71,54 @@ class Guard:
 
     def addresses(self, host: str, port: int) -> list[str]:
         """The host's addresses that may be spoken to. BadRequest where none may be, SourceUnreachable where it has none."""
+        try:
+            return self._judged(host, port)
+        except OSError as error:
+            raise SourceUnreachable(f"the host {host} is not known: {error}", hint="is its name right, and DNS?") from error
+
+    def check(self, host: str, port: int = 0) -> None:
+        """BadRequest where it may not be spoken to. A name that leads nowhere is for whoever connects to tell."""
+        try:
+            self._judged(host, port)
+        except OSError:
+            return
+
+    def dial(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
+        """A connection to one of those addresses; `timeout_s` is for each of them, and stays the socket's. BadRequest where
+        none may be spoken to; else OSError, socket.gaierror of a name that leads nowhere."""
+        return _dialled(self._judged(host, port), port, timeout_s)
+
+    def connect(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
+        """As `dial`, and what fails is SourceUnreachable."""
+        addresses = self.addresses(host, port)
+        try:
+            return _dialled(addresses, port, timeout_s)
+        except OSError as error:
+            raise SourceUnreachable(
+                f"{host}, port {port}, does not answer: {error}",
+                hint="does it run, and do firewalls let this host connect to it?",
+            ) from error
+
+    def address(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str:
+        """The address for a program that connects by itself: the only one, or the first that takes a connection. BadRequest,
+        OSError."""
+        addresses = self._judged(host, port)
+        if len(addresses) == 1:
+            return addresses[0]
+        with _dialled(addresses, port, timeout_s) as reached:
+            return str(reached.getpeername()[0])
+
+    def _judged(self, host: str, port: int) -> list[str]:
         self.check_name(host)  # before a name server is asked about it
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise SourceUnreachable(f"the host {host} is not known: {error}", hint="is its name right, and DNS?") from error
+        except UnicodeError as error:
+            raise socket.gaierror(socket.EAI_NONAME, f"{error}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         allowed = [address for address in addresses if self._allows(host, address)]
         if not allowed:
             raise self._refused(host if addresses == [host] else f"{host} ({', '.join(addresses[:4])})")
         return allowed
-
-    def connect(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
-        """A connection to one of those addresses."""
-        return _connected(host, self.addresses(host, port), port, timeout_s)
 
     def _allows(self, host: str, text: str) -> bool:
         address = _meant(ipaddress.ip_address(text.partition("%")[0]))
@@ -90,8 +133,29 @@ class Guard:
         )
 
 
-def _connected(host: str, addresses: Sequence[str], port: int, timeout_s: float) -> socket.socket:
-    failure: OSError | None = None
+class _Permitted:
+    """What `permit` was told last."""
+
+    hosts: tuple[str, ...] = ()
+
+
+def permit(hosts: Sequence[str]) -> None:
+    """From now on sources may be at these alone, as the setting source_allowed_hosts says; none: see above."""
+    _Permitted.hosts = tuple(hosts)
+
+
+def permitted() -> tuple[str, ...]:
+    """For a process that is to be held to the same."""
+    return _Permitted.hosts
+
+
+def sources() -> Guard:
+    """Of source platforms and all hosts that they name, of peers and of the time stamp authority."""
+    return Guard(_Permitted.hosts, "source_allowed_hosts")
+
+
+def _dialled(addresses: Sequence[str], port: int, timeout_s: float) -> socket.socket:
+    failure = OSError(errno.EADDRNOTAVAIL, "it has no address")
     for address in addresses:
         try:
             connection = socket.create_connection((address, port), timeout=timeout_s)
@@ -100,9 +164,7 @@ def _connected(host: str, addresses: Sequence[str], port: int, timeout_s: float)
             continue
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
-    raise SourceUnreachable(
-        f"{host}, port {port}, does not answer: {failure}", hint="does it run, and do firewalls let this host connect to it?"
-    ) from failure
+    raise failure
 
 
 def _meant(address: Address) -> Address:

@@ -1,0 +1,36 @@
+"""http.client's connections, let out by the guard (outgoing.py). For a single request, and for libraries that take a class."""
+
+import http.client
+import ssl
+
+from synvirt import outgoing
+from synvirt.transport.tls import CONNECT_TIMEOUT_S
+
+
+class Connection(http.client.HTTPSConnection):
+    """OSError from connecting, as http.client has it; BadRequest where the host may not be spoken to."""
+
+    def __init__(
+        self, host: str, port: int | None = None, *, context: ssl.SSLContext, timeout: float = CONNECT_TIMEOUT_S
+    ) -> None:
+        super().__init__(host, port, timeout=timeout, context=context)
+        self._trust, self._timeout_s = context, timeout
+
+    def connect(self) -> None:
+        plain = outgoing.sources().dial(self.host, self.port, timeout_s=self._timeout_s)
+        try:
+            self.sock = self._trust.wrap_socket(plain, server_hostname=self.host)
+        except BaseException:
+            plain.close()
+            raise
+
+
+class PlainConnection(http.client.HTTPConnection):
+    """The same without TLS."""
+
+    def __init__(self, host: str, port: int | None = None, *, timeout: float = CONNECT_TIMEOUT_S) -> None:
+        super().__init__(host, port, timeout=timeout)
+        self._timeout_s = timeout
+
+    def connect(self) -> None:
+        self.sock = outgoing.sources().dial(self.host, self.port, timeout_s=self._timeout_s)
