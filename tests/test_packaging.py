@@ -1,5 +1,6 @@
 """What a host is installed with: the unit, the sample settings."""
 
+import json
 import re
 import subprocess
 import tomllib
@@ -11,6 +12,7 @@ from tests.needs import need
 FOLDER = Path(__file__).parent.parent / "packaging"
 UNIT = FOLDER / "systemd/synvirt.service"
 SAMPLE = FOLDER / "synvirt.toml"
+DECISION = FOLDER.parent / "docs/decisions/0013-who-root-is.md"
 
 
 def test_the_sample_is_taken_and_says_what_it_means() -> None:
@@ -65,6 +67,27 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     done = subprocess.run([tool, "verify", "--man=false", unit], capture_output=True, text=True, timeout=60)
     assert unit.name not in done.stderr, done.stderr
     assert done.returncode == 0, done.stderr
+
+
+def test_limits_of_the_unit_have_their_reasons_beside_them() -> None:
+    wanted = {"LimitCORE": "0", "TasksMax": "16384", "MemoryMax": "80%", "OOMPolicy": "continue", "LimitNOFILE": "65536"}
+    assert {name: _unit()[name] for name in wanted} == {name: [value] for name, value in wanted.items()}
+    lines = UNIT.read_text().splitlines()
+    for name in ("LimitCORE", "TasksMax", "MemoryMax", "OOMPolicy"):
+        at = next(number for number, line in enumerate(lines) if line.startswith(f"{name}="))
+        assert lines[at - 1].startswith("# "), name
+
+
+def test_what_systemd_counts_has_its_reason_each_and_nothing_else_has_one() -> None:
+    """The weights are those of the systemd that counts: only what is counted is compared."""
+    tool = need("systemd-analyze", "systemd")
+    done = subprocess.run(
+        [tool, "security", "--offline=true", "--json=short", UNIT], capture_output=True, text=True, timeout=60, check=True
+    )
+    counted = {row["name"] for row in json.loads(done.stdout) if row["set"] is False and float(row["exposure"] or 0) > 0}
+    rows = re.findall(r"^\| `([^`]+)` \| 0\.\d \| (\S.*) \|$", DECISION.read_text(), re.MULTILINE)
+    assert {name.replace("\\|", "|") for name, _ in rows} == counted
+    assert len(rows) == len(counted)
 
 
 def test_the_unit_is_as_closed_as_it_is_said_to_be() -> None:
