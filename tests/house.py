@@ -17,6 +17,7 @@ from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks import open_reader
 from synvirt.disks.beneath import resolve_beneath
 from synvirt.disks.specs import RawSpec
+from synvirt.fleet.sharing import rate_of
 from synvirt.guests import GuestPreparer
 from synvirt.jobs.board import Board
 from synvirt.jobs.process import Workers, started
@@ -113,6 +114,7 @@ class House:
             workers=workers,
             host=host,
             slots=Slots(self.store.slots, host=host),
+            rate_of=partial(rate_of, self.store.waves),
             receipts=Receipts(folder / "receipts", HostKey(folder / "receipts.key", host)),
             boot_timeout_s=5,
             # Often, so that a pass of a few MiB has watermarks to crash at.

@@ -68,6 +68,7 @@ def copy(
     fresh: bool = True,
     threads: int | None = None,
     bandwidth_bps: int | None = None,
+    shared: Callable[[int], None] | None = None,
     flush_every_s: float = 5.0,
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[Copied], None] = lambda copied: None,
@@ -80,6 +81,7 @@ def copy(
     - `since`: a watermark of an interrupted pass; everything before it is taken as done.
     - `threads`: at most so many; by default one a core. A reader or writer that allows only one call at a time gets one at a
       time, while the other side still overlaps with it.
+    - `shared` is called, from any thread, with how many bytes are to be read next; it returns once that may be.
     - `stop` is asked before every request, from any thread. Cancelled, once it says True.
     - `on_progress` and `on_watermark` are called from the calling thread; what they raise ends the copy and is raised.
 
@@ -91,9 +93,10 @@ def copy(
     one_pass = _Pass(
         reader,
         writer,
-        plan=_Plan(reader.extents(), size=reader.size, since=since, fresh=fresh, request_bytes=_request_bytes(bandwidth_bps)),
+        plan=_Plan(reader.extents(), size=reader.size, since=since, fresh=fresh, request_bytes=request_bytes(bandwidth_bps)),
         count=_Count(reader.extents()),
         bucket=_Bucket(bandwidth_bps) if bandwidth_bps else None,
+        shared=shared,
         stop=stop,
         threads=_threads(threads, reader, writer),
     )
@@ -111,7 +114,7 @@ def _threads(wanted: int | None, reader: DiskReader, writer: DiskWriter) -> int:
     return max(1, min([wanted or default_threads(), THREADS_MAX, *limits]))
 
 
-def _request_bytes(bandwidth_bps: int | None) -> int:
+def request_bytes(bandwidth_bps: int | None) -> int:
     """At a low limit, requests of a quarter second, so that the rate is even and a cancel is prompt."""
     if not bandwidth_bps:
         return REQUEST_BYTES
@@ -262,6 +265,7 @@ class _Pass:
         plan: _Plan,
         count: _Count,
         bucket: "_Bucket | None",
+        shared: Callable[[int], None] | None,
         stop: Callable[[], bool],
         threads: int,
     ) -> None:
@@ -270,7 +274,7 @@ class _Pass:
         self.error: SynvirtError | None = None
         # The start of the request that each thread works on: the lowest of them is the low mark.
         self.busy: list[int | None] = [None] * threads
-        self._bucket, self._stop = bucket, stop
+        self._bucket, self._shared, self._stop = bucket, shared, stop
         self._bytes_done = self._bytes_zero = 0
         self._lock = threading.Lock()
         # Where only one call at a time is allowed, a lock keeps it so; taking the request within it keeps the order.
@@ -321,6 +325,8 @@ class _Pass:
             self.busy[slot] = None if request is None else request.start
         if request is not None and self._bucket is not None:
             self._bucket.take(request.data_bytes, self.ended, self._stop)
+        if request is not None and self._shared is not None and not self.ended.is_set():
+            self._shared(request.data_bytes)
         return None if self.ended.is_set() else request
 
     def _write(self, request: _Request, buffer: bytearray, view: memoryview) -> int:

@@ -391,6 +391,7 @@ def _rooms(
     looking: "CagedLooking",
 ) -> "Rooms":
     from synvirt.disks.beneath import resolve_beneath
+    from synvirt.fleet.sharing import rate_of
     from synvirt.guests.virt_v2v import VirtV2vInPlace
     from synvirt.hypervisor.accel import accelerator
     from synvirt.hypervisor.libvirt_host import LibvirtHost
@@ -435,6 +436,7 @@ def _rooms(
             settings.virt_tools_dir,
             kvm=lambda: accelerator(settings.data_dir / "libvirt").kind == "kvm",
         ),
+        rate_of=partial(rate_of, store.waves),
         receipts=_receipts(settings, store) if settings.receipts else None,
         passthroughs={OfflineKind.VMCX_EXPORT: vmcx_tool(settings)},
         boot_timeout_s=settings.boot_timeout_s,

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 
+from synvirt.copying import request_bytes
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.carrying import AROUND_COPY, Carrying, failed, outage_of
 from synvirt.fleet.checks import Checker
@@ -214,6 +215,34 @@ def test_a_member_that_is_not_healthy_holds_the_wave_and_all_of_it_is_rolled_bac
     assert night.house.hypervisor.domains == {}
     job = night.store.get(back.members[0].job_id or UUID(int=0))
     assert night.house.volume(job).exists(), "the copies are kept"
+
+
+def test_the_copies_of_a_wave_together_keep_to_its_limit(night: Night) -> None:
+    """Three at once: as fast as one would be alone."""
+    limit_bps = disk_bytes = 512 * KIB
+    names, content = ("a", "b", "c"), random.Random(6).randbytes(disk_bytes)
+    for name in names:
+        night.house.platform.add_vm(name, {"disk-0": content})
+    given: list[float] = []
+    rows, take_rate = night.store.waves, night.store.waves.take_rate
+
+    def take(wave_id: UUID, seconds: float) -> float:
+        given.append(seconds)
+        return take_rate(wave_id, seconds)
+
+    rows.take_rate = take  # type: ignore[method-assign]
+    made = night.waves.create(wave(*({"id": name} for name in names), limits={"bandwidth_bps": limit_bps}))
+    night.waves.go(made.id)
+    began = time.monotonic()
+    done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    took_s = time.monotonic() - began
+    jobs = [night.store.get(one.job_id) for one in done.members if one.job_id is not None]
+    copied = sum(one.bytes for job in jobs for one in job.passes)
+    assert copied >= len(names) * disk_bytes
+    assert sum(given) * limit_bps >= copied, "not a byte that was not given"
+    # Only a machine that is slow makes it longer.
+    assert took_s >= (copied - len(names) * request_bytes(limit_bps)) / limit_bps
+    assert [night.house.volume(job).read_bytes() for job in jobs] == [content] * len(names)
 
 
 def killed_at_each_commit(night: Night, wave_id: UUID, what: Callable[[Wave], bool]) -> int:

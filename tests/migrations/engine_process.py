@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-from synvirt.jobs.lease import GRACE_S, LEASE_S, HostLease
+from synvirt.jobs.lease import GRACE_S, LEASE_S, HostLease, Pausable, Together
 from synvirt.jobs.process import started
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.wire import SILENCE_S
@@ -25,40 +25,23 @@ from synvirt.migrations.taking_over import TakingOver, looking
 from tests.house import House
 
 
-class Beside(Protocol):
-    """What else works under the host's lease."""
-
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-
-
-def serve(house: House, beside: Callable[[Engine], AbstractContextManager[Beside | None]] | None = None) -> NoReturn:
+def serve(house: House, beside: Callable[[Engine], AbstractContextManager[Pausable | None]] | None = None) -> NoReturn:
     """`beside`: something that runs on the engine, from when that goes on."""
     object.__setattr__(house.rooms, "turns", Turns(2))
     host = house.rooms.host
     scale = float(os.environ.get("LEASE_S", "60")) / LEASE_S
     object.__setattr__(house.rooms, "workers", partial(started, SILENCE_S * scale))
     engine = Engine(house.rooms, host=host)
-    others: list[Beside] = []
     about = AboutHost(house.rooms.destinations)
     about.ask()
-
-    def pause() -> None:
-        engine.pause()
-        for other in others:
-            other.pause()
-
-    def resume() -> None:
-        engine.resume()
-        for other in others:
-            other.resume()
-
+    kinds: list[Pausable] = [engine]
+    together = Together(kinds)
     lease = HostLease(
         house.store,
         host,
         document=about.document,
-        on_lost=pause,
-        on_held=resume,
+        on_lost=together.pause,
+        on_held=together.resume,
         lease_s=LEASE_S * scale,
     )
     lease.begin()
@@ -70,7 +53,7 @@ def serve(house: House, beside: Callable[[Engine], AbstractContextManager[Beside
         looking(taking_over, among_hosts="SHARED" in os.environ, every_s=0.3),
         beside(engine) if beside is not None else nullcontext() as other,
     ):
-        others += [] if other is None else [other]
+        kinds += [] if other is None else [other]
         print("ready", flush=True)
         while True:
             time.sleep(1)

@@ -20,6 +20,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from synvirt.copying import request_bytes
 from synvirt.fleet.model import ApprovalRequest, MemberState, Wave, WaveRequest, WaveState, WaveUpdate
 from synvirt.fleet.waves import Waves
 from synvirt.model import KIB, MIB, Migration, State, now
@@ -36,6 +37,8 @@ HOSTS = ("a", "b")
 # Where each goes; None: the default.
 GUESTS = {"canary": None, "db": None, "web": SECOND, "pair-1": None, "pair-2": SECOND, "alone": SECOND}
 WAVE_AT_ONCE = 2
+# Two at once would have more.
+COPY_BPS, WAVE_BPS = MIB, 3 * MIB // 2
 
 
 class Page:
@@ -146,6 +149,11 @@ class Night:
         jobs = [one.job_id for one in wave.members if one.state is S.SYNCING and one.job_id is not None]
         return {self.store.host_of(job_id): job_id for job_id in jobs if self.store.watermarks(job_id, 1)}
 
+    def copied_bytes(self, wave: Wave) -> int:
+        """By all jobs that the wave has now, as far as is durable."""
+        jobs = [one.job_id for one in wave.members if one.job_id is not None]
+        return sum(mark.bytes_done for job_id in jobs for mark in self.store.watermarks(job_id, 1).values())
+
     def told(self, wave_id: UUID) -> list[WaveUpdate]:
         """What happened to members, in its order."""
         events = self.store.waves.events_after(0, job_id=wave_id, limit=10_000)
@@ -168,7 +176,7 @@ def wave_of(page: Page, port: int) -> WaveRequest:
         plan = live_plan(
             warm={"delta_threshold_bytes": MIB, "interval_s": 3},
             # So slow that it can be killed meanwhile.
-            limits={} if name == "canary" else {"bandwidth_bps": MIB},
+            limits={} if name == "canary" else {"bandwidth_bps": COPY_BPS},
             target={"destination": GUESTS[name]},
         )
         ref = plan.source_ref.model_copy(update={"vm_id": name})
@@ -193,7 +201,12 @@ def wave_of(page: Page, port: int) -> WaveRequest:
             ],
             "groups": [{"name": "pair", "rule": "together"}],
             "windows": [window("noon", timedelta(hours=-1)), window("night", timedelta(hours=5))],
-            "limits": {"per_destination": 1, "wave": WAVE_AT_ONCE, "per_source_host": WAVE_AT_ONCE},
+            "limits": {
+                "per_destination": 1,
+                "wave": WAVE_AT_ONCE,
+                "per_source_host": WAVE_AT_ONCE,
+                "bandwidth_bps": WAVE_BPS,
+            },
             "canary": {"count": 1, "gate": "approval"},
             "on_failure": "roll_back",
         }
@@ -257,11 +270,10 @@ def canary_is_tried_again(night: Night, wave_id: UUID, page: Page) -> None:
     canary, *others = seen.members
     assert canary.state is S.HEALTHY
     assert {(one.state, one.job_id) for one in others} == {(S.WAITING, None)}
-    night.waves.approve(wave_id, ApprovalRequest(canary=True))
 
 
 def dies_in_the_middle(night: Night, wave_id: UUID) -> None:
-    """The service that leads the wave, and copies two of it, at that moment."""
+    """The others are approved; and the service that leads the wave is killed while it copies one of them."""
     with psycopg.connect(night.url, autocommit=True) as connection:
 
         def leads() -> str | None:
@@ -273,10 +285,15 @@ def dies_in_the_middle(night: Night, wave_id: UUID) -> None:
             return None if found is None else str(found[0])
 
         killed: dict[str, UUID] = {}
-        deadline = time.monotonic() + 60
+        before, began = night.copied_bytes(night.wave(wave_id)), time.monotonic()
+        night.waves.approve(wave_id, ApprovalRequest(canary=True))
         while not killed:
-            assert time.monotonic() < deadline
-            copying = night.copying(night.wave(wave_id))
+            assert time.monotonic() < began + 60
+            seen = night.wave(wave_id)
+            copied = night.copied_bytes(seen) - before
+            # A piece of each, that it may have read at once.
+            assert copied <= WAVE_BPS * (time.monotonic() - began) + WAVE_AT_ONCE * request_bytes(WAVE_BPS)
+            copying = night.copying(seen)
             for _ in range(200):
                 if (host := leads()) in copying:
                     night.services[host].kill()

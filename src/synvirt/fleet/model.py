@@ -167,7 +167,7 @@ class Member(MemberRequest):
 
 class WaveLimits(Received):
     """How much at once: full copies, and by themselves cut-overs, per source host, per destination and in the whole wave; bytes
-    a second of each copy."""
+    a second of all its copies together."""
 
     per_source_host: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
     per_destination: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None

@@ -227,7 +227,7 @@ def _quantile(ascending: Sequence[Any], share: float) -> Any:
     return ascending[min(len(ascending) - 1, math.ceil(share * len(ascending)) - 1)]
 
 
-_BOUNDS = ("one copy's own rate", "source host", "destination", "network")
+_BOUNDS = ("one copy's own rate", "source host", "destination", "network", "bandwidth limit of the wave")
 
 
 class _Run:
@@ -247,7 +247,8 @@ class _Run:
         self._change = np.array([load.change_bps for load in each], dtype=np.float64)
         self._fresh_by_host = np.zeros(len(hosts))
         self._bound_s: NDArray[np.float64] = np.zeros((len(names), len(_BOUNDS)))
-        own = min(site.copy_bps, setting.wave.limits.bandwidth_bps or math.inf)
+        self._shared_bps = setting.wave.limits.bandwidth_bps or math.inf
+        own = min(site.copy_bps, self._shared_bps)
         self._own_bps = own
         self._outage_s = [load.outage_s + min(load.change_bps * DELTA_EVERY_S, load.size_bytes) / own for load in each]
         slow = _quantile(sorted(site.residuals), 0.95) if site.residuals else 1.0
@@ -350,6 +351,8 @@ class _Run:
             bounds[1] = free[hosts] / np.bincount(hosts, minlength=len(free))[hosts]
         if site.destination_bps is not None:
             bounds[2] = site.destination_bps / np.bincount(destinations)[destinations]
+        if self._shared_bps < math.inf:
+            bounds[4] = self._shared_bps / len(active)
         if site.network_bps is not None:
             free_bps = max(site.network_bps - float(self._fresh_by_host.sum()), site.network_bps * _COPIES_LEAST_SHARE)
             bounds[3] = free_bps / len(active)
@@ -477,7 +480,7 @@ class _Run:
             return
         if begun is not None:
             add(self._cause(self._why_begun_late.get(name, ""), name), begun - start)
-        places = ("", f" {load.source_host}", f" {load.destination}", "")
+        places = ("", f" {load.source_host}", f" {load.destination}", "", "")
         for what, place, spent in zip(_BOUNDS, places, self._bound_s[number], strict=True):
             add(f"{what}{place}", timedelta(seconds=float(spent)))
 

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -31,8 +32,8 @@ from synvirt.disks.specs import (
     written,
 )
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
-from synvirt.jobs.orders import CopyOrder, DiskOrder
-from synvirt.jobs.wire import Flushed, Moved, Wire
+from synvirt.jobs.orders import WANTED_RATE, CopyOrder, DiskOrder, GivenRate
+from synvirt.jobs.wire import Flushed, Moved, Result, Wire
 from synvirt.repository.specs import PointSpec
 
 # A worker that the service lost with a kill -9 ends within milliseconds; this is how long the next one waits for it.
@@ -56,9 +57,10 @@ class Openers:
 
 def copy_disks(order: CopyOrder, wire: Wire, openers: Openers) -> None:
     """Every disk of the order, or SynvirtError as soon as one fails, which names the disk."""
+    shared = None if order.shared_bytes is None else Share(wire, order.shared_bytes).take
     for disk in order.disks:
         with about(disk.key):
-            _copy_disk(disk, order, wire, openers)
+            _copy_disk(disk, order, wire, openers, shared)
 
 
 @contextlib.contextmanager
@@ -71,6 +73,27 @@ def about(key: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise Internal(f"disk {key}: the worker failed: {type(error).__name__}: {error}") from error
+
+
+class Share:
+    """What others copy within, too: the service gives a piece of it when its turn has come. The threads of a copy wait for the
+    same piece, so one of them asks."""
+
+    def __init__(self, wire: Wire, piece_bytes: int) -> None:
+        self._wire, self._piece_bytes = wire, piece_bytes
+        self._left = 0
+        self._lock = threading.Lock()
+
+    def take(self, amount: int) -> None:
+        """Cancelled, where the service wants the end."""
+        with self._lock:
+            while self._left < amount:
+                if self._wire.stop():
+                    raise Cancelled
+                wanted = max(self._piece_bytes, amount - self._left)
+                self._wire.say(Result(name=WANTED_RATE, content={"bytes": wanted}))
+                self._left += GivenRate.from_line(self._wire.next_line()).bytes
+            self._left -= amount
 
 
 class Progress:
@@ -105,7 +128,7 @@ class Progress:
         )
 
 
-def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) -> None:
+def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, shared: Callable[[int], None] | None) -> None:
     progress = Progress(disk.key, wire)
     if isinstance(disk.writer, Qcow2WriterSpec):
         _as_qcow2(disk, Path(disk.writer.path), wire, openers)
@@ -132,6 +155,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) 
                 fresh=disk.fresh,
                 threads=order.threads or (max(default_threads(), WAITING_THREADS) if _waits(disk.reader) else None),
                 bandwidth_bps=order.bandwidth_bps,
+                shared=shared,
                 flush_every_s=order.flush_every_s,
                 stop=checksums.stop,
                 on_progress=progress.moved,
@@ -152,6 +176,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers) 
                 reader,
                 threads=order.threads,
                 bandwidth_bps=order.bandwidth_bps,
+                shared=shared,
                 stop=wire.stop,
                 on_progress=lambda done: progress.moved(_together(copied, done)),
             )

@@ -8,6 +8,8 @@ from synvirt.disks.specs import ChecksumSpec, Qcow2WriterSpec, ReaderSpec, Write
 from synvirt.jobs.wire import Order, WireModel
 from synvirt.repository.specs import PointSpec
 
+WANTED_RATE = "wanted_rate"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashesOrder(WireModel):
@@ -40,11 +42,29 @@ class DiskOrder(WireModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantedRate(WireModel):
+    """The worker's `result` of this name, where its rate is shared: it wants to read so many bytes."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenRate(WireModel):
+    """The service's line that answers it, when their turn has come. 0: the copy is to end."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOrder(Order):
+    """`bandwidth_bps`: bytes a second of this copy. `shared_bytes`: others read within the same rate, and pieces of that size
+    are asked for (WantedRate)."""
+
     kind: Literal["copy"] = "copy"
     disks: tuple[DiskOrder, ...]
     threads: int | None = None
     bandwidth_bps: int | None = None
+    shared_bytes: int | None = None
     flush_every_s: float = 5.0
 
 

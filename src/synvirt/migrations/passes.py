@@ -19,12 +19,13 @@ from synvirt.disks.checking.sampling import ChangesMissed, would_see
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 from synvirt.disks.vsphere.datastore import FileClosed, FileGone, ReadForbidden
 from synvirt.errors import SynvirtError
-from synvirt.jobs.orders import CopyOrder, DiskOrder, HashesOrder
+from synvirt.jobs.orders import WANTED_RATE, CopyOrder, DiskOrder, HashesOrder, WantedRate
 from synvirt.jobs.process import WorkerDied
 from synvirt.jobs.wire import Flushed, Moved, Result
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience, patiently
 from synvirt.migrations.receipts import hashes_orders
+from synvirt.migrations.sharing import Turns, sharing
 from synvirt.model import DiskProgress, Pass, Progress, now
 from synvirt.store import Watermark
 
@@ -132,15 +133,18 @@ async def run_opened_pass(
     clock = _Clock(started.seconds)
     failures = 0
     listener = _Listener(job, number, tally, clock, patience)
+    rate = await job.in_thread(job.rooms.rate_of, job.migration)
+    shared_bytes = None if rate is None else rate.piece_bytes(last=kind == "final")
     while True:
         listener.moved = False
         try:
             # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
             with clock:
                 async with job.rooms.workers() as worker, opened() as disks:
-                    order = await job.in_thread(_order, job, kind, disks, marks, fresh=fresh)
+                    order = await job.in_thread(_order, job, kind, disks, marks, fresh=fresh, shared_bytes=shared_bytes)
                     if order.disks:
-                        ended = await worker.carry_out(order, listener.hear, job.stop.is_set)
+                        async with sharing(worker, rate, job.stop) as listener.turns:
+                            ended = await worker.carry_out(order, listener.hear, job.stop.is_set)
                         job.stop.check()
                         ended.check(ANSWERED)
             return await _finish(job, number, tally, clock)
@@ -191,7 +195,9 @@ def _finished(marks: dict[str, Watermark], key: str) -> bool:
     return key in marks and marks[key].finished
 
 
-def _order(job: Job, kind: str, disks: Sequence[PassDisk], marks: dict[str, Watermark], *, fresh: bool) -> CopyOrder:
+def _order(
+    job: Job, kind: str, disks: Sequence[PassDisk], marks: dict[str, Watermark], *, fresh: bool, shared_bytes: int | None
+) -> CopyOrder:
     """What is left of the pass. Blocks: a destination may have to wait for a device."""
     hashes = hashes_orders(job, kind)
     return CopyOrder(
@@ -202,6 +208,7 @@ def _order(job: Job, kind: str, disks: Sequence[PassDisk], marks: dict[str, Wate
         ),
         threads=job.rooms.copy_threads,
         bandwidth_bps=job.migration.plan.limits.bandwidth_bps,
+        shared_bytes=shared_bytes,
         flush_every_s=job.rooms.flush_every_s,
     )
 
@@ -276,10 +283,14 @@ class _Listener:
         self.job, self.number, self.tally, self.clock, self.patience = job, number, tally, clock, patience
         self.watermarks = {key: disk.offset_bytes for key, disk in tally.disks.items() if isinstance(disk, Flushed)}
         self.moved = False
+        self.turns: Turns | None = None
 
     async def hear(self, message: Moved | Flushed | Result) -> None:
         if isinstance(message, Result):
-            raise TypeError("a copy has no results")
+            if message.name != WANTED_RATE or self.turns is None:
+                raise TypeError(f"a copy has no result {message.name}")
+            self.turns.want(WantedRate.of(message.content).bytes)
+            return
         job = self.job
         self.tally.take(message)
         progress = self.tally.progress()

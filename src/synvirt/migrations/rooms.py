@@ -18,7 +18,8 @@ from synvirt.jobs.waiting import Waiting
 from synvirt.live import LiveAdapter
 from synvirt.live.sessions import Sessions
 from synvirt.migrations.secrets import no_secrets
-from synvirt.model import HostPathRef, LiveKind, OfflineKind, RemoteUrlRef, UploadRef
+from synvirt.migrations.sharing import SharedRate
+from synvirt.model import HostPathRef, LiveKind, Migration, OfflineKind, RemoteUrlRef, UploadRef
 from synvirt.offline import OfflineImporter
 from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
 from synvirt.offline.elsewhere import Rules, place
@@ -75,6 +76,8 @@ class Rooms:
     workers: Workers = started
     # Jobs that wait for a source: changing the source wakes them.
     waiting: Waiting = field(default_factory=Waiting)
+    # What a job's copies share with those of other jobs. Blocks.
+    rate_of: Callable[[Migration], SharedRate | None] = lambda job: None
     # None: jobs end without one, and nothing is hashed.
     receipts: Receipts | None = None
     boot_timeout_s: float = 600

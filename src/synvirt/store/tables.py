@@ -261,6 +261,8 @@ waves = Table(
     Column("name", String(255), nullable=False),
     Column("state", String(32), nullable=False),
     Column("document", Text, nullable=False),
+    # Seconds since 1970, of the database's clock: till then what its copies may read in a second is given to some of them.
+    Column("rate_taken_until", Double, nullable=False, server_default="0"),
     _version(),
     sqlite_autoincrement=True,
 )

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, text, update
+from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, select, text, update
 
 from synvirt.errors import Conflict, NotFound
 from synvirt.store.documents import VERSION, is_known, parsed, rewritten, version_after
+from synvirt.store.hosts import now
 from synvirt.store.tables import migrations, wave_events, wave_members, waves
 from synvirt.store.wave_hooks import NewDelivery, SealedHook, add_deliveries, add_hooks, replace_hooks
 
@@ -305,6 +306,26 @@ class WaveRows:
         )
         with self._reading() as db:
             return {UUID(row.id): (row.host, row.document, row.version) for row in db.execute(query)}
+
+    # ── what its copies share ────────────────────────────────────────────────────────────────────────────────────────
+
+    def of_jobs(self, job_ids: Iterable[UUID]) -> WaveRow | None:
+        """The wave that one of these jobs is a member's of."""
+        member = select(wave_members.c.wave_id).where(wave_members.c.job_id.in_([str(one) for one in job_ids]))
+        with self._reading() as db:
+            row = db.execute(select(waves).where(waves.c.id.in_(member)).order_by(waves.c.number.desc()).limit(1)).first()
+        return None if row is None else WaveRow(row.number, UUID(row.id), row.state, row.document, row.version)
+
+    def take_rate(self, wave_id: UUID, seconds: float) -> float:
+        """The next `seconds` of the whole rate, behind what was given already to copies on all hosts: in how many seconds they
+        begin. 0, where the wave was removed."""
+        chosen = waves.c.id == str(wave_id)
+        with self._writing() as db:
+            at = now(db)
+            taken = waves.c.rate_taken_until
+            db.execute(update(waves).where(chosen).values(rate_taken_until=case((taken > at, taken), else_=at) + seconds))
+            left: float | None = db.execute(select(taken - at).where(chosen)).scalar()
+        return 0.0 if left is None else max(left - seconds, 0.0)
 
     # ── who leads, and what happened ─────────────────────────────────────────────────────────────────────────────────
 

@@ -41,6 +41,7 @@ def all_unchanged(
     *,
     threads: int | None = None,
     bandwidth_bps: int | None = None,
+    shared: Callable[[int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[Copied], None] = lambda copied: None,
 ) -> Differing:
@@ -52,6 +53,7 @@ def all_unchanged(
         fresh=False,
         threads=threads,
         bandwidth_bps=bandwidth_bps,
+        shared=shared,
         stop=stop,
         on_progress=on_progress,
     )
