@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -25,10 +25,11 @@ from synvirt.fleet.model import (
     WaveState,
     Window,
 )
+from synvirt.fleet.records import member_of
 from synvirt.fleet.scheduling import Estimate
-from synvirt.fleet.waves import Waves
+from synvirt.fleet.waves import Waves, change_members
 from synvirt.migrations.engine import Engine
-from synvirt.model import KIB, MIB, Forecast, Migration, Mode, OutageForecast, Schedule, State, now
+from synvirt.model import KIB, MIB, Forecast, Migration, MigrationPlan, Mode, OutageForecast, Schedule, State, now
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import Crash, House, live_plan
@@ -86,17 +87,13 @@ def night(tmp_path: Path) -> Iterator[Night]:
     made.close()
 
 
+def plan_of(vm: str, **fields: Any) -> MigrationPlan:
+    plan = live_plan(**{"warm": {"delta_threshold_bytes": MIB}, **fields})
+    return plan.model_copy(update={"source_ref": plan.source_ref.model_copy(update={"vm_id": vm})})
+
+
 def wave(*members: dict[str, Any], windows: tuple[Window, ...] = (), **fields: Any) -> WaveRequest:
-    made = [
-        {
-            "vm": one["id"],
-            "plan": live_plan(warm={"delta_threshold_bytes": MIB}).model_copy(
-                update={"source_ref": live_plan().source_ref.model_copy(update={"vm_id": one["id"]})}
-            ),
-        }
-        | one
-        for one in members
-    ]
+    made = [{"vm": one["id"], "plan": plan_of(one["id"]), **one} for one in members]
     return WaveRequest.model_validate({"name": "night", "members": made, "windows": windows, **fields})
 
 
@@ -243,6 +240,117 @@ def test_the_copies_of_a_wave_together_keep_to_its_limit(night: Night) -> None:
     # Only a machine that is slow makes it longer.
     assert took_s >= (copied - len(names) * request_bytes(limit_bps)) / limit_bps
     assert [night.house.volume(job).read_bytes() for job in jobs] == [content] * len(names)
+
+
+SICK = {"kind": "command", "argv": ["false"], "within_s": 0.1}
+
+
+def test_where_a_failure_stops_nothing_the_others_go_on_and_those_that_need_it_wait(night: Night) -> None:
+    night.vms("db", "web", "mail", "news")
+    made = night.waves.create(
+        wave(
+            {"id": "db", "checks": [SICK], "priority": 1},
+            {"id": "web", "after": ["db"]},
+            {"id": "mail"},
+            {"id": "news", "after": ["mail"]},
+            on_failure="continue",
+            limits={"wave": 1},
+        )
+    )
+    night.waves.go(made.id)
+    seen = night.until(
+        made.id, lambda seen: states(seen)["news"] is S.HEALTHY and "failed" in (seen.members[1].waits_for or "")
+    )
+    assert seen.state is W.RUNNING
+    assert states(seen) == {"db": S.FAILED, "web": S.READY, "mail": S.HEALTHY, "news": S.HEALTHY}
+    assert seen.members[1].waits_for == "It waits for db, which has failed."
+    assert night.house.platform.vm("web")["powered"] == [], "it never was cut over"
+    assert [one.domain.name for one in night.house.hypervisor.domains.values()] == ["db", "mail", "news"]
+    night.waves.skip(made.id, "web")
+    ended = night.until(made.id, lambda seen: seen.finished_at is not None)
+    assert (ended.state, ended.reason) == (W.FAILED, "1 of 4 failed, 1 were rolled back.")
+    assert night.house.platform.vm("db")["power"] == "off", "what failed is the operator's to judge"
+
+
+def test_where_a_failure_gives_its_group_back_the_rest_goes_on(night: Night) -> None:
+    """Of the group one is healthy, one fails, one is ready, and one has not begun."""
+    night.vms("db", "app", "web", "log", "mail")
+    made = night.waves.create(
+        wave(
+            {"id": "db", "group": "shop"},
+            {"id": "app", "group": "shop", "after": ["db"], "checks": [SICK]},
+            {"id": "web", "group": "shop", "after": ["app"]},
+            {"id": "log", "group": "shop", "after": ["app"], "plan": plan_of("log", mode="Cold")},
+            {"id": "mail", "priority": 5},
+            groups=[{"name": "shop", "rule": "apart"}],
+            on_failure="roll_back",
+        )
+    )
+    night.waves.go(made.id)
+    ended = night.until(made.id, lambda seen: seen.finished_at is not None)
+    back = dict.fromkeys(("db", "app", "web"), S.ROLLED_BACK)
+    assert states(ended) == {**back, "log": S.SKIPPED, "mail": S.HEALTHY}
+    assert ended.state is W.FAILED
+    causes = {one.id: one.cause for one in ended.members}
+    assert causes["db"] == causes["web"] == causes["log"] == "app of its group failed."
+    power = {name: night.house.platform.vm(name)["power"] for name in states(ended)}
+    assert power == {"db": "on", "app": "on", "web": "on", "log": "on", "mail": "off"}
+    assert [one.domain.name for one in night.house.hypervisor.domains.values()] == ["mail"]
+    kept = {one.id: night.store.get(one.job_id) for one in ended.members if one.job_id is not None}
+    assert [night.house.volume(kept[name]).read_bytes() == CONTENT for name in ("db", "app")] == [True, True]
+    assert night.house.platform.vm("web")["powered"] == []
+
+
+def test_a_group_is_given_back_wherever_its_members_have_come_meanwhile(night: Night) -> None:
+    """The host that sees one fail knows the others as they were."""
+    names = ("db", "web", "log", "old")
+    made = night.waves.create(
+        wave(*({"id": name, "group": "shop"} for name in names), groups=[{"name": "shop"}], on_failure="roll_back")
+    )
+    rows = night.store.waves
+    for name, state, job_id in (("db", S.CUTTING_OVER, uuid4()), ("web", S.READY, uuid4()), ("old", S.ROLLED_BACK, uuid4())):
+        change_members(rows, made.id, [member_of(rows.member(made.id, name))], {S.WAITING}, {"state": state, "job_id": job_id})
+    old = night.waves.whole(made.id)
+    change_members(rows, made.id, [old.members[1]], {S.READY}, {"state": S.CUTTING_OVER})
+    failed(rows, old, old.members[0], "It did not boot.")
+    seen = {row.member_id: (row.state, row.rolling_back) for row in rows.members(made.id)[0]}
+    assert seen == {
+        "db": (S.FAILED, True),
+        "web": (S.CUTTING_OVER, True),
+        "log": (S.SKIPPED, False),
+        "old": (S.ROLLED_BACK, False),
+    }
+
+
+def test_a_guest_that_was_not_healthy_is_looked_at_again_when_it_is_retried(night: Night) -> None:
+    """It booted here, and somebody mended what its check found: nothing is moved a second time."""
+    night.vms("db", "web")
+    sick = {"kind": "command", "argv": ["false"], "within_s": 0.1}
+    made = night.waves.create(wave({"id": "db", "checks": [sick]}, {"id": "web", "after": ["db"]}))
+    night.waves.go(made.id)
+    held = night.until(made.id, lambda seen: seen.state is W.HELD)
+    assert "false ended with 1" in (held.reason or "")
+    night.house.hypervisor.run_in_guest = lambda *_: 0  # type: ignore[method-assign]
+    night.waves.retry(made.id, "db")
+    night.waves.go(made.id)
+    done = night.until(made.id, lambda seen: seen.finished_at is not None)
+    assert (done.state, states(done)) == (W.COMPLETED, {"db": S.HEALTHY, "web": S.HEALTHY})
+    assert done.members[0].job_id == held.members[0].job_id
+    assert done.members[0].cause is None
+    assert len(night.store.documents(limit=10)[0]) == 2
+
+
+def test_a_member_of_a_group_that_was_given_back_begins_anew_when_it_is_retried(night: Night) -> None:
+    night.vms("db")
+    made = night.waves.create(wave({"id": "db", "checks": [SICK]}, on_failure="roll_back"))
+    night.waves.go(made.id)
+    back = night.until(made.id, lambda seen: seen.state is W.FAILED)
+    assert states(back) == {"db": S.ROLLED_BACK}
+    night.house.hypervisor.run_in_guest = lambda *_: 0  # type: ignore[method-assign]
+    night.waves.retry(made.id, "db")
+    done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    assert done.members[0].job_id != back.members[0].job_id
+    assert night.house.platform.vm("db")["power"] == "off"
 
 
 def killed_at_each_commit(night: Night, wave_id: UUID, what: Callable[[Wave], bool]) -> int:

@@ -24,7 +24,7 @@ from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
 from synvirt.fleet.records import member_of, told_of, wave_of
 from synvirt.fleet.scheduling import Decision, Estimate, Facts, decide, spans_of
-from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, hold_for, is_warm
+from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
 from synvirt.fleet.windows import Span
 from synvirt.migrations.intake import Intake
 from synvirt.model import Migration, State, now
@@ -359,12 +359,7 @@ def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
         reason = f"{member.id} failed: {cause}"
         hold_for(rows, wave.id, reason)
     elif wave.on_failure == "roll_back":
-        group = [
-            one
-            for one in wave.members
-            if one.group == member.group and member.group is not None and one.id != member.id and one.job_id is not None
-        ]
-        give_back(rows, wave.id, group, f"{member.id} of its group failed.")
+        give_group_back(rows, wave, member)
     back = wave.on_failure == "roll_back" and member.job_id is not None
     fields = {"state": S.FAILED, "cause": cause}
     change_members(rows, wave.id, [member], _RUNS, fields, rolling_back=back or None)

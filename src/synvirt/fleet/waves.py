@@ -30,7 +30,7 @@ from synvirt.fleet.model import (
 from synvirt.fleet.order import order
 from synvirt.fleet.records import member_of, new_row, summary_of, told_of, told_of_member, wave_of
 from synvirt.migrations import schedule
-from synvirt.model import Mode, now
+from synvirt.model import Mode, State, now
 from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveRow, WaveRows
 
 GOING = frozenset({WaveState.RUNNING, WaveState.HELD})
@@ -38,6 +38,8 @@ UNDER_WAY = frozenset({*GOING, WaveState.ROLLING_BACK})
 REMOVABLE = frozenset({WaveState.DRAFT, *WAVE_ENDS})
 _MEMBER_STATES = frozenset(MemberState)
 BEFORE_CUT_OVER = frozenset({MemberState.WAITING, MemberState.SYNCING, MemberState.READY})
+_UNBEGUN = frozenset({MemberState.WAITING, MemberState.READY})
+_GIVEN_BACK = frozenset({MemberState.SKIPPED, MemberState.ROLLED_BACK})
 # Their sources may have been shut down, or their guests run here.
 MOVED = frozenset({MemberState.CUTTING_OVER, MemberState.HEALTHY})
 
@@ -226,7 +228,8 @@ class Waves:
         return member_of(self.rows.member(wave_id, member_id))
 
     def retry(self, wave_id: UUID, member_id: str) -> Member:
-        """One that failed, was skipped or rolled back begins anew, with a new job."""
+        """One that failed, was skipped or rolled back begins anew, with a new job. One whose guest booted here, and was not
+        healthy, is looked at again: it runs here, and its source is off, until it is rolled back."""
         again = {MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK}
         row, wave = self.rows.member(wave_id, member_id), self.rows.get(wave_id)
         member = member_of(row)
@@ -235,14 +238,23 @@ class Waves:
                 f"{member_id} is {member.state}, in a wave that is {wave.state}",
                 hint="what failed, was skipped or rolled back is tried again while the wave is under way",
             )
-        fresh = {name: Member.model_fields[name].get_default() for name in Member.model_fields.keys() - _KEPT_AT_RETRY}
-        anew = fresh | {"state": MemberState.WAITING}
-        change_members(self.rows, wave_id, [member], again, anew, submitted=False)
+        if member.state is not MemberState.ROLLED_BACK and self._has_arrived(member):
+            change_members(self.rows, wave_id, [member], again, {"state": MemberState.CUTTING_OVER, "cause": None})
+        else:
+            self._begin_anew(wave_id, member, again)
         if wave.state == WaveState.FAILED:
             going = {"state": WaveState.RUNNING, "reason": None, "finished_at": None}
             self._change(wave_id, {WaveState.FAILED}, lambda before: before.model_copy(update=going))
         self.changed()
         return member_of(self.rows.member(wave_id, member_id))
+
+    def _has_arrived(self, member: Member) -> bool:
+        return member.job_id is not None and self.rows.job_state(member.job_id) == State.COMPLETED
+
+    def _begin_anew(self, wave_id: UUID, member: Member, expected: Iterable[MemberState]) -> None:
+        fresh = {name: Member.model_fields[name].get_default() for name in Member.model_fields.keys() - _KEPT_AT_RETRY}
+        anew = fresh | {"state": MemberState.WAITING}
+        change_members(self.rows, wave_id, [member], expected, anew, submitted=False)
 
     def _change(self, wave_id: UUID, expected: Iterable[WaveState], change: Callable[[Wave], Wave]) -> Wave:
         done = self.rows.change(wave_id, frozenset(expected), change, Wave, told_of, deliveries=hooks.of_wave)
@@ -327,9 +339,24 @@ def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None
 def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> None:
     """Noted, so that whoever has the job does it (`giving_back`). Those that were given back stay as they are."""
     for one in members:
-        if one.state not in (MemberState.ROLLED_BACK, MemberState.SKIPPED):
+        if one.state not in _GIVEN_BACK:
             told = {"cause": one.cause or cause}
             change_members(rows, wave_id, [one], {one.state}, told, rolling_back=True)
+
+
+def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:
+    """The others of its group; those that have not begun are left out. `wave` may be old: another host may lead, and move them
+    on meanwhile."""
+    names = {one.id for one in wave.members if one.group == failed.group and one.group is not None and one.id != failed.id}
+    cause = f"{failed.id} of its group failed."
+    while names:
+        seen = [row for row in rows.members(wave.id)[0] if row.member_id in names and not row.rolling_back]
+        left = [one for one in map(member_of, seen) if one.state not in _GIVEN_BACK]
+        unbegun = [one for one in left if one.job_id is None]
+        change_members(rows, wave.id, unbegun, _UNBEGUN, {"state": MemberState.SKIPPED, "cause": cause})
+        begun = [one for one in left if one.job_id is not None]
+        give_back(rows, wave.id, begun, cause)
+        names = {one.id for one in left}
 
 
 def _made(asked: WaveRequest, wave_id: UUID) -> Wave:

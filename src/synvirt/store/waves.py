@@ -307,6 +307,11 @@ class WaveRows:
         with self._reading() as db:
             return {UUID(row.id): (row.host, row.document, row.version) for row in db.execute(query)}
 
+    def job_state(self, job_id: UUID) -> str | None:
+        """None: there is no such job."""
+        with self._reading() as db:
+            return db.execute(select(migrations.c.state).where(migrations.c.id == str(job_id))).scalar()
+
     # ── what its copies share ────────────────────────────────────────────────────────────────────────────────────────
 
     def of_jobs(self, job_ids: Iterable[UUID]) -> WaveRow | None:
