@@ -7,6 +7,8 @@
 
 The recovery key is asked for, or read from the variable SYNVIRT_RECOVERY_KEY. It shares no code with SynVirt, on purpose: it is
 the format's second opinion (docs/backup-format.md), and what is left when the service is not.
+
+Of each point it says whose key signed it. Whose host's key that is only that host can say: `synvirt receipt key`.
 """
 
 import base64
@@ -20,6 +22,8 @@ from pathlib import Path
 
 import zstandard
 from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 CHUNK_BYTES, NAME_BYTES = 1 << 20, 32
@@ -35,6 +39,44 @@ def master_key(text: str) -> bytes:
     if len(found) != 34 or hashlib.sha256(b"synvirt backup 1" + key).digest()[:2] != check:
         sys.exit("this is no recovery key")
     return key
+
+
+def strings(raw: bytes) -> list[bytes]:
+    found = []
+    while raw:
+        (length,) = struct.unpack_from(">I", raw)
+        found.append(raw[4 : 4 + length])
+        raw = raw[4 + length :]
+    return found
+
+
+def string(value: bytes) -> bytes:
+    return struct.pack(">I", len(value)) + value
+
+
+def must(holds: bool) -> None:
+    if not holds:
+        raise ValueError
+
+
+def author(name: str, point: str, shown: bytes, plain: bytes, inside: dict) -> str:
+    signature = inside.get("signature")
+    if signature is None:
+        return "not signed"
+    before, _, last = plain.rpartition(b',"signature":')
+    try:
+        must(json.loads(before + b"}") | {"signature": json.loads(last[:-1])} == inside)
+        digest = hashlib.sha256(shown + b"\n" + before + b"}").hexdigest()
+        message = f"synvirt restore point 1\n{point}\n{digest}\n".encode()
+        blob = base64.b64decode(signature["key"].split(" ")[1], validate=True)
+        raw = base64.b64decode("".join(signature["sshsig"].split("\n")[1:-2]), validate=True)
+        key, purpose, _, algorithm, made = strings(raw[10:])
+        must(raw[:10] == b"SSHSIG\0\0\0\1" and (key, purpose, algorithm) == (blob, b"synvirt-backup", b"sha512"))
+        signed = b"SSHSIG" + b"".join(map(string, (purpose, b"", algorithm, hashlib.sha512(message).digest())))
+        Ed25519PublicKey.from_public_bytes(strings(blob)[1]).verify(strings(made)[1], signed)
+    except (ValueError, LookupError, TypeError, struct.error, InvalidSignature):
+        sys.exit(f"{name} is not what its author signed")
+    return "signed by SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 class Repository:
@@ -98,7 +140,10 @@ class Repository:
         if blake3(shown + b"\n" + sealed + b"\n").hexdigest().encode() != digest:
             sys.exit(f"{path.name} is damaged")
         secret = base64.b64decode(sealed)
-        return json.loads(shown), json.loads(self.gcm.decrypt(secret[:12], secret[12:], shown))
+        plain = self.gcm.decrypt(secret[:12], secret[12:], shown)
+        inside = json.loads(plain)
+        inside["author"] = author(path.name, json.loads(shown)["id"], shown, plain, inside)
+        return json.loads(shown), inside
 
     def write_disk(self, disk: dict, path: Path) -> None:
         names = b"".join(self.page(bytes.fromhex(page)) for page in disk["pages"])
@@ -121,12 +166,13 @@ def main() -> None:
     if len(sys.argv) == 2:
         for path in sorted((repository.folder / "points").glob("*.point")):
             shown, inside = repository.manifest(path)
-            print(shown["id"], shown["created_at"], inside["vm_name"])
+            print(shown["id"], shown["created_at"], inside["vm_name"], f"({inside['author']})")
         return
     point, folder = sys.argv[2], Path(sys.argv[3])
     shown, inside = repository.manifest(repository.folder / "points" / f"{point}.point")
     if shown["id"] != point:
         sys.exit(f"the manifest is that of {shown['id']}")
+    print(f"{point}: {inside['author']}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "domain.xml").write_text(inside["domain_xml"])
     if inside["nvram"] is not None:

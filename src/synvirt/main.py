@@ -330,6 +330,7 @@ def _pages(
 
 def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Rooms") -> "Backups":
     from synvirt.backups import source
+    from synvirt.backups.authors import Authors
     from synvirt.backups.ground import Ground
     from synvirt.backups.limits import Limits
     from synvirt.backups.repositories import Repositories
@@ -337,6 +338,7 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
     from synvirt.backups.ways import scratch_folder, sources_of, tpm_folder
     from synvirt.backups.working import Working
     from synvirt.kvm.connection import Connection
+    from synvirt.proof.signing import HostKey
 
     # A connection of its own, opened by the first run: the embedded driver is opened once a process, and shared.
     connection = Connection(settings.hypervisor_uri, lambda: None)
@@ -350,6 +352,7 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
             keyring=settings.keyring_dir,
             caches=settings.data_dir / "backups",
             allowed_hosts=settings.source_allowed_hosts,
+            authors=Authors(HostKey(settings.keyring_dir / "receipts.key", settings.host_id), settings.backup_signers),
         ),
         host=settings.host_id,
         open_guest=guests.open,

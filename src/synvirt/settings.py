@@ -192,6 +192,8 @@ class Settings(Received):
     # Who stamps them with the time (RFC 3161), and the certificates (PEM) that the stamps must lead up to.
     receipt_tsa: Annotated[str, Field(pattern=r"^(https?://[^\s@]+)?$")] = ""
     receipt_tsa_roots: Path = Path("/etc/ssl/certs/ca-certificates.crt")
+    # Other hosts whose restore points are known to be theirs: lines of `synvirt receipt key`, one a host.
+    backup_signers: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property

@@ -219,7 +219,7 @@ def test_a_repository_that_fails_ends_the_run_at_once(house: House, monkeypatch:
     house.image("db", CONTENT[:5000])
     tried = []
 
-    def broken(self: Session, manifest: Any) -> None:
+    def broken(self: Session, manifest: Any, sign: Any) -> None:
         tried.append(manifest.sealed.vm_name)
         raise error
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
 
+from synvirt.backups.authors import Authors
 from synvirt.backups.limits import Limits
 from synvirt.backups.model import ENDS, BackupRun
 from synvirt.backups.repositories import Repositories
@@ -15,6 +16,7 @@ from synvirt.backups.working import Working
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import BackupNotFound, SourceRunning
 from synvirt.jobs.process import Workers
+from synvirt.proof.signing import HostKey
 from synvirt.store import Store
 from tests.fakes.workers import in_process
 
@@ -60,13 +62,23 @@ class FakeGuests:
         yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", None, (disk,), check, moment=moment)
 
 
+def authors_of(folder: Path, *, host: str = "local", signers: Path | None = None) -> Authors:
+    (folder / "keyring").mkdir(exist_ok=True)
+    return Authors(HostKey(folder / "keyring/receipts.key", host), signers)
+
+
 def backups_of(
-    store: Store, guests: FakeGuests, folder: Path, workers: Workers = in_process, limits: Limits | None = None
+    store: Store,
+    guests: FakeGuests,
+    folder: Path,
+    workers: Workers = in_process,
+    limits: Limits | None = None,
+    authors: Authors | None = None,
 ) -> Backups:
     """Not started yet. `folder` gets `keyring`, `journals` and `exports`. Its disks are copied by workers in this process,
-    where no others are given."""
+    where no others are given; its points are signed by a key of its own."""
     (folder / "keyring").mkdir(exist_ok=True)
-    repositories = Repositories(store.backups, host="local", keyring=folder / "keyring")
+    repositories = Repositories(store.backups, host="local", keyring=folder / "keyring", authors=authors or authors_of(folder))
     return Backups(
         store.backups,
         repositories,

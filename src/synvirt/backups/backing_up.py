@@ -1,14 +1,16 @@
 """A backup run: each guest of the job, held at one moment, into a session of the repository, and its point registered."""
 
 import contextlib
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4, uuid5
 
+from synvirt.backups.authors import Authors
 from synvirt.backups.limits import Limits, held
 from synvirt.backups.model import BackupJob, BackupRepository, BackupRun, DiskTaken, GuestTaken, RestorePoint, Status
-from synvirt.backups.orders import Commit, DiskIsTaken, DiskToTake, Doubt, Ready, Stored, TakeOrder
+from synvirt.backups.orders import Commit, DiskIsTaken, DiskToTake, Doubt, Ready, Signed, Stored, TakeOrder, ToSign
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retiring import Retiring
@@ -20,6 +22,7 @@ from synvirt.errors import (
     BackupConflict,
     Cancelled,
     DeltaFallback,
+    Internal,
     Interrupted,
     RepositoryFull,
     RepositoryUnreachable,
@@ -28,7 +31,7 @@ from synvirt.errors import (
 from synvirt.jobs.wire import Moved, Result
 from synvirt.model import now
 from synvirt.repository import garbage
-from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
+from synvirt.repository.manifest import Manifest, Named, Sealed, Shown, statement
 from synvirt.repository.repository import Repository
 
 # Of so many of the newest points the manifests are read, to find one that changes can be counted from.
@@ -41,6 +44,9 @@ _HELD_ANEW = (
 
 # Gives the guest that is asked for, its disks held at one moment, for as long as it is held.
 OpenGuest = Callable[[Ask], contextlib.AbstractContextManager[Guest]]
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class BackingUp:
@@ -109,7 +115,7 @@ class BackingUp:
             under_way.move(Status.TRANSFERRING)
             if under_way.run.resumed_count and guest.way != "offline":
                 under_way.warn(Interrupted.code, _HELD_ANEW, guest.vm_id)
-            taking = _Taking(guest, job, under_way, repository)
+            taking = _Taking(guest, job, under_way, repository, self._repositories.authors)
             order = TakeOrder(
                 repository=self._repositories.spec(job.repository_id),
                 disks=tuple(
@@ -128,7 +134,8 @@ class BackingUp:
         assert manifest is not None
         if journal is not None:
             journal.unlink(missing_ok=True)
-        self._points.put(point_of(manifest, known, stored_bytes=taking.stored.stored_bytes))
+        signed_by = None if manifest.sealed.signature is None else self._repositories.authors.fingerprint
+        self._points.put(point_of(manifest, known, stored_bytes=taking.stored.stored_bytes, signed_by=signed_by))
         under_way.note(restore_point_ids=(*under_way.run.restore_point_ids, manifest.shown.id))
         self._retire(under_way, job, manifest.sealed.vm_id)
 
@@ -206,7 +213,8 @@ def _told_of_all(failed: list[tuple[str, SynvirtError]], count: int) -> SynvirtE
 class _Taking:
     """A guest's disks on their way, as the worker tells of them. `manifest`: once the worker was sent its Commit."""
 
-    def __init__(self, guest: Guest, job: BackupJob, under_way: UnderWay, repository: Repository) -> None:
+    def __init__(self, guest: Guest, job: BackupJob, under_way: UnderWay, repository: Repository, authors: Authors) -> None:
+        self._authors = authors
         self._guest, self._job, self._under_way, self._repository = guest, job, under_way, repository
         self._id, self._disks_before = uuid4(), under_way.run.guests
         self._doubts: set[str] = set()
@@ -223,7 +231,7 @@ class _Taking:
         """Not once the worker may commit: whether the point is there must be known."""
         return self.manifest is None and self._under_way.stop()
 
-    def hear(self, message: Message) -> Commit | None:
+    def hear(self, message: Message) -> Commit | Signed | None:
         if isinstance(message, Moved):
             self._figures[message.key](Copied(message.bytes_total, message.bytes_done, message.bytes_zero, 0))
         elif isinstance(message, Result):
@@ -235,6 +243,8 @@ class _Taking:
                     self._doubt(Doubt.of(content))
                 case "ready":
                     return self._judged(Ready.of(content).disks)
+                case "to_sign":
+                    return self._signed(ToSign.of(content).sha256)
         return None
 
     def _doubt(self, doubt: Doubt) -> None:
@@ -254,6 +264,16 @@ class _Taking:
         self.manifest = manifest
         shown = manifest.shown.model_dump_json(exclude={"disks"})
         return Commit(shown=shown, sealed=manifest.sealed.model_dump_json())
+
+    def _signed(self, digest: str) -> Signed:
+        """Of this point, once it was judged, and of no other: what its worker says is in it is signed as this host's."""
+        if self.manifest is None or not _DIGEST.fullmatch(digest):
+            raise Internal("a worker asks for a signature of what is no restore point")
+        signature = self._authors.sign(statement(self._id, digest))
+        self.manifest = self.manifest.model_copy(
+            update={"sealed": self.manifest.sealed.model_copy(update={"signature": signature})}
+        )
+        return Signed(signature=None if signature is None else signature.model_dump_json())
 
 
 class _Stored:

@@ -231,7 +231,8 @@ class BootTest(Model):
 
 class RestorePoint(Model):
     """`stored_bytes`: what the repository grew by for it. `state`: as of the last verification. `protected`: nothing removes it
-    until that is taken off it."""
+    until that is taken off it. `signed_by`: the fingerprint of the host's key that signed it, checked when this host first saw
+    it; None: it is not signed, or was seen before points were."""
 
     id: UUID
     vm_id: str
@@ -251,6 +252,7 @@ class RestorePoint(Model):
     verified_at: Time | None = None
     protected: bool = False
     boot_test: BootTest | None = None
+    signed_by: str | None = None
 
 
 class RestorePointChange(Received):

@@ -1,6 +1,7 @@
 """What a run orders of a worker, beside copies: a guest's disks taken into a repository, points read for damage, disks served.
 
-    take      disks ─▶ chunks ─▶ packs; the worker says Ready, the service judges, and sends Commit ─▶ the point exists
+    take      disks ─▶ chunks ─▶ packs; the worker says Ready, the service judges, and sends Commit; the worker asks to
+              have it signed ─▶ the point exists
     verify_…  every chunk of a point, or every pack of a repository
     serve     disks of a point as NBD exports on Unix sockets, until the worker is stopped
 
@@ -96,6 +97,20 @@ class Commit(WireModel):
 
     shown: str
     sealed: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToSign(WireModel):
+    """Result `to_sign`: the digest of the point's statement (repository/manifest.py), as the last before the point exists."""
+
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed(WireModel):
+    """The service's third line: `signature` as JSON; None: this host signs nothing. The key is never a worker's to hold."""
+
+    signature: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,8 @@ class Points:
         self._rows.remove("point", point_id, host=self._host)
 
 
-def point_of(manifest: Manifest, known: BackupRepository, *, stored_bytes: int) -> RestorePoint:
+def point_of(manifest: Manifest, known: BackupRepository, *, stored_bytes: int, signed_by: str | None = None) -> RestorePoint:
+    """`signed_by`: the fingerprint of the key whose signature was checked."""
     shown, inside = manifest.shown, manifest.sealed
     return RestorePoint.model_validate(
         {
@@ -46,5 +47,6 @@ def point_of(manifest: Manifest, known: BackupRepository, *, stored_bytes: int) 
             "disks": tuple(PointDisk(target=disk.target, size_bytes=disk.size_bytes) for disk in inside.disks),
             "size_bytes": sum(disk.size_bytes for disk in inside.disks),
             "stored_bytes": stored_bytes,
+            "signed_by": signed_by,
         }
     )

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from synvirt.backups.authors import Authors
 from synvirt.backups.model import BackupPeer, BackupRepository, BackupRepositoryRequest, PeerRequest
 from synvirt.durable import sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, Internal, SynvirtError
@@ -30,7 +31,8 @@ class _Known(BackupRepository):
 
 class Repositories:
     """`caches`: a folder for what is copied of repositories so that it need not be fetched again; None: nothing is.
-    `allowed_hosts`: where peers may be, as the setting source_allowed_hosts says."""
+    `allowed_hosts`: where peers may be, as the setting source_allowed_hosts says. `authors`: who signs points, and who is
+    known; None: nobody."""
 
     def __init__(
         self,
@@ -40,7 +42,9 @@ class Repositories:
         keyring: Path,
         caches: Path | None = None,
         allowed_hosts: tuple[str, ...] = (),
+        authors: Authors | None = None,
     ) -> None:
+        self.authors = authors or Authors()
         self._rows, self._host, self._keyring, self._caches = rows, host, keyring, caches
         self._allowed_hosts = allowed_hosts
         self._open: dict[UUID, Repository] = {}

@@ -71,6 +71,7 @@ class Restoring:
             shown = f"{root.name}/{folder.name}" if folder.parent == root else str(folder)
             return run.model_copy(update={"path": shown}), self._undone(
                 run.id,
+                point,
                 lambda under_way, repository: self._export(
                     self._copying(under_way, asked, repository), repository, point, asked, folder, resumed=resumed
                 ),
@@ -85,7 +86,7 @@ class Restoring:
         def work(under_way: UnderWay, repository: Repository) -> None:
             restore.restore(self._copying(under_way, asked, repository), repository, point, asked)
 
-        return run, self._undone(run.id, work)
+        return run, self._undone(run.id, point, work)
 
     def can_resume(self, run_id: UUID) -> bool:
         """Not a restore in place that has begun to take the guest's disks: that goes forward by its ledger."""
@@ -103,9 +104,10 @@ class Restoring:
         name, destination = self.ground.default()
         return (lambda limits: limits.destination(name, destination),)
 
-    def _undone(self, run_id: UUID, work: Work) -> Work:
+    def _undone(self, run_id: UUID, point: RestorePoint, work: Work) -> Work:
         def whole_or_not(under_way: UnderWay, repository: Repository) -> None:
             try:
+                self._repositories.authors.tell(under_way, repository, point.id, point.vm_id)
                 work(under_way, repository)
             except BaseException:
                 if not under_way.closing():

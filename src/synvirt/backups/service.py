@@ -205,7 +205,8 @@ class Backups:
         kept, unknown = repository.kept_ids(), set(repository.point_ids()) - {point.id for point in self.points.all()}
         for point_id in unknown:
             try:
-                point = point_of(repository.manifest(point_id), known, stored_bytes=0)
+                signed_by = self.repositories.authors.signer(repository, point_id)
+                point = point_of(repository.manifest(point_id), known, stored_bytes=0, signed_by=signed_by)
             except SynvirtError as error:
                 _log.warning("a restore point cannot be read", point=str(point_id), detail=error.detail)
                 continue
@@ -369,7 +370,14 @@ class Backups:
         return self._upkeep(
             run,
             lambda under_way, repository: upkeep.verify_one(
-                under_way, repository, self.points, point, working=working, spec=spec, limits=limits
+                under_way,
+                repository,
+                self.points,
+                point,
+                authors=self.repositories.authors,
+                working=working,
+                spec=spec,
+                limits=limits,
             ),
         )
 
@@ -380,7 +388,14 @@ class Backups:
         return self._upkeep(
             run,
             lambda under_way, repository: upkeep.verify_all(
-                under_way, repository, self.points, known.id, working=working, spec=spec, limits=limits
+                under_way,
+                repository,
+                self.points,
+                known.id,
+                authors=self.repositories.authors,
+                working=working,
+                spec=spec,
+                limits=limits,
             ),
         )
 

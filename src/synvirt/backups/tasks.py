@@ -24,8 +24,10 @@ from synvirt.backups.orders import (
     RepositoryVerified,
     ServeOrder,
     Serving,
+    Signed,
     Stored,
     TakeOrder,
+    ToSign,
     VerifyPointOrder,
     VerifyRepositoryOrder,
     ZfsChangesSpec,
@@ -41,7 +43,7 @@ from synvirt.jobs import dataclass_json
 from synvirt.jobs.copying_disks import Progress
 from synvirt.jobs.wire import Moved, Result, Wire, WireModel
 from synvirt.jobs.worker import Task
-from synvirt.repository.manifest import Manifest, Sealed, Shown
+from synvirt.repository.manifest import Manifest, Sealed, Shown, Signature
 from synvirt.repository.opening import OpenRepositories
 from synvirt.repository.repository import Session
 from synvirt.repository.specs import PointSpec
@@ -88,9 +90,15 @@ def take_disks(order: TakeOrder, wire: Wire) -> None:
         wire.say(_result("ready", Ready(disks=tuple(map(_told, order.disks, taken)))))
         commit = Commit.from_line(wire.next_line())
         shown = Shown.model_validate({**json.loads(commit.shown), "disks": tuple(one.disk for one in taken)})
-        session.commit(Manifest(shown=shown, sealed=Sealed.model_validate_json(commit.sealed)))
+        session.commit(Manifest(shown=shown, sealed=Sealed.model_validate_json(commit.sealed)), partial(_signed, wire))
         figures = _Figures(ALL, wire, session)
         figures.stored()
+
+
+def _signed(wire: Wire, digest: str) -> Signature | None:
+    wire.say(_result("to_sign", ToSign(sha256=digest)))
+    signature = Signed.from_line(wire.next_line()).signature
+    return None if signature is None else Signature.model_validate_json(signature)
 
 
 def _to_take(disk: DiskToTake, number: int, journal: Journal | None) -> ToTake:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from synvirt.backups.authors import Authors
 from synvirt.backups.limits import Limits, held
 from synvirt.backups.model import RestorePoint, Status
 from synvirt.backups.orders import PointVerified, RepositoryVerified, VerifyPointOrder, VerifyRepositoryOrder
@@ -27,11 +28,12 @@ def verify_one(
     points: Points,
     point: RestorePoint,
     *,
+    authors: Authors,
     working: Working,
     spec: RepositorySpec,
     limits: Limits | None = None,
 ) -> None:
-    """RepositoryDamaged, where the point is not what was backed up."""
+    """RepositoryDamaged, where the point is not what was backed up, or not what its author signed."""
     under_way.move(Status.TRANSFERRING)
     order, found = VerifyPointOrder(repository=spec, point_id=str(point.id)), _Answer()
     with held(limits, under_way, repository):
@@ -39,8 +41,13 @@ def verify_one(
             lambda: order, found.hearing(lambda moved: under_way.figure(point.size_bytes, moved.bytes_done)), under_way.stop
         )
     verified = PointVerified.of(found.content)
-    _tell(points, {point.id: verified.wrong is not None})
     garbage.condemn(repository.folder, list(verified.damaged_packs))
+    try:
+        authors.tell(under_way, repository, point.id, point.vm_id)
+    except RepositoryDamaged:
+        _tell(points, {point.id: True})
+        raise
+    _tell(points, {point.id: verified.wrong is not None})
     if verified.wrong:
         raise RepositoryDamaged(verified.wrong, hint=_HINT)
 
@@ -51,6 +58,7 @@ def verify_all(
     points: Points,
     repository_id: UUID,
     *,
+    authors: Authors,
     working: Working,
     spec: RepositorySpec,
     limits: Limits | None = None,
@@ -64,6 +72,9 @@ def verify_all(
         )
     report = Report.model_validate_json(RepositoryVerified.of(found.content).report)
     repository.refresh()
+    if forged := authors.tell_all(under_way, repository):
+        wrongs, points_too = (*report.wrongs, *(wrong for _, wrong in forged)), tuple(id_ for id_, _ in forged)
+        report = report.model_copy(update={"wrongs": wrongs, "damaged_points": (*report.damaged_points, *points_too)})
     there = set(repository.point_ids())
     mine = [point.id for point in points.all() if point.repository_id == repository_id]
     _tell(points, {id_: id_ in report.damaged_points or id_ not in there for id_ in mine})

@@ -21,6 +21,8 @@ from synvirt.errors import MalformedArchive
 from synvirt.keyring import migrator_key
 
 NAMESPACE: Final = "synvirt-receipt"
+# Of restore points: a signature of one says nothing of the other.
+BACKUPS: Final = "synvirt-backup"
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 _KEY_TYPE: Final = b"ssh-ed25519"
 _MAGIC: Final = b"SSHSIG"
@@ -45,11 +47,11 @@ class HostKey:
     @property
     def allowed_signers(self) -> str:
         """A line of the file that `ssh-keygen -Y verify -f` takes (ssh-keygen(1), «ALLOWED SIGNERS»)."""
-        return f'{self.identity} namespaces="{NAMESPACE}" {self.public.line}\n'
+        return f'{self.identity} namespaces="{NAMESPACE},{BACKUPS}" {self.public.line}\n'
 
-    def sshsig(self, message: bytes) -> str:
-        signature = _string(_KEY_TYPE) + _string(self._key.sign(_to_sign(message)))
-        parts = (self.public.blob, NAMESPACE.encode(), b"", _HASH, signature)
+    def sshsig(self, message: bytes, namespace: str = NAMESPACE) -> str:
+        signature = _string(_KEY_TYPE) + _string(self._key.sign(_to_sign(message, namespace)))
+        parts = (self.public.blob, namespace.encode(), b"", _HASH, signature)
         text = base64.b64encode(_MAGIC + struct.pack(">I", 1) + b"".join(map(_string, parts))).decode()
         return "\n".join([_BEGIN, *(text[at : at + 70] for at in range(0, len(text), 70)), _END, ""])
 
@@ -99,21 +101,21 @@ class PublicKey:
             pass
         raise MalformedArchive(f"{name} has no Ed25519 key of OpenSSH's in one line")
 
-    def check_sshsig(self, message: bytes, armored: str, name: str) -> None:
+    def check_sshsig(self, message: bytes, armored: str, name: str, namespace: str = NAMESPACE) -> None:
         """MalformedArchive, where it is not this key's signature of the message."""
         lines = armored.strip().splitlines()
         begins = _MAGIC + struct.pack(">I", 1)
         try:
             raw = base64.b64decode("".join(lines[1:-1]), validate=True)
-            blob, namespace, _, algorithm, signature = _strings(raw[len(begins) :], 5)
+            blob, purpose, _, algorithm, signature = _strings(raw[len(begins) :], 5)
             kind, value = _strings(signature, 2)
         except (ValueError, binascii.Error):
             lines = []
         if len(lines) < 2 or (lines[0], lines[-1]) != (_BEGIN, _END) or not raw.startswith(begins):
             raise MalformedArchive(f"{name} is no SSH signature")
-        if (namespace, algorithm, kind) != (NAMESPACE.encode(), _HASH, _KEY_TYPE) or blob != self.blob:
+        if (purpose, algorithm, kind) != (namespace.encode(), _HASH, _KEY_TYPE) or blob != self.blob:
             raise MalformedArchive(f"{name} is not by the key {self.fingerprint}")
-        self._check(value, _to_sign(message), name)
+        self._check(value, _to_sign(message, namespace), name)
 
     def check_dsse(self, message: bytes, envelope: str, name: str) -> None:
         """MalformedArchive, where it does not hold the message, or is not signed by this key."""
@@ -137,8 +139,8 @@ class PublicKey:
             raise MalformedArchive(f"{name}: the signature is wrong") from None
 
 
-def _to_sign(message: bytes) -> bytes:
-    parts = (NAMESPACE.encode(), b"", _HASH, hashlib.sha512(message).digest())
+def _to_sign(message: bytes, namespace: str) -> bytes:
+    parts = (namespace.encode(), b"", _HASH, hashlib.sha512(message).digest())
     return _MAGIC + b"".join(map(_string, parts))
 
 

@@ -6,11 +6,14 @@
 
 Line 1 is the associated data of what line 2 seals, so who has the key knows that both are as they were written. A page is the
 names of 1,024 chunks, which are 1 GiB of a disk; the name of a chunk, or a page, that is all zeros is 32 zero bytes.
+
+The last field of what line 2 seals may be a signature, of all that stands before it and of line 1.
 """
 
 import base64
 import binascii
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -30,6 +33,7 @@ PAGE_BYTES = PAGE_CHUNKS * NAME_BYTES
 NONE = bytes(NAME_BYTES)
 # A disk of 64 TiB has 4 MiB of page names; a guest has few such disks.
 MANIFEST_BYTES_MAX = 64 * MIB
+_SIGNATURE = b',"signature":'
 
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -68,6 +72,17 @@ class Named(Model):
     checked_to: int = 0
 
 
+class Signature(Model):
+    """By whom a point was made. `key`: as OpenSSH writes a public one; `sshsig`: the key's signature of `statement`."""
+
+    key: str
+    sshsig: str
+
+
+# Signs a statement; None: nobody does.
+Sign = Callable[[str], Signature | None]
+
+
 class Sealed(Model):
     """Line 2. `nvram` is base64, and so is each file of the TPM's folder in `tpm`, by its name; `disks` are those of line 1, in
     the same order. `freeze_ms`: how long the guest's file systems stood still."""
@@ -83,6 +98,7 @@ class Sealed(Model):
     tpm: dict[str, str] | None = None
     freeze_ms: int | None = None
     disks: tuple[Named, ...] = Field(max_length=4096)
+    signature: Signature | None = None
 
 
 class Manifest(Model):
@@ -105,9 +121,18 @@ def file_name(point_id: UUID) -> str:
     return f"{FOLDER}/{point_id}{SUFFIX}"
 
 
-def written(manifest: Manifest, keys: Keys) -> bytes:
+def statement(point_id: UUID | str, digest: str) -> bytes:
+    """What is signed. `digest`: SHA-256, in hex, of line 1, a line end, and what line 2 seals without the signature."""
+    return f"synvirt restore point {FORMAT}\n{point_id}\n{digest}\n".encode()
+
+
+def written(manifest: Manifest, keys: Keys, sign: Sign = lambda digest: None) -> bytes:
+    """`sign` is given the statement's digest."""
     shown = manifest.shown.model_dump_json().encode()
-    sealed = keys.seal(manifest.sealed.model_dump_json().encode(), belongs_to=shown)
+    inside = manifest.sealed.model_dump_json(exclude={"signature"}).encode()
+    if (signature := sign(_digest(shown, inside))) is not None:
+        inside = inside[:-1] + _SIGNATURE + signature.model_dump_json().encode() + b"}"
+    sealed = keys.seal(inside, belongs_to=shown)
     body = shown + b"\n" + base64.b64encode(sealed) + b"\n"
     return body + blake3(body).hexdigest().encode() + b"\n"
 
@@ -128,6 +153,29 @@ def opened(point_id: str, content: bytes, keys: Keys) -> Manifest:
     if [one.size_bytes for one in inside.disks] != [one.size_bytes for one in shown.disks]:
         raise _damaged(point_id, "its disks are not those that it seals")
     return Manifest(shown=shown, sealed=inside)
+
+
+def signed(point_id: str, content: bytes, keys: Keys) -> tuple[Signature | None, bytes]:
+    """The signature as it stands there, unchecked, and the statement that it must be of. RepositoryDamaged."""
+    signature = opened(point_id, content, keys).sealed.signature
+    _, line, sealed = _parsed(point_id, content)
+    plain = keys.unseal(sealed, belongs_to=line, what=f"restore point {point_id}")
+    if signature is None:
+        return None, statement(point_id, _digest(line, plain))
+    before, _, last = plain.rpartition(_SIGNATURE)
+    # Of what somebody else wrote, what is signed must be what is read: nothing stands behind it, or in it a second time.
+    try:
+        whole = Sealed.model_validate_json(before + b"}")
+        alone = Signature.model_validate_json(last[:-1])
+    except ValidationError as error:
+        raise _damaged(point_id, "its signature is not at its end") from error
+    if whole.model_copy(update={"signature": alone}) != Sealed.model_validate_json(plain) or whole.signature is not None:
+        raise _damaged(point_id, "its signature is not of all of it")
+    return signature, statement(point_id, _digest(line, before + b"}"))
+
+
+def _digest(shown: bytes, inside: bytes) -> str:
+    return hashlib.sha256(shown + b"\n" + inside).hexdigest()
 
 
 def _parsed(point_id: str, content: bytes) -> tuple[Shown, bytes, bytes]:

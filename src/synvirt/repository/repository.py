@@ -158,6 +158,10 @@ class Repository:
         """BackupNotFound, RepositoryDamaged."""
         return manifests.opened(str(point_id), self._manifest_bytes(point_id), self.keys)
 
+    def signed(self, point_id: UUID) -> tuple[manifests.Signature | None, bytes]:
+        """As `manifest.signed`. BackupNotFound, RepositoryDamaged."""
+        return manifests.signed(str(point_id), self._manifest_bytes(point_id), self.keys)
+
     def shown(self, point_id: UUID) -> Shown:
         return manifests.shown_of(str(point_id), self._manifest_bytes(point_id))
 
@@ -351,7 +355,7 @@ class Session:
         self._mine.difference_update(full.names)  # the index has them now
         self.stored_bytes += len(content)
 
-    def commit(self, manifest: Manifest) -> None:
+    def commit(self, manifest: Manifest, sign: manifests.Sign = lambda digest: None) -> None:
         """The restore point exists when this returns. BackupConflict, where what it relies on is being removed."""
         with self._putting:
             if self._pack.names:
@@ -364,4 +368,4 @@ class Session:
                 "the repository's garbage was collected while the run went on, and took what the run relied on",
                 hint="start the run again: it writes what is missing",
             )
-        put(folder, manifests.file_name(manifest.shown.id), [manifests.written(manifest, self._keys)])
+        put(folder, manifests.file_name(manifest.shown.id), [manifests.written(manifest, self._keys, sign)])

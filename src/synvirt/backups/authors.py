@@ -1,0 +1,141 @@
+"""Who made a restore point: points are signed by their host's key, and an author is known where this host has that key's line.
+
+Whoever has a repository's key can write points into it, each of them whole. What the key cannot do is sign as another host.
+Who is known: this host itself, and those of the setting backup_signers, a file of lines as `synvirt receipt key` prints them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from uuid import UUID
+
+from synvirt.backups.under_way import UnderWay
+from synvirt.errors import BackupNotFound, Internal, MalformedArchive, RepositoryDamaged
+from synvirt.proof.signing import BACKUPS, HostKey, PublicKey
+from synvirt.repository.manifest import Signature
+from synvirt.repository.repository import Repository
+
+# Of a run's warning.
+UNKNOWN = "E_BAK_AUTHOR_UNKNOWN"
+# So many hosts share repositories at the most; a longer file is none of this kind.
+_LINES_MAX = 10_000
+Standing = Literal["own", "known", "unknown", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """`fingerprint`: of the key whose signature was checked; None: the point is not signed. `identity`: as whom this host
+    knows it, never as whom it calls itself."""
+
+    standing: Standing
+    fingerprint: str | None = None
+    identity: str | None = None
+
+
+class Authors:
+    """`key`: what this host signs with; None: it does not. `signers`: a file, read each time that it is needed."""
+
+    def __init__(self, key: HostKey | None = None, signers: Path | None = None) -> None:
+        self._key, self._signers = key, signers
+
+    def sign(self, statement: bytes) -> Signature | None:
+        key = self._key
+        return None if key is None else Signature(key=key.public.line, sshsig=key.sshsig(statement, BACKUPS))
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of this host's key."""
+        return None if self._key is None else self._key.public.fingerprint
+
+    def of(self, repository: Repository, point_id: UUID) -> Author:
+        """RepositoryDamaged: it is signed, and not as it is now; Internal: backup_signers cannot be read."""
+        key = _signer(repository, point_id)
+        if key is None:
+            return Author("none")
+        if self._key is not None and key == self._key.public:
+            return Author("own", key.fingerprint, self._key.identity)
+        identity = self._known().get(key)
+        return Author("unknown" if identity is None else "known", key.fingerprint, identity)
+
+    def signer(self, repository: Repository, point_id: UUID) -> str | None:
+        """The fingerprint alone, whoever that is. RepositoryDamaged."""
+        key = _signer(repository, point_id)
+        return None if key is None else key.fingerprint
+
+    def _known(self) -> dict[PublicKey, str]:
+        if self._signers is None:
+            return {}
+        try:
+            lines = self._signers.read_text().splitlines()
+        except (OSError, UnicodeError) as error:
+            raise Internal(f"the file of the setting backup_signers cannot be read: {error}") from error
+        try:
+            return {
+                PublicKey.from_signers(line, "backup_signers"): line.split(" ", 1)[0]
+                for line in lines[:_LINES_MAX]
+                if line.strip() and not line.startswith("#")
+            }
+        except MalformedArchive as error:
+            raise Internal(f"{error.detail}: each line is one that `synvirt receipt key` prints") from error
+
+    # ── what a run says of them ──────────────────────────────────────────────────────────────────────────────────────
+
+    def tell(self, under_way: UnderWay, repository: Repository, point_id: UUID, vm_id: str) -> Author | None:
+        """Warns of an author who is not known; None where this host signs nothing. RepositoryDamaged."""
+        if self._key is None:
+            return None
+        author = self.of(repository, point_id)
+        told = _told(author)
+        # A run that goes on after its service has ended has said so already.
+        if told is not None and all(warning.code != UNKNOWN for warning in under_way.run.warnings):
+            under_way.warn(UNKNOWN, told, vm_id)
+        return author
+
+    def tell_all(self, under_way: UnderWay, repository: Repository) -> Sequence[tuple[UUID, str]]:
+        """As `tell`, in one warning; the points that are not what was signed, each with what is wrong."""
+        if self._key is None:
+            return ()
+        wrongs: list[tuple[UUID, str]] = []
+        counts: dict[str, int] = {}
+        for point_id in repository.point_ids():
+            try:
+                repository.manifest(point_id)
+            except (RepositoryDamaged, BackupNotFound):
+                continue  # which the verification itself tells
+            try:
+                author = self.of(repository, point_id)
+            except RepositoryDamaged as error:
+                wrongs.append((point_id, error.detail))
+                continue
+            if (told := _told(author)) is not None:
+                counts[told] = counts.get(told, 0) + 1
+        for told, count in counts.items():
+            under_way.warn(UNKNOWN, f"{count} restore point{'s' if count > 1 else ''}: {told}")
+        return wrongs
+
+
+def _signer(repository: Repository, point_id: UUID) -> PublicKey | None:
+    signature, statement = repository.signed(point_id)
+    if signature is None:
+        return None
+    try:
+        key = PublicKey.from_signers(signature.key, "its key")
+        key.check_sshsig(statement, signature.sshsig, "its signature", BACKUPS)
+    except MalformedArchive as error:
+        raise RepositoryDamaged(
+            f"restore point {point_id} is not what its author signed: {error.detail}",
+            hint="somebody who has the repository's key changed it, or made it look like another's: do not restore it",
+        ) from error
+    return key
+
+
+def _told(author: Author) -> str | None:
+    if author.standing == "none":
+        return "not signed: made before points were, or by somebody who has the repository's key and no host's"
+    if author.standing == "unknown":
+        return (
+            f"signed by the key {author.fingerprint}, which this host does not know: compare it with «synvirt receipt key» of "
+            "the host that made it, and add that line to the file of the setting backup_signers"
+        )
+    return None
