@@ -18,6 +18,7 @@ from synvirt.fleet.carrying import AROUND_COPY, Carrying, failed, outage_of
 from synvirt.fleet.checks import Checker
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
+    ApprovalRequest,
     MemberState,
     RollBackRequest,
     Wave,
@@ -27,7 +28,7 @@ from synvirt.fleet.model import (
 )
 from synvirt.fleet.records import member_of
 from synvirt.fleet.scheduling import Estimate
-from synvirt.fleet.waves import Waves, change_members
+from synvirt.fleet.waves import Waves, change_members, give_back
 from synvirt.migrations.engine import Engine
 from synvirt.model import KIB, MIB, Forecast, Migration, MigrationPlan, Mode, OutageForecast, Schedule, State, now
 from tests.fakes.hypervisor import FakeHypervisor
@@ -320,6 +321,32 @@ def test_a_group_is_given_back_wherever_its_members_have_come_meanwhile(night: N
         "log": (S.SKIPPED, False),
         "old": (S.ROLLED_BACK, False),
     }
+
+
+def test_what_one_says_of_a_member_while_another_moves_it_is_not_lost(night: Night) -> None:
+    made = night.waves.create(wave({"id": "db", "approvers": ["owner", "team"]}))
+    rows = night.store.waves
+    (known,) = night.waves.whole(made.id).members
+    # The host that leads has read it by now.
+    for approver in ("owner", "team", "owner"):
+        night.waves.approve(made.id, ApprovalRequest(approver=approver))
+    assert change_members(rows, made.id, [known], {S.WAITING}, {"state": S.SYNCING, "job_id": uuid4()}) == ["db"]
+    (seen,) = night.waves.whole(made.id).members
+    assert (seen.state, [one.approver for one in seen.approvals]) == (S.SYNCING, ["owner", "team"])
+    # And who knows it with no job, or with another, says nothing of it.
+    assert change_members(rows, made.id, [known], {S.SYNCING}, {"state": S.FAILED}) == []
+
+
+def test_a_member_that_another_host_moves_on_at_that_moment_is_given_back_all_the_same(night: Night) -> None:
+    made = night.waves.create(wave({"id": "db"}))
+    rows, job_id = night.store.waves, uuid4()
+    (known,) = night.waves.whole(made.id).members
+    change_members(rows, made.id, [known], {S.WAITING}, {"state": S.READY, "job_id": job_id})
+    (known,) = night.waves.whole(made.id).members
+    change_members(rows, made.id, [known], {S.READY}, {"state": S.CUTTING_OVER})
+    give_back(rows, made.id, [known], "It was rolled back.")
+    row = rows.member(made.id, "db")
+    assert (row.state, row.rolling_back) == (S.CUTTING_OVER, True)
 
 
 def test_a_guest_that_was_not_healthy_is_looked_at_again_when_it_is_retried(night: Night) -> None:

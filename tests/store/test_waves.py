@@ -46,8 +46,10 @@ def asked(*ids: str, name: str = "night") -> WaveRequest:
 
 
 def moved(member: Member, *, to: MemberState, expected: MemberState = S.WAITING, job_id: UUID | None = None) -> MemberChange:
-    document = member.model_copy(update={"state": to, "job_id": job_id})
-    return MemberChange(member.id, frozenset({expected}), to, document, job_id)
+    def change(before: Member) -> Member:
+        return before.model_copy(update={"state": to, "job_id": job_id})
+
+    return MemberChange(member.id, frozenset({expected}), Member, change)
 
 
 def told(document: Any) -> str:

@@ -6,6 +6,7 @@ Nothing here moves a VM: each method writes what is wanted, and `carrying` does 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from uuid import UUID, uuid4
 
 from synvirt.acting import submitter
@@ -191,12 +192,13 @@ class Waves:
             raise BadRequest(f"members: {', '.join(sorted(missing)[:20])} do not ask for the word of {asked.approver}")
         if not chosen:
             raise BadRequest(f"approver: no member asks for the word of {asked.approver}")
-        for state in MemberState:  # at once, those in each state: their order in the wave does not count
-            new = [
-                one for one in chosen if one.state is state and asked.approver not in {had.approver for had in one.approvals}
-            ]
-            given = [one.model_copy(update={"approvals": (*one.approvals, word)}) for one in new]
-            self._change_members(wave_id, given, {state}, {})
+
+        def approved(before: Member) -> Member | None:
+            had = {given.approver for given in before.approvals}
+            given = {"approvals": (*before.approvals, word), "waits_for": None}
+            return None if word.approver in had else before.model_copy(update=given)
+
+        _changed(self.rows, wave_id, [MemberChange(one.id, _MEMBER_STATES, Member, approved) for one in chosen])
         self.changed()
         return wave_of(self.rows.get(wave_id))
 
@@ -304,21 +306,20 @@ def change_members(
     submitted: bool | None = None,
     rolling_back: bool | None = None,
 ) -> list[str]:
-    """Those that are still in one of `expected`."""
-    changes = []
-    for one in members:
-        after = one.model_copy(update={**fields, "waits_for": None})
-        changes.append(
-            MemberChange(
-                one.id,
-                frozenset(expected),
-                after.state,
-                after,
-                job_id=after.job_id,
-                submitted=submitted,
-                rolling_back=rolling_back,
-            )
-        )
+    """Those that are still in one of `expected`, and of the job that they are known with. All else of them stays as it is by
+    then: others may have approved one meanwhile."""
+
+    def changed(one: Member, known: Member) -> Member | None:
+        return None if known.job_id != one.job_id else known.model_copy(update={**fields, "waits_for": None})
+
+    changes = [
+        MemberChange(one.id, frozenset(expected), Member, partial(changed, one), submitted=submitted, rolling_back=rolling_back)
+        for one in members
+    ]
+    return _changed(rows, wave_id, changes)
+
+
+def _changed(rows: WaveRows, wave_id: UUID, changes: Sequence[MemberChange]) -> list[str]:
     if not changes:
         return []
     return rows.change_members(wave_id, changes, lambda document: told_of_member(wave_id, document), hooks.of_member)
@@ -341,7 +342,8 @@ def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: s
     for one in members:
         if one.state not in _GIVEN_BACK:
             told = {"cause": one.cause or cause}
-            change_members(rows, wave_id, [one], {one.state}, told, rolling_back=True)
+            # Whatever state another host has moved it to meanwhile.
+            change_members(rows, wave_id, [one], _MEMBER_STATES - _GIVEN_BACK, told, rolling_back=True)
 
 
 def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:

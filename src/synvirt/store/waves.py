@@ -71,13 +71,13 @@ class WaveEvent:
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """To the member, where it is in one of `expected`. `submitted`, `rolling_back`: None leaves it as it was."""
+    """To the member, where it is in one of `expected`: `change` makes another of what it is at that moment, or None where that
+    is not to be changed. A `model` has a `state` and a `job_id`. `submitted`, `rolling_back`: None leaves it as it was."""
 
     member_id: str
     expected: frozenset[str]
-    state: str
-    document: BaseModel
-    job_id: UUID | None
+    model: type[BaseModel]
+    change: Callable[[Any], Any]
     submitted: bool | None = None
     rolling_back: bool | None = None
 
@@ -259,19 +259,22 @@ class WaveRows:
                 row = db.execute(select(wave_members).where(*same)).first()
                 if row is None or row.state not in change.expected:
                     continue
-                known = parsed(type(change.document), row.document, row.version)
+                known = parsed(change.model, row.document, row.version)
+                after = change.change(known)
+                if after is None:
+                    continue
                 values: dict[str, Any] = {
-                    "state": change.state,
-                    "document": rewritten(row.document, known, change.document),
+                    "state": str(after.state),
+                    "document": rewritten(row.document, known, after),
                     "version": version_after(row.version),
                     "waits_for": None,
-                    "job_id": None if change.job_id is None else str(change.job_id),
+                    "job_id": None if after.job_id is None else str(after.job_id),
                 }
                 given = {"submitted": change.submitted, "rolling_back": change.rolling_back}
                 values |= {name: value for name, value in given.items() if value is not None}
                 db.execute(update(wave_members).where(*same).values(**values))
-                _announce(db, wave_id, told(change.document))
-                add_deliveries(db, wave_id, deliveries(wave.document, row.state, change.document))
+                _announce(db, wave_id, told(after))
+                add_deliveries(db, wave_id, deliveries(wave.document, row.state, after))
                 done.append(change.member_id)
         return done
 
