@@ -234,7 +234,8 @@ def _waves(
     from synvirt.outgoing import Guard
 
     rows = rooms.store.waves
-    side = HostSide(rooms, Checker(rooms.hypervisor), cancel=intake.cancel, failed=partial(failed, rows))
+    checker = Checker(rooms.hypervisor, Guard(settings.remote_allowed_hosts), settings.remote_ca_file)
+    side = HostSide(rooms, checker, cancel=intake.cancel, failed=partial(failed, rows))
     stack.callback(side.close)
     hooks = Hooks(keyring, settings.host_id, frozenset(settings.wave_commands))
     ways = Ways(Guard(settings.remote_allowed_hosts), settings.remote_ca_file, settings.wave_commands)

@@ -3,18 +3,25 @@
 Where a guest listens its own agent says, and a URL is a caller's: both are connected to through the outgoing guard.
 """
 
-import http.client
-import ssl
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 from uuid import UUID
 
+import structlog
+
+from synvirt import __version__
 from synvirt.errors import SynvirtError
+from synvirt.fleet.asking import status_of
 from synvirt.fleet.model import Check
 from synvirt.outgoing import Guard
 
+log = structlog.get_logger(__name__)
+
 ANSWER_TIMEOUT_S = 10.0
+# So long at least each of a guest's addresses is tried: most of them may lead nowhere from here.
+ADDRESS_LEAST_S = 0.5
 
 
 class Guests(Protocol):
@@ -26,52 +33,47 @@ class Guests(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checker:
+    """`ca_file`: authorities that pages by https are trusted with, beside this host's own."""
+
     guests: Guests
     guard: Guard = field(default_factory=Guard)
+    ca_file: Path | None = None
 
-    def trouble(self, check: Check, uuid: UUID) -> str | None:
-        """What is not as it should be, as the end of a sentence; None: it passed."""
+    def trouble(self, check: Check, uuid: UUID, within_s: float = ANSWER_TIMEOUT_S) -> str | None:
+        """What is not as it should be, as the end of a sentence; None: it passed. Known after `within_s`, ANSWER_TIMEOUT_S at
+        the most; a guest of many addresses may take some seconds more."""
+        within_s = min(within_s, ANSWER_TIMEOUT_S)
         try:
             match check.kind:
                 case "port":
-                    return self._port(check.port or 0, uuid)
+                    return self._port(check.port or 0, uuid, within_s)
                 case "http":
-                    return self._page(check.url or "")
+                    return self._page(check.url or "", within_s)
                 case "command":
-                    code = self.guests.run_in_guest(uuid, check.argv, ANSWER_TIMEOUT_S)
+                    code = self.guests.run_in_guest(uuid, check.argv, within_s)
                     return None if code == 0 else f"{check.argv[0]} ended with {code}"
         except SynvirtError as error:
             return f"its {check.kind} check found: {error.detail}"
+        except Exception as error:  # a wave that gets no answer would ask for ever
+            log.exception("a check broke", guest=str(uuid), kind=check.kind)
+            return f"its {check.kind} check broke: {type(error).__name__}"
 
-    def _port(self, port: int, uuid: UUID) -> str | None:
+    def _port(self, port: int, uuid: UUID, within_s: float) -> str | None:
         addresses = self.guests.addresses(uuid)
         trouble = "its agent tells no address of it"
-        for address in addresses:
+        deadline = time.monotonic() + within_s
+        for number, address in enumerate(addresses):
+            # One that swallows what is sent to it leaves time for the others.
+            share_s = max((deadline - time.monotonic()) / (len(addresses) - number), ADDRESS_LEAST_S)
             try:
-                self.guard.connect(address, port, timeout_s=ANSWER_TIMEOUT_S).close()
+                self.guard.connect(address, port, timeout_s=share_s).close()
             except SynvirtError as error:
                 trouble = f"port {port} does not answer: {error.detail}"
             else:
                 return None
         return trouble
 
-    def _page(self, url: str) -> str | None:
-        parts = urlsplit(url)
-        try:
-            host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        except ValueError as error:
-            return f"{url} is no URL: {error}"
-        asked = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
-        asked.auto_open = 0  # it would connect by itself, past the guard
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        try:
-            asked.sock = self.guard.connect(host, port, timeout_s=ANSWER_TIMEOUT_S)
-            if parts.scheme == "https":
-                asked.sock = ssl.create_default_context().wrap_socket(asked.sock, server_hostname=host)
-            asked.request("GET", path, headers={"User-Agent": "synvirt"})
-            status = asked.getresponse().status
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            return f"{url} does not answer: {error}"
-        finally:
-            asked.close()
+    def _page(self, url: str, within_s: float) -> str | None:
+        headers = {"User-Agent": f"synvirt/{__version__}"}
+        status = status_of(url, guard=self.guard, within_s=within_s, ca_file=self.ca_file, headers=headers)
         return None if 200 <= status < 400 else f"{url} answers {status}"

@@ -12,11 +12,8 @@ import binascii
 import contextlib
 import hashlib
 import hmac
-import http.client
 import os
 import pwd
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +28,7 @@ import structlog
 
 from synvirt import __version__, programs
 from synvirt.errors import Internal, NotFound, PersistFailed, SynvirtError
+from synvirt.fleet.asking import status_of
 from synvirt.fleet.hooks import Hooks
 from synvirt.fleet.model import HookShown
 from synvirt.fleet.records import wave_of
@@ -184,11 +182,7 @@ def signed(secret: bytes, delivery_id: str, timestamp: int, body: bytes) -> str:
 
 def posted(url: str, secret: bytes, one: DeliveryRow, ways: Ways) -> Outcome:
     """Never raises: what went wrong is its answer."""
-    parts, body = urlsplit(url), one.body.encode()
-    try:
-        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError as error:
-        return Outcome(False, f"its URL is none: {error}", again=False)
+    body = one.body.encode()
     delivery_id, timestamp = f"{one.wave_id}.{one.number}", int(time.time())
     headers = {
         "Content-Type": "application/json",
@@ -197,46 +191,15 @@ def posted(url: str, secret: bytes, one: DeliveryRow, ways: Ways) -> Outcome:
         "webhook-timestamp": str(timestamp),
         "webhook-signature": signed(secret, delivery_id, timestamp, body),
     }
-    asked = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
-    asked.auto_open = 0  # it would connect by itself, past the guard
-    timer: threading.Timer | None = None
     try:
-        sock = ways.guard.connect(host, port)
-        sock.settimeout(ANSWER_S)
-        asked.sock = _secured(sock, host, ways) if parts.scheme == "https" else sock
-        timer = threading.Timer(ANSWER_S, _shut, [asked.sock])
-        timer.start()
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        asked.request("POST", path, body=body, headers=headers)
-        status = asked.getresponse().status
+        status = status_of(
+            url, guard=ways.guard, within_s=ANSWER_S, ca_file=ways.ca_file, method="POST", body=body, headers=headers
+        )
     except SynvirtError as error:
         return Outcome(False, error.detail)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return Outcome(False, f"{host} does not answer: {str(error) or type(error).__name__}"[:500])
-    finally:
-        if timer is not None:
-            timer.cancel()
-        asked.close()
     if 200 <= status < 300:
         return Outcome(True, f"{status}")
-    return Outcome(False, f"{host} answers {status}", again=status in _PASSING or status >= 500)
-
-
-def _secured(sock: socket.socket, host: str, ways: Ways) -> ssl.SSLSocket:
-    context = ssl.create_default_context()
-    if ways.ca_file is not None:
-        context.load_verify_locations(ways.ca_file)
-    try:
-        return context.wrap_socket(sock, server_hostname=host)
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _shut(sock: socket.socket) -> None:
-    """Wakes a thread that waits for it."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+    return Outcome(False, f"{urlsplit(url).hostname} answers {status}", again=status in _PASSING or status >= 500)
 
 
 # ── by a command ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -29,6 +29,8 @@ log = structlog.get_logger(__name__)
 # Checks wait for guests that boot, and cost nothing meanwhile.
 CHECKS_AT_ONCE = 16
 AGAIN_S = 1.0
+# For an answer, where the time of a check is nearly over.
+LEAST_S = 1.0
 # A source that hangs is tried again. A host that lost its lease waits for this to end, and is fenced a little later.
 POWER_ON_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
@@ -92,7 +94,7 @@ class HostSide:
         uuid = UUID(job.domain.uuid)
         for check in member.checks:
             deadline = time.monotonic() + check.within_s
-            while (trouble := self._checker.trouble(check, uuid)) is not None:
+            while (trouble := self._checker.trouble(check, uuid, max(deadline - time.monotonic(), LEAST_S))) is not None:
                 if time.monotonic() >= deadline:
                     return f"It booted, but {trouble}, for {check.within_s:g} s."
                 if self._closing.wait(AGAIN_S):

@@ -1,0 +1,82 @@
+"""One question by HTTP to where a caller's URL leads, by the outgoing guard, within a time that bounds all of it. Blocking."""
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from synvirt.errors import BadRequest, SourceUnreachable
+from synvirt.outgoing import Guard
+
+# Nobody answers sooner than a handshake.
+_LEAST_S = 0.1
+
+
+def status_of(
+    url: str,
+    *,
+    guard: Guard,
+    within_s: float,
+    ca_file: Path | None = None,
+    method: str = "GET",
+    body: bytes | None = None,
+    headers: Mapping[str, str],
+) -> int:
+    """The status of its answer. `within_s`: of the connection, for each address of the host; then of the whole answer: one that
+    comes byte by byte holds a thread no longer. `ca_file`: authorities beside this host's own. Redirects are not followed.
+    BadRequest, for what is no URL or may not be asked; SourceUnreachable, without an answer."""
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise BadRequest(f"it is no URL: {error}") from error
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    deadline = time.monotonic() + within_s
+    sock = guard.connect(host, port, timeout_s=max(within_s, _LEAST_S))
+    asked = http.client.HTTPConnection(host, port)
+    asked.sock = sock
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        _shut(asked.sock)
+
+    timer = threading.Timer(max(deadline - time.monotonic(), _LEAST_S), end)
+    timer.start()
+    try:
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            if ca_file is not None:
+                context.load_verify_locations(ca_file)
+            # By itself only afterwards: a handshake that comes byte by byte is to be ended too.
+            asked.sock = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+            asked.sock.do_handshake()
+        asked.request(method, path, body=body, headers=dict(headers))
+        status = asked.getresponse().status
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if late.is_set():
+            raise _too_late(host, within_s) from error
+        raise SourceUnreachable(f"{host} does not answer: {str(error) or type(error).__name__}"[:500]) from error
+    finally:
+        timer.cancel()
+        asked.close()
+        sock.close()
+    if late.is_set():  # the end that we made of it reads as the end of its headers
+        raise _too_late(host, within_s)
+    return status
+
+
+def _too_late(host: str, within_s: float) -> SourceUnreachable:
+    return SourceUnreachable(f"{host} does not answer within {within_s:.3g} s")
+
+
+def _shut(sock: socket.socket | None) -> None:
+    """Wakes a thread that waits for it."""
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
