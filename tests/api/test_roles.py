@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import json
+import re
+import socket
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,14 +15,19 @@ from uuid import UUID
 import httpx
 import pytest
 from fastapi.routing import APIRoute
+from pydantic import SecretStr
 from sqlalchemy import delete, update
 
+from synvirt import outgoing
 from synvirt.accounts import FileAccounts, Role, set_password
 from synvirt.api.audit import expiring
 from synvirt.api.auth import Remembering, Throttled, network_of
-from synvirt.api.roles import needed_role
+from synvirt.api.roles import connects_out, needed_role
+from synvirt.backups import repositories
+from synvirt.backups.model import BackupRepositoryRequest
 from synvirt.errors import Unauthorized
-from synvirt.model import now
+from synvirt.model import LiveKind, MigrationPlan, SourceRequest, State, now
+from synvirt.repository.folder import HostFolder
 from synvirt.store.access import AuditEntry, broken_at
 from synvirt.store.tables import audit
 from tests.fakes.service import PLAN, PREFIX, Service
@@ -319,3 +326,54 @@ def test_an_account_without_a_group_is_nobody() -> None:
     with pytest.raises(Forbidden, match="none of the groups"):
         role_by_group({Role.ADMIN: "root"}, "nobody")
     assert Remembering(lambda *_: None).role_of("x") is Role.ADMIN
+
+
+# ── what reading makes the service do ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_gets_that_connect_elsewhere_are_those_that_are_named(
+    served: tuple[Service, httpx.Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever connects asks the guard first: here it is asked in vain."""
+    service, client = served
+    secrets = {"user": SecretStr("root"), "password": SecretStr("x")}
+    source = service.sources.add(
+        SourceRequest(name="away", kind=LiveKind.VIM_API, endpoint="https://vcenter.invalid", credentials=secrets)
+    )
+    ref = {"kind": "live_vm", "source_id": source.id, "vm_id": "vm-1"}
+    job = service.submit(MigrationPlan.model_validate({"source": {"Live": "vim_api"}, "source_ref": ref, "mode": "Cold"}))
+    service.move(job.id, State.FAILED)
+    with monkeypatch.context() as patched:
+        (tmp_path / "peer").mkdir()
+        patched.setattr(repositories, "_folder", lambda *_, **__: HostFolder(tmp_path / "peer"))
+        peer = {
+            "url": "https://peer.invalid/api/v1/backup/peer/x",
+            "credentials": {"username": "x", "password": "y"},
+            "fingerprint_sha256": ":".join(["00"] * 32),
+        }
+        asked = {"name": "far", "kind": "peer", "peer": peer}
+        repository = service.backups.add_repository(BackupRepositoryRequest.model_validate(asked))
+    service.backups.repositories._open.clear()  # as after a start
+    asks: list[str] = []
+
+    def judged(self: object, host: str, port: int) -> list[str]:
+        asks.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "asked in vain")
+
+    monkeypatch.setattr(outgoing.Guard, "_judged", judged)
+    ids = {"source_id": source.id, "migration_id": job.id, "job_id": job.id, "repository_id": repository.id, "kind": "vim_api"}
+    connecting = set()
+    for path, methods in _all(service.app.routes):
+        if "GET" not in methods or "stream" in path or path.endswith("/events"):
+            continue
+        plain = re.sub(r"\{(\w+)(:\w+)?\}", lambda found: str(ids.get(found[1], ID)), path)
+        query = {**{key: str(value) for key, value in ref.items()}} if plain.startswith("/new/") else {}
+        asks.clear()
+        client.get(plain, params=query, headers=basic("admin"))
+        if asks:
+            connecting.add(plain)
+    assert {path.split("/")[1] for path in connecting} == {"api", "new", "backups"}
+    assert {path for path in connecting if not connects_out(path)} == set()
+    for path in connecting:
+        answer = client.get(path, headers=basic("admin") | {"Sec-Fetch-Site": "cross-site"})
+        assert answer.status_code == 403, path

@@ -19,7 +19,7 @@ RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     # What is asked of a platform: an operator may, and may test whether it answers; it goes out with stored credentials.
     (frozenset({"POST"}), "(/api/v1/migrator)?/sources/[^/]+/(test|deep)", Role.OPERATOR),
     (frozenset({"GET"}), "/api/v1/migrator/sources/[^/]+/vms(/.*)?", Role.OPERATOR),
-    (frozenset({"GET"}), "/new/(machine|source|several)(/.*)?|/sources/[^/]+/certificate", Role.OPERATOR),
+    (frozenset({"GET"}), "/new/(machine|source|several)(/.*)?", Role.OPERATOR),
     # Leaving.
     (frozenset({"POST"}), "/(login|logout)", Role.VIEWER),
     # Sources, repositories, hosts: what holds credentials or decides where data goes.
@@ -36,9 +36,12 @@ RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     (frozenset({"PATCH"}), "/api/v1/backup/restore-points/[^/]+", Role.ADMIN),  # its protection
 )
 _COMPILED: Final = tuple((methods, re.compile(path), role) for methods, path, role in RULES)
-# A GET that makes the service connect elsewhere: another site's page must not cause it, whatever the browser knows.
+# The GETs that make the service connect elsewhere: another site's page must not cause it, whatever the browser knows. They are
+# what a source's machines are looked through by, and what a repository is shown by, which may lie on a peer: in the API, whose
+# clients know them as GETs, and on the pages. tests/api/test_roles.py asks every GET, and holds these to be all.
 CONNECTING: Final = re.compile(
-    r"/api/v1/migrator/sources/[^/]+/vms(/.*)?|/new/(machine|source|several)(/.*)?|/sources/[^/]+/certificate"
+    r"/api/v1/migrator/sources/[^/]+/vms(/.*)?|/new/(machine|source|several)(/.*)?"
+    r"|(/api/v1/backup|/backups)/repositories(/[^/]+)?"
 )
 
 

@@ -170,8 +170,9 @@ def machine_router(setup: Setup, beginning: Beginning) -> APIRouter:
     async def machine(request: Request) -> Response:
         return await setup.machine(reference({name: value for name, value in request.query_params.items() if value}))
 
-    @router.get("/new/again/{job_id}")
+    @router.post("/new/again/{job_id}")
     async def again(job_id: UUID) -> Response:
+        """No GET: the source is asked."""
         return await setup.again(job_id)
 
     @router.post("/new/machine")

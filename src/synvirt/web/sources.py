@@ -155,7 +155,11 @@ class SourcePages:
         reach = self._sources.form(source.kind).place(source.endpoint).reach
         return {"test": test, "can_pin": reach is not None and reach.tls, "begin": begin and test is None}
 
-    def certificate(self, source_id: UUID) -> Response:
+    def certificate(self, source_id: UUID, form: Sent) -> Response:
+        """Looked at and shown, which no GET does; and pinned, where the page that shows it is answered."""
+        return self._pin(source_id, form) if form.text("fingerprint_sha256") else self._look(source_id)
+
+    def _look(self, source_id: UUID) -> Response:
         source, shown = self._sources.get(source_id), self._sources.certificate(source_id)
         pinned = source.options.get("fingerprint_sha256")
         meaning = [
@@ -173,7 +177,7 @@ class SourcePages:
             hidden=(("fingerprint_sha256", shown.fingerprint),),
         )
 
-    def pin(self, source_id: UUID, form: Sent) -> Response:
+    def _pin(self, source_id: UUID, form: Sent) -> Response:
         """What was shown is pinned, and not what may be shown by now."""
         options = self._sources.get(source_id).options | {"fingerprint_sha256": form.text("fingerprint_sha256")}
         self._sources.change(source_id, judged(SourceChange, {"options": options}))
@@ -232,8 +236,7 @@ def sources_router(pages: Pages, sources: Sources) -> APIRouter:
             "POST /sources/{source_id}/test": made.test,
             "GET /sources/{source_id}/deep": made.deep_asked,
             "POST /sources/{source_id}/deep": made.deep,
-            "GET /sources/{source_id}/certificate": made.certificate,
-            "POST /sources/{source_id}/certificate": made.pin,
+            "POST /sources/{source_id}/certificate": made.certificate,
             "GET /sources/{source_id}/remove": made.remove_asked,
             "POST /sources/{source_id}/remove": made.remove,
         }
