@@ -37,6 +37,7 @@ from tests.house import Crash, House, live_plan
 from tests.processes import until
 
 S, W = MemberState, WaveState
+SICK = {"kind": "command", "argv": ["false"], "within_s": 0.1}
 CONTENT = random.Random(5).randbytes(64 * KIB)
 
 
@@ -112,6 +113,29 @@ def test_a_member_leaves_its_beginning_to_the_wave(night: Night) -> None:
     plan = made.members[0].plan.model_copy(update={"schedule": schedule})
     with pytest.raises(InvalidPlan, match=r"members\[0\].plan.schedule"):
         night.waves.create(made.model_copy(update={"members": (made.members[0].model_copy(update={"plan": plan}),)}))
+
+
+@pytest.mark.parametrize("gate", ["success", "approval"])
+def test_a_canary_that_fails_holds_the_wave_before_anything_else_has_begun(night: Night, gate: str) -> None:
+    night.vms("canary", "db", "web")
+    made = night.waves.create(
+        wave({"id": "db"}, {"id": "canary", "priority": 1, "checks": [SICK]}, {"id": "web"}, canary={"count": 1, "gate": gate})
+    )
+    night.waves.go(made.id)
+    held = night.until(made.id, lambda seen: seen.state is W.HELD)
+    night.carrying.tick()
+    assert "canary failed: It booted, but false ended with 1" in (held.reason or "")
+    others = [one for one in night.waves.whole(made.id).members if one.id != "canary"]
+    assert {(one.state, one.job_id) for one in others} == {(S.WAITING, None)}
+    night.house.hypervisor.run_in_guest = lambda *_: 0  # type: ignore[method-assign]
+    night.waves.retry(made.id, "canary")
+    night.waves.go(made.id)
+    if gate == "approval":
+        waits = night.until(made.id, lambda seen: "approval" in (seen.members[0].waits_for or ""))
+        assert states(waits) == {"canary": S.HEALTHY, "db": S.WAITING, "web": S.WAITING}
+        night.waves.approve(made.id, ApprovalRequest(canary=True))
+    done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    assert set(states(done).values()) == {S.HEALTHY}
 
 
 def test_members_move_in_their_order_and_the_wave_completes(night: Night) -> None:
@@ -241,9 +265,6 @@ def test_the_copies_of_a_wave_together_keep_to_its_limit(night: Night) -> None:
     # Only a machine that is slow makes it longer.
     assert took_s >= (copied - len(names) * request_bytes(limit_bps)) / limit_bps
     assert [night.house.volume(job).read_bytes() for job in jobs] == [content] * len(names)
-
-
-SICK = {"kind": "command", "argv": ["false"], "within_s": 0.1}
 
 
 def test_where_a_failure_stops_nothing_the_others_go_on_and_those_that_need_it_wait(night: Night) -> None:

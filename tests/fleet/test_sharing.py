@@ -81,13 +81,20 @@ class Service:
 
 
 def test_a_copy_reads_no_more_than_it_was_given() -> None:
-    service, blocks = Service(answers=2), "A" * 128
+    service, blocks = Service(answers=3), "A" * 128
     reader, writer = MemoryReader(blocks), MemoryWriter(len(blocks) * BLOCK_BYTES)
     with pytest.raises(Cancelled):
         copy(reader, writer, threads=4, bandwidth_bps=MIB, shared=Share(service, 512 * KIB).take)
-    assert service.wanted == [512 * KIB] * 3
+    # Requests of a quarter of a second; as much again as it was given, up to a piece.
+    assert service.wanted == [256 * KIB, 256 * KIB, 512 * KIB, 512 * KIB]
     assert sum(length for _, length in reader.reads) <= MIB
-    assert request_bytes(MIB) <= SharedRate(MIB, lambda seconds: 0).piece_bytes(last=False)
+
+
+@pytest.mark.parametrize("bps", [64 * KIB, MIB, 100 * MIB, 10_000 * MIB])
+def test_a_piece_is_a_quarter_of_a_second_and_no_less_than_a_request(bps: int) -> None:
+    rate = SharedRate(bps, lambda seconds: 0)
+    assert rate.piece_bytes(last=False) == max(request_bytes(bps), bps // 4)
+    assert rate.piece_bytes(last=True) == 4 * rate.piece_bytes(last=False)
 
 
 def test_a_request_that_is_larger_than_a_piece_is_asked_for_whole() -> None:

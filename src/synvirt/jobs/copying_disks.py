@@ -77,11 +77,11 @@ def about(key: str) -> Iterator[None]:
 
 class Share:
     """What others copy within, too: the service gives a piece of it when its turn has come. The threads of a copy wait for the
-    same piece, so one of them asks."""
+    same piece, so one of them asks. Pieces grow with what was given: a delta of a few blocks takes little from the others."""
 
     def __init__(self, wire: Wire, piece_bytes: int) -> None:
         self._wire, self._piece_bytes = wire, piece_bytes
-        self._left = 0
+        self._left = self._given = 0
         self._lock = threading.Lock()
 
     def take(self, amount: int) -> None:
@@ -90,9 +90,11 @@ class Share:
             while self._left < amount:
                 if self._wire.stop():
                     raise Cancelled
-                wanted = max(self._piece_bytes, amount - self._left)
+                wanted = max(amount - self._left, min(self._piece_bytes, self._given))
                 self._wire.say(Result(name=WANTED_RATE, content={"bytes": wanted}))
-                self._left += GivenRate.from_line(self._wire.next_line()).bytes
+                given = GivenRate.from_line(self._wire.next_line()).bytes
+                self._left += given
+                self._given += given
             self._left -= amount
 
 

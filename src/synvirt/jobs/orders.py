@@ -58,7 +58,7 @@ class GivenRate(WireModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOrder(Order):
     """`bandwidth_bps`: bytes a second of this copy. `shared_bytes`: others read within the same rate, and pieces of that size
-    are asked for (WantedRate)."""
+    at the most are asked for (WantedRate)."""
 
     kind: Literal["copy"] = "copy"
     disks: tuple[DiskOrder, ...]

@@ -2,8 +2,8 @@
 
     worker ─▶ WantedRate ─▶ the next piece of the rate, behind those that others were given (blocks) ─▶ its turn ─▶ GivenRate
 
-A piece is a quarter of a second of the whole rate, so that those who share it take even turns. A guest that is off is waited
-for: its last copy takes larger pieces, and so more of the rate.
+A piece is a quarter of a second of the whole rate at the most, so that those who share it take even turns. A guest that is off
+is waited for: its last copy takes larger pieces, and so more of the rate.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from synvirt.jobs.stop import Stop
 
 log = structlog.get_logger(__name__)
 
+PIECES_A_SECOND = 4
 # How many turns' worth of the rate a last copy is given at once.
 LAST_PIECES = 4
 # A database that does not answer is asked again.
@@ -38,7 +39,7 @@ class SharedRate:
 
     def piece_bytes(self, *, last: bool) -> int:
         """No smaller than a request of a copy of this rate."""
-        return request_bytes(self.bps) * (LAST_PIECES if last else 1)
+        return max(request_bytes(self.bps), self.bps // PIECES_A_SECOND) * (LAST_PIECES if last else 1)
 
 
 class Turns:
