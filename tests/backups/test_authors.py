@@ -3,7 +3,9 @@
 import base64
 import json
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -298,6 +300,29 @@ def test_a_host_that_takes_a_repository_up_knows_who_signed(house: House, tmp_pa
         assert warning.code == UNKNOWN
     finally:
         second.close()
+
+
+def test_a_mount_says_whose_key_is_not_known_and_serves_nothing_forged(house: House) -> None:
+    point = backed_up(house)
+    repository = house.backups.points.get(point).repository_id
+    master = from_recovery_text(house.backups.repositories.recovery_key(repository))
+    house.close()
+    (house.folder / "test.db").rename(house.folder / "migrator.db")
+    (house.folder / "keyring/receipts.key").unlink()
+    command = [sys.executable, "-m", "synvirt", "backup", "mount", str(point), "--data-dir", str(house.folder), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert json.loads(child.stdout.readline())["disks"]
+            child.send_signal(signal.SIGINT)
+            assert UNKNOWN in child.communicate(timeout=60)[1]
+        finally:
+            child.kill()
+    rewritten(house.folder / "repository/points" / f"{point}.point", master, FORGERIES["domain"])
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    error = json.loads(refused.stdout)["error"]
+    assert (refused.returncode, error["code"]) == (1, RepositoryDamaged.code)
+    assert "not what its author signed" in error["detail"]
 
 
 def test_the_script_says_whose_key_it_was_and_refuses_what_is_forged(shared: Shared) -> None:

@@ -86,7 +86,7 @@ class Authors:
         if self._key is None:
             return None
         author = self.of(repository, point_id)
-        told = _told(author)
+        told = doubt(author)
         # A run that goes on after its service has ended has said so already.
         if told is not None and all(warning.code != UNKNOWN for warning in under_way.run.warnings):
             under_way.warn(UNKNOWN, told, vm_id)
@@ -108,7 +108,7 @@ class Authors:
             except RepositoryDamaged as error:
                 wrongs.append((point_id, error.detail))
                 continue
-            if (told := _told(author)) is not None:
+            if (told := doubt(author)) is not None:
                 counts[told] = counts.get(told, 0) + 1
         for told, count in counts.items():
             under_way.warn(UNKNOWN, f"{count} restore point{'s' if count > 1 else ''}: {told}")
@@ -130,7 +130,8 @@ def _signer(repository: Repository, point_id: UUID) -> PublicKey | None:
     return key
 
 
-def _told(author: Author) -> str | None:
+def doubt(author: Author) -> str | None:
+    """What is to be said of an author who is not known; None of one who is."""
     if author.standing == "none":
         return "not signed: made before points were, or by somebody who has the repository's key and no host's"
     if author.standing == "unknown":

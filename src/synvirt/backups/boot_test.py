@@ -67,6 +67,7 @@ class BootTesting:
         self, under_way: UnderWay, repository: Repository, point: RestorePoint, closing: contextlib.ExitStack
     ) -> Domain:
         ground, run_id = self._ground, under_way.run.id
+        self._repositories.authors.tell(under_way, repository, point.id, point.vm_id)
         manifest = repository.manifest(point.id)
         domain = restoring_domain.foreign(manifest.sealed.domain_xml)
         name = f"boot-test-{run_id}"

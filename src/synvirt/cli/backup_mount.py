@@ -55,8 +55,10 @@ def mount(
 @contextlib.contextmanager
 def _repository(options: Options, point: str) -> Iterator[Any]:
     """The open repository of that restore point, and the point's id."""
+    from synvirt.backups.authors import UNKNOWN, Authors, doubt
     from synvirt.backups.points import Points
     from synvirt.backups.repositories import Repositories
+    from synvirt.proof.signing import HostKey
     from synvirt.store import Store
 
     settings = options.settings
@@ -71,8 +73,13 @@ def _repository(options: Options, point: str) -> Iterator[Any]:
             keyring=settings.keyring_dir,
             caches=caches,
             allowed_hosts=settings.source_allowed_hosts,
+            authors=Authors(HostKey(settings.keyring_dir / "receipts.key", settings.host_id), settings.backup_signers),
         )
-        yield repositories.opened(known.repository_id), known.id
+        repository = repositories.opened(known.repository_id)
+        told = doubt(repositories.authors.of(repository, known.id))
+        if told is not None:
+            tell(UNKNOWN, told, None)
+        yield repository, known.id
     finally:
         store.close()
 
