@@ -230,6 +230,7 @@ def _waves(
     from synvirt.fleet.hooks import Hooks
     from synvirt.fleet.host_side import HostSide
     from synvirt.fleet.importing import SOURCES_MAX, Importer
+    from synvirt.fleet.vm_hosts import VmHosts
     from synvirt.fleet.waves import Waves
     from synvirt.outgoing import Guard
 
@@ -241,9 +242,11 @@ def _waves(
     ways = Ways(Guard(settings.remote_allowed_hosts), settings.remote_ca_file, settings.wave_commands)
     delivering = Delivering(rows, rooms.store.wave_hooks, hooks, ways)
     stack.callback(delivering.close)
-    carrying = Carrying(intake, side, delivering=delivering)
+    hosts = VmHosts(sources.rows)
+    stack.callback(hosts.close)
+    carrying = Carrying(intake, side, delivering=delivering, host_of=hosts.of)
     waves = Waves(rows, changed=carrying.wake, own=hooks)
-    forecaster = Forecaster(waves, rooms.store, sources.sizes, host=side.host, destination=side.default_destination)
+    forecaster = Forecaster(waves, rooms.store, sources.rows, host=side.host, destination=side.default_destination)
     importer = Importer(waves, lambda: sources.page(limit=SOURCES_MAX, cursor=None)[0], sources.inventory)
     deliveries = Deliveries(rooms.store.wave_hooks, changed=carrying.wake)
     return Fleet(waves, forecaster, importer, deliveries), carrying

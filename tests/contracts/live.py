@@ -132,6 +132,11 @@ class LiveContract:
         rows = self.ask(case, lambda adapter: adapter.list_vms())
         assert [row.power_state for row in rows if row.vm_id == case.vm_id] == ["on"]
 
+    def test_the_list_and_the_manifest_name_one_host(self, case: LiveCase) -> None:
+        """Slots of a source's host are counted by either."""
+        (row,) = [row for row in self.ask(case, lambda adapter: adapter.list_vms()) if row.vm_id == case.vm_id]
+        assert row.host == self.ask(case, lambda adapter: adapter.inspect(case.vm_id)).host
+
     def test_inspection_knows_the_disk(self, case: LiveCase) -> None:
         manifest = self.ask(case, lambda adapter: adapter.inspect(case.vm_id))
         assert (manifest.vm_id, manifest.power_state) == (case.vm_id, "on")

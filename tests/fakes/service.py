@@ -150,7 +150,7 @@ class Service:
         self.waves = Waves(self.store.waves, own=Hooks(keyring, "local", frozenset(self.settings.wave_commands)))
         deliveries = Deliveries(self.store.wave_hooks)
         importer = Importer(self.waves, lambda: self.sources.page(limit=SOURCES_MAX, cursor=None)[0], self.sources.inventory)
-        forecaster = Forecaster(self.waves, self.store, self.sources.sizes, host="local", destination="directory")
+        forecaster = Forecaster(self.waves, self.store, self.sources.rows, host="local", destination="directory")
         self.app = create_app(
             self.intake,
             self.settings,

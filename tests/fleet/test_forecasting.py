@@ -14,11 +14,16 @@ from synvirt.fleet.forecasting import SIZE_ASSUMED, Forecaster, WhatIf, loads_of
 from synvirt.fleet.model import Member, MemberState, Wave, WaveLimits
 from synvirt.fleet.simulate import COPY_BPS_ASSUMED, RESIDUALS_ASSUMED
 from synvirt.fleet.waves import Waves, change_members
+from synvirt.live import VmRow
 from synvirt.model import GIB, Disk, Migration, Mode, OutageForecast, OutagePart, Pass, Progress, State, VmManifest, now
 from synvirt.store.store import Store
 from tests.fleet.made import SOURCE, member, plan, wave
 
-SIZES: Mapping[str, int | None] = {"a": 40 * GIB, "b": 20 * GIB, "c": None}
+ROWS: Mapping[str, VmRow] = {
+    "a": VmRow("a", "a", "on", capacity_bytes=40 * GIB, host="esx1"),
+    "b": VmRow("b", "b", "on", capacity_bytes=20 * GIB),
+    "c": VmRow("c", "c", "on"),
+}
 
 
 def job(vm: str, **fields: object) -> Migration:
@@ -55,11 +60,11 @@ def test_a_member_weighs_what_its_job_or_else_its_source_says() -> None:
     requests = [member(name) for name in "abc"] + [member("j")]
     members = tuple(Member(**{**vars(one), "job_id": copied.id if one.id == "j" else None}) for one in requests)
     asked = Wave(id=uuid4(), name="night", members=members, created_at=now())
-    listed = {(SOURCE, vm): size for vm, size in SIZES.items()}
+    listed = {(SOURCE, vm): row for vm, row in ROWS.items()}
     loads, assumed = loads_of(asked, {copied.id: copied}, listed, destination=of_site)
     assert {name: load.size_bytes // GIB for name, load in loads.items()} == {"a": 40, "b": 20, "c": 31, "j": 31}
     assert assumed == ("c",), "its size is the median of what is known"
-    assert (loads["j"].source_host, loads["a"].source_host) == (f"{SOURCE}/esx7", str(SOURCE))
+    assert [loads[name].source_host for name in "jab"] == [f"{SOURCE}/esx7", f"{SOURCE}/esx1", str(SOURCE)]
     assert (loads["j"].left_bytes, loads["j"].outage_s) == (20 * GIB, 60)
     assert {load.destination for load in loads.values()} == {"kvm1/fast"}
     nothing, all_of_them = loads_of(asked, {}, {}, destination=of_site)
@@ -96,11 +101,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_a_wave_keeps_its_forecast_and_what_if_changes_nothing(store: Store) -> None:
     waves, asked = Waves(store.waves), []
 
-    async def sizes(source_id: UUID) -> Mapping[str, int | None]:
+    async def rows(source_id: UUID) -> Mapping[str, VmRow]:
         asked.append(source_id)
-        return SIZES
+        return ROWS
 
-    forecaster = Forecaster(waves, store, sizes, host="kvm1", destination="fast")
+    forecaster = Forecaster(waves, store, rows, host="kvm1", destination="fast")
     made = waves.create(wave(member("a"), member("b", "a"), member("c")))
     found = asyncio.run(forecaster.forecast(made.id, WhatIf()))
     assert asked == [SOURCE], "once, for all of its members"
@@ -123,7 +128,7 @@ def test_a_wave_keeps_its_forecast_and_what_if_changes_nothing(store: Store) -> 
 
 
 def test_a_source_that_does_not_answer_leaves_its_members_assumed(store: Store) -> None:
-    async def sizes(source_id: UUID) -> Mapping[str, int | None]:
+    async def rows(source_id: UUID) -> Mapping[str, VmRow]:
         raise SourceUnreachable("the vCenter does not answer")
 
     waves = Waves(store.waves)
@@ -131,6 +136,6 @@ def test_a_source_that_does_not_answer_leaves_its_members_assumed(store: Store) 
     change_members(
         store.waves, made.id, waves.whole(made.id).members[:1], {MemberState.WAITING}, {"state": MemberState.SKIPPED}
     )
-    found = asyncio.run(Forecaster(waves, store, sizes, host="kvm1", destination="fast").forecast(made.id, WhatIf()))
+    found = asyncio.run(Forecaster(waves, store, rows, host="kvm1", destination="fast").forecast(made.id, WhatIf()))
     assert found.assumed == ("a", "b")
     assert [one.id for one in found.members if one.healthy_at is not None] == ["b"]

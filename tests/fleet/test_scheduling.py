@@ -1,6 +1,7 @@
 """What a wave does now, and the sentence that says why each other member waits."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -260,3 +261,13 @@ def test_a_member_of_which_nothing_is_known_is_not_lost() -> None:
     made = wave(member("a"))
     assert decide(made, {}, {}, NOW)[0].begin == ("a",)
     assert "not known yet" in decide(made, {"a": S.READY}, {}, NOW)[1]["a"]
+
+
+def test_with_a_limit_per_host_nobody_begins_whose_host_is_not_known_yet() -> None:
+    limited = wave(member("a"), member("b"), limits=WaveLimits(per_source_host=2))
+    known = {"a": facts(), "b": replace(facts(), placed=False)}
+    decision, reasons = decide(limited, {}, known, NOW)
+    assert decision.begin == ("a",)
+    assert "has not said yet which of its hosts" in reasons["b"]
+    free, _ = decide(wave(member("a"), member("b")), {}, known, NOW)
+    assert free.begin == ("a", "b")

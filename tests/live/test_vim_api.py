@@ -108,8 +108,9 @@ class TestLaws(LiveContract):
 
 def test_the_inventory_is_listed_with_its_folders(platform: VCenter, disk: Path) -> None:
     rows = ask(platform.access(), lambda adapter: adapter.list_vms())
-    # One walk for all VMs and one for their folders, however many there are: none a VM.
-    assert (platform.calls("CreateContainerView"), platform.calls("RetrievePropertiesEx")) == (2, 2)
+    # One walk for all VMs, one for their folders and one for their hosts, however many there are: none a VM.
+    assert (platform.calls("CreateContainerView"), platform.calls("RetrievePropertiesEx")) == (3, 3)
+    assert all(row.host for row in rows)
     assert (rows[0].vm_id, rows[0].name, rows[0].power_state, rows[0].folder) == (VM, "DC0_H0_VM0", "on", "DC0")
     assert rows[0].cpu_count == 1
     assert rows[0].memory_bytes == 32 << 20

@@ -512,5 +512,5 @@ def test_a_machine_of_which_the_platform_knows_little() -> None:
     """Its host is away: there is a name, and hardly more."""
     one = described(config__hardware__device=None, runtime__powerState=None)
     assert (one.power_state, one.disks, one.nics) == ("unknown", (), ())
-    listed = row("vm-1", {"name": "web"}, "DC0")
+    listed = row("vm-1", {"name": "web"}, "DC0", "")
     assert (listed.power_state, listed.cpu_count, listed.capacity_bytes) == ("unknown", None, None)

@@ -61,12 +61,20 @@ class Seen:
 
 
 class Carrying:
-    """`delivering`: sends to webhooks; None: nothing is sent. `clock`: for tests, which make a night of a second."""
+    """`delivering`: sends to webhooks; None: nothing is sent. `host_of`: of a source's VM that has no job yet (VmHosts.of).
+    `clock`: for tests, which make a night of a second."""
 
     def __init__(
-        self, intake: Intake, side: HostSide, *, delivering: Delivering | None = None, clock: Callable[[], datetime] = now
+        self,
+        intake: Intake,
+        side: HostSide,
+        *,
+        delivering: Delivering | None = None,
+        host_of: Callable[[UUID, str], str | None] = lambda source_id, vm_id: "",
+        clock: Callable[[], datetime] = now,
     ) -> None:
         self._intake, self._side, self._delivering, self._clock = intake, side, delivering, clock
+        self._host_of = host_of
         self._rows: WaveRows = intake.store.waves
         self._hooks: HookRows = intake.store.wave_hooks
         self._parsed: dict[tuple[UUID, str], tuple[str, Member]] = {}
@@ -344,12 +352,17 @@ class Carrying:
     def _facts(self, wave: Wave, member: Member, seen: Seen) -> Facts:
         ref, job = member.plan.source_ref, seen.job_of(member)
         source = str(ref.source_id) if ref.kind == "live_vm" else "files"
-        host = job.manifest.host if job is not None and job.manifest is not None else None
+        host: str | None = ""
+        if job is not None and job.manifest is not None:
+            host = job.manifest.host
+        elif ref.kind == "live_vm" and member.state not in MEMBER_ENDS:
+            host = self._host_of(ref.source_id, ref.vm_id)
         destination = member.plan.target.destination or self._side.default_destination
         return Facts(
             f"{source}/{host}" if host else source,
             f"{self._side.host}/{destination}",
             outage=outage_of(member, job),
+            placed=host is not None,
         )
 
 

@@ -9,7 +9,7 @@ median of the others', and the member is named.
 
 import asyncio
 import statistics
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Final
 from uuid import UUID
@@ -31,7 +31,9 @@ from synvirt.fleet.simulate import (
     difference_in_words,
     simulate,
 )
+from synvirt.fleet.vm_hosts import Rows
 from synvirt.fleet.waves import Waves
+from synvirt.live import VmRow
 from synvirt.migrations.forecast import MEASURED_LEAST_S
 from synvirt.model import WHOLE, Migration, Model, Received, State, now
 from synvirt.sizes import GIB, KIB, TIB
@@ -45,9 +47,6 @@ SIZE_ASSUMED: Final = 100 * GIB
 JOBS_LOOKED_AT: Final = 500
 # As few as these say little of how wrong forecasts are; what others saw is taken with them.
 RESIDUALS_LEAST: Final = 20
-
-# The VMs of a source: (vm_id, bytes) each; None where the platform does not say.
-Sizes = Callable[[UUID], Awaitable[Mapping[str, int | None]]]
 
 
 class WhatIf(Received):
@@ -73,10 +72,10 @@ class WaveSimulation(Model):
 
 
 class Forecaster:
-    """`sizes`: asks a source, once a simulation. `host`: this one. `destination`: of plans that name none."""
+    """`rows`: asks a source for its VMs, once a simulation. `host`: this one. `destination`: of plans that name none."""
 
-    def __init__(self, waves: Waves, store: Store, sizes: Sizes, *, host: str, destination: str) -> None:
-        self._waves, self._store, self._sizes, self._host, self._destination = waves, store, sizes, host, destination
+    def __init__(self, waves: Waves, store: Store, rows: Rows, *, host: str, destination: str) -> None:
+        self._waves, self._store, self._rows, self._host, self._destination = waves, store, rows, host, destination
 
     async def forecast(self, wave_id: UUID, what_if: WhatIf) -> WaveSimulation:
         """NotFound; InvalidPlan. Without other numbers the wave keeps the forecast."""
@@ -126,23 +125,23 @@ class Forecaster:
         documents, _ = self._store.documents(limit=JOBS_LOOKED_AT, only=Only(states=(State.COMPLETED,)))
         return readable(Migration, documents)
 
-    async def _listed(self, wave: Wave, jobs: Mapping[UUID, Migration]) -> dict[tuple[UUID, str], int | None]:
+    async def _listed(self, wave: Wave, jobs: Mapping[UUID, Migration]) -> dict[tuple[UUID, str], VmRow]:
         """Of each source that has to be asked. One that does not answer leaves its members unknown."""
         refs = [one.plan.source_ref for one in wave.members if _job_that_knows(one, jobs) is None]
-        found: dict[tuple[UUID, str], int | None] = {}
+        found: dict[tuple[UUID, str], VmRow] = {}
         for source_id in dict.fromkeys(ref.source_id for ref in refs if ref.kind == "live_vm"):
             try:
-                sizes = await self._sizes(source_id)
+                rows = await self._rows(source_id)
             except SynvirtError:
                 continue
-            found |= {(source_id, vm_id): size for vm_id, size in sizes.items()}
+            found |= {(source_id, vm_id): row for vm_id, row in rows.items()}
         return found
 
 
 def loads_of(
     wave: Wave,
     jobs: Mapping[UUID, Migration],
-    listed: Mapping[tuple[UUID, str], int | None],
+    listed: Mapping[tuple[UUID, str], VmRow],
     *,
     destination: Callable[[str | None], str],
 ) -> tuple[dict[str, Load], tuple[str, ...]]:
@@ -169,7 +168,7 @@ def _job_that_knows(member: Member, jobs: Mapping[UUID, Migration]) -> Migration
 
 
 def _size_and_host(
-    member: Member, jobs: Mapping[UUID, Migration], listed: Mapping[tuple[UUID, str], int | None]
+    member: Member, jobs: Mapping[UUID, Migration], listed: Mapping[tuple[UUID, str], VmRow]
 ) -> tuple[int | None, str]:
     ref, job = member.plan.source_ref, _job_that_knows(member, jobs)
     source = str(ref.source_id) if ref.kind == "live_vm" else "files"
@@ -177,7 +176,10 @@ def _size_and_host(
         kept = [disk for disk in job.manifest.disks if disk.key not in member.plan.skip_disks]
         size = sum(disk.capacity_bytes if disk.used_bytes is None else disk.used_bytes for disk in kept)
         return size, f"{source}/{job.manifest.host}" if job.manifest.host else source
-    return (listed.get((ref.source_id, ref.vm_id)) if ref.kind == "live_vm" else None), source
+    row = listed.get((ref.source_id, ref.vm_id)) if ref.kind == "live_vm" else None
+    if row is None:
+        return None, source
+    return row.capacity_bytes, f"{source}/{row.host}" if row.host else source
 
 
 def _as_it_goes(load: Load, job: Migration) -> Load:

@@ -58,12 +58,13 @@ class Estimate:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of a member beside the wave. `destination`: where its volumes go, with the host: `kvm1/fast`. `outage`:
-    from the guest's shutdown to its boot seen; None: not known yet."""
+    from the guest's shutdown to its boot seen; None: not known yet. `placed`: its source has said which host it runs on."""
 
     source_host: str
     destination: str
     copy: Estimate = Estimate(0, 0)
     outage: Estimate | None = Estimate(0, 0)
+    placed: bool = True
 
 
 UNKNOWN = Facts("unknown", "unknown", outage=None)
@@ -303,9 +304,11 @@ class Scheduler:
                 self._to_begin.push(self._key(member), self._rank(member, now), member)
         return tuple(self._to_begin.taken(self._is_free(self._copies), self._begins))
 
-    def _begins(self, member: str) -> bool:
+    def _begins(self, member: str) -> bool | None:
         if self._state[member] is not S.WAITING:
             return False
+        if self._why_not_placed(member) is not None:
+            return None
         self.put(member, S.SYNCING)
         return True
 
@@ -384,7 +387,13 @@ class Scheduler:
         )
 
     def _why_copies(self, member: str, _now: datetime) -> str | None:
-        return self._why_full(member, self._copies, "copies") or "Its copy is next to begin."
+        unplaced = self._why_not_placed(member)
+        return unplaced or self._why_full(member, self._copies, "copies") or "Its copy is next to begin."
+
+    def _why_not_placed(self, member: str) -> str | None:
+        if self._limits.per_source_host is None or self._facts[member].placed:
+            return None
+        return "Its source has not said yet which of its hosts it runs on, and the wave limits how many are copied from each."
 
     def _why_approval(self, member: str, _now: datetime) -> str | None:
         missing = self._missing[member]

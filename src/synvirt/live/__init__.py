@@ -29,7 +29,8 @@ class SnapshotRef(Model):
 
 @dataclass(frozen=True, slots=True)
 class VmRow:
-    """A line of discovery. `folder`: where the platform shows the VM; None is what the platform did not say."""
+    """A line of discovery. `folder`: where the platform shows the VM; None is what the platform did not say. `host`: as its
+    manifest has it; empty, where it runs on none, or on the only one."""
 
     vm_id: str
     name: str
@@ -39,6 +40,7 @@ class VmRow:
     memory_bytes: int | None = None
     capacity_bytes: int | None = None
     guest_os: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

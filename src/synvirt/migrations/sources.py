@@ -252,10 +252,10 @@ class Sources:
         found = [row for row in rows if wanted in row.name.casefold() or wanted in row.vm_id.casefold()]
         return found[cursor : cursor + limit], cursor + limit if len(found) > cursor + limit else None
 
-    async def sizes(self, source_id: UUID) -> dict[str, int | None]:
-        """Of its VMs, in bytes; None where the platform does not say."""
-        rows, _ = await self.list_vms(source_id, limit=sys.maxsize, age_max_s=LISTING_KEPT_S)
-        return {row.vm_id: row.capacity_bytes for row in rows}
+    async def rows(self, source_id: UUID) -> dict[str, VmRow]:
+        """All its VMs by their ids, as they were LISTING_KEPT_S ago at the most."""
+        found, _ = await self.list_vms(source_id, limit=sys.maxsize, age_max_s=LISTING_KEPT_S)
+        return {row.vm_id: row for row in found}
 
     async def inventory(self, source_id: UUID) -> Inventory:
         """All of a source that a list of VMs may speak of, asked now."""

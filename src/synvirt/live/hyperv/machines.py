@@ -42,6 +42,7 @@ def row(found: Mapping[str, Any], node: str) -> VmRow:
         folder=node,
         cpu_count=_count(found.get("cpus")),
         memory_bytes=_count(found.get("memory")),
+        host=node,
     )
 
 

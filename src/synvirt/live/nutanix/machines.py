@@ -205,6 +205,7 @@ def row(vm: FoundVm) -> VmRow:
         memory_bytes=vm.memory_bytes,
         capacity_bytes=sum(disk.size for disk in vm.disks),
         guest_os=vm.guest,
+        host=vm.host,
     )
 
 

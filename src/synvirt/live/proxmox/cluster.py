@@ -243,6 +243,7 @@ def _row(one: dict[str, Any]) -> VmRow:
         cpu_count=settings.number(one.get("maxcpu"), 0) or None,
         memory_bytes=settings.number(one.get("maxmem"), 0) or None,
         capacity_bytes=settings.number(one.get("maxdisk"), 0) or None,
+        host=str(one.get("node", "")),
     )
 
 

@@ -180,9 +180,14 @@ class VimApi:
     def _list_vms(self) -> list[VmRow]:
         vim = library().vim
         found = self._session.all_of([vim.VirtualMachine], LISTED, what="list its VMs")
-        folders = self._folders()
+        folders, hosts = self._folders(), self._host_names()
         return [
-            row(one.id, one.properties, _path(folders, one.properties.get("parent")))
+            row(
+                one.id,
+                one.properties,
+                _path(folders, one.properties.get("parent")),
+                hosts.get(getattr(one.properties.get("runtime.host"), "_moId", ""), ""),
+            )
             for one in found
             if not one.properties.get("summary.config.template")
         ]
@@ -195,6 +200,10 @@ class VimApi:
         folders = {one.id: (str(one.properties.get("name", "")), one.properties.get("parent")) for one in found}
         of_vms = {id_: ("", lies_in) for id_, (name, lies_in) in folders.items() if name == "vm" and _is_datacenter(lies_in)}
         return folders | of_vms | {self._session.content.rootFolder._moId: ("", None)}  # noqa: SLF001
+
+    def _host_names(self) -> Mapping[str, str]:
+        found = self._session.all_of([library().vim.HostSystem], ("name",), what="list its hosts")
+        return {one.id: shown(one.properties.get("name") or "") for one in found}
 
     async def inspect(self, vm_id: str) -> VmManifest:
         return await asyncio.to_thread(self._inspect, vm_id)

@@ -36,6 +36,7 @@ LISTED: Final = (
     "name",
     "parent",
     "runtime.powerState",
+    "runtime.host",
     "summary.config.template",
     "summary.config.numCpu",
     "summary.config.memorySizeMB",
@@ -105,7 +106,7 @@ def shown(name: object) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), str(name))
 
 
-def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
+def row(vm_id: str, found: Mapping[str, Any], folder: str, host: str) -> VmRow:
     memory_mib = found.get("summary.config.memorySizeMB")
     stored = [found.get(f"summary.storage.{which}") for which in ("committed", "uncommitted")]
     return VmRow(
@@ -117,6 +118,7 @@ def row(vm_id: str, found: Mapping[str, Any], folder: str) -> VmRow:
         memory_bytes=None if memory_mib is None else int(memory_mib) * MIB,
         capacity_bytes=None if stored == [None, None] else sum(int(part or 0) for part in stored),
         guest_os=str(found.get("summary.config.guestFullName") or ""),
+        host=host,
     )
 
 

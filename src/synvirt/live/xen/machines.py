@@ -58,6 +58,7 @@ def rows(session: XenSession) -> list[VmRow]:
     guests: Mapping[str, Record] = session.call(what, "VM_guest_metrics.get_all_records")
     vbds: Mapping[str, Record] = session.call(what, "VBD.get_all_records")
     vdis: Mapping[str, Record] = session.call(what, "VDI.get_all_records")
+    hosts: Mapping[str, Record] = session.call(what, "host.get_all_records")
     records = Records({"VBD": dict(vbds), "VDI": dict(vdis)})
 
     def row(vm: Record) -> VmRow:
@@ -71,6 +72,7 @@ def rows(session: XenSession) -> list[VmRow]:
             memory_bytes=whole_number(text(vm, "memory_static_max")),
             capacity_bytes=sum(size or 0 for size in sizes),
             guest_os=clean(told or text(table(vm, "other_config"), "base_template_name")),
+            host=clean(text(hosts.get(text(vm, "resident_on"), {}), "name_label")),
         )
 
     return [row(vm) for vm in vms.values() if not any(is_true(text(vm, trait)) for trait in _NO_MACHINES)]

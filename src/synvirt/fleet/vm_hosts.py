@@ -1,0 +1,65 @@
+"""On which host of its source each VM of a wave runs, before it has a job that knows: by the source's list.
+
+The scheduler of waves asks this in each tick, and a source may take minutes to answer: its list is asked for in the background.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from synvirt.errors import SynvirtError
+from synvirt.live import VmRow
+
+log = structlog.get_logger(__name__)
+
+# The VMs of a source by their ids.
+Rows = Callable[[UUID], Coroutine[Any, Any, Mapping[str, VmRow]]]
+
+# VMs move now and then, and a job knows better as soon as there is one.
+KEPT_S = 600.0
+# A source that did not answer is asked again.
+AGAIN_S = 30.0
+# A source that hangs keeps no others from being asked.
+ASKED_AT_ONCE = 4
+
+
+class VmHosts:
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._lock = threading.Lock()
+        self._hosts: dict[UUID, Mapping[str, str]] = {}
+        self._ask_at: dict[UUID, float] = {}
+        self._pool = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="vm-hosts")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def of(self, source_id: UUID, vm_id: str) -> str | None:
+        """Empty: its source names none. None: it has not said yet. Returns at once."""
+        with self._lock:
+            if time.monotonic() >= self._ask_at.get(source_id, 0.0):
+                self._ask_at[source_id] = float("inf")
+                self._pool.submit(self._ask, source_id)
+            known = self._hosts.get(source_id)
+        return None if known is None else known.get(vm_id, "")
+
+    def _ask(self, source_id: UUID) -> None:
+        pause_s = AGAIN_S
+        try:
+            found = asyncio.run(self._rows(source_id))
+            with self._lock:
+                self._hosts[source_id] = {vm_id: row.host for vm_id, row in found.items()}
+            pause_s = KEPT_S
+        except SynvirtError as error:
+            log.warning("a source does not say on which hosts its VMs run", source=str(source_id), cause=error.detail)
+        except Exception:
+            log.exception("a source's list of VMs cannot be used", source=str(source_id))
+        finally:
+            with self._lock:
+                self._ask_at[source_id] = time.monotonic() + pause_s

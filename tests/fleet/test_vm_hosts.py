@@ -1,0 +1,36 @@
+import threading
+from collections.abc import Mapping
+from uuid import UUID
+
+import pytest
+
+from synvirt.errors import SourceUnreachable
+from synvirt.fleet import vm_hosts
+from synvirt.fleet.vm_hosts import VmHosts
+from synvirt.live import VmRow
+from tests.fleet.made import SOURCE
+from tests.processes import until
+
+
+def test_a_source_is_asked_in_the_background_and_again_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vm_hosts, "AGAIN_S", 0.0)
+    answers, asked = threading.Event(), []
+
+    async def rows(source_id: UUID) -> Mapping[str, VmRow]:
+        asked.append(source_id)
+        if len(asked) < 3:
+            raise SourceUnreachable("it does not answer") if len(asked) == 1 else KeyError("a row")
+        answers.wait(30)
+        return {"a": VmRow("a", "a", "on", host="esx1"), "b": VmRow("b", "b", "off")}
+
+    hosts = VmHosts(rows)
+    try:
+        assert hosts.of(SOURCE, "a") is None
+        until(lambda: hosts.of(SOURCE, "a") is None and len(asked) == 3)
+        assert hosts.of(SOURCE, "a") is None, "nobody waits for its answer"
+        answers.set()
+        until(lambda: hosts.of(SOURCE, "a") is not None)
+        assert [hosts.of(SOURCE, name) for name in ("a", "b", "gone")] == ["esx1", "", ""]
+        assert asked == [SOURCE] * 3, "it is not asked again so soon"
+    finally:
+        hosts.close()
