@@ -237,6 +237,31 @@ def test_waves_are_made_of_a_sheet_all_of_them_or_none(
     assert client.put(f"{WAVES}/import", json={}).status_code == 405, "import is no wave's id"
 
 
+def test_a_wave_is_made_of_all_that_are_meant(listing: tuple[httpx.Client, FakePlatform, Service]) -> None:
+    client, platform, service = listing
+    source_id = client.get("/sources").json()["items"][0]["id"]
+    query = {"source_id": source_id, "name": "spring", "vm": "SHOP-*", "power_state": "on", "outage_budget_s": 600}
+    tried = client.post(f"{WAVES}/select", json=query, params={"dry_run": "true"})
+    assert tried.json() == {"waves": [{"id": None, "name": "spring", "members": 2}], "left_out": [], "problems": []}
+    none = client.post(f"{WAVES}/select", json=query | {"vm": "shop-db"})
+    assert (none.status_code, none.json()["code"]) == (400, "E_MIG_BAD_REQUEST")
+    assert "shop-db-01" in none.json()["hint"]
+    assert client.get(WAVES).json()["items"] == []
+
+    command = ["waves", "select", "spring", "--source", "fake", "--vm", "*web*", "--data-dir", str(service.settings.data_dir)]
+    assert "would have 1 member" in CliRunner().invoke(app, [*command, "--dry-run"]).stdout
+    done = CliRunner().invoke(app, [*command, "--outage-budget", "600", "--json"])
+    assert done.exit_code == 0, done.output
+    (made,) = json.loads(done.stdout)["waves"]
+    (member,) = client.get(f"{WAVES}/{made['id']}").json()["members"]
+    assert (member["id"], member["plan"]["mode"], member["outage_budget_s"]) == ("shop-web-01", "Warm", 600)
+
+    platform.fault("wrong_password", 1)
+    refused = client.post(f"{WAVES}/select", json=query)
+    assert (refused.status_code, refused.json()["code"]) == (502, "E_MIG_AUTH_FAILED")
+    assert client.post(f"{WAVES}/select", json=query | {"source_id": str(UUID(int=9))}).status_code == 404
+
+
 def test_a_sheet_into_a_draft_keeps_its_windows_and_comes_out_again(
     listing: tuple[httpx.Client, FakePlatform, Service], tmp_path: Path
 ) -> None:

@@ -40,6 +40,8 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, platform
         run("sources", "change", "lab", "--fingerprint", fingerprint)
         assert "The source serves." in run("sources", "test", "lab", "--deep", "--vm", "vm-57")
         assert "DC0_H0_VM0" in run("sources", "vms", "lab")
+        meant = ("waves", "select", "night", "--source", "lab", "--folder", "dc0", "--host", "DC0_H0", "--power", "on")
+        assert "would have 1 member" in run(*meant, "--vm", "DC0_H0_*0", "--dry-run")
         run("sources", "test", "lab")  # a shallow test leaves the rates that the deep one measured
         told = run("import", "DC0_H0_VM0", "--source", "lab", "--mode", "warm", "--dry-run")
         assert "read by datastore" in told

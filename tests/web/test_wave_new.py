@@ -3,9 +3,10 @@
 import pytest
 
 from synvirt.errors import BadRequest
+from synvirt.fleet.querying import ids
 from synvirt.fleet.waves import check
 from synvirt.web.forms import Form
-from synvirt.web.wave_new import asked, ids
+from synvirt.web.wave_new import asked
 from tests.fleet.made import plan
 
 

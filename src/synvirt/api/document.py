@@ -19,6 +19,7 @@ from synvirt.backups.model import (
 )
 from synvirt.fleet.forecasting import WhatIf
 from synvirt.fleet.model import ApprovalRequest, RollBackRequest, WaveRequest, WaveUpdate
+from synvirt.fleet.querying import VmQuery
 from synvirt.model import (
     HostFileRequest,
     Migration,
@@ -53,6 +54,7 @@ _MODELS = (
     ApprovalRequest,
     RollBackRequest,
     WhatIf,
+    VmQuery,
     WaveUpdate,
     ProblemDetails,
     ProgressUpdate,

@@ -31,6 +31,7 @@ from synvirt.fleet.model import (
     WaveState,
     WaveSummary,
 )
+from synvirt.fleet.querying import VmQuery
 from synvirt.fleet.records import member_json, member_of, wave_json, wave_of
 from synvirt.fleet.reporting import WaveReport, as_csv, as_html, report_of
 from synvirt.fleet.sheets import CSV_BYTES_MAX, to_csv, to_json
@@ -45,6 +46,9 @@ MEMBERS_LIMIT = 10_000
 # Ten thousand members with plans of 2 KiB, and as much again.
 WAVE_LIMIT_BYTES = 48 * MIB
 
+SOURCE_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    502: problem_described("E_MIG_SOURCE_UNREACHABLE, E_MIG_AUTH_FAILED: the source does not answer, or refuses our login")
+}
 STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events without an end. `event: wave` has a WaveUpdate and an `id` that grows, at each "
@@ -172,6 +176,15 @@ def _importing(router: APIRouter, importer: Importer) -> None:
             raise BadRequest(f"the body's Content-Type is {kind[:100]!r}", hint=f"one of {', '.join(SHEET_TYPES)} is right")
         content = await bounded(request, CSV_BYTES_MAX)
         return await importer.take(content, name=name, into=into, dry_run=dry_run)
+
+    @router.post("/select", response_model=WaveImport, openapi_extra=documented(VmQuery), responses=SOURCE_DOCUMENTED)
+    async def select_vms(
+        query: Annotated[VmQuery, Depends(json_body(VmQuery))],
+        dry_run: Annotated[bool, Query(description="Say how many VMs are meant, and make nothing")] = False,
+    ) -> WaveImport:
+        """Make a draft of all VMs of a source that are meant: of a folder, on a host, powered on. 400 where a word fits none,
+        with the nearest that there is."""
+        return await importer.select(query, dry_run=dry_run)
 
 
 def _many(router: APIRouter, waves: Waves) -> None:

@@ -65,6 +65,37 @@ def import_(
 
 @app.command()
 @with_options
+def select(
+    options: Options,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the wave")],
+    *,
+    source: Annotated[str, typer.Option(help="Whose VMs: its name or id")],
+    vm: Annotated[str | None, typer.Option(help="Names like this: web-*")] = None,
+    folder: Annotated[str | None, typer.Option(help="In it, or beneath it, as `synvirt sources vms` shows folders")] = None,
+    host: Annotated[str | None, typer.Option(help="On this host of the source")] = None,
+    power_state: Annotated[Literal["on", "off", "suspended"] | None, typer.Option("--power", help="In this state")] = None,
+    guest_os: Annotated[str | None, typer.Option(help="With this in the name of the guest's system")] = None,
+    outage_budget_s: Annotated[float | None, typer.Option("--outage-budget", metavar="SECONDS", help="Of each")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many are meant, and make nothing")] = False,
+) -> None:
+    """Make a wave of all VMs of a source that are meant, as a draft.
+
+    Example: synvirt waves select november --source lab --folder Finance --power on
+    """
+    from synvirt.cli.sources import source_id
+
+    asked: dict[str, Any] = {"vm": vm, "folder": folder, "host": host, "power_state": power_state, "guest_os": guest_os}
+    asked |= {"name": name, "outage_budget_s": outage_budget_s}
+    body: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+    with options.connect() as client:
+        body["source_id"] = source_id(client, source)
+        params = {"dry_run": "true"} if dry_run else {}
+        answer = client.ask("POST", f"{WAVES.path}/select", json=body, params=params)
+    print(answer) if options.json else _imported(json.loads(answer))
+
+
+@app.command()
+@with_options
 def replace(options: Options, wave: WaveName, document: Document) -> None:
     """Put another draft in the place of one.
 
@@ -399,7 +430,7 @@ def _parsed(document: Path, content: bytes) -> Any:
 def _imported(answered: Any) -> None:
     for one in answered["waves"]:
         if one["id"] is None:
-            print(shown(f"Wave {one['name']} would have {one['members']} members"))
+            print(shown(f"Wave {one['name']} would have {one['members']} member{'s' if one['members'] != 1 else ''}"))
         else:
             told = f"Wave {one['id']} is a draft with {one['members']} members. Let it go: synvirt waves go {one['id']}"
             print(told)

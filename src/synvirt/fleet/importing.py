@@ -1,4 +1,4 @@
-"""Waves made of a spreadsheet: what the sources list, put beside the sheet's rows, and a draft a wave that it names.
+"""Waves made of a spreadsheet, or of a query: what the sources list, put beside the sheet's rows, and a draft a wave.
 
     content ─▶ `sheets.take_in`, with the VMs of all sources ─▶ a request a wave ─▶ drafts, all of them or none
 
@@ -12,6 +12,7 @@ from uuid import UUID
 
 from synvirt.errors import BadRequest, Conflict, InvalidPlan, SynvirtError
 from synvirt.fleet.model import MEMBERS_MAX, Group, MemberRequest, WaveRequest, WaveState
+from synvirt.fleet.querying import VmQuery, wave_of_query
 from synvirt.fleet.sheets import KnownVm, SheetProblem, TakenIn, from_json, take_in, to_json
 from synvirt.fleet.waves import Waves, check
 from synvirt.migrations.sources import Inventory
@@ -73,6 +74,14 @@ class Importer:
             for wave_id, one in zip(made, requests, strict=True)
         ]
         return WaveImport(waves=tuple(waves), left_out=left_out, problems=tuple(problems))
+
+    async def select(self, query: VmQuery, *, dry_run: bool) -> WaveImport:
+        """A draft of all VMs of a source that are meant. BadRequest where none is; NotFound, SourceUnreachable, AuthFailed."""
+        inventory = await self._inventory(query.source_id)
+        request = await asyncio.to_thread(wave_of_query, query, known_vms(inventory), inventory.vms)
+        check(request)
+        made = None if dry_run else (await asyncio.to_thread(self._waves.create, request)).id
+        return WaveImport(waves=(ImportedWave(id=made, name=request.name, members=len(request.members)),))
 
     async def _read(
         self, content: bytes, name: str | None, into: UUID | None

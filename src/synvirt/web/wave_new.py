@@ -2,8 +2,7 @@
 either way: nothing moves before somebody lets it go.
 """
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -17,6 +16,7 @@ from synvirt.api.received import bounded
 from synvirt.errors import BadRequest, SynvirtError
 from synvirt.fleet.importing import Importer, WaveImport
 from synvirt.fleet.model import MEMBERS_MAX, WaveRequest
+from synvirt.fleet.querying import ids
 from synvirt.fleet.sheets import CSV_BYTES_MAX, SheetProblem
 from synvirt.fleet.waves import Waves
 from synvirt.mistakes import worded
@@ -28,7 +28,6 @@ from synvirt.web.pages import Pages
 
 # A page with more rows is not read; a dry run of the command line lists all.
 PROBLEMS_SHOWN = 500
-_ID_MAX = 64
 
 
 class Sheet:
@@ -123,16 +122,3 @@ def asked(form: Form, plans: Sequence[MigrationPlan]) -> WaveRequest:
 
 
 _SHOWN = {"name": "the wave's name", "windows": "the window", "limits": "copies at once", "members": "a member"}
-
-
-def ids(names: Iterable[str]) -> list[str]:
-    """An id a member, as ids may be, each once."""
-    found: dict[str, None] = {}
-    for name in names:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[: _ID_MAX - 6] or "vm"
-        number, id_ = 1, plain
-        while id_ in found:
-            number += 1
-            id_ = f"{plain}-{number}"
-        found[id_] = None
-    return list(found)
