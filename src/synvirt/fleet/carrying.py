@@ -43,7 +43,7 @@ SUBMITTING_S = 8.0
 AROUND_COPY = Estimate(60, 240)
 S = MemberState
 _RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
-# With nothing left to be given back.
+# Nothing of them is left to roll back.
 _BACK = frozenset({S.SKIPPED, S.ROLLED_BACK})
 
 
@@ -170,7 +170,7 @@ class Carrying:
 
     def _decide(self, seen: Seen, at: datetime) -> None:
         wave = seen.wave
-        # One that is given back does not go on, and nobody's cut-over is to count on it.
+        # A member that is being rolled back does not go on, and no other cut-over may depend on it.
         states = {one.id: S.ROLLED_BACK if seen.rows[one.id].rolling_back else one.state for one in wave.members}
         decision, reasons = decide(
             wave,
@@ -379,7 +379,7 @@ def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
 
 
 def outage_of(member: MemberRequest, job: Migration | None) -> Estimate | None:
-    """None: not known yet. Where there are no windows and no budget, nobody asks."""
+    """None: not known yet. Without windows and budgets it is not used."""
     if not is_warm(member):
         budget = member.outage_budget_s or 0
         return Estimate(budget, budget)

@@ -171,7 +171,7 @@ class Delivering:
 
 
 def signed(secret: bytes, delivery_id: str, timestamp: int, body: bytes) -> str:
-    """The `webhook-signature`. A secret of the form whsec_BASE64 is that key; another one is the key as it stands."""
+    """The `webhook-signature`. A secret of the form whsec_BASE64 is that key; any other text is the key itself."""
     key = secret
     if secret.startswith(_KEY_PREFIX.encode()):
         with contextlib.suppress(binascii.Error, ValueError):

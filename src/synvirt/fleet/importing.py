@@ -1,4 +1,4 @@
-"""Waves made of a spreadsheet, or of a query: what the sources list, put beside the sheet's rows, and a draft a wave.
+"""Waves made of a spreadsheet, or of a query: what the sources list, joined with the sheet's rows, and one draft for each wave.
 
     content ─▶ `sheets.take_in`, with the VMs of all sources ─▶ a request a wave ─▶ drafts, all of them or none
 
@@ -24,7 +24,7 @@ SOURCE_WITHIN_S: Final = 40.0
 AT_ONCE: Final = 1
 # A person mends some at a time; a dry run lists them all.
 PROBLEMS_SAID: Final = 5
-# As many as one page has; nobody has registered as many.
+# One page of sources: more than any site has registered.
 SOURCES_MAX: Final = 1000
 UNNAMED: Final = "imported"
 
@@ -134,7 +134,7 @@ class Importer:
 
 
 def known_vms(inventory: Inventory) -> list[KnownVm]:
-    """Each with the plan that a row without one stands for: warm, where the source can."""
+    """Each with the plan of a row that names none: warm, where the source can."""
     source = inventory.source
     mode = Mode.WARM if inventory.warm else Mode.COLD
 

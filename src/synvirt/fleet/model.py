@@ -25,7 +25,7 @@ from synvirt.model import (
 )
 from synvirt.sizes import KIB, TIB
 
-# An id within a wave: it stands in sheets, on the command line and in URLs.
+# An id within a wave. Sheets, the command line and URLs use it.
 MemberId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 # Ten thousand VMs are twice the largest fleet that was asked for; a document of them is some 20 MiB.
 MEMBERS_MAX = 10_000
@@ -137,13 +137,13 @@ class MemberRequest(Received):
     priority: Annotated[int, Field(ge=1, le=5), WHOLE] = 3
     window_id: MemberId | None = None
     outage_budget_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
-    # Names of those whose word is needed before its cut-over.
+    # Names of those who must approve its cut-over.
     approvers: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
     checks: Annotated[tuple[Check, ...], Field(max_length=32)] = ()
 
 
 class Approval(Model):
-    """`approver`: as the member names whose word is needed; `account`: who gave it."""
+    """`approver`: a name of the member's `approvers`; `account`: who approved."""
 
     approver: str
     account: str
@@ -277,7 +277,7 @@ class Wave(Model):
     hooks: tuple[HookShown, ...] = ()
     start_at: Time | None = None
     forecast: WaveForecast | None = None
-    # The word that lets the others go on after the canary, where its gate is approval.
+    # Lets the others go on after the canary, where its gate is approval.
     canary_approval: Approval | None = None
     # Why it is held or failed, in a sentence.
     reason: str | None = None
@@ -316,7 +316,7 @@ class WaveUpdate(Model):
 
 
 class ApprovalRequest(Received):
-    """The word of `approver`, as members name it, for these members (none named: for all that wait for it); or for the canary,
+    """Approval by `approver`, a name of `approvers`, for these members (none named: all that wait for it); or for the canary,
     which lets the others go on."""
 
     approver: Name | None = None
@@ -331,6 +331,6 @@ class ApprovalRequest(Received):
 
 
 class RollBackRequest(Received):
-    """Which members are given back to their source; none named: all that were moved or are on their way."""
+    """Which members are rolled back; none named: all that were moved or are being moved."""
 
     members: Annotated[tuple[MemberId, ...], Field(max_length=MEMBERS_MAX)] = ()

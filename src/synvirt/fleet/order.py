@@ -17,7 +17,7 @@ from synvirt.fleet.windows import check as check_window
 from synvirt.migrations.foreseen import PlanProblem
 from synvirt.model import LiveVmRef
 
-# Problems of ten thousand rows would be a document that nobody reads.
+# A list of ten thousand problems would help no reader.
 PROBLEMS_MAX = 200
 # Names that a wrong one is compared with: 5 ms.
 COMPARED_MAX = 300
@@ -205,7 +205,7 @@ def _ordered(members: Sequence[MemberRequest]) -> Order:
         if member.group is not None:
             members_of.setdefault(member.group, []).append(member.id)
     known = {member.id for member in members} | set(members_of)
-    # A group of nobody holds nobody up; one who waits for itself alone was told of before.
+    # An empty group holds no member up; a member that waits for itself was reported above.
     after = {member.id: tuple(name for name in member.after if name in known and name != member.id) for member in members}
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for group, inside in members_of.items():

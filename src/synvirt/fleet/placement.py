@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from synvirt.fleet.model import Group
 from synvirt.sizes import GIB, TIB
 
-# Causes told of a VM that no host takes.
+# Causes shown for a VM that no host takes.
 _TOLD_MAX = 4
 
 
@@ -54,7 +54,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """`host` and `destination` are None where nobody takes it. `reason`: a sentence."""
+    """`host` and `destination` are None where no host takes it. `reason`: a sentence."""
 
     member: str
     host: str | None
@@ -148,7 +148,7 @@ def _placed(
 
 
 def _why_not(need: Need, host: Host, left: _Left, others: Mapping[str, int]) -> str | None:
-    """A cause without the host's name, so that hosts of the same cause are told together."""
+    """A cause without the host's name, so that hosts with the same cause are listed together."""
     missing = sorted(need.networks - host.networks)
     causes = (
         (host.reaches is not None and need.source not in host.reaches, f"does not reach source {need.source}"),

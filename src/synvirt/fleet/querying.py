@@ -41,7 +41,7 @@ class VmQuery(Received):
 
 
 def wave_of_query(query: VmQuery, known: Sequence[KnownVm], rows: Iterable[VmRow]) -> WaveRequest:
-    """BadRequest, where nobody is meant, or too many are."""
+    """BadRequest, where no VM is meant, or too many are."""
     by_id = {one.vm_id: one for one in known}
     left = sorted(rows, key=lambda row: (row.name.casefold(), row.vm_id))
     for what, wanted, fits, of in _conditions(query):

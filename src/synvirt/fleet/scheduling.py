@@ -57,7 +57,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a member beside the wave. `destination`: where its volumes go, with the host: `kvm1/fast`. `outage`:
+    """What is known of a member apart from the wave. `destination`: where its volumes go, with the host: `kvm1/fast`. `outage`:
     from the guest's shutdown to its boot seen; None: not known yet. `placed`: its source has said which host it runs on."""
 
     source_host: str
@@ -170,7 +170,7 @@ def decide(
 
 
 class Scheduler:
-    """`spans`: of each window, in UTC, ascending. `approved`: a member's approvers who gave their word. `hold`: why nothing new
+    """`spans`: of each window, in UTC, ascending. `approved`: a member's approvers who have approved. `hold`: why nothing new
     may begin. All members start as waiting. InvalidPlan, for a wave with problems."""
 
     def __init__(
@@ -214,7 +214,7 @@ class Scheduler:
         self._unqueued_are_new = True
         self._canary_told: str | None = None
 
-    # ── what is told to it ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── what it is given ───────────────────────────────────────────────────────────────────────────────────────────
 
     def state(self, member: str) -> MemberState:
         return self._state[member]

@@ -91,7 +91,7 @@ class KnownVm:
 
 @dataclass(frozen=True, slots=True)
 class SheetFacts:
-    """What a sheet says of a VM beside the plan; None: nothing."""
+    """What a sheet says of a VM apart from the plan; None: nothing."""
 
     host: str | None = None
     cpus: int | None = None

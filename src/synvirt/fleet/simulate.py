@@ -39,7 +39,7 @@ CHANGE_BPS_ASSUMED = 64.0 * 1024
 RESIDUALS_ASSUMED = (0.7, 0.8, 0.9, 0.95, 1.0, 1.0, 1.05, 1.15, 1.3, 1.6, 2.2)
 # A ready copy is kept fresh this often; what changes meanwhile is copied while the guest is off.
 DELTA_EVERY_S = 3600.0
-# Runs beside the plan: as many as ten seconds hold for five thousand members, and never so few that they say nothing.
+# Runs besides the plan's own: as many as fit into ten seconds for five thousand members, and enough for a percentile.
 RUNS_TIMES_MEMBERS, RUNS_LEAST, RUNS_MOST = 20_000, 4, 40
 # A guest that does not come up within its window so often will not in the next one either.
 WINDOWS_MISSED_MAX = 3
@@ -385,7 +385,7 @@ class _Run:
         took = self._outage_s[number] * (1.0 if self._draws is None else self._draws.one())
         left = self._left_of_window_s(name, now)
         self.cuts[name] = now
-        # One that does not end within its window is given back to its source, which is on again as it closes.
+        # One that does not end within its window is rolled back: its source is on again as the window closes.
         heapq.heappush(self._cutting, (now_s + min(took, left), name, took <= left))
 
     def _left_of_window_s(self, name: str, now: datetime) -> float:

@@ -174,7 +174,7 @@ class Waves:
         return wave_of(self.rows.get(wave_id))
 
     def approve(self, wave_id: UUID, asked: ApprovalRequest) -> Wave:
-        """BadRequest, where nobody waits for that word."""
+        """BadRequest, where no member waits for that approval."""
         account, at = submitter() or "local", now()
         if asked.canary:
             word = Approval(approver="canary", account=account, at=at)
@@ -217,7 +217,7 @@ class Waves:
     # ── what is wanted of a member ───────────────────────────────────────────────────────────────────────────────────
 
     def skip(self, wave_id: UUID, member_id: str) -> Member:
-        """It is left out: one that has a job is cancelled, and so given back to its source."""
+        """It is left out: the job of one that has a job is cancelled, and its source powered on again."""
         member = member_of(self.rows.member(wave_id, member_id))
         if member.state in MEMBER_ENDS - {MemberState.FAILED}:
             raise Conflict(f"{member_id} is {member.state}", hint="roll it back, if it is to go back to its source")
@@ -326,8 +326,8 @@ def _changed(rows: WaveRows, wave_id: UUID, changes: Sequence[MemberChange]) -> 
 
 
 def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None = None) -> None:
-    """A wave that runs begins nothing new, until somebody lets it go on. `hook_id`: of a required webhook; it is not waited for
-    again, since who lets the wave go on knows of it."""
+    """A wave that runs begins nothing new, until an operator lets it go on. `hook_id`: of a required webhook. The wave does not
+    wait for it again: the operator has seen the reason."""
 
     def held(before: Wave) -> Wave:
         kept = tuple(one.model_copy(update={"required": False}) if one.id == hook_id else one for one in before.hooks)
@@ -338,7 +338,7 @@ def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None
 
 
 def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> None:
-    """Noted, so that whoever has the job does it (`giving_back`). Those that were given back stay as they are."""
+    """Noted, so that the host of the job does it (`host_side`). Those that were rolled back stay as they are."""
     for one in members:
         if one.state not in _GIVEN_BACK:
             told = {"cause": one.cause or cause}

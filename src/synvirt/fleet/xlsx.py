@@ -126,7 +126,7 @@ def _open(package: zipfile.ZipFile, part: str) -> IO[bytes]:
 
 
 def _elements(package: zipfile.ZipFile, part: str) -> Iterator[tuple[str, Any]]:
-    """Ends of elements, by their names alone; entities and DTDs are refused. A zip's own word for a part's size is held to."""
+    """Ends of elements, by their names alone; entities and DTDs are refused. A part may not be larger than its zip says."""
     from defusedxml.ElementTree import iterparse
 
     with _open(package, part) as stream:

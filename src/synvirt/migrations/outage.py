@@ -25,7 +25,7 @@ from synvirt.model import Migration, MigrationPlan, Mode, OutageForecast, Outage
 UNMEASURED_S: dict[OutagePartName, float] = {"shutdown": 30.0, "last copy": 30.0, "conversion": 300.0, "boot": 60.0}
 # Jobs of one site in the lab differ by a third: e^0.3.
 PRIOR_RUNS, PRIOR_SPREAD = 3, 0.3
-# Of what nobody has measured at all.
+# For what was never measured.
 UNMEASURED_SPREAD = 0.8
 # Whoever copies in less: the clock's own grain.
 LEAST_S = 0.1
@@ -187,7 +187,7 @@ def _last_copy(passes: Sequence[Pass], before: Sequence[float], shutdown: Outage
     return OutagePart(
         name="last copy",
         p50_s=round(fixed_s + rate.p50_s * (since_s + shutdown.p50_s) / found.throughput_bps, 2),
-        # What a pass costs beside its bytes differs as other parts do.
+        # What a pass costs apart from its bytes varies as other parts do.
         p95_s=round(
             fixed_s * math.exp(_Z95 * PRIOR_SPREAD) + rate.p95_s * (since_s + shutdown.p95_s) / found.throughput_bps, 2
         ),

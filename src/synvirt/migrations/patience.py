@@ -1,4 +1,4 @@
-"""How long a job waits for what passes by itself, or by somebody's hand. asyncio.
+"""How long a job waits for trouble that ends without it. asyncio.
 
     trouble ─▶ again after a pause ─▶ after half a minute: told by the job's last_error, which is not fatal
                    │                      over: what stood there before stands there again
@@ -28,20 +28,20 @@ class SnapshotNotMade(SnapshotFailed):
     """The source makes no snapshot now. (Another of its code: one that was made is no more.)"""
 
 
-# What may pass, and the pauses between tries, the last of them again and again. A wrong password is tried so seldom that no
-# account is locked for it.
+# Errors that may end by themselves, and the pauses between tries; the last pause repeats. A wrong password is tried so seldom
+# that no account is locked for it.
 PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     SourceUnreachable: (1, 2, 4, 8, 16, 30, 60),
     SnapshotNotMade: (60,),
     AuthFailed: (300,),
-    # A guest that is not to be powered off by force: its updates are through some time, or its owner shuts it down.
+    # A guest that must not be powered off by force: at some time its updates end, or its owner shuts it down.
     GuestStaysOn: (60,),
 }
-# From the first trouble on, the time that the source said nothing before it included: a moment's trouble is nobody's concern,
-# and what is waited for is said within a minute.
+# Counted from the first error, with the time before it in which the source did not answer. A short interruption is not shown;
+# what the job waits for is shown within a minute.
 TOLD_FROM_S = 30.0
-# While the guest runs on nobody suffers, and what was copied counts: a host's maintenance, or the backup of a night, is over by
-# then. A guest that is off could not even be powered on while its source is away; but its owner is to hear of it.
+# While the guest runs, waiting costs nothing, and the copy is kept: a host's maintenance or a night's backup ends within that
+# time. A guest that is off could not be powered on either while its source is away; but its owner must hear of it.
 GUEST_RUNS_S, GUEST_OFF_S = 86_400.0, 1_800.0
 
 
@@ -60,15 +60,15 @@ def _bearable_s(job: Job, trouble: SynvirtError) -> float:
 
 
 class Patience:
-    """Of one thing that is tried again and again, a context: at its end nothing is told of the trouble any more. `limit_s`:
-    how long at the most, where that is not for the guest to say."""
+    """A context around one thing that is tried again and again: at its end the job no longer shows the error. `limit_s`: how
+    long at the most, where the guest's state does not decide that."""
 
     def __init__(self, job: Job, limit_s: float | None = None) -> None:
         self._job, self._limit_s = job, limit_s
         self._since: float | None = None
         self._tries = 0
         self._silent_s = 0.0
-        # A service that ended in the middle of a trouble may have told of it.
+        # A service that ended in the meantime may have shown the error already.
         self._told = True
 
     async def __aenter__(self) -> "Patience":

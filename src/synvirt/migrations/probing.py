@@ -30,8 +30,8 @@ ADDRESS_TIMEOUT_S = 10.0
 LOGIN_TIMEOUT_S = 60.0
 # A snapshot of a busy VM with a quiesced file system takes minutes.
 SNAPSHOT_TIMEOUT_S = 600.0
-# Of a way that is tried beside the one that is taken. What is read of it is more than caches of a moment hold back, and on a
-# slow site (1 MiB/s) still in time.
+# For each way that a deep test tries besides the one that jobs take. So much is read that caches do not decide the rate, and a
+# slow site (1 MiB/s) still answers in time.
 WAY_TIMEOUT_S, MEASURED_BYTES = 120.0, 16 * MIB
 # What the name of a way's check begins with.
 WAY: Final = "way "

@@ -244,7 +244,7 @@ async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
 
 
 async def v2v_processing(job: Job) -> Facts:
-    """Converted beside the volumes, and taken over when that went well: a bad conversion never costs a new copy."""
+    """Converted on overlays of the volumes, and committed when that went well: a bad conversion never costs a new copy."""
     preparer, name = job.rooms.preparer, str(job.id)
     devices = [volume.path for volume in await job.in_thread(_volumes, job)]
     await job.record("conversion", name)
@@ -264,7 +264,7 @@ async def v2v_processing(job: Job) -> Facts:
     return _facts(job)
 
 
-# A tool that talks for ever must not make the job's record grow for ever; and nobody reads longer lines.
+# A tool that writes without end must not make the job's record grow without end.
 MESSAGES_KEPT, MESSAGE_CHARS = 100, 1000
 
 

@@ -89,7 +89,7 @@ class Tidier:
         left = [entry for entry in entries if job.migration.state in _DONE_WITH or entry.kind in OWED]
         gone = [entry async for entry in undone(left, partial(self._gone, job))]
         if len(gone) == len(left) and job.migration.state is State.COMPLETED:
-            # Before the last of it is struck out: nobody would look at this job again.
+            # Before its last ledger entry is struck out: after that the job is not looked at again.
             await job.take_back()
         for entry in gone:
             await job.strike(entry.kind, entry.name)

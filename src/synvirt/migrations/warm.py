@@ -64,7 +64,7 @@ HELD_UP_S, HELD_UPS_MAX = 600.0, 20
 PASSES_KEPT = 20
 # A job that holds compares all that is called unchanged once a day: it reads the whole source.
 VERIFIED_FOR_S = 86400.0
-# A guest that is shut down and starts again by itself will do so always.
+# A guest that restarts after each shutdown will always do so.
 SHUT_DOWNS_MAX = 3
 
 
@@ -153,8 +153,8 @@ async def _synced(job: Job) -> bool:
 
 
 async def _is_to_be_verified(job: Job, last: Pass) -> bool:
-    """Does the next pass compare all that the source calls unchanged? Once before the cut-over, as late as that can be; where
-    that is asked for by hand, each day, since nobody knows when."""
+    """Does the next pass compare all that the source calls unchanged? Once before the cut-over, as late as possible; where an
+    operator asks for the cut-over, each day, since its time is not known."""
     warm = job.migration.plan.warm
     if warm.verify == "sample" or await _is_distrusted(job):
         return False
@@ -311,7 +311,7 @@ def _age_s(one: Pass) -> float:
 
 
 async def _copy(job: Job, number: int, kind: Kind) -> Pass:
-    """Pass `number`, whatever becomes of snapshots and change tracking meanwhile; then let go of what nobody needs."""
+    """Pass `number`, whatever happens to snapshots and change tracking meanwhile; then remove what is not needed any more."""
     done = next((one for one in job.migration.passes if one.number == number and one.finished_at is not None), None)
 
     async def tried(patience: Patience) -> Pass | None:
@@ -322,11 +322,11 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
             return await _tried(job, number, kind, patience)
 
     while done is None:
-        # What is waited for is waited for without a slot: other VMs are read meanwhile.
+        # The job waits without a slot: other VMs are read meanwhile.
         done = await patiently(job, tried)
     if kind == "final" or not is_warm(job):
-        # The guest is down: what is left at its source goes once it is up again. Where a platform holds the VM for its disks
-        # to be read, nobody can start it meanwhile.
+        # The guest is down: what is left at its source is removed once it is up again. Where a platform locks the VM while its
+        # disks are read, it cannot be started meanwhile.
         return done
     if not await _is_whole(job, number):
         await job.in_thread(job.rooms.store.note, job.id, "cbt_resets", "")
@@ -510,8 +510,8 @@ async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> No
 
 
 async def _distrust(job: Job, number: int, error: ChangesMissed | CbtUnsupported) -> None:
-    """Note that this pass and all after it read whole disks, the last one too: there is nothing else to go by. What changed is
-    not told truly, or not told any more since the disks are read by another way."""
+    """Note that this pass and all after it read whole disks, the last one too. The source does not list changes truly, or does
+    not list them any more since the disks are read by another way."""
     await _from_the_start(job, number)
     await job.in_thread(job.rooms.store.note, job.id, "distrusted", error.detail)
     told = type(error)(
