@@ -101,7 +101,7 @@ class WmiApi:
     # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
-        """Hyper-V tracks by itself from the first reference point on: here it is seen that it can."""
+        """Hyper-V tracks changes from the first reference point on: this checks that it can."""
         manifest = await self.inspect(vm_id)
         reasons = [disk.cbt_reason for disk in manifest.disks if disk.key in disks and disk.cbt_reason]
         if reasons:
@@ -137,7 +137,7 @@ class WmiApi:
             await self._at(vm_id, lambda host: tracking.cleanup(host, vm_id, name))
         except VmNotFound:
             log.info("a VM is no more, and with it what we had made of it", vm=vm_id)
-            # On a share nothing goes by itself.
+            # Nothing on a share is removed unless we remove it.
             if (exports := self._hosts.first.exports) is not None:
                 await asyncio.to_thread(exporting.remove, exports, exports.path(name))
 

@@ -15,7 +15,7 @@ CHECKPOINTS_DISABLED: Final = 2
 SAVED_STATES: Final = frozenset({6, 9, 32773, 32776, 32779, 32780, 32783, 32788, 32789, 32792, 32793, 32795, 32796})
 _PMEM: Final = 2
 _ACCESS, _TRUNK, _PRIVATE = 1, 2, 3
-# VMReplicationMode is not told by all versions; a state other than Disabled says that there is replication.
+# Not all versions have VMReplicationMode; a state other than Disabled says that there is replication.
 _NO_REPLICATION: Final = 0
 
 

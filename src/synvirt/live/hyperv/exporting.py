@@ -3,8 +3,8 @@
     recovery snapshot ─▶ ExportSystemDefinition(the snapshot, a reference point as its base) ─▶ EXPORT_TO\\NAME\\whole | since-N
                                                                   whole: a VHDX      since-N: a differencing VHDX, read alone
 
-For VMs whose own files nobody may read, or that lie where no share leads to. It takes longer: all is written before it is read.
-A VM that is off is snapshot for it, too. What is on the share is noted in the VM's journal first, and goes with its snapshot.
+For VMs whose own files may not be read, or that lie where no share leads to. It takes longer: all is written before it is
+read. A VM that is off is snapshot for it, too. What is on the share is noted in the VM's journal first, and removed with its snapshot.
 """
 
 import re
@@ -34,7 +34,7 @@ POLL_S: Final = 2.0
 # What a journal says of an export that is whole; before that it is the id of Hyper-V's job.
 DONE: Final = "done"
 _COMPLETED, _FORGOTTEN = 7, 0
-# Win32's ERROR_DISK_FULL and ERROR_HANDLE_DISK_FULL, as Hyper-V's jobs tell them.
+# Win32's ERROR_DISK_FULL and ERROR_HANDLE_DISK_FULL, as Hyper-V's jobs report them.
 _DISK_FULL: Final = re.compile(r"0x800700(?:70|27)", re.IGNORECASE)
 _FULL_CODES: Final = frozenset({0x80070070, 0x80070027, 0x70, 0x27})
 _ENDINGS: Final[Mapping[str, ImageFormat]] = {".vhdx": "vhdx", ".avhdx": "vhdx", ".vhd": "vhd", ".avhd": "vhd"}
@@ -85,7 +85,7 @@ def remove(exports: Exports, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Exporting:
-    """One disk's question. `closed`: the session ends, and nobody waits for the export any more."""
+    """One disk's question. `closed`: the session ends, and the export is not waited for any more."""
 
     host: Runs
     exports: Exports
@@ -93,7 +93,7 @@ class Exporting:
     closed: threading.Event
 
     def opened(self, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ImageSpec:
-        """CbtReset: nothing can be told since that one. SnapshotFailed: the snapshot is no more, or its share is full."""
+        """CbtReset: changes since that one are not known. SnapshotFailed: the snapshot is gone, or its share is full."""
         state, drive = tracking.drive_in(self.host, self.vm_id, snapshot, disk.key)
         name = self._name_of(state, snapshot)
         base = "" if since is None else str(tracking.point_of(self.vm_id, state, disk.key, since)["id"])

@@ -33,7 +33,7 @@ def _are_pairs(text: str) -> str:
 _Pairs = Annotated[str, StringConstraints(max_length=16384, pattern=r"^[^\x00-\x1f\x7f]*$"), AfterValidator(_are_pairs)]
 
 
-# A folder of a share, or of a drive of the host; never a drive's root, which is nobody's to fill.
+# A folder of a share, or of a drive of the host; never a drive's root.
 _FOLDER = r"^$|^(\\\\[^\\/?.*<>|\":\x00-\x1f][^\\/?*<>|\":\x00-\x1f]*|[A-Za-z]:)(\\[^\\/?*<>|\":\x00-\x1f]+)+\\?$"
 
 

@@ -1,7 +1,7 @@
 """A Hyper-V host, or the nodes of a cluster: which of them has a VM. Blocking code.
 
-A node is logged in to by itself: a session cannot speak for us to another host (the second hop). A VM that has moved to another
-node, or whose node is down, is looked for anew.
+Each node has a login of its own: a session cannot pass our login on to another host (the second hop). A VM that has moved to
+another node, or whose node is down, is looked for anew.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ class Hosts:
     # ── who has it ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def all(self) -> list[Host]:
-        """The host by itself; of a cluster its nodes that are up."""
+        """The host alone; of a cluster its nodes that are up."""
         nodes = self.first.run("about")
         up = [str(one["name"]) for one in nodes["nodes"] or () if one["up"]][:NODES_MAX]
         if not up:

@@ -2,8 +2,8 @@
 
     #SYNVIRT# {"synvirt-7b…-2": {"s": "GUID of the snapshot", "p": "InstanceID of the reference point", …}}
 
-One line at the end of the notes, which goes with the VM to another host of its cluster, and is gone when all of ours is. It is
-written before a thing is made, and says what was there by then: what came since, alone, is ours.
+One line at the end of the notes, which moves with the VM to another host of its cluster, and is removed with the last thing of
+ours. It is written before a thing is made, and says what was there by then: only what came since is ours.
 """
 
 import json

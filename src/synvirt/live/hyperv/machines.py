@@ -1,4 +1,4 @@
-"""Hyper-V's virtual machines as ours: a line of discovery, and the manifest. No I/O: what the scripts told is handed in.
+"""Hyper-V's virtual machines as ours: a line of discovery, and the manifest. No I/O: what the scripts answered is handed in.
 
 Numbers are those of Hyper-V's cmdlets: VMState, ControllerType (0 IDE, 1 SCSI, 2 PMEM), VhdFormat.
 """

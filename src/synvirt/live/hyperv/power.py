@@ -15,7 +15,7 @@ POWER_TIMEOUT_S: Final = 300.0
 
 
 def shut_down(host: Runs, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
-    """By the guest itself, where its integration services hear us; by force once `timeout_s` are over. Off when it returns."""
+    """By the guest itself, where its integration services answer; by force once `timeout_s` are over. Off when it returns."""
     if _power(host, vm_id) == "off":
         return
     if manner != "force" and _heard(host, vm_id) and _comes(host, vm_id, "off", timeout_s):
@@ -47,7 +47,7 @@ def mark(host: Runs, vm_id: str, note: str) -> None:
 
 
 def _heard(host: Runs, vm_id: str) -> bool:
-    """False: nobody in the guest listens."""
+    """False: the guest has no service that listens."""
     try:
         return bool(host.run("power", VmId=vm_id, Wish="shutdown")["heard"])
     except HyperVRefused:
@@ -59,7 +59,7 @@ def _wish(host: Runs, vm_id: str, wish: str) -> None:
     try:
         host.run("power", VmId=vm_id, Wish=wish)
     except Internal:
-        if _power(host, vm_id) != wanted:  # else it came there by itself meanwhile
+        if _power(host, vm_id) != wanted:  # else it got there meanwhile without us
             raise
 
 

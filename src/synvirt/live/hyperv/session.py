@@ -84,7 +84,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """`certificate` and `key` are files, which the library reads by itself."""
+    """`certificate` and `key` are files, which the library itself reads."""
 
     auth: str
     user: str = ""

@@ -75,7 +75,7 @@ def take(host: Runs, vm_id: str, name: str, in_place: Callable[[State], bool] = 
             write(host, vm_id, state, journal | {name: journal[name].model_copy(update={"s": present})})
         return _reference(state, name, present)
     if name in journal:
-        cleanup(host, vm_id, name)  # of one that somebody has removed, or that was released: it is made anew
+        cleanup(host, vm_id, name)  # of one that was removed or released: it is made anew
     for other in [one for one in journal if one != name and journals.same_job(one, name)]:
         release(host, vm_id, other)
     state = state_of(host, vm_id)
@@ -153,7 +153,7 @@ def _merged(host: Runs, vm_id: str, state: State) -> None:
 
 
 def drive_in(host: Runs, vm_id: str, snapshot: SnapshotRef, key: str) -> tuple[State, Mapping[str, Any]]:
-    """The VM, and the disk as it is in the snapshot. SnapshotFailed where one of them is no more."""
+    """The VM, and the disk as it is in the snapshot. SnapshotFailed where one of them is gone."""
     state = state_of(host, vm_id)
     if snapshot.id == OFF:
         if machines.power_of(state["state"]) != "off":
@@ -177,7 +177,7 @@ def _drives_of(state: State, snapshot_id: str) -> Sequence[Mapping[str, Any]]:
 
 
 def areas(host: Runs, vm_id: str, state: State, drive: Mapping[str, Any], since: str) -> tuple[tuple[int, int], ...]:
-    """What changed on the disk since the snapshot of that name: (start, length) each. CbtReset: nobody knows any more."""
+    """What changed on the disk since the snapshot of that name: (start, length) each. CbtReset: that is not known any more."""
     key = machines.key_of(drive)
     limit = _tracking_id(vm_id, state, drive, since)
     top = drive["chain"][0]
@@ -247,7 +247,7 @@ def _tracking_id(vm_id: str, state: State, drive: Mapping[str, Any], since: str)
     return found[0]
 
 
-# ── let go ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── released ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def release(host: Runs, vm_id: str, name: str) -> None:
@@ -313,7 +313,7 @@ def cleanup(host: Runs, vm_id: str, name: str) -> None:
 
 
 def _done(ask: Any) -> Any:
-    """A refusal that passes by itself is one of the source's; a thing that is gone already is done."""
+    """A refusal that may end by itself is the source's error; a thing that is gone already counts as removed."""
     try:
         return ask()
     except HyperVRefused as error:

@@ -26,7 +26,7 @@ def exports_of(host: Host, drives: Drives) -> Exports | None:
 
 
 def read_by(host: Host, drives: Drives) -> Concern:
-    """The way as a concern, a warning where it does not stand: a share that refuses us is known before the job begins."""
+    """The way as a concern, a warning where it cannot be used: a share that refuses us is known before the job begins."""
     files = [drive for drive in drives if drive["path"] and not drive["physical"]]
     exports = exports_of(host, drives)
     if exports is not None:

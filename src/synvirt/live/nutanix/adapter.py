@@ -140,7 +140,7 @@ class PrismApi:
         return f"API {self._central.version('vmm')}"
 
     def _rights(self, count: int) -> Iterator[SourceCheck]:
-        """By name, as far as Prism Central tells; of Prism Element, that it shows VMs and snapshots."""
+        """By name, as far as Prism Central shows them; of Prism Element, that it shows VMs and snapshots."""
         if self._central is not None:
             yield from rights.of_central(self._central, self._login.user)
         detail = f"{self._login.user} sees {count or 'no'} VM{'' if count == 1 else 's'}"
@@ -318,7 +318,7 @@ class PrismApi:
         await asyncio.to_thread(self._mark, vm_id, note)
 
     def _mark(self, vm_id: str, note: str) -> None:
-        """A VM that is gone already needs no mark: it starts no more."""
+        """A VM that is gone needs no mark: it cannot start."""
         try:
             self._control().describe(vm_id, note)
         except VmNotFound:

@@ -1,8 +1,8 @@
 """This host on a container's NFS allow-list, for as long as snapshots are read, where the operator permits. Blocking code.
 
-A container that inherits the cluster's list has none of its own; with the first entry of its own it inherits no more. So it
-gets the cluster's entries too, and nobody who was let in is shut out. What it was is noted in a file before it is changed, and
-put back when no snapshot of ours is left; a service that is killed in between finds the file.
+A container that inherits the cluster's list has none of its own; with the first entry of its own it does not inherit any more.
+So it gets the cluster's entries too, and all hosts that had access keep it. The old list is noted in a file before it is
+changed, and put back when no snapshot of ours is left; a service that is killed in between finds the file.
 """
 
 import json

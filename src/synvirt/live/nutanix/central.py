@@ -32,7 +32,7 @@ KNOWN: Final[Mapping[str, int]] = {
 PAGE: Final = 100
 TASK_TIMEOUT_S: Final = 6 * 3600.0
 POWER_TIMEOUT_S: Final = 600.0
-# Of what is compared: the least that v4 tells apart is 32 KiB.
+# Of what is compared: v4's smallest unit is 32 KiB.
 BLOCK_BYTES: Final = 65536
 # Looked at again and tried again, when another changed the same thing in between.
 OUTDATED_TRIES: Final = 5
@@ -51,7 +51,7 @@ _PROBES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class DiskPoint:
-    """A disk in a recovery point: three ids, none of which is another's."""
+    """A disk in a recovery point: three ids, each of another thing."""
 
     recovery_point: str
     vm_recovery_point: str
@@ -258,7 +258,7 @@ class Central:
             raise SnapshotFailed(error.detail) from error
 
     def point(self, point_id: str) -> dict[str, Any]:
-        """SnapshotFailed: it is no more."""
+        """SnapshotFailed: it is gone."""
         try:
             return self.get("dataprotection", f"config/recovery-points/{quoted(point_id)}", "look at a recovery point")[0]
         except Absent as error:
@@ -278,7 +278,7 @@ class Central:
             return
 
     def regions(self, point: DiskPoint, since: DiskPoint | None, size: int) -> Iterator[Region]:
-        """Refused: one of the two is no more. The token that the cluster takes is good for some 15 minutes: one that it does
+        """Refused: one of the two is gone. The token that the cluster takes is good for some 15 minutes: one that it does
         not take any more is fetched anew."""
         found_at = self._discovered(point, since)
         start, renewed = 0, False
@@ -325,7 +325,7 @@ class Central:
         token = text(found, "jwtToken")
         if not address or not token:
             raise SourceUnreachable(f"{self.host} does not say which cluster has the recovery point")
-        # The cluster may serve another revision than its Prism Central: the token says which, and no other one is let in.
+        # The cluster may serve another revision than its Prism Central: the token says which, and no other one is accepted.
         revision = scope_of(token) or self.version("dataprotection")
         return _Cluster(self._element_at(address), f"/api/dataprotection/{revision}/content", token)
 

@@ -138,7 +138,7 @@ class Element:
         return text(made, "metadata", "uuid")
 
     def snapshot(self, snapshot_id: str) -> dict[str, Any]:
-        """Once it is complete. SnapshotFailed: it failed, or is no more."""
+        """Once it is complete. SnapshotFailed: it failed, or is gone."""
         for _ in pauses(SNAPSHOT_TIMEOUT_S):
             try:
                 found = self.prism.ask("GET", f"{V3}/vm_snapshots/{quoted(snapshot_id)}", what="look at a snapshot").json()

@@ -41,7 +41,7 @@ class Options(SourceOptions):
     extend_allow_list: bool = False
     client_address: _Host | None = None
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 300
-    # Of snapshots and recovery points that nobody removes, since this host is gone for good.
+    # Of snapshots and recovery points that are never removed, since this host is gone for good.
     expire_days: Annotated[int, Field(ge=1, le=365)] = 30
 
 

@@ -1,6 +1,6 @@
 """VMs as rows and manifests: v4's (Prism Central) and v3's (Prism Element) words become one.
 
-A disk's key is its address, `scsi.0`: v2, v3 and v4 all say it, while each has an id of its own for the disk.
+A disk's key is its address, `scsi.0`: v2, v3 and v4 all have it, while each has an id of its own for the disk.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

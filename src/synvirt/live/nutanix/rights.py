@@ -2,7 +2,7 @@
 
     users (v4 iam): our name ─▶ its id ─▶ authorization policies that name it ─▶ their roles, by name
 
-A role that comes by a group of a directory is not found so, and Prism Element tells nobody his own role: both are said.
+A role that comes by a group of a directory is not found so, and Prism Element shows no user his own role: the check says both.
 """
 
 from collections.abc import Iterator

@@ -90,7 +90,7 @@ class Snapshots:
         path = snapshot.change_ids.get(disk.key, "").partition(" ")[2]
         if not path:
             raise SnapshotFailed(f"snapshot {snapshot_id} of {vm.name} has no disk {disk.key}")
-        self._element.snapshot(snapshot_id)  # SnapshotFailed, where it is no more
+        self._element.snapshot(snapshot_id)  # SnapshotFailed, where it is gone
         spec = self._spec(path, disk.label, disk.capacity_bytes, f"{disk.key} of {vm.name}")
         read = self._whole(spec, path, disk) if since is None else self._delta(spec, path, disk, since, vm)
         self._let_in(spec)

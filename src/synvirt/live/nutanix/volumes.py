@@ -1,8 +1,8 @@
 """Way `iscsi`: a recovery point on Prism Central, its disks cloned into a volume group that this host reads. Blocking code.
 
-    recovery point ─▶ volume group of our own ─▶ a disk of it for each that is read ─▶ our initiator let in ─▶ LUN
+    recovery point ─▶ volume group of our own ─▶ a disk of it for each that is read ─▶ our initiator attached ─▶ LUN
 
-The volume group goes when the pass is read; the recovery point stays until a later one is, which is compared with it.
+The volume group is removed when the pass is read; the recovery point stays until a later one was compared with it.
 """
 
 from collections.abc import Collection, Mapping
@@ -105,7 +105,7 @@ class Volumes:
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, vm: FoundVm, name: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
-        self._central.point(snapshot.id.removeprefix(PREFIX))  # SnapshotFailed, where it is no more
+        self._central.point(snapshot.id.removeprefix(PREFIX))  # SnapshotFailed, where it is gone
         point = DiskPoint.of(snapshot.change_ids.get(disk.key, ""))
         if point is None:
             raise SnapshotFailed(f"{snapshot.id} of {vm.name} has no disk {disk.key}")
@@ -132,7 +132,7 @@ class Volumes:
 
     def _group(self, vm: FoundVm, name: str) -> str:
         if found := self._groups(name):
-            # A service that was killed did not come to let itself in.
+            # A service that was killed had not attached its initiator yet.
             return found[0] if self._clients(found[0]) else self._opened(found[0], vm)
         wanted = {
             "$objectType": "volumes.v4.config.VolumeGroup",
@@ -227,7 +227,7 @@ class _Asked:
         try:
             self._regions = None if not disk.capacity_bytes else list(central.regions(point, before, disk.capacity_bytes))
         except (Refused, AuthFailed, SourceUnreachable) as error:
-            # A guest that runs is on its warm way, of which this is the first pass: its deltas could never be told either.
+            # A guest that runs is moved warm, and this is its first pass: its deltas could not be listed either.
             if isinstance(error, SourceUnreachable) and vm.power == "on":
                 raise SourceUnreachable(
                     error.detail, hint="what changed is told by the cluster itself: let this host reach TCP 9440 there"

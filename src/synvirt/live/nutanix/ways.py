@@ -22,7 +22,7 @@ TOLD: Final[Mapping[WayName, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`why`: what stands in the way of a better one, or of this one where it is not `open`."""
+    """`why`: what keeps us from a better one, or from this one where it is not `open`."""
 
     name: WayName
     why: str = ""

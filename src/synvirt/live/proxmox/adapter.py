@@ -38,7 +38,7 @@ __all__ = ["FORM", "Login", "Options", "PveApi", "pve_api"]
 
 NO_SSH: Final = "there is no SSH to its node: the API sends no disks"
 SSH_HINT: Final = "give the source ssh_private_key or ssh_password; docs/platforms/proxmox.md has what it must allow"
-# Of one call: to shut a guest down has a limit of its own beside it.
+# Of one call. A guest's shutdown has a limit of its own.
 ANSWER_TIMEOUT_S: Final = 600.0
 
 # `pveversion --verbose`: a package a line.
@@ -176,7 +176,7 @@ class PveApi:
         await self._asked(lambda: self._cluster.start(vm_id), vm_id)
 
     async def mark(self, vm_id: str, note: str) -> None:
-        """A VM that is gone already needs no mark: it starts no more."""
+        """A VM that is gone needs no mark: it cannot start."""
         await self._unless_gone(lambda: self._cluster.mark(vm_id, note), vm_id)
 
     # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -221,12 +221,12 @@ class PveApi:
         )
 
     async def _unless_gone(self, use: Callable[[], None], vm_id: str) -> None:
-        """A VM that is no more has nothing of ours left."""
+        """A VM that is gone has nothing of ours left."""
         with contextlib.suppress(VmNotFound):
             await self._asked(use, vm_id)
 
     async def _asked(self, use: Callable[[], T], vm_id: str | None = None, *, limit_s: float = ANSWER_TIMEOUT_S) -> T:
-        """`vm_id`: the VM that it is about, which is gone only where the whole cluster knows it no more."""
+        """`vm_id`: the VM that it is about, which is gone only where no node of the cluster has it."""
 
         def guarded() -> T:
             with self._lock:

@@ -23,7 +23,7 @@ from synvirt.errors import Internal, SnapshotFailed
 from synvirt.live.proxmox import backup_access
 from synvirt.live.proxmox.qmp import Qmp, QmpError, rows
 
-# The finest that is worth a question of its own, and that an overlay copies by.
+# The smallest unit that is worth a question of its own, and by which an overlay copies.
 GRANULARITY_BYTES: Final = 65536
 # A write of the guest's waits so long for its old bytes to be saved; then our snapshot is given up.
 SAVE_TIMEOUT_S: Final = 30
@@ -299,7 +299,7 @@ def end_exports(qmp: Qmp, ours: Callable[[str], bool]) -> None:
 
 
 def _let_go(qmp: Qmp, name: str) -> None:
-    """The reader first: a filter that somebody reads lets nobody write beside it. The bitmap says which node was the disk's."""
+    """The reader first: while a filter is read, nothing else may write there. The bitmap says which node was the disk's."""
     nodes, there = Nodes(qmp), devices(qmp)
     for snapshot, key in list(_marks(nodes)):
         if snapshot != name:

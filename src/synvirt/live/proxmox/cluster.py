@@ -113,7 +113,7 @@ class Cluster:
         )
 
     def _unless_refused(self, ask: Callable[[], T]) -> T | None:
-        """What only tells more: a user who may not ask it still moves the VM."""
+        """Facts that are only good to know: a user who may not ask for them can still move the VM."""
         with contextlib.suppress(SynvirtError):
             return ask()
         return None
@@ -219,7 +219,7 @@ class Cluster:
         if self.status(row).get("status") == "running":
             return
         self.api.wait(self.api.post(f"{self.path(row)}/status/start"), START_TIMEOUT_S)
-        # The cluster's manager has only been told so.
+        # Only the cluster's manager was asked to.
         if not self.await_state(row, "running", START_TIMEOUT_S):
             raise Internal(f"VM {vm_id} was started, and does not run after {START_TIMEOUT_S:.0f} s")
 

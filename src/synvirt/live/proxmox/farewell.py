@@ -35,8 +35,8 @@ Areas = dict[str, list[tuple[int, int]]]
 
 @contextlib.contextmanager
 def kept_alive(node: Node, vm_id: str) -> Iterator[None]:
-    """While the block lasts the VM's QEMU outlives its guest. Where nobody listens there it does not, and a final pass must
-    read whole disks."""
+    """While the block lasts the VM's QEMU outlives its guest. Where qmeventd does not listen there it does not, and a final
+    pass must read whole disks."""
     with contextlib.ExitStack() as held:
         try:
             made = held.enter_context(socket.socket(socket.AF_UNIX))
@@ -60,7 +60,7 @@ def changes(qmp: Qmp, node: Node) -> Areas:
         qmp.ask("nbd-server-start", {"addr": {"type": "unix", "data": {"path": remote}}})
     try:
         for name, source in wanted.items():
-            # Of a read-only export a bitmap must not record any more: nobody writes.
+            # A bitmap of a read-only export need not record: nothing is written there.
             qmp.ask("block-dirty-bitmap-disable", {"node": source, "name": name})
             bitmaps.serve(qmp, f"{name}.end", source, source, [name])
         return _read(node, remote, wanted)
@@ -97,7 +97,7 @@ class Notes:
         self._folder = folder
 
     def put(self, vm_id: str, last_start: str, areas: Areas) -> None:
-        """Durable when it returns; whoever reads meanwhile has the older one."""
+        """Durable when it returns; a reader meanwhile gets the older one."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
             json.dump({"last_start": last_start, "areas": areas}, file)
@@ -116,7 +116,7 @@ class Notes:
             return None
 
     def forget(self, vm_id: str, snapshot: str) -> None:
-        """Once the snapshot is cleared away; the file goes with the last of its job's."""
+        """Once the snapshot is removed; the file is removed with the last snapshot of its job."""
         try:
             found = json.loads(self._path(vm_id).read_text())
             left = {export: areas for export, areas in found["areas"].items() if not export.startswith(f"{snapshot}.")}

@@ -1,7 +1,7 @@
 """Every key of a VM's configuration, and what becomes of it. No I/O.
 
 The keys are those of `PUT /nodes/{node}/qemu/{vmid}/config` (pve-docs 9.1.3); `[n]` stands for a number. Tests hold this table
-against the vendor's schema, so that a key is either read, or told of, or left out for a reason that stands here.
+against the vendor's schema, so that each key is read, or named in a concern, or left out for a reason given here.
 """
 
 import re
@@ -35,7 +35,7 @@ TOLD: Final = frozenset(
         *("amd-sev", "intel-tdx", "hookscript"),
     )
 )
-# Told of together: hardware, or limits, that the VM does not have here unless somebody gives it to it.
+# Named together: hardware, or limits, that the VM does not have here unless an operator adds it.
 NOT_TAKEN_OVER: Final = frozenset(
     (
         *("numa", "numa[n]", "hugepages", "keephugepages", "affinity", "cpulimit", "cpuunits", "shares", "machine", "vga"),

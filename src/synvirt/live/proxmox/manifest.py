@@ -95,7 +95,7 @@ def power_state(status: Mapping[str, Any]) -> PowerState:
     if status.get("status") == "running":
         return _STATES.get(str(status.get("qmpstatus", "running")), "on")
     if status.get("status") == "stopped":
-        # Its memory lies in a volume of its own: it was sent to sleep (`qm suspend --todisk`).
+        # Its memory lies in a volume of its own: it is hibernated (`qm suspend --todisk`).
         return "suspended" if status.get("lock") == "suspended" else "off"
     return "unknown"
 
@@ -183,7 +183,7 @@ def _disk(drive: Drive, seen: Seen, of_all: list[str]) -> Disk:
 
 
 def disk_format(drive: Drive, volume: Volume | None) -> str:
-    """As the storage says, else by the volume's name, as Proxmox VE itself tells them apart."""
+    """As the storage says, else by the volume's name, as Proxmox VE itself does."""
     if volume is not None and volume.format:
         return volume.format
     suffix = drive.volume.rpartition(".")[2]
@@ -219,7 +219,7 @@ def _snapshots(seen: Seen) -> Iterator[Snapshot]:
 
 
 def guest_os(config: Mapping[str, Any], told: Mapping[str, Any]) -> GuestOs:
-    """By the agent's word, else by `ostype`, which whoever made the VM chose."""
+    """As the agent says, else by `ostype`, which was chosen when the VM was made."""
     kind = str(config.get("ostype", "other"))
     if told.get("id"):
         windows = told["id"] == "mswindows"

@@ -1,7 +1,7 @@
 """A node of the cluster, by SSH: a fixed list of commands, and Unix sockets forwarded. Blocking code.
 
 Nothing else is ever run there: COMMANDS is all, each an argv whose gaps take only what their patterns let through, so that no
-word of it means anything to a shell. docs/platforms/proxmox.md has the forced command that lets a key do these and no more.
+part of it means anything to a shell. docs/platforms/proxmox.md has the forced command that lets a key do these and no more.
 """
 
 import itertools
@@ -189,4 +189,4 @@ class Node:
         except SourceUnreachable:
             raise
         except Internal:
-            return  # it has ended by itself
+            return  # it has ended already

@@ -26,7 +26,7 @@ class QmpError(Internal):
 
 
 class NoQemu(SourceUnreachable):
-    """Nobody is at that socket: the VM does not run there, or not any more."""
+    """Nothing listens at that socket: the VM does not run there, or not any more."""
 
 
 class Qmp:

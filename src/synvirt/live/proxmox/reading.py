@@ -48,7 +48,7 @@ _POLL_S: Final = 0.5
 
 
 def image(path: str, volume: str) -> str:
-    """What `pvesm path` says, as qemu-nbd is given it. SnapshotFailed: no word of it may mean anything to a shell."""
+    """What `pvesm path` says, as qemu-nbd is given it. SnapshotFailed, where a part of it would mean something to a shell."""
     if not path.startswith("rbd:"):
         return path
     # Monitors of a Ceph cluster elsewhere (PVE::Storage::RBDPlugin puts semicolons in between); librados takes commas as well.

@@ -16,7 +16,7 @@
     tap              what the platform answers, for `sources record`         blocking
     this file        the adapter: asyncio outside, threads inside; bytes by disks/{vddk,datastore,exported}
 
-Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that would speak to the platform raises Internal.
+Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that would ask the platform raises Internal.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ from synvirt.model import Disk, LiveKind, Name, Received, Shutdown, SourceCheck,
 
 log = structlog.get_logger(__name__)
 
-# For a lease that only spares bytes nobody waits until another that was left behind runs out: a guest may be off meanwhile.
+# A lease that only saves bytes is not worth waiting until one that was left behind runs out: the guest may be off meanwhile.
 SPARER_BUSY_S: Final = 30.0
 # Before each new look at files that could be read before, and cannot be opened now.
 FILES_PAUSES_S: Final = (5.0, 15.0, 30.0)
@@ -105,7 +105,7 @@ FORM = Form(LiveKind.VIM_API, {"https": 443}, VimCredentials, VimOptions)
 # How a deep test calls the way by a host, and how many hosts it tries: each is read from for some seconds.
 _BY_HOST: Final = "esxi "
 HOSTS_TRIED: Final = 16
-# By options.transport; without a word of it, a host first.
+# By options.transport; a host first where that is not set.
 _FILES_ASKED: Final[Mapping[str, vim_files.Asked]] = {"datastore": "vcenter", "esxi": "host"}
 
 
@@ -194,7 +194,7 @@ class VimApi:
 
     def _folders(self) -> Mapping[str, tuple[str, Any]]:
         """Of each folder and datacenter its name and what it lies in. Without a name: the root, and the folder of VMs that each
-        datacenter has; nobody named those."""
+        datacenter has; the platform made those."""
         vim = library().vim
         found = self._session.all_of([vim.Folder, vim.Datacenter], ("name", "parent"), what="list its folders")
         folders = {one.id: (str(one.properties.get("name", "")), one.properties.get("parent")) for one in found}
@@ -391,10 +391,10 @@ class VimApi:
         return _FILES_ASKED.get(self._options.transport, "host first")
 
     def _sparser(self, wanted: _Wanted, whole: ReaderSpec) -> ReaderSpec:
-        """A disk of which nobody tells what was ever written: by an export lease, where that is told when the job is planned to
-        spare most of it; from where the lease fails by its files, as without one."""
+        """A disk whose allocation the platform does not list: by an export lease, where the plan expects that to save most of
+        it; by its files from where the lease fails, as without a lease."""
         vm_id, snapshot_id, device, _ = wanted
-        # One that is tracked, though its host does not say what is allocated, was told to be read by its files.
+        # A tracked disk whose host does not list what is allocated was planned to be read by its files.
         tracked = getattr(device.backing, "changeId", None)
         if tracked or self._options.transport != "auto" or self._unexportable == snapshot_id:
             return whole

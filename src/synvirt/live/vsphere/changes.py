@@ -58,7 +58,7 @@ def enable(session: VimSession, vm_id: str, keys: Collection[str]) -> None:
             _set_tracked(session, vm_id)
         stunned = change_ids(disks_of(session, _create(session, vm_id, STUN, quiesce=False)))
         remove(session, vm_id, (STUN,))
-        # A host may not tell them of the VM itself: then the second snapshot does.
+        # A host may not list them for the VM itself: then the second snapshot does.
         untracked = _untracked(session, vm_id, [key for key in keys if key not in stunned])
         if not untracked:
             return
@@ -126,7 +126,7 @@ def _made(session: VimSession, vm_id: str, name: str) -> str:
         try:
             return _create(session, vm_id, name, quiesce=True)
         except (SnapshotFailed, Internal, SourceUnreachable) as error:
-            # A guest may take longer to be quiet than the platform waits; what else passes by itself is asked again.
+            # A guest may take longer to be quiet than the platform waits; other passing errors are tried again.
             if isinstance(error, SourceUnreachable) and not isinstance(error.__cause__, library().vim.fault.Timedout):
                 raise
             log.warning("the guest could not be quiesced; its snapshot is as after a crash", vm=vm_id, cause=error.detail)
@@ -149,7 +149,7 @@ def _create(session: VimSession, vm_id: str, name: str, *, quiesce: bool) -> str
 
 
 def remove(session: VimSession, vm_id: str, names: Sequence[str]) -> None:
-    """All snapshots of these names; then the disks are one again. Nothing to do where the VM is no more."""
+    """All snapshots of these names; then each disk is one file again. Nothing to do where the VM is gone."""
     try:
         _let_tasks_end(session, vm_id)
         for snapshot_id in _named(session, vm_id, names):
@@ -165,8 +165,8 @@ def remove(session: VimSession, vm_id: str, names: Sequence[str]) -> None:
 
 
 def _consolidate(session: VimSession, vm_id: str) -> None:
-    """Where the platform says that it is needed. What fails is only told: something else (a backup tool) may hold the files for
-    hours, which harms no copy; it is tried again with the next snapshot, and the platform shows its own warning until then."""
+    """Where the platform says that it is needed. A failure is only reported: something else (a backup tool) may hold the files
+    for hours, which harms no copy; it is tried again with the next snapshot, and the platform warns until then."""
     needed = "runtime.consolidationNeeded"
     if not session.properties(session.machine(vm_id), (needed,), what=f"look at {vm_id}").get(needed):
         return
@@ -220,7 +220,7 @@ def _named(session: VimSession, vm_id: str, names: Sequence[str]) -> list[str]:
 
 
 def devices_of(session: VimSession, snapshot_id: str) -> Sequence[Any]:
-    """The VM's devices as the snapshot has them. SnapshotFailed when it is no more."""
+    """The VM's devices as the snapshot has them. SnapshotFailed when the snapshot is gone."""
     try:
         found: Mapping[str, Any] = session.properties(
             session.snapshot(snapshot_id), ("config.hardware.device",), what="look at a snapshot"
@@ -231,7 +231,7 @@ def devices_of(session: VimSession, snapshot_id: str) -> Sequence[Any]:
 
 
 def disks_of(session: VimSession, snapshot_id: str) -> dict[str, Any]:
-    """The snapshot's disks by their keys. SnapshotFailed when it is no more."""
+    """The snapshot's disks by their keys. SnapshotFailed when the snapshot is gone."""
     return {str(disk.key): disk for disk in virtual_disks(devices_of(session, snapshot_id))}
 
 

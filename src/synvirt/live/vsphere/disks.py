@@ -103,7 +103,7 @@ def capacity_of(disk: Any) -> int:
 def allocated_of(disk: Any, files: Sequence[Any]) -> int | None:
     """What the disk's files take, in bytes, by the platform's list of its VM's (`layoutEx.file`); None where one is not there.
 
-    A file of a thin disk is listed with what it takes, not with what it may come to."""
+    A file of a thin disk is listed with what it takes, not with what it may grow to."""
     sizes = {str(file.name): int(file.size) for file in files if file.type == "diskExtent"}
     stems = [str(getattr(backing, "fileName", "") or "").removesuffix(".vmdk") for backing in backings(disk)]
     taken = [next((sizes[stem + end] for end in _EXTENTS if stem + end in sizes), None) for stem in stems]

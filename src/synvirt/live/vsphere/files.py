@@ -69,8 +69,8 @@ def hosts_of(session: VimSession, device: Any) -> list[str]:
 
 
 def _of_host(session: VimSession, flat: DatastoreSpec, asked: Asked, host: str | None) -> DatastoreSpec:
-    """One host that has the datastore: of many each file has its own, so that no single one sends all. One that did not answer
-    lately is none, unless nobody else may be asked."""
+    """One host that has the datastore. Of several hosts each file has its own, so that no single one sends all. A host that did
+    not answer lately is left out, unless no other may be asked."""
     hosts = [name for name, _ in flat.hosts if name and host in (None, name) and (asked == "host" or not session.is_mute(name))]
     if asked == "vcenter" or not hosts:
         if asked == "host":

@@ -1,8 +1,8 @@
 """The third way to vSphere's disks: ExportSnapshot, and the lease (HttpNfcLease) under which a host sends them. Blocking code.
 
-    ask ─▶ initializing ─▶ ready: a URL a disk ─▶ progress said now and then, while they are read ─▶ complete (else abort)
+    ask ─▶ initializing ─▶ ready: a URL a disk ─▶ progress reported now and then, while they are read ─▶ complete (else abort)
 
-«vSphere Web Services API», HttpNfcLease. A lease whose progress nobody says ends by itself after `leaseTimeout`: so does one
+«vSphere Web Services API», HttpNfcLease. A lease without reports of progress ends after `leaseTimeout`: so does one
 that its service left when the whole host went down; one of a service that was killed is aborted at once (`vim_lease_guard`). It
 belongs to the session that asked for it.
 """
@@ -46,7 +46,7 @@ class ExportLease:
         self.renewed_every_s = RENEWED_EVERY_S
 
     def open(self, busy_timeout_s: float | None = None) -> None:
-        """SnapshotFailed when the snapshot is no more, SourceUnreachable when the platform has no lease for us in time."""
+        """SnapshotFailed when the snapshot is gone, SourceUnreachable when the platform has no lease for us in time."""
         self._guard = LeaseGuard(self._session)
         try:
             self._lease = self._asked(BUSY_TIMEOUT_S if busy_timeout_s is None else busy_timeout_s)
@@ -156,10 +156,10 @@ class ExportLease:
             port=port,
             target=where.path + (f"?{where.query}" if where.query else ""),
             verify_tls=options.verify_tls,
-            # The platform, whose own certificate was checked, names its host's: whoever signed it, it is that one.
+            # The platform, whose own certificate was checked, names its host's: that one is right, whoever signed it.
             thumbprint=thumbprint,
             fingerprint_sha256=options.fingerprint_sha256 if at_home else None,
-            # The session is the platform's business: no other host is shown it. The URL itself holds a secret of its own.
+            # The session's cookie is for the platform alone and is sent to no other host. The URL itself holds a secret.
             cookie=session.cookie if at_home else "",
             size_bytes=capacity_of(device),
             name=str(getattr(device.backing, "fileName", None) or f"disk {device.key}"),

@@ -1,10 +1,10 @@
-"""An export lease is aborted by a process of its own when the service is killed: a lease that nobody ends is in the way of the
-next one for five minutes, and holds the VM's files meanwhile.
+"""An export lease is aborted by a process of its own when the service is killed: a lease that was not ended blocks
+the next one for five minutes, and holds the VM's files meanwhile.
 
-    stdin   one line: the platform, and the session that the lease belongs to; then a line a lease; then «over», or an end that
-            nobody meant: then the leases are aborted, and the session is logged out
+    stdin   one line: the platform, and the session that the lease belongs to; then a line a lease; then «over», or the end of
+            the input without it: then the leases are aborted, and the session is logged out
 
-`python -m synvirt.live.vsphere.lease_guard`. Without pyvmomi: it is there for as long as a disk is copied, and is to be small.
+`python -m synvirt.live.vsphere.lease_guard`. Without pyvmomi: it runs as long as a disk is copied, and must be small.
 """
 
 import http.client
@@ -60,7 +60,7 @@ class LeaseGuard:
         self._tell(lease_id)
 
     def leave(self) -> None:
-        """All leases are over, and whoever asked for them goes on. Idempotent."""
+        """All leases have ended, and the one who asked for them goes on. Idempotent."""
         self._tell(_OVER)
         with suppress(OSError, ValueError):
             if self._child.stdin is not None:
@@ -72,7 +72,7 @@ class LeaseGuard:
             self._child.wait()
 
     def _tell(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # it is gone: then a lease that is left runs out by itself
+        with suppress(OSError, ValueError):  # it is gone: a lease that is left runs out then
             if self._child.stdin is not None:
                 self._child.stdin.write(line + "\n")
                 self._child.stdin.flush()

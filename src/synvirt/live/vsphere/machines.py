@@ -87,7 +87,7 @@ _LINUX: Final = (
     "linux", "ubuntu", "debian", "rhel", "centos", "sles", "suse", "fedora", "coreos", "photon", "asianux", "mandr", "turbo",
     "rocky", "alma",
 )  # fmt: skip
-# Of a datastore: with less of it free a snapshot is a risk to be told of. Our judgement, and no limit of vSphere's.
+# Of a datastore: with less of it free a snapshot is a risk, and a concern says so. Our judgement, and no limit of vSphere's.
 LOW_SPACE: Final = 0.1
 # VMware's advice (KB 1025279) is to keep no snapshot for longer than 72 hours; a week lets those of a weekend's work pass.
 OLD_SNAPSHOT: Final = timedelta(days=7)
@@ -137,7 +137,7 @@ def manifest(
     """`store_types`: of each datastore's name, its type. `ways`: of each disk's key, by which way it will be read. `host`: the
     name of the one it is on. `networks`: see `network_names`. `may_export`: our user may ask for an export
     lease. `space`: of each datastore's name, its free bytes, and all that it has. `now`: None where
-    the age of snapshots is not to be told."""
+    the age of snapshots is not wanted."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
     boot = found.get("config.bootOptions")
     disks = _disks(found, devices, boot, ways)
@@ -243,7 +243,7 @@ def _nics(found: Mapping[str, Any], devices: Sequence[Any], networks: Mapping[st
 
 
 def _network(backing: Any, networks: Mapping[str, str]) -> str:
-    """By the name that people know it by; by what the card holds, where the platform does not tell us more."""
+    """By the name that people know it by; by what the card holds, where the platform does not say more."""
     port = getattr(backing, "port", None)
     key = getattr(port, "portgroupKey", None) or getattr(backing, "opaqueNetworkId", None)
     return networks.get(str(key)) or shown(getattr(backing, "deviceName", None) or key or "")
@@ -386,8 +386,8 @@ def _owner(found: Mapping[str, Any]) -> str:
 
 
 def untold_disks(found: Mapping[str, Any], ways: Mapping[str, Way]) -> list[tuple[Any, int]]:
-    """The mostly empty disks that are read from files, with what is allocated of each, where nobody tells which parts are: of
-    one that is tracked, and has a change id, the platform does."""
+    """The mostly empty disks that are read from files, with how much of each is allocated, where it is not known which parts
+    are: of a disk that is tracked, and has a change id, the platform lists them."""
     files = found.get("layoutEx.file") or ()
     disks = [
         disk for disk in virtual_disks(found.get("config.hardware.device") or ()) if ways[str(disk.key)].name == "datastore"

@@ -30,7 +30,7 @@ _CERTIFICATE_BYTES_MIN: Final = 24
 
 def as_store(content: bytes, *, secure_boot: bool) -> bytes | None:
     """As OVMF reads them. None where the file has none, as of a guest with BIOS or in an encrypted home; and where the VM boots
-    by Secure Boot but has no platform key, so that whoever asks takes keys of his own. Internal."""
+    by Secure Boot but has no platform key, so that the caller enrols keys of his own. Internal."""
     found = variables(content)
     if found is None or (secure_boot and not has_keys(found)):
         return None

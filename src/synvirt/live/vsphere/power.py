@@ -13,7 +13,7 @@ from synvirt.model import Shutdown
 
 OFF_POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0
-# Events of the platform that tell of a VM's start: by people, by DRS, by HA; and that it is about to.
+# The platform's events of a VM's start: by people, by DRS, by HA; and of one that is about to start.
 STARTS: Final = ("VmPoweredOnEvent", "DrsVmPoweredOnEvent", "VmRestartedOnAlternateHostEvent", "VmStartingEvent")
 # The largest page; the usual one has 10, and which of a busy VM's starts are among them is up to the platform.
 STARTS_MAX: Final = 1000
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 def shut_down(session: VimSession, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
-    """By the guest itself, where its tools hear us; by force once `timeout_s` are over. Off when it returns."""
+    """By the guest itself, where its tools answer; by force once `timeout_s` are over. Off when it returns."""
     if _state(session, vm_id) == "poweredOff":
         return
     if manner != "force" and _asked_to_shut_down(session, vm_id):
@@ -42,7 +42,7 @@ def power_on(session: VimSession, vm_id: str) -> None:
 
 
 def last_start(session: VimSession, vm_id: str) -> str:
-    """Key and time of the newest event that tells of a start. What the platform does not tell is always the same.
+    """Key and time of the newest event of a start. Where the platform lists none, the answer is always the same.
 
     By a collector of events, for a host without vCenter knows no other way to ask; its latest page is in no order («vSphere
     Web Services API», EventHistoryCollector). System.View is enough."""
@@ -78,8 +78,8 @@ def mark(session: VimSession, vm_id: str, note: str) -> None:
 
 
 def _asked_to_shut_down(session: VimSession, vm_id: str) -> bool:
-    """False: nobody in the guest hears such calls. SourceUnreachable: the VM is in a state that takes none now; a guest that
-    could still be asked is not powered off."""
+    """False: the guest has no tools that take such calls. SourceUnreachable: the VM is in a state that takes none now; a guest
+    that could still be asked is not powered off."""
     fault = library().vim.fault
     deaf = (fault.ToolsUnavailable, library().vmodl.fault.NotSupported)
 
@@ -106,7 +106,7 @@ def _power(session: VimSession, vm_id: str, what: str, task_name: str, *, wanted
         task = session.call(what, lambda _: getattr(session.machine(vm_id), task_name)())
         session.wait(task, what=what, timeout_s=POWER_TIMEOUT_S)
     except (Internal, SourceUnreachable):
-        if _state(session, vm_id) != wanted:  # else it came there by itself meanwhile
+        if _state(session, vm_id) != wanted:  # else it got there meanwhile without us
             raise
 
 

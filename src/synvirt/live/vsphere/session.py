@@ -1,7 +1,7 @@
 """A session with vCenter or ESXi by pyvmomi: login, keep-alive, properties, tasks; faults become our errors. Blocking code.
 
 pyvmomi is an extra (`pip install synvirt[vmware]`). Without it, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1 (specification part 1:
-the control plane left out), `library` refuses with Internal, and so does everything that would speak to the platform.
+the control plane left out), `library` refuses with Internal, and so does everything that would ask the platform.
 
 Only leaf properties are read, by the PropertyCollector: whole objects are megabytes on a real vCenter, and hold values that an
 older pyvmomi cannot read.
@@ -39,7 +39,7 @@ ANSWER_TIMEOUT_MAX_S: Final = 900.0
 SLOW_FOR_S: Final = 3600.0
 # Platforms whose slowness is remembered: more than one host has as sources.
 SLOW_MAX: Final = 1000
-# vCenter itself waits longer than this for no login; a session that ends on a platform that hangs ends by itself.
+# vCenter itself waits no longer than this for a login. A session whose end a hanging platform does not answer runs out there.
 LOGOUT_TIMEOUT_S: Final = 5.0
 # vCenter ends a session after 30 minutes without a call.
 KEEP_ALIVE_S: Final = 300.0
@@ -79,7 +79,7 @@ def library() -> Any:
 
 
 def busy_faults() -> tuple[type[Exception], ...]:
-    """Of what passes by itself: the same question may be answered a little later."""
+    """Of errors that end by themselves: the same question may be answered a little later."""
     vmware = library()
     fault = vmware.vim.fault
     # HostCommunication is also HostNotConnected and HostNotReachable: vCenter answers, and cannot ask the VM's host.
@@ -215,7 +215,7 @@ class VimSession:
             undo.pop_all()
 
     def _log_in(self) -> None:
-        # A cookie of a session that is no more would make the platform refuse the login.
+        # With the cookie of a session that has ended, the platform would refuse the login.
         self._stub.cookie = ""
         self._content.sessionManager.Login(self.login_.user, self.login_.password)
         self._logins += 1
@@ -296,13 +296,13 @@ class VimSession:
         return kind(id_, self._stub)
 
     def properties(self, reference: Any, paths: Iterable[str], *, what: str) -> Mapping[str, Any]:
-        """Those of the leaf properties that the object has. VmNotFound when it is no more."""
+        """Those of the leaf properties that the object has. VmNotFound when it is gone."""
         rows = self.call(what, lambda content: self._retrieved(content, [self._of_object(reference, paths)]))
         return rows[0].properties if rows else {}
 
     def each(self, wanted: Iterable[tuple[Any, Sequence[str]]], *, what: str) -> Mapping[str, Mapping[str, Any]]:
         """Of several objects the leaf properties asked for, the same of all of one type, by the objects' ids: one question.
-        An object that is no more, or not for us to see, is not there."""
+        An object that is gone, or that our user may not see, is left out."""
         asked = list(wanted)
         if not asked:
             return {}
@@ -361,11 +361,11 @@ class VimSession:
         """The task's result. Its fault is raised as ours; SourceUnreachable when it takes longer."""
         deadline = time.monotonic() + timeout_s
         for pause_s in _pauses():
-            # Leaves alone: a finished task's entity may be an object that is no more.
+            # Leaves alone: a finished task's entity may be an object that is gone.
             try:
                 found = self.properties(task, ("info.state", "info.error", "info.result"), what=what)
             except VmNotFound as error:
-                # A vCenter that was restarted knows its tasks no more; what they do, hosts do all the same.
+                # A vCenter that was restarted has forgotten its tasks; hosts carry them out all the same.
                 raise SourceUnreachable(
                     f"{self.host} has forgotten the task by which it was to {what}", hint="what came of it is looked at anew"
                 ) from error

@@ -1,10 +1,10 @@
-"""In which version of its API a vSphere is spoken to. Blocking code.
+"""Which version of its API is used with a vSphere. Blocking code.
 
-    GET /sdk/vimServiceVersions.xml ─▶ namespace urn:vim25: its version, and those before it that it speaks too
+    GET /sdk/vimServiceVersions.xml ─▶ namespace urn:vim25: its version, and earlier ones that it serves too
 
-«vSphere Web Services SDK Programming Guide». All that we call and read is in 6.5, and a newer version would only send more that
-an older pyvmomi cannot read: so the oldest from 6.5 on that both sides speak. A platform that does not answer by such a list is
-spoken to in 6.5; what is wrong with it the first call says better.
+«vSphere Web Services SDK Programming Guide». All that we call and read is in 6.5, and a newer version would only send more
+that an older pyvmomi cannot read: so the oldest from 6.5 on that both sides have. With a platform that has no such list 6.5 is
+used; the first call then says better what is wrong with it.
 """
 
 import http.client

@@ -18,7 +18,7 @@ READ_BY: Final[dict[WayName, str]] = {
 
 # The privilege that it takes.
 EXPORT: Final = "VApp.Export"
-# A lease is one stream, which the host compresses and nobody takes up in its middle: worth that where it spares most of a disk.
+# A lease is one stream, which the host compresses and which cannot be resumed: worth it where it saves most of a disk.
 SPARED_BYTES_LEAST: Final = 1 << 30
 
 

@@ -177,5 +177,5 @@ class XenApi:
         await asyncio.to_thread(power.power_on, self._session, vm_id)
 
     async def mark(self, vm_id: str, note: str) -> None:
-        with contextlib.suppress(VmNotFound):  # a VM that is gone needs no mark: it starts no more
+        with contextlib.suppress(VmNotFound):  # a VM that is gone needs no mark: it cannot start
             await asyncio.to_thread(power.mark, self._session, vm_id, note)

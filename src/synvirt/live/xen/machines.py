@@ -158,7 +158,7 @@ def manifest(vm_id: str, vm: Machine, chosen: Mapping[str, Way], chains: Mapping
 def variables_come(vm: Record) -> bool:
     try:
         return nvram.as_store(vm) is not None
-    except Internal:  # no form that we know: the machine is told as one whose variables stay behind
+    except Internal:  # no form that we know: the machine's variables stay behind, and a concern says so
         return False
 
 

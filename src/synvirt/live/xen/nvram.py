@@ -32,7 +32,7 @@ def has_variables(vm: Record) -> bool:
 
 def as_store(vm: Record) -> bytes | None:
     """As OVMF reads them. None where the VM has none; and where it boots by Secure Boot but has no platform key yet, so that
-    whoever asks takes keys of his own. Internal where they are not in the form that is known."""
+    the caller enrols keys of his own. Internal where they are not in the form that is known."""
     if not has_variables(vm):
         return None
     found = variables(text(table(vm, "NVRAM"), FIELD))

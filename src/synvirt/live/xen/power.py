@@ -12,7 +12,7 @@ from synvirt.model import Shutdown
 
 POWER_TIMEOUT_S: Final = 300.0
 NOTE: Final = "synvirt"
-# The guest hears nobody, or does not want to: then it is ended.
+# The guest does not answer, or does not shut down: then it is powered off.
 _DEAF: Final = frozenset(
     {
         "VM_LACKS_FEATURE", "VM_LACKS_FEATURE_SHUTDOWN", "VM_MISSING_PV_DRIVERS", "VM_FAILED_SHUTDOWN_ACKNOWLEDGMENT",
@@ -22,7 +22,7 @@ _DEAF: Final = frozenset(
 
 
 def shut_down(session: XenSession, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
-    """By the guest itself, where its tools hear us; by force once `timeout_s` are over. Off when it returns."""
+    """By the guest itself, where its tools answer; by force once `timeout_s` are over. Off when it returns."""
     reference = vm_ref(session, vm_id)
     if _state(session, reference) == "Halted":
         return
@@ -59,7 +59,7 @@ def _power(session: XenSession, reference: str, what: str, method: str, *paramet
     try:
         session.awaited(what, method, reference, *parameters, timeout_s=POWER_TIMEOUT_S)
     except XapiFailure as failure:
-        if _state(session, reference) != wanted:  # else it came there by itself meanwhile
+        if _state(session, reference) != wanted:  # else it got there meanwhile without us
             raise session.as_ours(what, failure) from failure
     if (state := _state(session, reference)) != wanted:
         raise Internal(f"{session.host} was to {what}, and says that it is {state}")

@@ -50,7 +50,7 @@ BUSY: Final = frozenset(
 )  # fmt: skip
 _NO_LOGIN: Final = frozenset({"SESSION_AUTHENTICATION_FAILED", "SESSION_AUTHORIZATION_FAILED"})
 _GONE: Final = frozenset({"HANDLE_INVALID", "UUID_INVALID"})
-# Parameters of a failure are a stranger's words, some of them a whole log.
+# Parameters of a failure are foreign text, some of them a whole log.
 _PARAMETER_CHARS: Final = 200
 
 log = structlog.get_logger(__name__)
@@ -93,7 +93,7 @@ class XenSession:
 
     @property
     def id(self) -> str:
-        """A secret: whoever has it is us."""
+        """A secret: its holder has our rights."""
         return self._id
 
     # ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,7 +137,7 @@ class XenSession:
             client.close()
             raise
         if self._client is not None:
-            # Sessions are the pool's: a coordinator that changed left us one that nobody uses any more.
+            # Sessions belong to the pool: after a change of coordinator an old one of ours is left unused.
             with suppress(SynvirtError, XapiFailure, _Elsewhere):
                 self._ask(client, "session.logout", earlier)
             self._client.close()

@@ -1,10 +1,10 @@
-"""Snapshots of a XenServer VM, what keeps its deltas, and what goes again. Blocking code.
+"""Snapshots of a XenServer VM, what keeps its deltas, and what is removed. Blocking code.
 
     VM.snapshot ─▶ its VDIs get the snapshot's name ─▶ read ─▶ release: by tracking, the data goes and its metadata stays;
                                                                     by VHD, the data stays, since the next is compared with it
                                                             ─▶ cleanup: all of that name goes
 
-VDIs are found by name, so that a crash between any two calls leaves nothing that nobody finds. A change id is `cbt:UUID` or
+VDIs are found by name, so that a crash between any two calls leaves nothing that cannot be found. A change id is `cbt:UUID` or
 `vhd:UUID`, of the snapshot's VDI. Citrix' «Changed Block Tracking Developer Guide».
 """
 
@@ -26,7 +26,7 @@ from synvirt.machines.xenapi import NULL, Record, listed, table, text
 SNAPSHOT_TIMEOUT_S: Final = 1800.0
 # A disk of many layers is destroyed and joined meanwhile.
 DESTROY_TIMEOUT_S: Final = 1800.0
-# The storage manager lets go of a disk that was read a little after its reader closed it.
+# The storage manager releases a disk a little after its reader closed it.
 IN_USE_PAUSES_S: Final = (0.5, 2.0, 5.0, 15.0, 30.0)
 # In a snapshot's VDI: its data is what the next one is compared with.
 KEPT: Final = "synvirt-kept"
@@ -119,7 +119,7 @@ def take(session: XenSession, vm: Machine, name: str, keys: Collection[str] | No
     for reference, vdi in _disks_of(session, made).items():
         key = text(_record(session, "VDI", text(vdi, "snapshot_of")), "uuid")
         if keys is not None and key not in keys:
-            # Of a pool that knows no `ignore_vdis`. It is named, too, so that it goes with the others.
+            # Of a pool without `ignore_vdis`. It is named, too, so that it is removed with the others.
             session.call("name a snapshot's disk", "VDI.set_name_label", reference, name)
             continue
         way = ways.get(key)
@@ -281,7 +281,7 @@ def _untrack(session: XenSession, vm_id: str) -> None:
     try:
         vm = session.asked("VM.get_record", session.asked("VM.get_by_uuid", vm_id))
     except XapiFailure:
-        return  # a VM that is no more is tracked no more
+        return  # a VM that is gone is not tracked
     for one in listed(vm, "VBDs"):
         reference = text(_record(session, "VBD", one), "VDI")
         vdi = _record(session, "VDI", reference)
@@ -310,8 +310,8 @@ def _destroy(session: XenSession, vdi_ref: str) -> None:
 
 
 def _until_free(session: XenSession, vdi_ref: str, what: str, method: str) -> None:
-    """A disk that was just read is let go of a little later; one that a failed export left attached to a host's own domain is
-    let go of by us."""
+    """A disk that was just read is released a little later; one that a failed export left attached to a host's own domain is
+    released by us."""
     for pause_s in (*IN_USE_PAUSES_S, None):
         try:
             session.awaited(what, method, vdi_ref, timeout_s=DESTROY_TIMEOUT_S)
@@ -334,7 +334,7 @@ def _detached(session: XenSession, vdi_ref: str) -> bool:
         vbd = _record(session, "VBD", one)
         if not is_true(text(_record(session, "VM", text(vbd, "VM")), "is_control_domain")):
             continue
-        with suppress(XapiFailure):  # detached already, or busy still: destroying it tells
+        with suppress(XapiFailure):  # detached already, or busy still: destroying it will show
             session.asked("VBD.unplug", one)
         with suppress(XapiFailure):
             session.asked("VBD.destroy", one)
