@@ -1,4 +1,4 @@
-"""What a volume holds, block by block of 4 MiB, while passes write it: a file of SHA-256, kept beside the watermarks.
+"""What a volume holds, block by block of 4 MiB, while passes write it: a file of SHA-256, kept next to the watermarks.
 
     hashes = BlockHashes(path, size, token)
     copy(hashes.reading(reader, ...), hashes.writing(writer), on_watermark=… hashes.settle(…) …)
@@ -14,7 +14,7 @@ volume meanwhile.
     128 bytes   magic, token (16 bytes), boot id of the host (36), size of the disk, open or closed
     32 bytes a block of 4 MiB; zeros: not known
 
-A disk of 1 TiB has 8 MiB of hashes. What goes wrong with the file costs the file, and never the copy.
+A disk of 1 TiB has 8 MiB of hashes. Trouble with the file costs the file, and never the copy.
 """
 
 import contextlib

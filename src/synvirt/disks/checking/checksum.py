@@ -5,7 +5,7 @@
         checksums.verify()
 
 The file is read a second time, in a thread of its own: hashing must go in order, copying need not, and the second reading
-comes from memory. hashlib lets the interpreter go while it works, so the threads of the copy are not held up.
+comes from memory. hashlib releases the interpreter's lock while it works, so the threads of the copy are not held up.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ class Checksums:
         self._thread = threading.Thread(target=self._check_all, name="checksums", daemon=True)
 
     def stop(self) -> bool:
-        """For the copy beside it: the caller wants to stop, or a checksum is wrong already."""
+        """For the copy that runs meanwhile: the caller wants to stop, or a checksum is wrong already."""
         return self._error is not None or self._stop()
 
     def verify(self) -> None:
@@ -91,5 +91,5 @@ class Checksums:
         self._left.set()
         self._thread.join()
         if isinstance(error, Cancelled) and self._error is not None and not isinstance(self._error, Cancelled):
-            # The copy was ended because of it: say that, not that somebody cancelled.
+            # The copy was ended because of it: report that, and not a cancel.
             raise self._error from None

@@ -39,7 +39,7 @@ def first_difference(
 ) -> int | None:
     """The offset of the first sector of 512 bytes in which the disks differ, None where they have the same content.
 
-    `on_progress` is told how many bytes of the disks were compared. DiskReadFailed; Cancelled, once `stop()` is true.
+    `on_progress` gets how many bytes of the disks were compared. DiskReadFailed; Cancelled, once `stop()` is true.
     """
     done = Tally()
 
@@ -88,7 +88,7 @@ def _merged(first: DiskReader, second: DiskReader) -> Iterator[tuple[int, int, b
 
 
 class _Data:
-    """A walk over a disk's data extents, asked about ascending offsets. After the last there is nothing, for ever."""
+    """A walk over a disk's data extents, asked about ascending offsets. After the last there is nothing more."""
 
     def __init__(self, reader: DiskReader) -> None:
         self._extents = (extent for extent in coalesced(reader.extents()) if not extent.zero)

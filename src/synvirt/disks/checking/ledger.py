@@ -6,13 +6,13 @@
     verify(ledger, open_reader(target_spec))    # reads the target again: DiskWriteFailed names the first difference
 
 A row is an extent: its start, its length, and its SHA-256, or that it is zeros. Rows ascend, never overlap, and a byte that the
-pass had nothing to say about (a delta) is in none. They are cut at multiples of 4 MiB (BLOCK_BYTES), and zeros are told by
+pass had nothing to say about (a delta) is in none. They are cut at multiples of 4 MiB (BLOCK_BYTES), and zeros are found by
 content, so the ledger of a disk is the same whatever format it was read from, and whichever threads read it. (A pass at a
 limited rate below 16 MiB/s reads less at a time, and its rows are shorter. That is as good to verify by, and another ledger.)
 
-Why SHA-256: it is to be signed, so it must be a hash that nobody can forge, and of those it is the fastest here: 1460 MiB/s a
+Why SHA-256: it is to be signed, so it must be a hash that cannot be forged, and of those it is the fastest here: 1460 MiB/s a
 thread on a processor with SHA instructions, where BLAKE2b does 670, SHA-512 690 and SHA3-256 450; it goes on with the threads,
-since hashlib lets the interpreter go. XXH3-128 does 24000 and would prove nothing to anybody who was not there.
+since hashlib releases the interpreter's lock. XXH3-128 does 24000 and would prove nothing to others.
 
 As a file it is JSON lines (version 1), one way to write a given ledger, so that its bytes can be signed:
 

@@ -18,7 +18,7 @@ from synvirt.errors import Cancelled
 Piece = TypeVar("Piece")
 Found = TypeVar("Found")
 
-# No piece is larger: whoever looks at one may read it into a buffer of this size, of which each thread has two.
+# No piece is larger: `look` may read one into a buffer of this size, of which each thread has two.
 PIECE_BYTES = REQUEST_BYTES
 
 

@@ -1,8 +1,8 @@
 """Change tracking is doubted: blocks that the source calls unchanged are read there and here, and compared; in a first pass
 some of those that it calls never written.
 
-It has lied on every platform at some time (vSphere's after a disk was extended, others' after a crash). What it left out nobody
-would see until the guest reads it; a sample of each pass finds a source that lies more than rarely.
+It has lied on every platform at some time (vSphere's after a disk was extended, others' after a crash). What it left out would
+not be seen until the guest reads it; a sample of each pass finds a source that lies more than rarely.
 """
 
 import random
@@ -48,7 +48,7 @@ def differing(source: DiskReader, copy: DiskReader, seed: str, blocks: int, *, z
     """The offset of a block outside the source's extents that is not the same in the copy, or None; and how many bytes of such
     blocks were read. With `zeros`, those that the source says are zeros are doubted too, though the copy has no others. The
     same seed looks at the same places. Half of them are where the copy has data."""
-    chosen = sorted(set(_places(source, copy, random.Random(seed), blocks)))  # noqa: S311 - nobody gains by foreseeing it
+    chosen = sorted(set(_places(source, copy, random.Random(seed), blocks)))  # noqa: S311 - an attacker gains nothing by knowing it
     mine, theirs = bytearray(BLOCK_BYTES), bytearray(BLOCK_BYTES)
     done = 0
     for start in _unchanged(source, chosen, zeros=zeros):

@@ -1,7 +1,7 @@
 """Images that QEMU reads for us and that end before their own tables do.
 
-QEMU reads what lies behind the end of a file as zeros, so a copy that broke off would become a disk with holes, and nobody
-would know. The layouts are those of QEMU's block/parallels.c, block/qcow.c and docs/interop/qed_spec.txt.
+QEMU reads what lies behind the end of a file as zeros, so a copy that broke off would become a disk with holes, and nothing
+would show it. The layouts are those of QEMU's block/parallels.c, block/qcow.c and docs/interop/qed_spec.txt.
 """
 
 import struct
@@ -26,7 +26,7 @@ _QCOW_TABLE_BITS: Final = range(6, 14)
 # magic cluster_bytes table_clusters header_clusters features compatible_features autoclear_features directory_at size.
 _QED: Final = struct.Struct("<4sIIIQQQQQ")
 _QED_CLUSTER_MOST, _QED_TABLE_MOST = 64 << 20, 16
-# Of a table, as much as is held in memory at once.
+# So much of a table is in memory at one time.
 _READ_BYTES: Final = 1 << 20
 
 

@@ -1,7 +1,7 @@
-"""Which images are QEMU's to read: encrypted ones, and formats that nobody makes any more (see `qemu`).
+"""Which images are QEMU's to read: encrypted ones, and formats that are not made any more (see `qemu`).
 
-Our own readers refuse them. What is told here is told by the first bytes alone, so that the answer is the same in the plan, in
-the job, and after a crash; an image that is damaged, or names files it may not have, is refused as ever, and never tried on
+Our own readers refuse them. The first bytes alone decide here, so that the answer is the same in the plan, in
+the job, and after a crash; an image that is damaged, or names files it may not have, is refused as always, and never tried with
 QEMU. Only a file of this host, or a range of one, can be given to QEMU: an image packed in something else stays refused.
 """
 
@@ -54,8 +54,8 @@ def is_encrypted_qcow2(reader: DiskReader) -> bool:
 
 
 def is_luks(reader: DiskReader) -> bool:
-    """A disk that is one LUKS volume. Whether it is an image of a disk, or a guest's own encryption on a raw disk, nobody can
-    tell: so it is decrypted only for who has a key."""
+    """A disk that is one LUKS volume. It may be an image of a disk, or a guest's own encryption on a raw disk, and its bytes do
+    not show which: so it is decrypted only where a key is given."""
     return _bytes_at(reader, 0, len(_LUKS)) == _LUKS
 
 

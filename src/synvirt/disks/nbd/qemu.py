@@ -1,9 +1,9 @@
-"""Images that only QEMU reads: encrypted qcow2, and formats nobody makes any more. qemu-nbd serves them, NbdReader reads.
+"""Images that only QEMU reads: encrypted qcow2, and formats that are not made any more. qemu-nbd serves them, NbdReader reads.
 
-qemu-nbd trusts images more than we do, so it is kept on a short lead: the format is named and never probed; it gets an open
+qemu-nbd trusts images more than we do, so it gets little: the format is named and never probed; it gets an open
 descriptor of the one file, and no name of it; formats that can lead to further files are refused here when an image does; it
-writes nothing; its socket and a secret lie in a folder that nobody else may enter. It ends with its last connection, so that a
-worker which is killed leaves no server behind.
+writes nothing; its socket and a secret lie in a folder that no other user may enter. It ends with its last connection, so that
+a worker which is killed leaves no server behind.
 """
 
 import contextlib

@@ -68,7 +68,7 @@ def by_uri(uri: str) -> Dial:
             return
         if parts.scheme == "nbds" and host:
             outgoing.sources().check(host, port)  # by name, as below
-        handle.set_uri_allow_local_file(True)  # tls-psk-file in the URI: it is the caller's own, not a stranger's
+        handle.set_uri_allow_local_file(True)  # tls-psk-file in the URI: the caller's own, not foreign text
         handle.aio_connect_uri(uri)
 
     return dial
@@ -303,7 +303,7 @@ class _Pool:
         except (_Lost, nbd.Error) as lost:
             raise self._unreachable("", lost) from lost
         self._free = [first]
-        # Until `_more_at` no more than `_limit` are open.
+        # Until `_more_at` at most `_limit` are open.
         self._limit, self._more_at, self._pause_s = self.most, 0.0, MORE_AGAIN_S
 
     def ask(self, question: Callable[[nbd.NBD], Answer], where: str) -> Answer:

@@ -22,7 +22,7 @@ _LOOK_EVERY_S = 0.01
 
 
 class Place(NamedTuple):
-    """A folder that nobody else may enter. The socket may be there before the disk is open, the pid file is there after."""
+    """A folder that no other user may enter. The socket may be there before the disk is open, the pid file is there after."""
 
     folder: Path
 
@@ -61,8 +61,8 @@ def reader_of(
     leave_s: float = 0.0,
 ) -> NbdReader:
     """Waits until the program serves. `ended(said)` is raised where it ends instead, with the last it said; `late` after
-    `timeout_s`. The reader is closed, and the program ended, when `closing` is closed: one that ends by itself once nobody
-    reads any more, and has something to tidy up, is given `leave_s` for it."""
+    `timeout_s`. The reader is closed, and the program ended, when `closing` is closed: one that ends with its last
+    reader, and has something to tidy up, is given `leave_s` for it."""
     closing.callback(child.wait)
     closing.callback(end_group, child)
     deadline = time.monotonic() + timeout_s

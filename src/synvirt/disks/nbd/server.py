@@ -22,7 +22,7 @@ from synvirt.sizes import MIB
 
 # What a server takes where it has not said else («Block size constraints»).
 REQUEST_BYTES_MAX = 32 * MIB
-# As many requests are read at once, over all connections: each has a buffer of its own.
+# So many requests are read in parallel, over all connections: each has a buffer of its own.
 THREADS = 4
 CONNECTIONS_MAX = 64
 # Of an option: an export's name has 4096 bytes at most, and a client asks for a handful of contexts.
@@ -79,7 +79,7 @@ class _Gone(Exception):
 
 class NbdServer:
     """Serves from `listen` on until `close`. The reader stays the caller's. `failure`: the first error a read ended with;
-    `on_read` hears of each that did not, in any thread."""
+    `on_read` is called for each that did not, in any thread."""
 
     def __init__(self, reader: DiskReader, *, on_read: Callable[[int], None] = lambda length: None) -> None:
         if reader.max_readers <= 1:
@@ -96,7 +96,7 @@ class NbdServer:
         self.room = threading.Semaphore(2 * THREADS)
 
     def listen(self, path: Path) -> str:
-        """On a new Unix socket, which nobody but its folder's owner should reach; its URI."""
+        """On a new Unix socket, which only its folder's owner should reach; its URI."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._begin(listening, str(path))
         return f"nbd+unix:///?socket={path}"
@@ -243,7 +243,7 @@ class _Connection:
         magic, flags, command, cookie, offset, length = struct.unpack(">IHHQQI", self._received(28))
         if magic != _REQUEST_MAGIC or command == _Command.DISCONNECT:
             return False
-        if command == _Command.WRITE:  # its bytes follow, and nothing else can be told apart from them
+        if command == _Command.WRITE:  # its bytes follow, and what comes after cannot be found
             if length > REQUEST_BYTES_MAX:
                 return False
             self._received(length)

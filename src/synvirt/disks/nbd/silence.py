@@ -33,7 +33,7 @@ class _Wait:
             silent_s = min(silent_s, _LAST_DATA.unpack(info)[0] / 1000)
         if silent_s > limit_s:
             self.ended = True
-            with contextlib.suppress(OSError):  # it has gone by itself
+            with contextlib.suppress(OSError):  # it has ended already
                 self.connection.shutdown(socket.SHUT_RDWR)
 
 

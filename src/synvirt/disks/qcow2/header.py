@@ -30,7 +30,7 @@ _SNAPSHOTS_MAX = 65536
 _BACKING_NAME_MAX = 1023
 # Sizes are signed 64-bit in every tool that will see the disk later.
 _SIZE_MAX = (1 << 63) - 1
-# A first cluster has room for more; nobody writes more than a handful.
+# A first cluster has room for more; known writers make a few.
 _EXTENSIONS_MAX = 1024
 
 _FEATURE_NAME = struct.Struct(">BB46s")
@@ -126,7 +126,7 @@ class Header:
 def read_header(over: DiskReader, name: str, *, encrypted_too: bool = False) -> Header:
     """The header of the image in `over`. MalformedArchive or UnsupportedFormat says what is wrong with which field.
 
-    `encrypted_too`: for whoever can decrypt the image, or wants to know which files it names.
+    `encrypted_too`: for a caller that can decrypt the image, or wants to know which files it names.
     """
     if over.size < V2_HEADER_BYTES:
         raise MalformedArchive(f"{name} is no qcow2 image: it has only {over.size} bytes")

@@ -250,7 +250,7 @@ class Mapping:
         return _window(kinds.reshape(-1), hosts.reshape(-1), start, subcluster_size, firsts)
 
     def _allocated(self, entries: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """A cluster has a place in the file. In an external data file that may be offset 0; there the copied flag tells."""
+        """A cluster has a place in the file. In an external data file that may be offset 0; there the copied flag decides."""
         allocated: NDArray[np.bool_] = (entries & np.uint64(_OFFSET_MASK)) != 0
         if self._header.external_data:
             allocated |= (entries & np.uint64(_COPIED)) != 0
@@ -291,7 +291,7 @@ def _l1_table(over: DiskReader, header: Header, name: str) -> Integers:
                 hint="If the file was copied or uploaded, it may have been cut off: compare its size with the original's.",
             )
     present = np.sort(tables[tables != 0])
-    # Nothing writes shared tables; allowed, they would let a small file stand for any amount of data. (Sorted and compared: the
+    # Nothing writes shared tables; allowed, they would let a small file become any amount of data. (Sorted and compared: the
     # first call of np.unique loads a tenth of numpy, which a conversion of an empty disk would notice.)
     if (present[1:] == present[:-1]).any():
         raise MalformedArchive(f"{name}: two entries of the L1 table point to one L2 table")

@@ -153,7 +153,7 @@ class Qcow2Reader:
 
 
 def facts_of(header: Header) -> dict[str, Any]:
-    """What the header tells, of an encrypted image too."""
+    """What the header says, of an encrypted image too."""
     facts: dict[str, Any] = {
         "version": header.version,
         "cluster_bytes": header.cluster_size,

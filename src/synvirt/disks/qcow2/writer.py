@@ -1,6 +1,6 @@
 """A disk as a new qcow2 file, written by qemu-img: reader ─▶ NbdServer ─▶ qemu-img convert ─▶ file.
 
-Version 3, clusters of 64 KiB, none for what is zeros. The program sees no file but the one that it writes, is told both
+Version 3, clusters of 64 KiB, none for what is zeros. The program sees no file but the one that it writes, is given both
 formats, and ends with this process.
 """
 

@@ -3,7 +3,7 @@
 A tar member is a range of the archive, so it needs no reader of its own. Holes are found by SEEK_DATA and SEEK_HOLE
 (lseek(2)) and made by FALLOC_FL_PUNCH_HOLE (fallocate(2)), which both work on block devices too.
 
-Errors name the file, never its path: they travel to whoever watches the job.
+Errors name the file, never its path: they are shown to all who watch the job.
 """
 
 import contextlib
@@ -86,11 +86,11 @@ class RawReader:
             at = data
 
     def _seek(self, at: int, whence: int, end: int) -> int:
-        """The next data or hole at or after `at`; `end` if there is no more. Moves a position that nobody uses."""
+        """The next data or hole at or after `at`; `end` if there is no more. Moves a position that is not used otherwise."""
         try:
             return os.lseek(self._fd, at, whence)
         except OSError as error:
-            if error.errno == errno.EINVAL:  # the file system cannot tell holes: all is data
+            if error.errno == errno.EINVAL:  # the file system does not know holes: all is data
                 return at if whence == os.SEEK_DATA else end
             if error.errno == errno.ENXIO and os.lseek(self._fd, 0, os.SEEK_END) >= end:
                 return end

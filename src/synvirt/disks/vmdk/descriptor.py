@@ -8,7 +8,7 @@
     RW 4192256 SPARSE "disk-s001.vmdk"
     RW 2048 FLAT "disk-flat.vmdk" 0
 
-A file of its own, or a few sectors within a sparse extent. It is text from elsewhere: nothing of it is believed but what fits.
+A file of its own, or a few sectors within a sparse extent. It is foreign text: only what fits is accepted.
 """
 
 import re

@@ -27,7 +27,7 @@ _SKIPPED_BYTES_MAX: Final = 64 * MIB
 
 
 class _Grain(NamedTuple):
-    """It begins at `start` of the disk, `length` bytes of it; `packed` bytes of deflate stand in the record."""
+    """It begins at `start` of the disk, `length` bytes of it; the record has `packed` bytes of deflate."""
 
     start: int
     length: int

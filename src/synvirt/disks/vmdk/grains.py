@@ -43,7 +43,7 @@ def record_bytes_max(grain_bytes: int) -> int:
 
 
 class GrainSource(Protocol):
-    """Says where grains lie, reading what it needs; `empty`: surely nothing there, told without reading."""
+    """Says where grains lie, reading what it needs; `empty`: surely nothing there, known without reading."""
 
     def empty(self, first: int, count: int) -> bool: ...
     def places(self, first: int, count: int) -> Places: ...
@@ -138,7 +138,7 @@ class GrainMap:
         return places
 
     def _check(self, first: int, places: Places) -> None:
-        """Within the file, none over another: shared grains would let a small file stand for any amount of data."""
+        """Within the file, none over another: shared grains would let a small file become any amount of data."""
         here = np.flatnonzero(places >= 0)
         if not len(here):
             return

@@ -42,7 +42,7 @@ MAGICS: Final = frozenset({b"KDMV", b"COWD", b"\xbe\xba\xfe\xca"})
 class Sparse:
     """A sparse extent of `size` bytes in grains of `grain_bytes`, found through tables of `table_entries`. All in bytes.
 
-    `directory_at` None: a compressed stream whose directory should be at its end and is not; its markers tell its grains.
+    `directory_at` None: a compressed stream whose directory should be at its end and is not; its markers find its grains.
     `descriptor`: (offset, length) of the text embedded in a hosted extent; `overhead`: what precedes its first grain.
     `tables_at`, `grains_at`: from where seSparse counts its tables and grains; elsewhere both are counted from 0.
     """
@@ -171,7 +171,7 @@ def _read_hosted(over: DiskReader, head: bytearray, name: str) -> Sparse:
     at_end = _HOSTED.unpack_from(head)[9] == _DIRECTORY_AT_END
     footer = _footer(over, name) if at_end else None
     sparse = _hosted(footer or head, over.size, name)
-    if at_end and footer is None:  # the markers tell whether the stream is whole
+    if at_end and footer is None:  # the markers show whether the stream is whole
         sparse = replace(sparse, directory_at=None)
     # No size: only a descriptor in a sparse extent's clothes.
     return sparse if sparse.size == 0 and sparse.descriptor[0] else _checked(sparse, over.size, name)

@@ -45,9 +45,9 @@ HTTPS_PORT: Final = 443
 COOKIE: Final = "vmware_soap_session"
 # By which a host knows a ticket.
 TICKET_COOKIE: Final = "vmware_cgi_ticket"
-# A host that answered before is asked no more after so many failures in a row, and one that never did after the first.
+# A host that answered before is given up after so many failures in a row, and one that never did after the first.
 DIRECT_FAILURES_MAX: Final = 3
-# A host on the same network takes a connection at once, or a firewall swallows it.
+# A host on the same network takes a connection quickly, or a firewall drops it.
 DIRECT_CONNECT_TIMEOUT_S: Final = 5.0
 # Of a file's size: an exabyte.
 SIZE_DIGITS_MAX: Final = 18
@@ -94,11 +94,11 @@ class ReadForbidden(DiskReadFailed):
 
 
 class FileClosed(ReadForbidden):
-    """Its host does not open it, and the platform says no more: as a rule that lasts, but it may pass."""
+    """Its host does not open it, and the platform gives no reason: mostly that stays so, but it may end."""
 
 
 class FileGone(DiskReadFailed):
-    """The file is no more. Opened anew, the disk may be found where its VM was moved to, or its snapshot to be gone."""
+    """The file is gone. Opened anew, the disk may be found where its VM was moved to, or its snapshot to be gone."""
 
 
 _FAILURES: Final[dict[int, type[DiskReadFailed]]] = {403: ReadForbidden, 404: FileGone, 500: FileClosed}
@@ -278,7 +278,7 @@ class DatastoreReader:
         answer.read(_REFUSAL_BYTES)
         place, target = self._sent_on(answer.status, answer.headers.get("Location") or "")
         with self._connected(place) as other:
-            # The session is vCenter's business: the host is shown what vCenter put into the URL, and no more.
+            # The session's cookie is for vCenter alone: the host is sent what vCenter put into the URL.
             other.request("GET", target, headers=wanted)
             return self._filled(other.getresponse(), offset, buffer, None)
 
@@ -401,7 +401,7 @@ class DatastoreReader:
             return self._tls
         host = place[0]
         thumbprint = next(thumbprint for name, thumbprint in self._spec.hosts if name.lower() == host.lower())
-        # The platform, whose own certificate was checked, names its host's: whoever signed it, it is that one.
+        # The platform, whose own certificate was checked, names its host's: that one is right, whoever signed it.
         if thumbprint:
             return tls.context_by_thumbprint(host, thumbprint)
         return tls.context(host, verify=self._spec.verify_tls, fingerprint_sha256=None)

@@ -1,12 +1,12 @@
 """A disk in a snapshot of a vSphere VM, by VMware's own transport: nbdkit's vddk plugin, where the operator has installed it.
 
-VDDK («Virtual Disk Development Kit Programming Guide») is VMware's to give out, and closed; nbdkit-vddk-plugin(1) speaks it and
-serves NBD, so that our side is an NBD export like any other. This nbdkit is ours alone: it ends with the reader.
+VDDK («Virtual Disk Development Kit Programming Guide») is given out by VMware alone, and closed; nbdkit-vddk-plugin(1) uses it
+and serves NBD, so that our side is an NBD export like any other. This nbdkit is ours alone: it ends with the reader.
 
     nbdkit starts, loads the library ─▶ it serves ─▶ for each connection: VDDK logs in, opens the disk ─▶ reads
 
 So a wrong password, say, is no failure of nbdkit's start but a connection that it closes, and a read that VDDK refuses is no
-more than an «Input/output error» to NBD: what VDDK itself said stands in nbdkit's log, and is what is told.
+more than an «Input/output error» to NBD: what VDDK itself said is in nbdkit's log, and is reported.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _ERROR: Final = re.compile(r"^nbdkit: .*?error: (.+)$", re.MULTILINE)
 
 
 class _Meaning(NamedTuple):
-    """Of what VDDK says, in lower case; SourceUnreachable is what may pass by itself."""
+    """Of what VDDK says, in lower case; SourceUnreachable is what may end by itself."""
 
     words: tuple[str, ...]
     error: type[SynvirtError]
@@ -182,7 +182,7 @@ def _command(spec: VddkSpec, secret: int, socket: Path, ready: Path) -> list[str
         raise SourceUnreachable(f"{spec.host} does not answer on port {spec.port}: {error}") from error
     return [
         "nbdkit", "--foreground", "--readonly", "--exit-with-parent", "--unix", str(socket), "--pidfile", str(ready),
-        # Ends by itself with our last connection, and only so does it let VDDK log out: not when it is told to end by a signal.
+        # It ends with our last connection, and only then does VDDK log out: not when a signal ends it.
         "--filter=exitlast",
         "vddk",
         f"libdir={spec.libdir}",

@@ -30,7 +30,7 @@ Fill = Callable[[memoryview], None]
 
 _SECTOR: Final = 512
 _UNUSED: Final = 0xFFFF_FFFF
-# Before the blocks: the BAT of 2 TiB takes 4 MiB, and whoever sends it may leave some room.
+# Before the blocks: the BAT of 2 TiB takes 4 MiB, and a sender may leave some room.
 _HEAD_BYTES_MAX: Final = 64 * MIB
 _PIECE_BYTES: Final = MIB
 

@@ -4,7 +4,8 @@
                                                                   whole: a VHDX      since-N: a differencing VHDX, read alone
 
 For VMs whose own files may not be read, or that lie where no share leads to. It takes longer: all is written before it is
-read. A VM that is off is snapshot for it, too. What is on the share is noted in the VM's journal first, and removed with its snapshot.
+read. A VM that is off is snapshot for it, too. What is on the share is noted in the VM's journal first, and removed with its
+snapshot.
 """
 
 import re

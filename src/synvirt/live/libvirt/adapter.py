@@ -52,7 +52,7 @@ LEAST_VERSION: Final = 7_006_000
 # Debian 11's, which has backups of whole disks: a cold copy. Ubuntu 20.04's 6.0 refuses those too.
 OLDEST_VERSION: Final = 7_000_000
 # The checkpoint that is made to see whether one can be. A service that is killed meanwhile leaves it, and a domain that was
-# started for it: whoever of us tidies up next takes both away.
+# started for it: the next of our jobs that tidies up removes both.
 PROBE: Final = f"{backup.PREFIX}probe"
 # No answer takes so long: whoever waits for a domain's lock gives up after half a minute, a freeze and a thaw take two minutes
 # and a half at most, and a guest with much memory is started within some. What takes longer hangs.
@@ -342,7 +342,7 @@ class LibvirtRemote:
             said = f"the disks of {domain.name()} are not served: {error.detail}"
             if now is None or now.snapshot != snapshot:
                 raise SnapshotFailed(said) from error
-            # sshd does not tell why it opens no socket: the file's mode is what is left.
+            # sshd does not say why it opens no socket: the file's mode is what remains.
             if self._host.needs_leave:
                 raise AuthFailed(
                     f"{self._host.user_name} may not open the socket of the disks of {domain.name()}: {error.detail}",
@@ -365,7 +365,7 @@ class LibvirtRemote:
 
     async def cleanup(self, vm_id: str, name: str) -> None:
         await self._unless_gone(vm_id, f"clear {name} away", lambda domain: self._cleanup(domain, name))
-        # Of a domain that is no more, too: its files may have outlived it.
+        # Of a domain that is gone, too: its files may still be there.
         await self._asked("clear up", lambda: scratch.clear(self._host.connection, self._options.scratch_dir, name))
 
     def _cleanup(self, domain: Any, name: str) -> None:
@@ -398,7 +398,7 @@ class LibvirtRemote:
         await self._with_domain(vm_id, "start", domains.power_on)
 
     async def mark(self, vm_id: str, note: str) -> None:
-        """A domain that is gone already needs no mark: it starts no more."""
+        """A domain that is gone needs no mark: it cannot start."""
         await self._unless_gone(vm_id, "be marked", lambda domain: domains.mark_moved(domain, note))
 
     # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -407,7 +407,7 @@ class LibvirtRemote:
         return await self._asked(f"domain {vm_id} cannot {doing}", lambda: use(self._domain(vm_id)))
 
     async def _unless_gone(self, vm_id: str, doing: str, use: Callable[[Any], None]) -> None:
-        """A domain that is no more has nothing of ours left."""
+        """A domain that is gone has nothing of ours left."""
         with contextlib.suppress(VmNotFound):
             await self._with_domain(vm_id, doing, use)
 

@@ -3,7 +3,7 @@
     backupBegin(pull, since the last checkpoint) with a new checkpoint ─▶ an NBD export a disk, as it was at that moment,
                                                                          with a bitmap of what changed since
 
-A snapshot of ours is such a job; its name is the checkpoint's, and stands in the names of the exports, by which the job is
+A snapshot of ours is such a job; its name is the checkpoint's, and is part of the exports' names, by which the job is
 found again after a crash. QEMU has one backup job a domain. A checkpoint outlives it, in a bitmap inside the qcow2 image.
 """
 
@@ -20,7 +20,7 @@ from synvirt.live.libvirt.host import busy, library
 from synvirt.live.libvirt.manifest import backed_up_disks, parse
 
 PREFIX: Final = "synvirt-"
-# A job ends in milliseconds once it is told to; its scratch file is gone with it.
+# A job ends in milliseconds once it is asked to; its scratch file is removed with it.
 END_TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.05
 _PORT_TAKEN = re.compile(r"[Aa]ddress already in use")
@@ -283,7 +283,7 @@ def end(domain: Any, ours: Callable[[str], bool]) -> None:
     try:
         domain.abortJob()
     except libvirt.libvirtError as error:
-        if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:  # it has ended by itself
+        if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:  # it has ended already
             raise
     deadline = time.monotonic() + END_TIMEOUT_S
     while (now := running(domain)) is not None and now.snapshot == found.snapshot:

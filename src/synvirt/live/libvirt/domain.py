@@ -1,7 +1,7 @@
 """A domain on another host: what is seen of it, and how it is switched off and on. Blocking code.
 
 A domain that is off is read by starting it without letting it run: QEMU opens its disks, serves them, and no guest instruction
-is carried out. Its configuration says so before it is started, so that whoever finds it knows that it is as good as off.
+is carried out. Its configuration says so before it is started, so that an operator who finds it knows that it counts as off.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ MOVED_NAMESPACE: Final = "https://synvirt.org/xmlns/moved/1"
 # A guest agent answers in milliseconds, or is not there; but to freeze, a guest writes out what it has in memory first.
 AGENT_TIMEOUT_S: Final = 5
 FREEZE_TIMEOUT_S: Final = 60
-# After a polite request is refused or not heard, before it is made again: a guest that boots hears none.
+# After a polite request was refused or not answered, before it is made again: a guest that boots answers none.
 ASK_AGAIN_S: Final = 20.0
 POLL_S: Final = 0.2
 
@@ -68,7 +68,7 @@ def note(domain: Any, **changed: str | None) -> None:
 
 
 def mark_moved(domain: Any, text: str) -> None:
-    """A note for people; and the domain does not start by itself any more, beside the one that it has become."""
+    """A note for people; and the domain has no autostart any more: it would run next to its copy."""
     libvirt = library()
     xml = ET.tostring(ET.Element("moved", {"note": text}), encoding="unicode")
     domain.setMetadata(
@@ -82,7 +82,7 @@ def mark_moved(domain: Any, text: str) -> None:
 
 
 def being_read(domain: Any) -> bool:
-    """Started for its disks alone. One that an operator resumed has run, whatever the note says, and stands still for another
+    """Started for its disks alone. One that an operator resumed has run, whatever the note says, and is paused for another
     reason: what it holds in memory would be lost."""
     libvirt = library()
     return bool(domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED) and "reading" in noted(domain) and not _has_run(domain)
@@ -172,7 +172,7 @@ def shut_down(domain: Any, timeout_s: float, stop: Callable[[], bool], manner: S
     while domain.isActive() and time.monotonic() < deadline:
         if stop():
             raise SourceUnreachable(f"the session was closed while {domain.name()} was shutting down")
-        # A guest that stands still hears nothing.
+        # A paused guest answers nothing.
         if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
             break
         if time.monotonic() >= ask_at:
@@ -206,7 +206,7 @@ def _off(domain: Any) -> None:
         domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL)
     except libvirt.libvirtError as error:
         if error.get_error_code() == libvirt.VIR_ERR_OPERATION_INVALID:
-            return  # it went off by itself
+            return  # it went off already
         domain.destroy()
 
 
@@ -249,7 +249,7 @@ def agent_refused(error: Any) -> bool:
 
 
 def thaw(domain: Any) -> bool:
-    """Does nothing stand still any more? Idempotent."""
+    """Is nothing frozen any more? Idempotent."""
     libvirt = library()
     if not domain.isActive():
         return True

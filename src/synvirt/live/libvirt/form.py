@@ -9,7 +9,7 @@ from synvirt.model import LiveKind, Name, Received, SourceOptions
 
 # QEMU's own NBD port, and as many after it as one host has backups at once.
 NBD_PORTS = (10809, 10872)
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - told to another host, by its operator
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - for another host, whose operator chose it
 _Pem = Annotated[str, StringConstraints(min_length=1, max_length=65536)]
 _Path = Annotated[str, StringConstraints(min_length=2, max_length=80, pattern=r"^/[^\x00-\x1f\x7f]*[^/\x00-\x1f\x7f]$")]
 _Port = Annotated[int, Field(ge=1, le=65535)]

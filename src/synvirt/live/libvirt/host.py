@@ -6,7 +6,7 @@
     qemu       this host's own libvirtd, by its Unix socket
 
 libvirt.org/uri.html and libvirt.org/remote.html. Secrets that libraries want as files lie in a folder of the session, in memory
-where the system has such a place, and go with it; what a killed service left is swept by the next session.
+where the system has such a place, and are removed with it; what a killed service left is swept by the next session.
 """
 
 import contextlib
@@ -49,11 +49,11 @@ _LOST = re.compile(
     r"[Uu]nable to connect|Failed to connect|No route to host|Broken pipe|not connected|No such file or directory"
 )
 UNTRUSTED: Final = re.compile(r"certificate|TLS handshake|GNUTLS", re.IGNORECASE)
-# In libnbd's words: a handshake that is cut off was nobody's refusal.
+# In libnbd's words: a handshake that is cut off is no refusal.
 UNTRUSTED_DISKS: Final = re.compile(r"certificate|fatal alert", re.IGNORECASE)
 
 
-# libvirt's virErrorNumber: who asks may not, whatever it is that says so.
+# libvirt's virErrorNumber: our user may not do it, by whatever rule.
 _NO_RIGHT: Final = ("AUTH_FAILED", "AUTH_CANCELLED", "AUTH_UNAVAILABLE", "ACCESS_DENIED", "OPERATION_DENIED")
 _LOCKED_SOCKET: Final = re.compile(r"Failed to connect socket to .*: Permission denied")
 # What it says then, and what to do about it. First match wins.
@@ -88,7 +88,7 @@ class Host:
         self._closing = contextlib.ExitStack()
         self._folder: Path | None = None
         self._tunnels: dict[str, Tunnel] = {}
-        # Of their sockets: one that was told to somebody never leads elsewhere.
+        # Of their sockets: a path that was given out never leads elsewhere.
         self._numbers = itertools.count()
         self._open: Any = None
 
@@ -104,12 +104,12 @@ class Host:
 
     @property
     def needs_leave(self) -> bool:
-        """QEMU's socket is opened by somebody who is not root, so that its mode decides: its owner and group may."""
+        """QEMU's socket is opened by a user who is not root, so that its mode decides: its owner and group may."""
         return not self.by_network and self.user_name != "root"
 
     @property
     def user_name(self) -> str:
-        """Who we are there: without a name, ssh takes ours, and by the network we are a certificate, or nobody."""
+        """Our user there: without a name, ssh takes the local one; by the network it is a certificate, or none."""
         user = self._login.user or self._place.user if self._place.host is not None else None
         ours = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
         return user or ("this client" if self.by_network else ours)
@@ -347,7 +347,7 @@ def library() -> Any:
 
 
 def busy(error: Any) -> bool:
-    """Did libvirt wait in vain for whoever holds the domain's lock? It says nothing about the domain: ask again later."""
+    """Did libvirt wait in vain for the domain's lock? That says nothing about the domain: ask again later."""
     return bool(error.get_error_code() == library().VIR_ERR_OPERATION_TIMEOUT)
 
 

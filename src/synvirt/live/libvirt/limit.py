@@ -1,7 +1,7 @@
-"""Calls that may never return, each in a thread of its own that nobody has to wait for.
+"""Calls that may never return, each in a thread of its own that is not waited for.
 
-libvirt's calls cannot be ended from outside: a host that takes a connection and says nothing holds its caller for ever. The
-threads of asyncio's pool are few, and a process waits for them at its end; these are daemons.
+libvirt's calls cannot be ended from outside: a host that takes a connection and does not answer blocks its caller without end.
+The threads of asyncio's pool are few, and a process waits for them at its end; these are daemons.
 """
 
 import contextvars
@@ -21,7 +21,7 @@ def begun(call: Callable[[], T], *, unwanted: Callable[[T], None] = lambda _: No
     def run() -> None:
         try:
             result = context.run(call)
-        except BaseException as error:  # whoever waits gets it, whatever it is
+        except BaseException as error:  # the waiting caller gets it, whatever it is
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
             return

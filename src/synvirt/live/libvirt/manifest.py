@@ -30,7 +30,7 @@ class DiskSize:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the XML does not say: the sizes by target, the power state, which disks are tracked, what the guest's agent tells,
+    """What the XML does not say: the sizes by target, the power state, which disks are tracked, what the guest's agent says,
     and what else is there. `too_old`, `unreadable`: why its host cannot track changes, or have disks read at all."""
 
     sizes: dict[str, DiskSize]
@@ -144,7 +144,7 @@ def _memory(domain: Element) -> int:
 
 
 def guest_os(domain: Element, told: dict[str, str]) -> GuestOs:
-    """By the agent's word, else by libosinfo's mark, which whoever made the domain chose."""
+    """As the agent says, else by libosinfo's mark, which was chosen when the domain was made."""
     if told:
         windows = told.get("id") == "mswindows"
         name = told.get("pretty-name") or told.get("name") or ("Windows" if windows else "Linux")

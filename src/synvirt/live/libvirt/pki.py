@@ -1,10 +1,10 @@
 """Who is trusted by TLS: the files that libvirt and libnbd take certificates from. Blocking code.
 
-    pinned   that certificate and no other, in the handshake itself: whoever is in between could let a look pass
-    else     who signed: credentials.ca_certificate; anybody, where verify_tls is false
+    pinned   that certificate and no other, in the handshake itself: an attacker in between could let a separate look pass
+    else     by its authority: credentials.ca_certificate; any, where verify_tls is false
 
 Either must also be made out to the endpoint's host (libvirt.org/kbase/tlscerts.html). QEMU may have a certificate of its own to
-serve disks with: it is trusted by who signed it, where we are told who did; else by the same pin.
+serve disks with: it is trusted by its authority, where that is given; else by the same pin.
 """
 
 from dataclasses import dataclass

@@ -99,7 +99,7 @@ def _pool(connection: Any, folder: str) -> Iterator[Any]:
                 pool = _made(connection, folder)
             except library().libvirtError as error:
                 taken = _taken(connection)
-                if taken is None and attempt:  # at once, it may just have been let go
+                if taken is None and attempt:  # at once, it may just have been released
                     raise Internal(f"the folder {folder} cannot be made: {error.get_error_message() or error}") from error
                 if taken is not None and attempt >= LEFT_AFTER_TRIES:
                     with contextlib.suppress(library().libvirtError):
@@ -123,7 +123,7 @@ def theirs(connection: Any, folder: str) -> Any | None:
         with contextlib.suppress(libvirt.libvirtError):  # another one's momentary pool is gone again
             if pool.name() == POOL_NAME or parse(pool.XMLDesc(0)).findtext("target/path") != folder:
                 continue
-            with contextlib.suppress(libvirt.libvirtError):  # somebody is at it
+            with contextlib.suppress(libvirt.libvirtError):  # it is in use
                 pool.refresh(0)
             return pool
     return None
