@@ -335,9 +335,9 @@ def _pages(
 def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Rooms") -> "Backups":
     from synvirt.backups import source
     from synvirt.backups.authors import Authors
-    from synvirt.backups.ground import Ground
     from synvirt.backups.limits import Limits
     from synvirt.backups.repositories import Repositories
+    from synvirt.backups.restore_host import RestoreHost
     from synvirt.backups.service import Backups, running
     from synvirt.backups.ways import scratch_folder, sources_of, tpm_folder
     from synvirt.backups.working import Working
@@ -373,7 +373,7 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
         ),
         exports=settings.data_dir / "exports",
         export_roots=settings.backup_export_roots,
-        ground=Ground(
+        restore_host=RestoreHost(
             hypervisor=rooms.hypervisor,
             connection=connection,
             destinations=rooms.destinations,

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from synvirt.backups.ground import Ground
 from synvirt.backups.model import ENDS, BackupRepositoryRequest, BackupRun, RestorePoint, RestoreRequest
 from synvirt.backups.points import point_of
 from synvirt.backups.repositories import Repositories
+from synvirt.backups.restore_host import RestoreHost
 from synvirt.backups.service import Backups
 from synvirt.backups.working import Working
 from synvirt.copying import copy
@@ -40,7 +40,7 @@ class Room:
         self.connection = Connection(uri or Settings(data_dir=data_dir).hypervisor_uri, lambda: None)
         self.store = Store(f"sqlite:///{folder / 'test.db'}")
         self.volumes = folder / "volumes"
-        self.ground = Ground(
+        self.restore_host = RestoreHost(
             hypervisor=host,
             connection=self.connection,
             destinations={"directory": DirectoryDestination(self.volumes)},
@@ -69,7 +69,7 @@ class Room:
             host="local",
             open_guest=nobody,  # type: ignore[arg-type]
             exports=self.folder / "exports",
-            ground=self.ground,
+            restore_host=self.restore_host,
             working=Working(self.workers),
         )
 

@@ -378,22 +378,22 @@ def test_boot_tests_see_who_boots_and_who_does_not_and_leave_nothing(room: Room)
     assert "nothing to boot from" in (found.trouble or "")
     for run, point in ((booted, good), (failed, bad)):
         _nothing_of_the_test(room, run.id, point)
-    assert {path.name for path in room.ground.screens.iterdir()} == {f"{good.id}.png", f"{bad.id}.png"}
+    assert {path.name for path in room.restore_host.screens.iterdir()} == {f"{good.id}.png", f"{bad.id}.png"}
 
 
 def test_a_service_that_was_killed_leaves_nothing_either(room: Room) -> None:
     """What a kill leaves is what it noted: here each thing is made, and nobody is there to undo it."""
     run_id = uuid4()
-    ground, undoing = room.ground, room.backups._restoring.undoing
+    restore_host, undoing = room.restore_host, room.backups._restoring.undoing
     disk = boot_sector(room.folder / "images/disk.raw", WRITES)
     definition = xml(disk).replace("<source bridge='nobridge0'/>", "").replace(" cache='none' io='native'", "")
     point = room.point(definition, {"vda": disk})
     domain = restoring_domain.parsed(definition)
     restoring_domain.renewed(domain, name="restored", run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
     restoring_domain.isolated(domain, serial_log=str(room.host.console_log(run_id)))
-    volume = ground.default()[1].volume_name(run_id, "vda")
+    volume = restore_host.default()[1].volume_name(run_id, "vda")
     undoing.record(run_id, "volume", f"directory {volume}")
-    ground.default()[1].create(volume, CHUNK_BYTES)
+    restore_host.default()[1].create(volume, CHUNK_BYTES)
     scratch = room.scratch() / str(run_id)
     undoing.record(run_id, "scratch", str(scratch))
     scratch.mkdir(parents=True)

@@ -39,13 +39,13 @@ def test_a_job_that_begins_copies_and_ends_is_seen_without_a_reload(page: Page, 
 
 
 def test_a_downgrade_has_a_colour_of_its_own_and_an_error_another(page: Page, service: Service) -> None:
-    grounds = {}
+    colours = {}
     for name, job_id in (("note", jobs.downgraded(service)), ("bad", jobs.unbooted(service))):
         page.goto(f"/migrations/{job_id}")
         banner = page.locator(f"#banner .banner.{name}")
         expect(banner).to_have_count(1)
-        grounds[name] = banner.evaluate("element => getComputedStyle(element).backgroundColor")
-    assert len(set(grounds.values())) == 2
+        colours[name] = banner.evaluate("element => getComputedStyle(element).backgroundColor")
+    assert len(set(colours.values())) == 2
     expect(page.locator("#banner")).to_contain_text("E_MIG_GUEST_BOOT_FAILED")
     expect(page.locator("#banner")).to_contain_text("look at its screen below")
     expect(page.locator("#boot")).to_contain_text("the firmware found nothing to boot")

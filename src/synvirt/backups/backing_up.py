@@ -140,7 +140,7 @@ class BackingUp:
         self._retire(under_way, job, manifest.sealed.vm_id)
 
     def forget(self, job: BackupJob) -> None:
-        """What is kept for the next run of a job that is no more."""
+        """What is kept for the next run of a removed job."""
         for vm_id in job.vm_ids:
             journal = self._journal(job, vm_id)
             if journal is not None:
@@ -211,7 +211,7 @@ def _told_of_all(failed: list[tuple[str, SynvirtError]], count: int) -> SynvirtE
 
 
 class _Taking:
-    """A guest's disks on their way, as the worker tells of them. `manifest`: once the worker was sent its Commit."""
+    """A guest's disks on their way, as the worker reports them. `manifest`: once the worker was sent its Commit."""
 
     def __init__(self, guest: Guest, job: BackupJob, under_way: UnderWay, repository: Repository, authors: Authors) -> None:
         self._authors = authors

@@ -1,4 +1,4 @@
-"""Does a restore point boot? Its guest is started beside the others, over its disks in the repository, and looked at.
+"""Does a restore point boot? Its guest is started next to the others, over its disks in the repository, and watched.
 
     point's disk ─▶ NbdServer of a worker ─▶ overlay for its writes ─▶ a domain that reaches nothing ─▶ signs of a boot
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.backups import new_domain, restoring_domain
-from synvirt.backups.ground import QEMU_USERS, Ground
 from synvirt.backups.limits import Limits, held
 from synvirt.backups.model import BootTest, RestorePoint, Status
 from synvirt.backups.orders import ServeOrder
 from synvirt.backups.points import Points
 from synvirt.backups.repositories import Repositories
+from synvirt.backups.restore_host import QEMU_USERS, RestoreHost
 from synvirt.backups.restoring_domain import Place
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.undoing import Undo, Undoing
@@ -38,7 +38,7 @@ OVERLAY_TIMEOUT_S = 60
 class BootTesting:
     def __init__(
         self,
-        ground: Ground,
+        restore_host: RestoreHost,
         undoing: Undoing,
         points: Points,
         working: Working,
@@ -46,7 +46,7 @@ class BootTesting:
         *,
         limits: Limits | None = None,
     ) -> None:
-        self._ground, self._undoing, self._points, self._limits = ground, undoing, points, limits
+        self._restore_host, self._undoing, self._points, self._limits = restore_host, undoing, points, limits
         self._working, self._repositories = working, repositories
 
     def test(self, under_way: UnderWay, repository: Repository, point: RestorePoint) -> None:
@@ -66,23 +66,23 @@ class BootTesting:
     def _domain(
         self, under_way: UnderWay, repository: Repository, point: RestorePoint, closing: contextlib.ExitStack
     ) -> Domain:
-        ground, run_id = self._ground, under_way.run.id
+        restore_host, run_id = self._restore_host, under_way.run.id
         self._repositories.authors.tell(under_way, repository, point.id, point.vm_id)
         manifest = repository.manifest(point.id)
         domain = restoring_domain.foreign(manifest.sealed.domain_xml)
         name = f"boot-test-{run_id}"
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
-        new_domain.fit(ground, self._undoing, run_id, domain, manifest)
-        restoring_domain.isolated(domain, serial_log=str(ground.hypervisor.console_log(run_id)))
+        new_domain.fit(restore_host, self._undoing, run_id, domain, manifest)
+        restoring_domain.isolated(domain, serial_log=str(restore_host.hypervisor.console_log(run_id)))
         places = dict(self._overlays(run_id, point, manifest, closing))
         restoring_domain.with_disks(domain, places, wanted=frozenset(places))
-        new_domain.put_tpm(ground, self._undoing, run_id, manifest)
+        new_domain.put_tpm(restore_host, self._undoing, run_id, manifest)
         return Domain(name=name, uuid=str(run_id), xml=domain.xml)
 
     def _overlays(
         self, run_id: UUID, point: RestorePoint, manifest: Manifest, closing: contextlib.ExitStack
     ) -> Iterator[tuple[str, Place]]:
-        folder = self._ground.scratch() / str(run_id)
+        folder = self._restore_host.scratch() / str(run_id)
         self._undoing.record(run_id, "scratch", str(folder))
         try:
             folder.mkdir(parents=True, mode=0o711)
@@ -97,7 +97,7 @@ class BootTesting:
         for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
             overlay = folder / f"{number}.qcow2"
             options = ["-q", "-f", "qcow2", "-F", "raw", "-b", served.uris[number]]
-            self._ground.give(folder / str(number), QEMU_USERS)
+            self._restore_host.give(folder / str(number), QEMU_USERS)
             try:
                 create = ["qemu-img", "create", *options, str(overlay), str(disk.size_bytes)]
                 run(create, timeout_s=OVERLAY_TIMEOUT_S, missing=DiskWriteFailed)
@@ -107,10 +107,10 @@ class BootTesting:
             yield named.target, Place(str(overlay), "file", "qcow2")
 
     def _booted(self, under_way: UnderWay, domain: Domain, point: RestorePoint) -> BootTest:
-        hypervisor, run_id = self._ground.hypervisor, under_way.run.id
+        hypervisor, run_id = self._restore_host.hypervisor, under_way.run.id
         self._undoing.record(run_id, "screen", str(run_id))
         self._undoing.record(run_id, "domain", domain.uuid)
-        new_domain.define(self._ground, domain)
+        new_domain.define(self._restore_host, domain)
         under_way.move(Status.TRANSFERRING)
         try:
             hypervisor.start(run_id)
@@ -118,7 +118,7 @@ class BootTesting:
             raise HostLacks(f"the guest cannot be started on this host: {error.detail}", hint=error.hint) from error
         began = time.monotonic()
         try:
-            sign = hypervisor.wait_until_booted(run_id, self._ground.boot_timeout_s, under_way.stop)
+            sign = hypervisor.wait_until_booted(run_id, self._restore_host.boot_timeout_s, under_way.stop)
         except GuestBootFailed as error:
             found = BootTest(at=now(), result="failed", seconds=round(time.monotonic() - began, 1), trouble=error.detail)
             picture = hypervisor.screenshot(run_id)
@@ -130,8 +130,8 @@ class BootTesting:
         return found.model_copy(update={"screenshot": kept})
 
     def _picture(self, run_id: UUID) -> bytes | None:
-        domain = self._ground.domain("lookupByUUIDString", str(run_id))
-        return None if domain is None else eyes.screenshot(self._ground.connection.use(), domain)
+        domain = self._restore_host.domain("lookupByUUIDString", str(run_id))
+        return None if domain is None else eyes.screenshot(self._restore_host.connection.use(), domain)
 
     def _keep(self, point_id: UUID, picture: bytes) -> bool:
         """For people: nothing depends on it."""
@@ -145,7 +145,7 @@ class BootTesting:
         return False
 
     def _path(self, point_id: UUID) -> Path:
-        return self._ground.screens / f"{point_id}.png"
+        return self._restore_host.screens / f"{point_id}.png"
 
     def screenshot(self, point_id: UUID) -> bytes | None:
         """Of the last test of that point, a PNG."""
@@ -155,16 +155,16 @@ class BootTesting:
             return None
 
     def forget(self, known: set[UUID]) -> None:
-        """The pictures of points that are no more."""
-        for path in self._ground.screens.glob("*.png"):
+        """The pictures of removed points."""
+        for path in self._restore_host.screens.glob("*.png"):
             with contextlib.suppress(ValueError, OSError):
                 if UUID(path.stem) not in known:
                     path.unlink()
 
 
-def undo(ground: Ground) -> dict[str, Undo]:
+def undo(restore_host: RestoreHost) -> dict[str, Undo]:
     def scratch(run_id: UUID, name: str) -> None:
         if Path(name).name == str(run_id):
             shutil.rmtree(name, ignore_errors=True)
 
-    return {"scratch": scratch, "screen": lambda run_id, name: ground.hypervisor.forget_screenshot(run_id)}
+    return {"scratch": scratch, "screen": lambda run_id, name: restore_host.hypervisor.forget_screenshot(run_id)}

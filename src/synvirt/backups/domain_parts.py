@@ -1,4 +1,4 @@
-"""What belongs to a guest beside its disks: its UEFI variables, and the state of its TPM."""
+"""What belongs to a guest besides its disks: its UEFI variables, and the state of its TPM."""
 
 import base64
 from pathlib import Path

@@ -1,6 +1,6 @@
 """A restore in place: the guest that the point is of, its disks and its domain as they were, on the volumes that it has now.
 
-    file          a new file beside it, which takes its name when all is there
+    file          a new file next to it, which takes its name when it is complete
     zfs volume    a snapshot first, to which it is rolled back where the restore fails
     other device  written where it is: the run warns that there is no way back
 
@@ -26,9 +26,9 @@ from uuid import UUID
 import structlog
 
 from synvirt.backups import new_domain, restoring_domain
-from synvirt.backups.ground import Ground
 from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
 from synvirt.backups.new_files import file_writer
+from synvirt.backups.restore_host import RestoreHost
 from synvirt.backups.restoring_domain import Place, Rewritten
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.undoing import Thing, Undo, Undoing
@@ -76,8 +76,10 @@ class Swap:
 class InPlace:
     """`resumed`: the run began under a service that has ended since."""
 
-    def __init__(self, ground: Ground, undoing: Undoing, repository: RepositorySpec, *, resumed: bool = False) -> None:
-        self._ground, self._undoing, self._repository, self._resumed = ground, undoing, repository, resumed
+    def __init__(
+        self, restore_host: RestoreHost, undoing: Undoing, repository: RepositorySpec, *, resumed: bool = False
+    ) -> None:
+        self._restore_host, self._undoing, self._repository, self._resumed = restore_host, undoing, repository, resumed
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
         domain = self._domain(point)
@@ -92,7 +94,7 @@ class InPlace:
         self._places(_definition(domain), sizes)
 
     def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
-        with self._ground.alone(point.vm_id, copying.under_way.stop):
+        with self._restore_host.alone(point.vm_id, copying.under_way.stop):
             self._restore(copying, repository, point, asked)
 
     def _restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
@@ -105,7 +107,7 @@ class InPlace:
         if not asked.disks:
             definition = self._tried(under_way, domain, manifest, places)
         under_way.move(Status.TRANSFERRING)
-        restored = _Restored(self._ground, self._undoing, copying, domain, resumed=self._resumed)
+        restored = _Restored(self._restore_host, self._undoing, copying, domain, resumed=self._resumed)
         specs = {target: new_domain.point_spec(self._repository, manifest, target) for target in disks}
         restored.disks(
             {target: (places[target], PointReader(repository, disk), specs[target]) for target, disk in disks.items()}
@@ -118,7 +120,7 @@ class InPlace:
             under_way.move(Status.COMMITTING, domain=RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString())))
 
     def _domain(self, point: RestorePoint) -> Any:
-        found = self._ground.domain("lookupByUUIDString", point.vm_id)
+        found = self._restore_host.domain("lookupByUUIDString", point.vm_id)
         if found is None:
             raise BackupNotFound(
                 f"this host has no domain {point.vm_name} ({point.vm_id}) any more", hint="restore to a new domain"
@@ -155,7 +157,7 @@ class InPlace:
         restoring_domain.new_generation(then)
         restoring_domain.with_disks(then, places, wanted=frozenset(places))
         if restoring_domain.has_uefi(then) and not restoring_domain.has_uefi(now):
-            new_domain.put_firmware(self._ground, under_way.run.id, then)
+            new_domain.put_firmware(self._restore_host, under_way.run.id, then)
         restoring_domain.same_variables(then, now)
         told = [
             *then.told,
@@ -167,19 +169,19 @@ class InPlace:
         ]
         self._undoing.record(under_way.run.id, "defined", before)
         with translated(HostLacks, "libvirt does not take the domain as it was", lambda _: "restore to a new domain"):
-            _define(self._ground, then.xml)
+            _define(self._restore_host, then.xml)
         with translated(Internal, "libvirt does not take the domain as it is"):
-            _define(self._ground, before)
+            _define(self._restore_host, before)
         for one in told:
             under_way.warn(restoring_domain.DIFFERS, one, manifest.sealed.vm_id)
         return then.xml
 
 
 class _Restored:
-    """What one run has written beside the guest, and how it becomes the guest's."""
+    """What one run has written next to the guest's files, and how it becomes the guest's."""
 
-    def __init__(self, ground: Ground, undoing: Undoing, copying: Copying, domain: Any, *, resumed: bool) -> None:
-        self._ground, self._undoing, self._copying, self._domain = ground, undoing, copying, domain
+    def __init__(self, restore_host: RestoreHost, undoing: Undoing, copying: Copying, domain: Any, *, resumed: bool) -> None:
+        self._restore_host, self._undoing, self._copying, self._domain = restore_host, undoing, copying, domain
         self._under_way, self._run_id, self._resumed = copying.under_way, copying.under_way.run.id, resumed
         self._swaps: list[Swap] = []
         self._snapshots: list[str] = []
@@ -210,7 +212,7 @@ class _Restored:
             with self._staged(Path(variables)) as staged:
                 staged.write_bytes(base64.b64decode(manifest.sealed.nvram))
         if manifest.sealed.tpm:
-            folder = self._ground.tpm_folder() / self._domain.UUIDString()
+            folder = self._restore_host.tpm_folder() / self._domain.UUIDString()
             for path, content in new_domain.tpm_files(folder, manifest):
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 with self._staged(path) as staged:
@@ -218,7 +220,7 @@ class _Restored:
 
     @contextlib.contextmanager
     def _staged(self, path: Path) -> Iterator[Path]:
-        """A file beside `path`, durable and its owner's when the block ends."""
+        """A file next to `path`, durable and its owner's when the block ends."""
         path = path.resolve()  # a symbolic link stays one
         swap = Swap(str(path.parent / f".synvirt-{self._run_id}-{len(self._swaps)}"), str(path))
         self._undoing.record(self._run_id, "staged", swap.staged)
@@ -235,7 +237,7 @@ class _Restored:
         self._swaps.append(swap)
 
     def _device(self, target: str, place: Place, reader: DiskReader, spec: PointSpec) -> None:
-        """From its first byte, even where the service has ended meanwhile: whoever started the guest since wrote here."""
+        """From its first byte, even where the service has ended meanwhile: the guest may have been started since, and have written."""
         volume = _zfs_volume(place.path)
         if volume is None:
             text = f"disk {target} is written where it is: should the restore fail, what it held is lost ({place.path})"
@@ -325,8 +327,8 @@ def _disks_of(now: Rewritten) -> Iterator[tuple[str, Place]]:
             yield target, Place(path, disk.get("type", "file"), "raw" if driver is None else driver.get("type", "raw"))
 
 
-def _define(ground: Ground, xml: str) -> None:
-    ground.connection.use().defineXML(xml)
+def _define(restore_host: RestoreHost, xml: str) -> None:
+    restore_host.connection.use().defineXML(xml)
 
 
 def _check_place(target: str, place: Place, size: int) -> None:
@@ -388,11 +390,11 @@ def _mark(path: str) -> list[int]:
     return [status.st_ino, status.st_mtime_ns]
 
 
-def undo(ground: Ground) -> dict[str, Undo]:
+def undo(restore_host: RestoreHost) -> dict[str, Undo]:
     def swap(run_id: UUID, name: str) -> None:
         """Who started the guest before we went on has written to the disk that it has: that is kept, and the restore failed."""
         new, path, mark, vm_id = json.loads(name)
-        domain = ground.domain("lookupByUUIDString", vm_id)
+        domain = restore_host.domain("lookupByUUIDString", vm_id)
         if Path(new).exists() and (mark != _mark(path) or (domain is not None and _runs(domain))):
             _log.error("a guest was started in the middle of its restore", run=str(run_id), guest=vm_id, kept=Path(path).name)
             staged(run_id, new)
@@ -419,11 +421,11 @@ def undo(ground: Ground) -> dict[str, Undo]:
 
     def defined(run_id: UUID, xml: str) -> None:
         with translated(Internal, "libvirt does not take the domain's definition"):
-            _define(ground, xml)
+            _define(restore_host, xml)
 
     def checkpoints(run_id: UUID, vm_id: str) -> None:
         """What libvirt knows of them: their bitmaps went with the old disks."""
-        domain, libvirt = ground.domain("lookupByUUIDString", vm_id), load()
+        domain, libvirt = restore_host.domain("lookupByUUIDString", vm_id), load()
         with translated(Internal, "the guest's checkpoints cannot be forgotten"):
             for one in [] if domain is None else domain.listAllCheckpoints(0):
                 one.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)

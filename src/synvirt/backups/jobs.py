@@ -1,4 +1,4 @@
-"""Backup jobs as data: what is asked for, when it runs by itself, and which run was the last."""
+"""Backup jobs as data: what is asked for, when the schedule runs it, and which run was the last."""
 
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
@@ -54,9 +54,9 @@ def changed(job: BackupJob, asked: BackupJobChange) -> BackupJob:
 
 
 def due(job: BackupJob, last: BackupRun | None, moment: datetime) -> Trigger | None:
-    """Why the job is to run now by itself. However many of its times have passed since it was looked at, it is one run.
+    """Why the schedule runs the job now. However many of its times have passed since it was looked at, it is one run.
 
-    A run that the service's end cut off is made up for, once: one that itself ends the service must not do so for ever.
+    A run that the service's end cut off is made up for, once: one that itself ends the service must not do so again and again.
     """
     if job.schedule is None or (last is not None and last.status not in ENDS):
         return None

@@ -6,7 +6,7 @@
     boot test       its repository                              while its disks are served
 
 A slot never covers a wait: one guest of a run waits for it before its disks are held, and leaves it before the next guest. A
-restore and a boot test are what somebody waits for: they take theirs at once, and count for those who come later.
+person waits for a restore or a boot test: they take theirs at once, and count for those who come later.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ Needs = Callable[[Limits], Resource]
 def held(
     limits: Limits | None, under_way: UnderWay, repository: Repository, *needs: Needs
 ) -> contextlib.AbstractContextManager[None]:
-    """Slots of the repository and of all that is needed beside it, within the block. Cancelled while the run waits for them,
+    """Slots of the repository and of all else that is needed, within the block. Cancelled while the run waits for them,
     where that is asked. None: there are no limits."""
     if limits is None:
         return contextlib.nullcontext()

@@ -112,7 +112,7 @@ class BackupJobRequest(Received):
 
 
 class BackupJobChange(Received):
-    """Body of PATCH /jobs/:id. What is not sent stays as it is; `schedule` null: it runs by itself no more."""
+    """Body of PATCH /jobs/:id. What is not sent stays as it is; `schedule` null: it has no schedule any more."""
 
     name: Name = ""
     vm_ids: Annotated[tuple[VmId, ...], Field(min_length=1, max_length=1000)] = ()
@@ -277,7 +277,7 @@ class RestoreRequest(Received):
     """Body of POST /restore-points/:id/restore.
 
     export: files in a new folder `name` (by default the id of the restore) of {data_dir}/exports, or of the folder `path`.
-    new_domain: a guest beside the others, called `name` (by default as it was); `start` it when it is restored.
+    new_domain: a guest next to the others, called `name` (by default as it was); `start` it when it is restored.
     in_place: the guest that the point is of, which must be shut off. `disks`: targets; all where it is not given."""
 
     target: Literal["export", "new_domain", "in_place"]

@@ -2,7 +2,7 @@
 
     chunks that are read ─▶ PointReader ─▶ NbdServer ─▶ nbdfuse, guestfish, qemu-img, a virtual machine
 
-The sockets lie in a folder that nobody else may enter, and go with it.
+The sockets lie in a folder that no other user may enter, and are removed with it.
 """
 
 import contextlib

@@ -34,8 +34,8 @@ ChangesSpec = NbdSpec | ZfsChangesSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskToTake(WireModel):
-    """`changes`: what may differ from the base's disk of the same key; None: nobody knows. `whole_because`: why that is so,
-    where it was to be known."""
+    """`changes`: what may differ from the base's disk of the same key; None: that is not known. `whole_because`: why,
+    where it should be known."""
 
     key: str
     reader: ReaderSpec

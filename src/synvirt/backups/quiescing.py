@@ -1,4 +1,4 @@
-"""The moment of a running guest's disks, as the job wants it: frozen by the agent, or not, and what is told of it."""
+"""The moment of a running guest's disks, as the job wants it: frozen by the agent, or not, and what the run says of it."""
 
 import contextlib
 from collections.abc import Iterator

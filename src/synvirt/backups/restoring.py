@@ -1,6 +1,6 @@
 """Restores: what a restore point becomes, by a table of targets.
 
-    export      files in a new folder (here)         new_domain   a guest beside the others (new_domain.py)
+    export      files in a new folder (here)         new_domain   a guest next to the others (new_domain.py)
     in_place    the guest that it is of (in_place.py)
 
 What is asked is looked at before the run begins; what a run makes is noted before it is made, and gone when it fails, is
@@ -14,11 +14,11 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.backups import boot_test, in_place, new_domain
-from synvirt.backups.ground import Ground
 from synvirt.backups.limits import Limits, Needs, held
 from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest, Status
 from synvirt.backups.new_files import file_writer
 from synvirt.backups.repositories import Repositories
+from synvirt.backups.restore_host import RestoreHost
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.undoing import Undo, Undoing
 from synvirt.backups.working import Copying, Watermarks, Working
@@ -34,7 +34,8 @@ Work = Callable[[UnderWay, Repository], None]
 
 
 class Restoring:
-    """`roots`: the folders that exports may be written beneath, the default first. Without `ground` there are only exports."""
+    """`roots`: the folders that exports may be written beneath, the default first. Without `restore_host` only exports are
+    made."""
 
     def __init__(
         self,
@@ -44,17 +45,17 @@ class Restoring:
         *,
         host: str,
         roots: tuple[Path, ...],
-        ground: Ground | None,
+        restore_host: RestoreHost | None,
         limits: Limits | None = None,
     ) -> None:
         self._limits = limits
         self._roots, self._repositories, self._working = roots, repositories, working
         self.marks = Watermarks(rows, host=host)
         undo: dict[str, Undo] = {"folder": _remove_folder}
-        if ground is not None:
-            undo |= new_domain.undo(ground) | in_place.undo(ground) | boot_test.undo(ground)
+        if restore_host is not None:
+            undo |= new_domain.undo(restore_host) | in_place.undo(restore_host) | boot_test.undo(restore_host)
         self.undoing = Undoing(rows, host=host, undo=undo)
-        self.ground = ground
+        self.restore_host = restore_host
 
     def prepared(
         self, run: BackupRun, point: RestorePoint, asked: RestoreRequest, *, resumed: bool = False
@@ -76,10 +77,10 @@ class Restoring:
                     self._copying(under_way, asked, repository), repository, point, asked, folder, resumed=resumed
                 ),
             )
-        if self.ground is None:
+        if self.restore_host is None:
             raise BackupBadRequest("this service has no hypervisor to restore a guest on")
         kind = new_domain.NewDomain if asked.target == "new_domain" else in_place.InPlace
-        restore = kind(self.ground, self.undoing, self._repositories.spec(point.repository_id), resumed=resumed)
+        restore = kind(self.restore_host, self.undoing, self._repositories.spec(point.repository_id), resumed=resumed)
         if not resumed:
             restore.check(point, asked)
 
@@ -97,11 +98,11 @@ class Restoring:
         return Copying(self._working, self.marks, under_way, Sum(under_way), asked.bandwidth_bps, slot)
 
     def _needs(self, asked: RestoreRequest) -> tuple[Needs, ...]:
-        if self.ground is None or asked.target == "export":
+        if self.restore_host is None or asked.target == "export":
             return ()
         if asked.target == "in_place":
             return (Limits.guests,)
-        name, destination = self.ground.default()
+        name, destination = self.restore_host.default()
         return (lambda limits: limits.destination(name, destination),)
 
     def _undone(self, run_id: UUID, point: RestorePoint, work: Work) -> Work:

@@ -1,11 +1,11 @@
 """A restore point's domain as this host shall define it: the point's own XML, rewritten. Pure (libvirt.org/formatdomain.html).
 
     foreign     the point's own, without what may reach into this host (kvm/foreign_domain.py)
-    renewed     another machine: a name, UUID and MAC addresses of its own; what two machines cannot share is let go of
+    renewed     another machine: a name, UUID and MAC addresses of its own; what two machines cannot share is left out
     isolated    renewed, and nothing beyond its own disks reaches it, nor it anything: for a boot test
     with_disks  the disks on the volumes that they were restored to
 
-What of it differs from the point in a way that a person should know is told as a warning: a code and a sentence.
+Each difference from the point that a person should know is a warning: a code and a sentence.
 """
 
 import uuid

@@ -29,14 +29,14 @@ from synvirt.store.documents import parsed, readable
 
 # Each reads with a thread a core: more would only take turns.
 RUNS_AT_ONCE = 2
-# One that itself ends the service must not do so for ever.
+# One that itself ends the service must not do so again and again.
 RESUMED_MAX = 5
 # After a lost lease: a worker stops within 10 s, and 50 s remain before another host may begin.
 PAUSE_WITHIN_S = 12.0
 
 _log = structlog.get_logger("synvirt.backups")
 
-# The codes of this side begin with E_BAK_: what comes from rooms that serve both sides is told by its name here.
+# The codes of this side begin with E_BAK_: errors of rooms that serve both sides get this side's name here.
 _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
     errors.Cancelled: errors.BackupCancelled,
     errors.DiskReadFailed: errors.SourceReadFailed,
@@ -50,7 +50,7 @@ class Runs:
 
     def __init__(self, rows: BackupRows, *, host: str, at_once: int = RUNS_AT_ONCE) -> None:
         self._rows, self._host = rows, host
-        # What somebody waits for does not stand in line behind the backups of a night.
+        # A restore or a boot test does not queue behind the backups of a night.
         self._pool, self._urgent = (ThreadPoolExecutor(at_once, name) for name in ("backup", "restore"))
         self.lock = threading.RLock()
         self._stops: dict[UUID, threading.Event] = {}
@@ -238,7 +238,7 @@ def _trouble(error: Exception) -> Trouble:
     if not isinstance(error, SynvirtError):
         _log.error("a backup run broke", exc_info=error)
         error = errors.BackupInternal("something unexpected went wrong in the run; the service's log has it")
-    # The nearest kind that is told otherwise here; one of this side's own is told as it is.
+    # The nearest kind that has another name here; one of this side's own keeps its name.
     told = next((_OF_BACKUPS[kind] for kind in type(error).__mro__ if kind in _OF_BACKUPS), errors.BackupInternal)
     code = error.code if error.code.startswith("E_BAK_") else told.code
     return Trouble(code=code, message=error.detail, hint=error.hint)

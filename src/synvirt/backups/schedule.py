@@ -1,4 +1,4 @@
-"""When a backup job runs by itself: a cron expression of five fields (crontab(5)), in UTC.
+"""When the schedule runs a backup job: a cron expression of five fields (crontab(5)), in UTC.
 
 UTC, as retention's days are: in local time an hour comes twice a year twice, and another not at all.
 """

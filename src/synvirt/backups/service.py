@@ -23,7 +23,6 @@ from synvirt.backups import jobs as of_jobs
 from synvirt.backups import upkeep
 from synvirt.backups.backing_up import BackingUp, OpenGuest
 from synvirt.backups.boot_test import BootTesting
-from synvirt.backups.ground import Ground
 from synvirt.backups.jobs import Jobs
 from synvirt.backups.limits import Limits
 from synvirt.backups.model import (
@@ -42,6 +41,7 @@ from synvirt.backups.model import (
 )
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
+from synvirt.backups.restore_host import RestoreHost
 from synvirt.backups.restoring import Restoring, Work
 from synvirt.backups.retiring import Retiring
 from synvirt.backups.runs import Runs
@@ -61,7 +61,7 @@ RESUME_EVERY_S = 2.0
 
 
 class Backups:
-    """`exports`, and `export_roots` beside it: beneath which exports may be written. `ground`: what guests are restored on.
+    """`exports` and `export_roots`: beneath which exports may be written. `restore_host`: where guests are restored.
     `guest_id`: which guest a job means by a name or UUID, BackupNotFound where there is none.
     `forget_job`: what is kept of guests for a job's next run can go. `working`: the workers that copy. `journals`: see
     BackingUp. `limits`: how many runs of all hosts copy at once; None: as many as run."""
@@ -76,7 +76,7 @@ class Backups:
         guest_id: Callable[[str], str] = str,
         exports: Path,
         export_roots: tuple[Path, ...] = (),
-        ground: Ground | None = None,
+        restore_host: RestoreHost | None = None,
         forget_job: Callable[[UUID], None] = lambda _: None,
         working: Working | None = None,
         journals: Path | None = None,
@@ -99,15 +99,17 @@ class Backups:
             limits=limits,
         )
         roots = (exports, *export_roots)
-        self._restoring = Restoring(rows, repositories, self._working, host=host, roots=roots, ground=ground, limits=limits)
-        self._ground = ground
+        self._restoring = Restoring(
+            rows, repositories, self._working, host=host, roots=roots, restore_host=restore_host, limits=limits
+        )
+        self._restore_host = restore_host
         self._cut_off: list[BackupRun] = []
         self._pauses = 0
 
     def start(self) -> None:
         """Once, before anything is asked."""
         self._take_up(counted=True)
-        if self._ground is not None:
+        if self._restore_host is not None:
             self._testing().forget({point.id for point in self.points.all()})
 
     def _take_up(self, *, counted: bool) -> None:
@@ -433,10 +435,10 @@ class Backups:
         return self._testing().screenshot(point_id)
 
     def _testing(self) -> BootTesting:
-        if self._ground is None:
+        if self._restore_host is None:
             raise BackupBadRequest("this service has no hypervisor to start a guest on")
         return BootTesting(
-            self._ground,
+            self._restore_host,
             self._restoring.undoing,
             self.points,
             self._working,

@@ -36,8 +36,8 @@ _log = structlog.get_logger("synvirt.backups")
 
 @dataclass(frozen=True, slots=True)
 class SourceDisk:
-    """`changes`: where a list comes from of what may differ from the base's disk of the same target; None: nobody knows.
-    `whole_because`: why it was known to be unknown; empty, where nobody expected it.
+    """`changes`: where a list comes from of what may differ from the base's disk of the same target; None: that is not known.
+    `whole_because`: why it is known to be unknown; empty, where that was not expected.
     `mark`: what the next run can count from."""
 
     target: str
@@ -108,7 +108,7 @@ class Sources:
         self._sweepers: list[threading.Thread] = []
 
     def start(self) -> None:
-        """What a killed service left goes, in a thread of its own: it may have to wait for a guest."""
+        """What a killed service left is removed, in a thread of its own: it may have to wait for a guest."""
         if any(made.state != "lasting" for made in self._ledger.all()):
             self._sweepers.append(threading.Thread(target=self._sweep_all, name="backup-sweep", daemon=True))
             self._sweepers[-1].start()
@@ -139,7 +139,7 @@ class Sources:
         return _uuid(found(self._connection.use(), vm_id), vm_id)
 
     def forget(self, job_id: UUID) -> None:
-        """The marks of a job that is no more go, as at the start. What cannot be reached now is tried again at the next."""
+        """The marks of a removed job are removed, as at the start. What cannot be reached now is tried again at the next."""
         for made in self._ledger.all():
             if made.job_id == job_id:
                 self._ledger.put(made.model_copy(update={"state": "working"}))
@@ -164,7 +164,7 @@ class Sources:
                 self._sweep(vm_id)
 
     def _sweep(self, vm_id: str) -> None:
-        """With nobody else at the guest."""
+        """While no other run uses the guest."""
         for made in self._ledger.all():
             if made.vm_id != vm_id or made.state == "lasting":
                 continue

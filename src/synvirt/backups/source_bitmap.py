@@ -167,7 +167,7 @@ class ByJob:
         domain.checkpointLookupByName(name).delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
 
     def _domain(self, made: Made) -> Any | None:
-        """None, where it is no more: nothing of ours is left then."""
+        """None, where it is gone: nothing of ours is left then."""
         libvirt = load()
         try:
             return self._connection.use().lookupByUUIDString(made.vm_id)

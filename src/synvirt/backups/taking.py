@@ -3,7 +3,7 @@
     areas that changed ─▶ whole chunks ─▶ samples of the others are looked at ─▶ read; the others keep their names
              └──────── any doubt ────────────────┴──────────────▶ the whole disk is read, and the run warns
 
-Nobody is trusted with what has not changed, nor the repository to have it still: of each disk a run looks at SAMPLES chunks at
+Neither is the list of changes trusted, nor the repository to have the rest still: of each disk a run looks at SAMPLES chunks at
 random that are said not to have, and at the next SLICE_CHUNKS in a row, where the run before left off. So a list that lies
 about a part f of the disk is caught at once with a chance of 1 - (1 - f)^64, and for certain once the rows have gone round: a
 disk of 7.5 GiB in 30 runs. That is 320 MiB to read, whatever the disk's size.

@@ -1,4 +1,4 @@
-"""What restored guests land on: this host's hypervisor and its destinations, as restores and boot tests use them."""
+"""Where guests are restored: this host's hypervisor and its destinations, as restores and boot tests use them."""
 
 import contextlib
 import shutil
@@ -18,11 +18,11 @@ SWTPM_USERS = ("tss",)
 
 
 @dataclass(frozen=True)
-class Ground:
+class RestoreHost:
     """`destinations`: by name, the default first. `tpm_folder`: where libvirt keeps its emulated TPMs, each in a folder of its
     domain's UUID. `scratch`: a folder of boot tests, by a path that Unix sockets can lie beneath; both are asked when they are
-    needed. `screens`: where their pictures stay. `alone`: nobody else is at the guest of that UUID, as a run that backs it up
-    would be; Cancelled, once what is given says so."""
+    needed. `screens`: where their pictures stay. `alone`: within it no other run uses the guest of that UUID, to back it up for
+    example; Cancelled, once the given function says so."""
 
     hypervisor: Hypervisor
     connection: Connection
