@@ -237,7 +237,7 @@ class _Restored:
         self._swaps.append(swap)
 
     def _device(self, target: str, place: Place, reader: DiskReader, spec: PointSpec) -> None:
-        """From its first byte, even where the service has ended meanwhile: the guest may have been started since, and have written."""
+        """From its first byte, even where the service has ended meanwhile: a guest that was started since may have written."""
         volume = _zfs_volume(place.path)
         if volume is None:
             text = f"disk {target} is written where it is: should the restore fail, what it held is lost ({place.path})"

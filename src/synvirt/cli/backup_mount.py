@@ -35,7 +35,7 @@ def mount(
     if options.address is not None:
         raise BackupBadRequest("mount reads the repository itself: it works on the service's own host alone")
     told = sys.stdout
-    # What is logged goes elsewhere: who reads our output reads what is told.
+    # The log goes elsewhere: our output is for who called us.
     with contextlib.redirect_stdout(sys.stderr), _repository(options, point) as (repository, point_id):
         # Before any thread is begun, so that each of them leaves these signals to the one that waits for them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)

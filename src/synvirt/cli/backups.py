@@ -290,7 +290,7 @@ def restore(
 @app.command("boot-test")
 @with_options
 def boot_test(options: Options, point: Point) -> None:
-    """Start a restore point's guest beside the others, cut off from all networks, and see whether it boots.
+    """Start a restore point's guest next to the others, cut off from all networks, and see whether it boots.
 
     Example: synvirt backup boot-test 1f3a
     """

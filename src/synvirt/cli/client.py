@@ -46,7 +46,7 @@ class StreamEvent:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What a stream tells of: its path, and the parameter that narrows it to one."""
+    """What a stream is about: its path, and the parameter that narrows it to one."""
 
     path: str
     parameter: str
@@ -201,7 +201,7 @@ class Client(AbstractContextManager["Client"]):
         patience_s: float = PATIENCE_S,
         on_lost: Callable[[], None] = lambda: None,
     ) -> Iterator[StreamEvent]:
-        """Events for ever: a lost service is waited for, and what was missed is replayed.
+        """Events without end: a lost service is waited for, and what was missed is replayed.
 
         ServiceUnreachable once it was away for `patience_s`, or at once if it never answered.
         """
@@ -223,7 +223,7 @@ class Client(AbstractContextManager["Client"]):
             time.sleep(RECONNECT_EVERY_S)
 
     def _knock(self) -> None:
-        """Is somebody behind the Unix socket? httpcore would leave a socket open where nobody is, and say less."""
+        """Does a service listen on the Unix socket? httpcore would leave a socket open where none does, and say less."""
         if self._socket_path is None:
             return
         with socket.socket(socket.AF_UNIX) as probe:

@@ -30,7 +30,7 @@ from synvirt.cli.program import failed
 
 
 class Program(TyperGroup):
-    """The group of all commands: an error of any of them is told here."""
+    """The group of all commands: an error of any of them is printed here."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

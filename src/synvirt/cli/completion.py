@@ -16,7 +16,7 @@ class Shell(StrEnum):
 # Where the program looks for a shell's question: click's own name for it.
 VARIABLE = "_SYNVIRT_COMPLETE"
 
-if VARIABLE in os.environ:  # a shell asks: typer's answers for shells, which it else installs with options of its own
+if VARIABLE in os.environ:  # a shell asks: typer's answers for shells, which it otherwise installs with options of its own
     from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()

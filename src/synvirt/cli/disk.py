@@ -1,4 +1,4 @@
-"""synvirt disk: the data path by itself, with no service and no job.
+"""synvirt disk: the data path alone, with no service and no job.
 
 Parsed by argparse, and each command's modules are imported when it runs: `synvirt disk convert` of a small disk takes little
 longer than Python takes to start, where Typer alone would take three times that.

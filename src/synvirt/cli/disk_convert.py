@@ -29,7 +29,7 @@ Show = Callable[[int, int], None]  # bytes done, bytes in all
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a caller asks for, beside the disk and the target."""
+    """What a caller asks for, besides the disk and the target."""
 
     force: bool = False
     threads: int | None = None
@@ -125,7 +125,7 @@ class _Conversion:
 
 @contextmanager
 def _checked(found: Found) -> Iterator[Callable[[], bool]]:
-    """The digests that an archive gives, checked beside the copy; it must have ended well when they are all right."""
+    """The digests that an archive gives, checked during the copy; it must have ended well when they are all right."""
     if not found.checksums:
         yield lambda: False
         return

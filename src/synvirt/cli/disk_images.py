@@ -11,7 +11,7 @@ from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance, promised, roo
 
 
 class Found(NamedTuple):
-    """A disk that an image or an appliance has, how it is read, and what is checked beside."""
+    """A disk that an image or an appliance has, how it is read, and what else is checked."""
 
     name: str
     reader: ReaderSpec
@@ -19,7 +19,7 @@ class Found(NamedTuple):
 
 
 def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = True) -> list[Found]:
-    """The disks of an appliance, or the image itself. Files that it names must lie beside it.
+    """The disks of an appliance, or the image itself. Files that it names must lie next to it.
 
     `key_needed`: BadRequest, where there is nothing for the key to open.
     """

@@ -72,7 +72,7 @@ def _over(spec: ReaderSpec) -> list[str]:
 
 
 def _encrypted(spec: QemuSpec) -> dict[str, Any]:
-    """What the header of an encrypted image tells, without its key; nothing, if it is not."""
+    """What the header of an encrypted image says, without its key; nothing, if it is not."""
     from synvirt.disks.qcow2.header import read_header
     from synvirt.disks.qcow2.reader import facts_of
 

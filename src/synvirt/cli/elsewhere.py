@@ -1,4 +1,4 @@
-"""A file elsewhere on the command line: its URL, and the credentials that stand in no argument."""
+"""A file elsewhere on the command line: its URL, and the credentials, which are in no argument."""
 
 import os
 import re

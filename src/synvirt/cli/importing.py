@@ -288,7 +288,7 @@ def _inspected_here(options: Options, path: Path, vm: str | None) -> str:
 
     where = _here(options, path)
     imports = options.settings.imports_dir.absolute()
-    # The files a VM is made of lie beside one another: outside the import root, its folder is all that may be read.
+    # The files of a VM lie next to one another: outside the import root, its folder is all that may be read.
     if where.is_relative_to(imports):
         root = imports
     else:  # a person's own links lead where that person says
@@ -341,7 +341,7 @@ def _placed(
     options: Options, client: "Client", path: Path, *, vm: str | None, upload: bool, known: bool
 ) -> tuple[dict[str, str], Inspection]:
     """The plan's source_ref. A service elsewhere sees its own files only: a relative path, or one that it has not, is a file
-    here, and is sent. Where its kind is not `known` it is looked into first: nobody sends gigabytes that are no VM."""
+    here, and is sent. Where its kind is not `known` it is looked into first: gigabytes that are no VM are not sent."""
     elsewhere = options.address is not None
     if not upload and elsewhere:
         upload = not path.is_absolute() or (path.is_file() and not _is_there(client, path))

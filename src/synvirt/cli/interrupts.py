@@ -1,12 +1,12 @@
-"""Ctrl-C: when it ends the process where it is, and when it is KeyboardInterrupt, after which who began something tidies up.
+"""Ctrl-C: when it ends the process where it is, and when it is KeyboardInterrupt, after which all that was begun is tidied up.
 
-    modules are loaded         ends it: nothing is begun, and a traceback out of the middle of an import tells nobody anything
+    modules are loaded         ends it: nothing is begun, and a traceback from the middle of an import helps nobody
     a command runs             KeyboardInterrupt
     a service starts or ends   ends it, as kill -9 would: what it has begun outlives that, and a step that waits in a thread
                                for a guest to boot would keep the process alive
     a service runs             it stops (api/server.py)
 
-What somebody else made of Ctrl-C before us (nohup has it ignored) is left as it is.
+What was set for Ctrl-C before us (nohup has it ignored) is left as it is.
 """
 
 import signal

@@ -94,7 +94,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         given = Options(**{name: values.pop(name) for name in SHARED})
         before = context.find_root().obj
         context.obj = given.over(before) if isinstance(before, Options) else given
-        context.find_root().obj = context.obj  # who tells an error of the command asks there whether it is to be JSON
+        context.find_root().obj = context.obj  # the printer of the command's errors looks there whether to print JSON
         command(context.obj, **values)
 
     parameters = [

@@ -1,4 +1,4 @@
-"""synvirt password [USER]: set a password in the users file. It is good at once, also in a service that runs."""
+"""synvirt password [USER]: set a password in the users file. It holds at once, also in a service that runs."""
 
 import sys
 from pathlib import Path

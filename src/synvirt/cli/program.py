@@ -21,7 +21,7 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
         if as_json:
             print(json.dumps({"error": {"code": error.code, "detail": error.detail, "hint": error.hint}}))
         tell(error.code, error.detail, error.hint)
-        # BadRequest: an option or a setting is wrong, whoever noticed it.
+        # BadRequest: an option or a setting is wrong, wherever that was noticed.
         return WRONG_USAGE if isinstance(error, BadRequest) else FAILED
     if os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
         raise error

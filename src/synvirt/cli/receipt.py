@@ -1,4 +1,4 @@
-"""synvirt receipt get|verify|key. `verify` reads files by itself: it needs no service, and believes none."""
+"""synvirt receipt get|verify|key. `verify` itself reads files: it needs no service, and trusts none."""
 
 from contextlib import closing
 from pathlib import Path

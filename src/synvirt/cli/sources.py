@@ -95,7 +95,7 @@ def list_(
 @app.command()
 @with_options
 def show(options: Options, source: SourceId) -> None:
-    """Show one source. Its credentials are shown to nobody.
+    """Show one source. Its credentials are never shown.
 
     Example: synvirt sources show lab
     """

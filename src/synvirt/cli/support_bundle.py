@@ -1,4 +1,4 @@
-"""synvirt support-bundle: one archive to send to whoever helps, without what is secret.
+"""synvirt support-bundle: one archive to send to a helper, without what is secret.
 
     logs, doctor, settings, jobs, sources, backups ─▶ redacted ─▶ NAME.tar.gz, mode 0600
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 JOBS_MAX = 500
 LOG_BYTES_MAX = 8 << 20
 JOURNAL_TIMEOUT_S = 60
-# What the service keeps beside its jobs: `demo.log`, and what an operator redirected there.
+# What the service keeps besides its jobs: `demo.log`, and what an operator redirected there.
 LOG_NAMES = "*.log"
 
 
@@ -37,7 +37,7 @@ def support_bundle(
     ] = None,
     log: Annotated[list[Path] | None, typer.Option(help="A log of the service that is elsewhere; may be given again")] = None,
 ) -> None:
-    """Pack logs, doctor, settings, jobs and backups for whoever helps. Passwords, keys and tokens are not in it; names are.
+    """Pack logs, doctor, settings, jobs and backups for a helper. Passwords, keys and tokens are not in it; names are.
 
     Example: synvirt support-bundle /tmp/help.tar.gz
     Example: synvirt support-bundle --log /var/log/synvirt.log
@@ -61,7 +61,7 @@ def support_bundle(
 
 
 def _pack(target: Path, name: str, parts: Iterator[tuple[str, str]]) -> list[str]:
-    """All of it or nothing, and for nobody else to read."""
+    """All of it or nothing, and no other user can read it."""
     import tarfile
 
     from synvirt.errors import DiskWriteFailed
@@ -95,7 +95,7 @@ def _known(settings: "Settings") -> tuple[str, ...]:
     found = [value for variable, value in os.environ.items() if any(word in variable.upper() for word in named)]
     if (password := urlsplit(settings.database_url).password) is not None:
         found += [password, unquote(password)]
-    # Shorter is a word that stands everywhere.
+    # A shorter one is part of many words.
     return tuple(sorted({value for value in found if len(value) >= 4}, key=len, reverse=True))
 
 

@@ -1,4 +1,4 @@
-"""An upload as it is seen: sent whole, told how far it is on the way, nothing left of one that is interrupted."""
+"""An upload with its progress: sent whole, and nothing left of one that is interrupted."""
 
 import sys
 import time

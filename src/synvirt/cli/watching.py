@@ -192,7 +192,7 @@ def outcome(attempt: BootAttempt) -> str:
 
 
 def described(progress: Progress, *, state: str | None = None) -> str:
-    """Between two deltas nothing is copied: then no rate is told, and no time to go."""
+    """Between two deltas nothing is copied: then no rate is shown, and no time to go."""
     percent = f"{100 * progress.bytes_done / progress.bytes_total:.0f} %" if progress.bytes_total else "…"
     parts = [percent, f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}"]
     if state == State.DELTA_SYNCING and progress.bytes_done >= progress.bytes_total:

@@ -127,7 +127,7 @@ _UNBORN = re.compile(rb"<domstatus state='paused' reason='starting up' pid='0'")
 
 
 # libvirt registers its drivers again with each opening after a last closing, and has room for few (9.0: "Too many drivers").
-# So what is open stays open until the process ends, which lets go of the folder.
+# So what is open stays open until the process ends, which releases the folder.
 _embedded_open: dict[Path, Any] = {}
 _embedded_lock = threading.Lock()
 atexit.register(_embedded_open.clear)  # before the interpreter takes the binding apart, which would complain
@@ -166,10 +166,10 @@ def _prepare(root: Path) -> None:
 
 
 def _forget_unborn(root: Path) -> None:
-    """Remove what says of a guest that it starts and has no process yet: who wrote it was killed before there was one.
+    """Remove the record of a guest that starts and has no process yet: its writer was killed before there was one.
 
     libvirt would wait half a minute for that guest's monitor, with the domain locked. The process, were there one, waits for
-    a word of its parent before it becomes QEMU, and ends with it (libvirt's virCommandRequireHandshake).
+    its parent before it becomes QEMU, and ends with it (libvirt's virCommandRequireHandshake).
     """
     for status in root.glob("run/qemu/*.xml"):
         with contextlib.suppress(OSError):
@@ -193,7 +193,7 @@ def _short(root: Path) -> Path:
         raise Internal(f"the hypervisor's folder {root} cannot be made: {error.strerror}") from error
     with contextlib.suppress(FileExistsError):
         link.symlink_to(root)
-    # In a folder that others write to, somebody may have been there first.
+    # In a folder that others write to, another user may have made it first.
     if not link.is_symlink() or link.lstat().st_uid != os.geteuid() or link.readlink() != root:
         raise Internal(f"{link} is in the way: it should be our link to {root}", hint=f"remove {link}")
     return link

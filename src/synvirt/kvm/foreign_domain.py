@@ -187,7 +187,7 @@ domain/devices/panic/**
 domain/devices/iommu/**
 """
 
-# What may stand there, where not any word may. A device whose own type is another is left out whole.
+# The values that are allowed, where not all are. A device whose own type is another is left out whole.
 _VALUES: Final = {
     "domain@type": "kvm|qemu",
     "domain/name": r"[^/\x00\n]{1,255}",

@@ -42,8 +42,8 @@ _log = structlog.get_logger("synvirt.hypervisor")
 
 @dataclass
 class Still:
-    """How it went, complete once the block has ended. `quiesced`: it froze, it thawed, and nobody thawed it in between.
-    `why_not` is for people. `freeze_ms`: how long its file systems stood still, at most."""
+    """How it went, complete once the block has ended. `quiesced`: it froze, it thawed, and nothing else thawed it in between.
+    `why_not` is for people. `freeze_ms`: how long its file systems were frozen, at most."""
 
     quiesced: bool = False
     by_applications: bool = False

@@ -1,8 +1,8 @@
 """What the embedded driver began and nothing ends, since the service was killed at the wrong moment.
 
-    QEMU with no machine, by which libvirt learns what QEMU can do: it is detached, and waits for questions for ever
+    QEMU with no machine, by which libvirt learns what QEMU can do: it is detached, and waits for questions without end
     swtpm of a guest that was never started: its QEMU would have ended it
-    folders of a start of a guest that came to no process: libvirt removes those of the guests that it knows to run
+    folders of a guest's start that never became a process: libvirt removes those of the guests that it knows to run
 
 The processes are known by the paths in their arguments, which lie in the driver's own folder.
 """

@@ -1,4 +1,4 @@
-"""Thaws a guest when nobody else does: `python thaw_guard.py LIBVIRT_URI DOMAIN_UUID [DESCRIPTOR]`, a process of its own.
+"""Thaws a guest when nothing else does: `python thaw_guard.py LIBVIRT_URI DOMAIN_UUID [DESCRIPTOR]`, a process of its own.
 
     stdout  «ready», once it could thaw
     stdin   «hold»: the guest is being frozen from now on;  «thawed»: it is over, nothing is left to do
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# VSS lets no writer of Windows wait for longer; and nobody calls ten seconds an outage.
+# VSS lets no writer of Windows wait for longer; and ten seconds are no outage.
 HOLD_S = 10.0
 ANSWER_S = 5
 KEEP_TRYING_S = 600.0
@@ -71,7 +71,7 @@ def by_descriptor(descriptor: int) -> Thaw:
 
 
 def main() -> int:
-    # A stop of the service stops its processes too: this one ends by itself.
+    # A stop of the service stops its processes too: this one ends itself.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     service = os.getppid()
