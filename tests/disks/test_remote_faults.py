@@ -5,6 +5,7 @@ import socket
 import socketserver
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -391,8 +392,14 @@ def test_names_that_no_share_has_are_looked_for_nowhere(samba: servers.Samba) ->
 
 
 def test_what_speaks_no_smb_is_no_smb_server(nginx: servers.Nginx) -> None:
-    with pytest.raises(SourceUnreachable, match=rf"127\.0\.0\.1:{nginx.port}/share/x: "):
-        RemoteReader(servers.remote(f"smb://127.0.0.1:{nginx.port}/share/", credentials=SMB), "x")
+    """«HTTP» as the length of a message is 1.13 GiB: that much of memory must not be taken for it."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(SourceUnreachable, match=rf"127\.0\.0\.1:{nginx.port}/share/x: "):
+            RemoteReader(servers.remote(f"smb://127.0.0.1:{nginx.port}/share/", credentials=SMB), "x")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_nobody_listens_there() -> None:

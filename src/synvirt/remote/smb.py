@@ -10,12 +10,14 @@ guards them.
 """
 
 import contextlib
+import errno
 import struct
 import threading
 import uuid
 from typing import Any, Final
 from urllib.parse import unquote
 
+import smbprotocol.connection
 import smbprotocol.exceptions as smb
 from smbprotocol import MAX_PAYLOAD_SIZE
 from smbprotocol.connection import Connection
@@ -31,6 +33,7 @@ from smbprotocol.open import (
     SMB2ReadResponse,
 )
 from smbprotocol.session import Session
+from smbprotocol.transport import Tcp
 from smbprotocol.tree import TreeConnect
 
 from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, MalformedArchive, NotFound, SourceUnreachable, SynvirtError
@@ -64,6 +67,20 @@ _REFUSED: Final = (
 _BROKEN: Final = (smb.SMBConnectionClosed, OSError, TimeoutError, struct.error)
 _NOT_THERE_HINT: Final = "check the name of the share and the path; smb://HOST/SHARE/FOLDER/FILE"
 _REFUSED_HINT: Final = "check username, password and domain, and that this user may read the share"
+
+
+class _BoundedTcp(Tcp):  # type: ignore[misc]
+    """MS-SMB2 section 2.1: the length of a message has three bytes, and the byte before them is zero. The library takes all
+    four for the length and makes a buffer of it: four bytes of any server cost up to 4 GiB."""
+
+    def _recv(self, length: int, timeout: float) -> Any:
+        if length > self.MAX_SIZE:
+            raise OSError(errno.EPROTO, "what answers is no SMB server")
+        return super()._recv(length, timeout)
+
+
+# The library names its transport itself.
+smbprotocol.connection.Tcp = _BoundedTcp
 
 
 class SmbPlace:
