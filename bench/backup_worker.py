@@ -16,7 +16,7 @@ from synvirt.copying import copy
 from synvirt.disks import open_reader
 from synvirt.disks.raw.new_file import new_file
 from synvirt.disks.specs import RawSpec
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository.disk import PointReader
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown

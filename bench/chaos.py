@@ -20,7 +20,9 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 
 from synvirt.errors import SynvirtError
-from synvirt.model import MIB, Migration, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.sizes import MIB
 from tests import postgres
 from tests.house import House, offline_plan
 

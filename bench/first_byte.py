@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from synvirt.cli.client import Client
-from synvirt.model import MigrationPlan
+from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
 
 ROUNDS = 5

@@ -13,7 +13,7 @@ from uuid import UUID
 from synvirt.fleet.model import MemberRequest, WaveLimits, WaveRequest, Window
 from synvirt.fleet.order import order
 from synvirt.fleet.simulate import Load, Site, simulate
-from synvirt.model import MigrationPlan
+from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import GIB, MIB
 
 NOW = datetime(2026, 11, 23, 8, tzinfo=UTC)

@@ -15,7 +15,9 @@ from sqlalchemy import event
 
 from synvirt.jobs.slots import Turns
 from synvirt.migrations.engine import Engine
-from synvirt.model import Migration, Mode, Pass, State, now
+from synvirt.model.job import Migration, Pass
+from synvirt.model.kinds import Mode, State
+from synvirt.model.values import now
 from tests.house import VM, House, live_plan
 
 WATCHED_S = 60.0

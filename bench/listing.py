@@ -14,21 +14,11 @@ from synvirt.api import Server, create_app
 from synvirt.api.auth import Remembering
 from synvirt.jobs.board import Board
 from synvirt.migrations.intake import Intake
-from synvirt.model import (
-    Disk,
-    DiskProgress,
-    Domain,
-    HostPathRef,
-    Migration,
-    MigrationPlan,
-    Mode,
-    OfflineKind,
-    PlanSource,
-    State,
-    StateVisit,
-    VmManifest,
-    now,
-)
+from synvirt.model.job import DiskProgress, Domain, Migration, StateVisit
+from synvirt.model.kinds import Mode, OfflineKind, State
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.plan import HostPathRef, MigrationPlan, PlanSource
+from synvirt.model.values import now
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
 

@@ -24,7 +24,7 @@ from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.wire import MESSAGE, Flushed
 from synvirt.live import SnapshotRef
 from synvirt.live.libvirt.adapter import LibvirtRemote, libvirt_remote
-from synvirt.model import MIB
+from synvirt.sizes import MIB
 from tests.libvirt_lab import LibvirtLab, lab
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from uuid import UUID
 
 from bench.sources import Sources
 from synvirt.cli.client import Client
-from synvirt.model import MigrationPlan
+from synvirt.model.plan import MigrationPlan
 
 CLIENTS, USERS, RELOAD_S = 1000, 200, 30.0
 STREAM = "/api/v1/migrator/migrations/stream"

@@ -17,7 +17,8 @@ from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.migrations.sources import Sources
-from synvirt.model import LiveKind, SourceRequest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.sources import SourceRequest
 from synvirt.store import Store
 from tests.fakes.vcenter import VCenter, vcenter
 

@@ -30,7 +30,9 @@ from synvirt.migrations.intake import Intake, check_corrected, check_free, check
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.uploads import Uploads
-from synvirt.model import ENDS, LiveKind, Migration, MigrationPlan, OfflineKind, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import ENDS, LiveKind, OfflineKind, State
+from synvirt.model.plan import MigrationPlan
 from synvirt.offline.elsewhere import Rules
 from synvirt.offline.registry import BY_KIND, detect
 from synvirt.proof.keeping import Receipts

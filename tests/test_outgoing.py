@@ -32,7 +32,7 @@ from synvirt.live.libvirt.adapter import LibvirtRemote
 from synvirt.live.vsphere import hosts, versions
 from synvirt.live.vsphere.session import Login, VimSession
 from synvirt.migrations import probing
-from synvirt.model import SourceOptions
+from synvirt.model.access import SourceOptions
 from synvirt.proof import stamping
 from synvirt.transport import HttpClient, Trust, tls
 

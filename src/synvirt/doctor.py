@@ -23,10 +23,11 @@ from synvirt.errors import SynvirtError
 from synvirt.hypervisor.accel import EMULATOR, accelerator
 from synvirt.keyring import KEY_BYTES
 from synvirt.kvm.connection import Connection, embedded_root
-from synvirt.model import GIB, now
+from synvirt.model.values import now
 from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.programs import ProgramFailed, find, run
 from synvirt.settings import RbdSetting, Settings, ZfsSetting
+from synvirt.sizes import GIB
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection as Database
@@ -359,7 +360,11 @@ def _quarantined(connection: "Database") -> list[str]:
     import sqlalchemy
 
     from synvirt.backups.model import BackupJob, BackupRepository
-    from synvirt.model import ENDS, Migration, Model, Source, Upload
+    from synvirt.model.files import Upload
+    from synvirt.model.job import Migration
+    from synvirt.model.kinds import ENDS
+    from synvirt.model.sources import Source
+    from synvirt.model.values import Model
     from synvirt.store.documents import VERSION, check_version, parsed
     from synvirt.store.tables import backups, migrations, sources, tokens, uploads
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from synvirt.migrations.sources import Sources
     from synvirt.migrations.taking_over import TakingOver
     from synvirt.migrations.uploads import Uploads
-    from synvirt.model import Migration
+    from synvirt.model.job import Migration
     from synvirt.proof.keeping import Receipts
     from synvirt.settings import DestinationSetting, Settings
     from synvirt.store import Store
@@ -404,7 +404,7 @@ def _rooms(
     from synvirt.hypervisor.libvirt_host import LibvirtHost
     from synvirt.jobs.slots import Slots, Turns
     from synvirt.migrations.rooms import Rooms
-    from synvirt.model import OfflineKind
+    from synvirt.model.kinds import OfflineKind
     from synvirt.offline.elsewhere import Rules
     from synvirt.offline.vmcx_tool import vmcx_tool
 

@@ -14,7 +14,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
-from synvirt.model import GIB, DestinationName, Received
+from synvirt.model.plan import DestinationName
+from synvirt.model.values import Received
+from synvirt.sizes import GIB
 
 ENV_PREFIX = "SYNVIRT_"
 # Where the package and the sample unit keep the service's settings.

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from synvirt.backups.model import BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun
-from synvirt.model import now
+from synvirt.model.values import now
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
 

@@ -15,7 +15,7 @@ from synvirt.backups.model import BackupRun, Status
 from synvirt.backups.under_way import UnderWay
 from synvirt.cli.client import RUNS, Client, StreamEvent
 from synvirt.errors import RepositoryFull
-from synvirt.model import now
+from synvirt.model.values import now
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
 

@@ -10,7 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.api.stream import FIRST, KEPT_EVENTS, Feed, Pace, Words
-from synvirt.model import Progress, State
+from synvirt.model.job import Progress
+from synvirt.model.kinds import State
 from synvirt.web.job import JobView
 
 PACE = Pace(tick_s=0.001, ask_every_s=0.001, progress_every_s=0.001, heartbeat_every_s=60)

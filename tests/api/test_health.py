@@ -9,7 +9,7 @@ import pytest
 
 from synvirt import doctor
 from synvirt.doctor import Checkup, Finding
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.settings import Settings
 from tests.fakes.service import PASSWORD, USER, Service
 

@@ -10,7 +10,11 @@ from sqlalchemy import event
 
 from synvirt.api.metrics import CODES, METHODS, Metrics
 from synvirt.jobs.board import Board
-from synvirt.model import OfflineKind, PlanSource, Problem, Progress, State, now
+from synvirt.model.job import Progress
+from synvirt.model.kinds import OfflineKind, State
+from synvirt.model.plan import PlanSource
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 from synvirt.store import Store
 from tests.fakes.service import PASSWORD, PLAN, USER, Service, failed
 

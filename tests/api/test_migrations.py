@@ -10,7 +10,9 @@ import pytest
 
 from synvirt.api.migrations import JOBS_A_PIECE, page
 from synvirt.jobs.board import Board
-from synvirt.model import DiskProgress, LiveKind, LiveVmRef, Migration, Mode, PlanSource, Progress, State, Warm
+from synvirt.model.job import DiskProgress, Migration, Progress
+from synvirt.model.kinds import LiveKind, Mode, State
+from synvirt.model.plan import LiveVmRef, PlanSource, Warm
 from tests.fakes.service import PLAN, PREFIX, Service
 
 OFFLINE: dict[str, Any] = {

@@ -13,7 +13,7 @@ import structlog
 
 from synvirt import errors
 from synvirt.errors import SynvirtError
-from synvirt.model import MigrationPlan
+from synvirt.model.plan import MigrationPlan
 from synvirt.programs import ProgramFailed
 from tests.api.test_migrations import LIVE, OFFLINE
 from tests.fakes.service import Service

@@ -4,7 +4,10 @@ import httpx
 from typer.testing import CliRunner
 
 from synvirt.cli import app
-from synvirt.model import DiskProgress, Migration, Pass, Problem, State, StateVisit, now
+from synvirt.model.job import DiskProgress, Migration, Pass, StateVisit
+from synvirt.model.kinds import State
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 from tests.fakes.service import Service
 from tests.jobs.migrations import migration
 

@@ -26,7 +26,10 @@ from synvirt.api.roles import connects_out, needed_role
 from synvirt.backups import repositories
 from synvirt.backups.model import BackupRepositoryRequest
 from synvirt.errors import Unauthorized
-from synvirt.model import LiveKind, MigrationPlan, SourceRequest, State, now
+from synvirt.model.kinds import LiveKind, State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.sources import SourceRequest
+from synvirt.model.values import now
 from synvirt.repository.folder import HostFolder
 from synvirt.store.access import AuditEntry, broken_at
 from synvirt.store.tables import audit

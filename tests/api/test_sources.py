@@ -12,7 +12,7 @@ import pytest
 from synvirt.errors import InvalidPlan, NotFound
 from synvirt.live import SourceAccess
 from synvirt.live.registry import BY_KIND
-from synvirt.model import LiveKind, State
+from synvirt.model.kinds import LiveKind, State
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
 from tests.fakes.service import Service

@@ -15,7 +15,9 @@ import pytest
 
 from synvirt.api.stream import Pace
 from synvirt.cli.client import Client, StreamEvent
-from synvirt.model import DiskProgress, Mode, Progress, ProgressUpdate, State, now
+from synvirt.model.job import DiskProgress, Progress, ProgressUpdate
+from synvirt.model.kinds import Mode, State
+from synvirt.model.values import now
 from tests.fakes.service import PREFIX, QUICK, Service, failed
 
 

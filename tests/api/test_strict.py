@@ -5,7 +5,10 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from synvirt.model import Migration, MigrationPlan, Mode, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
 from tests.fakes.service import PLAN, Service
 from tests.house import live_plan
 

@@ -26,7 +26,10 @@ from synvirt.api import multipart
 from synvirt.errors import BadRequest, Conflict, PersistFailed, UploadNotFound
 from synvirt.migrations import uploads
 from synvirt.migrations.uploads import Incoming, Uploads, safe_name, swept
-from synvirt.model import HostPathRef, MigrationPlan, SourceRef, State, Upload, UploadRef, now
+from synvirt.model.files import Upload
+from synvirt.model.kinds import State
+from synvirt.model.plan import HostPathRef, MigrationPlan, SourceRef, UploadRef
+from synvirt.model.values import now
 from tests.api.test_problems import assert_problem
 from tests.counted import bytes_read
 from tests.fakes.service import PLAN, PREFIX, Service

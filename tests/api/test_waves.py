@@ -17,7 +17,10 @@ from synvirt.cli import app
 from synvirt.fleet.forecasting import WhatIf
 from synvirt.fleet.model import Hook, MemberState, WaveRequest, WaveState
 from synvirt.fleet.waves import change_members, check
-from synvirt.model import MIB, Migration, Mode, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, State
+from synvirt.model.values import now
+from synvirt.sizes import MIB
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
 from tests.fakes.service import PLAN, Service

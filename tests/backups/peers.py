@@ -8,7 +8,7 @@ from typing import Any
 
 from synvirt.api.tls import fingerprint
 from synvirt.errors import Unauthorized
-from synvirt.model import Fingerprint
+from synvirt.model.access import Fingerprint
 from synvirt.repository.peer import PeerFolder, PeerPlace
 from tests.fakes.service import Service
 from tests.ports import free_port

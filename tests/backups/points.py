@@ -4,7 +4,7 @@ from uuid import UUID, uuid4
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.copying import copy
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository.disk import ChunkWriter, PointReader
 from synvirt.repository.folder import Folder
 from synvirt.repository.keys import CHUNK_BYTES

@@ -12,7 +12,7 @@ from synvirt.backups import taking
 from synvirt.backups.taking import Taken, ToTake, take
 from synvirt.blocks import DiskReader, Extent
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, SourceReadFailed, SynvirtError
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository import manifest as manifests
 from synvirt.repository.disk import Before, Chunks, ChunkWriter, PointReader
 from synvirt.repository.keys import CHUNK_BYTES

@@ -18,7 +18,7 @@ from synvirt.backups.model import BackupRun, RestoreRequest, Status
 from synvirt.backups.under_way import Rate, UnderWay
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import DiskReadFailed, RepositoryFull, RepositoryUnreachable
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Session

@@ -15,21 +15,11 @@ from synvirt.api.server import ELSEWHERE
 from synvirt.cli import app, importing
 from synvirt.cli.options import SHARED, Options
 from synvirt.cli.program import shown
-from synvirt.model import (
-    MIB,
-    Forecast,
-    HostPathRef,
-    LiveKind,
-    LiveVmRef,
-    Mode,
-    OfflineKind,
-    Pass,
-    PlanSource,
-    Progress,
-    State,
-    Warm,
-    now,
-)
+from synvirt.model.job import Forecast, Pass, Progress
+from synvirt.model.kinds import LiveKind, Mode, OfflineKind, State
+from synvirt.model.plan import HostPathRef, LiveVmRef, PlanSource, Warm
+from synvirt.model.values import now
+from synvirt.sizes import MIB
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, PLAN, USER, Service, failed
 from tests.house import live_plan

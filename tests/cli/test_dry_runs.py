@@ -10,7 +10,10 @@ from synvirt.cli.dry_runs import as_options, patch_of
 from synvirt.errors import BadRequest, Conflict
 from synvirt.kvm.identity import CLASH_HINT
 from synvirt.migrations.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
-from synvirt.model import Difference, MigrationPlan, State, VmManifest
+from synvirt.model.job import Difference
+from synvirt.model.kinds import State
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import MigrationPlan
 from tests.cli.conftest import Run
 from tests.fakes.service import PLAN, Service, failed
 

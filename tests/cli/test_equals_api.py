@@ -10,7 +10,9 @@ import pytest
 import typer
 
 from synvirt.cli import app
-from synvirt.model import Migration, Mode, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, State
+from synvirt.model.values import now
 from tests.cli.conftest import Run
 from tests.fakes.service import PLAN, Service
 

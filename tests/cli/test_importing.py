@@ -8,7 +8,9 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import InvalidPlan
-from synvirt.model import GIB, HostPathRef, MigrationPlan, OfflineKind, UploadRef
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.plan import HostPathRef, MigrationPlan, UploadRef
+from synvirt.sizes import GIB
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, USER, Service
 from tests.offline import appliances, test_several

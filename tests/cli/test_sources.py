@@ -8,7 +8,8 @@ import pytest
 
 from synvirt.cli import sources
 from synvirt.live import VmRow
-from synvirt.model import MIB, LiveKind
+from synvirt.model.kinds import LiveKind
+from synvirt.sizes import MIB
 from tests.cli.conftest import Run
 from tests.fakes.live import FakeAdapter, FakePlatform
 from tests.fakes.platforms import with_fake

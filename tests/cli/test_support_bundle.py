@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
-from synvirt.model import Domain, Problem, State, now
+from synvirt.model.job import Domain
+from synvirt.model.kinds import State
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 from tests.cli.conftest import Run
 from tests.fakes.backups import ended
 from tests.fakes.service import Service

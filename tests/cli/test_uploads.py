@@ -18,7 +18,7 @@ from uuid import UUID
 import pytest
 
 from synvirt.cli.upload_shown import Lines
-from synvirt.model import UploadRef
+from synvirt.model.plan import UploadRef
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, PLAN, Service
 from tests.offline import appliances

@@ -19,7 +19,10 @@ from synvirt.cli.client import Client
 from synvirt.cli.program import sized
 from synvirt.cli.watching import Bars, Lines, described
 from synvirt.errors import ServiceUnreachable
-from synvirt.model import MIB, DiskProgress, Migration, Mode, Progress, State, now
+from synvirt.model.job import DiskProgress, Migration, Progress
+from synvirt.model.kinds import Mode, State
+from synvirt.model.values import now
+from synvirt.sizes import MIB
 from tests.cli.conftest import Run
 from tests.fakes.service import Service, failed
 from tests.house import live_plan

@@ -9,7 +9,9 @@ from rich.console import Console
 
 from synvirt.cli import watching_several
 from synvirt.cli.client import Client
-from synvirt.model import Migration, Progress, State, now
+from synvirt.model.job import Migration, Progress
+from synvirt.model.kinds import State
+from synvirt.model.values import now
 from tests.cli.conftest import Run
 from tests.fakes.service import PLAN, Service, failed
 

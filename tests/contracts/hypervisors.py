@@ -13,21 +13,12 @@ from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFai
 from synvirt.hypervisor import Hypervisor, Volume
 from synvirt.kvm.identity import identity_of
 from synvirt.migrations.landing import machine_of
-from synvirt.model import (
-    MIB,
-    BootAttempt,
-    Disk,
-    Domain,
-    HostPathRef,
-    Migration,
-    MigrationPlan,
-    Mode,
-    Nic,
-    OfflineKind,
-    PlanSource,
-    VmManifest,
-    now,
-)
+from synvirt.model.job import BootAttempt, Domain, Migration
+from synvirt.model.kinds import Mode, OfflineKind
+from synvirt.model.machine import Disk, Nic, VmManifest
+from synvirt.model.plan import HostPathRef, MigrationPlan, PlanSource
+from synvirt.model.values import now
+from synvirt.sizes import MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from synvirt.disks import open_reader
 from synvirt.disks.spec_json import CHECKSUM_SPEC, READER_SPEC
 from synvirt.disks.specs import ImageSpec, RawSpec, paths
 from synvirt.errors import HostPathRejected, NotFound, SynvirtError
-from synvirt.model import VmManifest
+from synvirt.model.machine import VmManifest
 from synvirt.offline import OfflineImporter, OpenedDisk
 from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance
 from synvirt.offline.registry import IMPORTERS, detect, importer_for

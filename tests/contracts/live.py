@@ -13,7 +13,8 @@ from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import CbtReset, VmNotFound
 from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.live.sessions import StaysLoggedIn
-from synvirt.model import Disk, LiveKind
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import Disk
 
 T = TypeVar("T")
 A = TypeVar("A", bound=LiveAdapter)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import DiskReadFailed, MalformedArchive, SynvirtError, UnsupportedFormat
-from synvirt.model import KIB, MIB, TIB
+from synvirt.sizes import KIB, MIB, TIB
 from tests.disks.block_images import assert_same_disk, bytes_of, qemu
 from tests.disks.vmdk_images import (
     AT_END,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from synvirt.errors import Cancelled, V2vFailed
 from synvirt.guests import Tell
-from synvirt.model import VmManifest
+from synvirt.model.machine import VmManifest
 
 MARK = b"virtio drivers are here"
 

@@ -13,7 +13,8 @@ from synvirt.hypervisor import Volume
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
-from synvirt.model import DiskBus, Domain
+from synvirt.model.job import Domain
+from synvirt.model.machine import DiskBus
 
 HOST = Host(
     accelerator="tcg",

@@ -18,7 +18,10 @@ from uuid import uuid4
 from synvirt.disks.specs import ChangedSpec, RawSpec, ReaderSpec
 from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, Internal, SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live import About, SnapshotRef, VmRow, stays_on
-from synvirt.model import KIB, Disk, GuestOs, LiveKind, Nic, Shutdown, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import Disk, GuestOs, Nic, VmManifest
+from synvirt.model.plan import Shutdown
+from synvirt.sizes import KIB
 
 # The granularity at which this platform tracks changes, as QEMU's bitmaps and vSphere's do.
 TRACKED_BYTES = 64 * KIB

@@ -7,7 +7,8 @@ from typing import ClassVar
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ChecksumSpec, RawSpec
 from synvirt.errors import MalformedArchive
-from synvirt.model import Disk, GuestOs, OfflineKind, VmManifest
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import Disk, GuestOs, VmManifest
 from synvirt.offline import OpenedDisk
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from synvirt.live import SourceAccess
 from synvirt.live.registry import BY_KIND, Platform
-from synvirt.model import LiveKind
+from synvirt.model.kinds import LiveKind
 from tests.fakes.live import FakeAdapter, FakePlatform
 
 

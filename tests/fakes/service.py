@@ -42,19 +42,11 @@ from synvirt.migrations.removing import Removal, volumes_of
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.sources import Sources
 from synvirt.migrations.uploads import Uploads
-from synvirt.model import (
-    HostPathRef,
-    LiveKind,
-    Migration,
-    MigrationPlan,
-    Mode,
-    OfflineKind,
-    PlanSource,
-    Problem,
-    State,
-    StateVisit,
-    now,
-)
+from synvirt.model.job import Migration, StateVisit
+from synvirt.model.kinds import LiveKind, Mode, OfflineKind, State
+from synvirt.model.plan import HostPathRef, MigrationPlan, PlanSource
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 from synvirt.offline.elsewhere import Rules
 from synvirt.proof.keeping import Receipts
 from synvirt.proof.signing import HostKey

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from synvirt.fleet.model import Group, MemberRequest, WaveRequest, Window
-from synvirt.model import MigrationPlan
+from synvirt.model.plan import MigrationPlan
 
 SOURCE = UUID(int=1)
 

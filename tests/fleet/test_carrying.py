@@ -30,7 +30,12 @@ from synvirt.fleet.records import member_of
 from synvirt.fleet.scheduling import Estimate
 from synvirt.fleet.waves import Waves, change_members, give_back
 from synvirt.migrations.engine import Engine
-from synvirt.model import KIB, MIB, Forecast, Migration, MigrationPlan, Mode, OutageForecast, Schedule, State, now
+from synvirt.model.job import Forecast, Migration, OutageForecast
+from synvirt.model.kinds import Mode, State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.times import Schedule
+from synvirt.model.values import now
+from synvirt.sizes import KIB, MIB
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import Crash, House, live_plan

@@ -15,7 +15,11 @@ from synvirt.fleet.model import Member, MemberState, Wave, WaveLimits
 from synvirt.fleet.simulate import COPY_BPS_ASSUMED, RESIDUALS_ASSUMED
 from synvirt.fleet.waves import Waves, change_members
 from synvirt.live import VmRow
-from synvirt.model import GIB, Disk, Migration, Mode, OutageForecast, OutagePart, Pass, Progress, State, VmManifest, now
+from synvirt.model.job import Migration, OutageForecast, OutagePart, Pass, Progress
+from synvirt.model.kinds import Mode, State
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.values import now
+from synvirt.sizes import GIB
 from synvirt.store.store import Store
 from tests.fleet.made import SOURCE, member, plan, wave
 

@@ -14,7 +14,10 @@ from synvirt.jobs.copying_disks import Share
 from synvirt.jobs.orders import GivenRate
 from synvirt.jobs.wire import Message, Result
 from synvirt.migrations.sharing import SharedRate
-from synvirt.model import KIB, MIB, Migration, Mode, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode
+from synvirt.model.values import now
+from synvirt.sizes import KIB, MIB
 from synvirt.store import Store
 from tests.fakes.disks import BLOCK_BYTES, MemoryReader, MemoryWriter
 from tests.fleet.made import member, plan, wave

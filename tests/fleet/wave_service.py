@@ -22,7 +22,8 @@ from synvirt.fleet.carrying import Carrying, carried, failed
 from synvirt.fleet.checks import Checker
 from synvirt.fleet.host_side import HostSide
 from synvirt.migrations.engine import Engine
-from synvirt.model import Domain, now
+from synvirt.model.job import Domain
+from synvirt.model.values import now
 from synvirt.outgoing import Guard
 from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
 from tests.house import House, SharedDirectory

@@ -30,17 +30,11 @@ from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.rooms import Rooms
-from synvirt.model import (
-    ENDS,
-    Domain,
-    Forecast,
-    MigrationPlan,
-    OutageForecast,
-    Pass,
-    Problem,
-    State,
-    VmManifest,
-)
+from synvirt.model.job import Domain, Forecast, OutageForecast, Pass
+from synvirt.model.kinds import ENDS, State
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.problems import Problem
 from synvirt.store import Store
 from synvirt.store import store as store_module
 

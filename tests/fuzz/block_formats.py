@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from synvirt.blocks import DiskReader
 from synvirt.errors import SynvirtError
-from synvirt.model import KIB, MIB
+from synvirt.sizes import KIB, MIB
 from tests.disks.block_images import bytes_of
 
 # Seconds of the processor for one small file: a hundred times what an honest one takes here. The longest that one can ask for

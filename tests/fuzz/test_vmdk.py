@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from synvirt.disks.vmdk.descriptor import parse_descriptor
 from synvirt.errors import SynvirtError
-from synvirt.model import KIB, MIB
+from synvirt.sizes import KIB, MIB
 from tests.cases import cases
 from tests.disks.block_images import bytes_of, scratch
 from tests.disks.vmdk_images import SECTOR, Cowd, Image, SeSparse, Stream, descriptor, images, open_vmdk, write_image

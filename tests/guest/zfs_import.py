@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from synvirt.destinations.zfs import ZfsDestination
-from synvirt.model import Migration, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
 from tests.fakes.workers import in_process
 from tests.guest.zvols import POOL, new_destination, root, used_bytes, volumes
 from tests.house import House, offline_plan

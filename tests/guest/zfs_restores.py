@@ -19,7 +19,7 @@ from synvirt.disks import open_writer
 from synvirt.errors import DiskReadFailed
 from synvirt.jobs.copying_disks import Openers, copy_disks
 from synvirt.jobs.orders import CopyOrder, DiskOrder
-from synvirt.model import Progress
+from synvirt.model.job import Progress
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
 from synvirt.store import Store
 from tests.guest.zvols import POOL, zfs

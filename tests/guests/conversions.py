@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.model import Disk, GuestOs, VmManifest
+from synvirt.model.machine import Disk, GuestOs, VmManifest
 from synvirt.programs import run
 from synvirt.sample.pieces import cache_dir, gather
 from tests.needs import need, need_root

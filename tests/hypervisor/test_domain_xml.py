@@ -18,22 +18,12 @@ from synvirt.hypervisor.domain_xml import NAME_LIMIT_BYTES, Host, safe_name
 from synvirt.hypervisor.hardware import BUSES
 from synvirt.kvm.identity import identity_of
 from synvirt.migrations.landing import machine_of
-from synvirt.model import (
-    GIB,
-    MIB,
-    BootAttempt,
-    Disk,
-    DiskBus,
-    Domain,
-    GuestOs,
-    Migration,
-    NetworkMap,
-    Nic,
-    State,
-    StateVisit,
-    VmManifest,
-    now,
-)
+from synvirt.model.job import BootAttempt, Domain, Migration, StateVisit
+from synvirt.model.kinds import State
+from synvirt.model.machine import Disk, DiskBus, GuestOs, Nic, VmManifest
+from synvirt.model.plan import NetworkMap
+from synvirt.model.values import now
+from synvirt.sizes import GIB, MIB
 from tests.contracts.hypervisors import job
 from tests.fakes.hypervisor import HOST
 from tests.needs import need

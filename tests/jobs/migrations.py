@@ -3,7 +3,9 @@
 from pathlib import Path
 from uuid import uuid4
 
-from synvirt.model import Migration, Mode, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode
+from synvirt.model.values import now
 from tests.house import offline_plan
 
 

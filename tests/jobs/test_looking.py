@@ -23,7 +23,7 @@ from synvirt.errors import (
 from synvirt.jobs import looker
 from synvirt.jobs.looker import Look
 from synvirt.jobs.looking import CagedLooking, Looking, vouch
-from synvirt.model import OfflineKind
+from synvirt.model.kinds import OfflineKind
 from synvirt.offline import browsing
 from synvirt.offline.registry import detect
 from synvirt.offline.several import choosing

@@ -11,7 +11,7 @@ import pytest
 from synvirt.errors import Cancelled, PersistFailed
 from synvirt.jobs.slots import Resource, Slots, destination, source_host
 from synvirt.jobs.stop import Stop
-from synvirt.model import State
+from synvirt.model.kinds import State
 from synvirt.store import Store
 from synvirt.store.hosts import LeaseLost
 from tests.jobs.migrations import migration

@@ -12,7 +12,7 @@ from synvirt.live import SourceAccess
 from synvirt.live.hyperv import exporting
 from synvirt.live.hyperv.adapter import WmiApi
 from synvirt.live.registry import PLATFORMS
-from synvirt.model import LiveKind
+from synvirt.model.kinds import LiveKind
 from tests.contracts.live import LiveCase, LiveContract
 from tests.fakes.hyperv.host import EXPORTING, FakeHost
 from tests.fakes.hyperv.model import OFF, RUNNING

@@ -4,7 +4,7 @@ import pytest
 
 from synvirt.errors import Internal
 from synvirt.live.libvirt.manifest import DiskSize, Seen, backed_up_disks, manifest, parse, untracked
-from synvirt.model import GIB, MIB
+from synvirt.sizes import GIB, MIB
 
 DOMAIN = """\
 <domain type='kvm' id='7'>

@@ -33,7 +33,8 @@ from synvirt.live import GuestStaysOn, SourceAccess
 from synvirt.live.nutanix import prism as prism_module
 from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.live.recording import Recording, lines
-from synvirt.model import LiveKind, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import VmManifest
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
 from tests.fakes.prism.server import Prisms
 from tests.fakes.prism.state import BLOCK, VmState

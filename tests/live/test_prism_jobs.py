@@ -16,7 +16,8 @@ from synvirt.live import LiveAdapter
 from synvirt.live.nutanix import prism
 from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.migrations import patience
-from synvirt.model import LiveKind, Migration, Mode, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import LiveKind, Mode, State
 from tests.fakes.prism.server import Prisms
 from tests.fakes.prism.state import VmState
 from tests.fakes.workers import in_process

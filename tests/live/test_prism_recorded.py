@@ -13,7 +13,7 @@ from synvirt.live.nutanix.machines import manifest, of_element
 from synvirt.live.nutanix.prism import Prism, Where, words_of
 from synvirt.live.nutanix.volumes import Volumes
 from synvirt.live.nutanix.ways import Way
-from synvirt.model import VmManifest
+from synvirt.model.machine import VmManifest
 from synvirt.transport import Answer, Trust
 from tests.contracts.live import in_session
 from tests.fakes.prism import schema

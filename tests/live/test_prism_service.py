@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from synvirt.cli.client import Client
-from synvirt.model import Migration, MigrationPlan, Source, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.sources import Source
 from synvirt.sample import build
 from tests.fakes.prism.server import PASSWORD, USER, Prisms
 from tests.live.test_prism_jobs import busy_guest

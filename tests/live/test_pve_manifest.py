@@ -10,7 +10,8 @@ from synvirt.live.proxmox import keys
 from synvirt.live.proxmox.manifest import Seen, Volume, manifest
 from synvirt.live.proxmox.node import argv
 from synvirt.live.proxmox.reading import image
-from synvirt.model import GIB, MIB, VmManifest
+from synvirt.model.machine import VmManifest
+from synvirt.sizes import GIB, MIB
 from tests.fakes.pve import schema
 
 RUNS = {"status": "running", "qmpstatus": "running", "running-qemu": "9.2.0"}

@@ -13,7 +13,8 @@ from synvirt.live import SourceAccess
 from synvirt.live.proxmox.adapter import PveApi
 from synvirt.live.recording import Scrubbed
 from synvirt.migrations.sources import Sources
-from synvirt.model import Source, SourceRequest, VmManifest
+from synvirt.model.machine import VmManifest
+from synvirt.model.sources import Source, SourceRequest
 from tests.contracts.live import in_session
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake

@@ -43,7 +43,8 @@ from synvirt.live.vsphere import session as session_module
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.privileges import EXPORT, PRIVILEGES
 from synvirt.live.vsphere.session import library, warn_if_missing
-from synvirt.model import LiveKind, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import VmManifest
 from tests.cases import cases
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
 from tests.contracts.readers import ReaderCase, ReaderContract

@@ -19,7 +19,8 @@ from synvirt.live.vsphere.session import library
 from synvirt.migrations import passes
 from synvirt.migrations.source_vm import OWED
 from synvirt.migrations.tidying import Tidier
-from synvirt.model import LiveKind, Migration, Mode, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.store import Store
 from tests.contracts.live import in_session
 from tests.fakes.vcenter import DISK_BYTES, VCenter

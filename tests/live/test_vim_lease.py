@@ -36,7 +36,7 @@ from synvirt.live.vsphere.lease import ExportLease
 from synvirt.live.vsphere.privileges import PRIVILEGES
 from synvirt.live.vsphere.session import library
 from synvirt.migrations import passes
-from synvirt.model import Mode, State
+from synvirt.model.kinds import Mode, State
 from tests.contracts.live import in_session, read
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.fakes.vcenter import DISK_BYTES, VCenter

@@ -10,7 +10,8 @@ from synvirt.live import About, SourceAccess, VmRow, recording_soap
 from synvirt.live.recording import Recording, Scrubbed, lines, named
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.session import library
-from synvirt.model import LiveKind, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import VmManifest
 from tests.contracts.live import in_session
 from tests.fakes.vcenter import PASSWORD, USER, VCenter
 from tests.replay import replayed

@@ -29,7 +29,9 @@ from synvirt.live.vsphere.session import library
 from synvirt.live.vsphere.versions import chosen
 from synvirt.migrations import passes
 from synvirt.migrations.sources import Inventory
-from synvirt.model import LiveKind, Source, State, now
+from synvirt.model.kinds import LiveKind, State
+from synvirt.model.sources import Source
+from synvirt.model.values import now
 from tests.contracts.live import in_session, read
 from tests.fakes.vcenter import DISK_BYTES, VCenter, vcenter
 from tests.house import SOURCE_ID

@@ -22,7 +22,7 @@ from synvirt.disks.specs import VddkSpec
 from synvirt.errors import AuthFailed, DiskReadFailed, SourceUnreachable, SynvirtError, UnsupportedFormat
 from synvirt.live import LiveAdapter
 from synvirt.live.vsphere.adapter import VimApi
-from synvirt.model import LiveKind, Mode, State
+from synvirt.model.kinds import LiveKind, Mode, State
 from tests.certificates import Certificate, self_signed, tls_server
 from tests.contracts.live import read
 from tests.fakes import vddk as stand_in

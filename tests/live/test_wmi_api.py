@@ -26,7 +26,7 @@ from synvirt.live.hyperv.form import pairs
 from synvirt.live.hyperv.places import Shares
 from synvirt.live.hyperv.session import Address, Credentials, Session
 from synvirt.live.sessions import StaysLoggedIn
-from synvirt.model import Disk, VmManifest
+from synvirt.model.machine import Disk, VmManifest
 from synvirt.remote import reading
 from synvirt.transport import Answer
 from tests.contracts.live import in_session, read

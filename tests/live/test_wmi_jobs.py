@@ -14,7 +14,8 @@ from synvirt.live import LiveAdapter
 from synvirt.live.hyperv import exporting, power
 from synvirt.live.hyperv.adapter import WmiApi
 from synvirt.live.hyperv.session import Session
-from synvirt.model import LiveKind, Migration, Mode, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.remote import reading
 from tests.fakes.hyperv.host import EXPORTING, FakeHost
 from tests.fakes.hyperv.model import OFF, RUNNING, FakeVm

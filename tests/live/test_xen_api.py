@@ -19,7 +19,8 @@ from synvirt.live import About, SourceAccess, VmRow
 from synvirt.live.recording import Recording, lines, named
 from synvirt.live.xen import exports
 from synvirt.live.xen.adapter import XenApi
-from synvirt.model import LiveKind, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import VmManifest
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
 from tests.fakes.xenserver import ADDRESSES, PASSWORD, USER, XenServer, xenserver
 from tests.fakes.xenserver.server import certificate

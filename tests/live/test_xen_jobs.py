@@ -16,7 +16,8 @@ from synvirt.errors import SourceUnreachable
 from synvirt.live import LiveAdapter
 from synvirt.live.xen.adapter import XenApi
 from synvirt.migrations import patience
-from synvirt.model import LiveKind, Migration, Mode, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import LiveKind, Mode, State
 from tests.fakes.workers import in_process
 from tests.fakes.xenserver import ADDRESSES, XenServer, xenserver
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan

@@ -14,7 +14,8 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.model import MigrationPlan, Mode, State
+from synvirt.model.kinds import Mode, State
+from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
 from tests.fakes.xenserver import PASSWORD, USER, xenserver
 from tests.processes import until, workers

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import SynvirtError
-from synvirt.model import Migration, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
 from tests.house import House, offline_plan
 from tests.offline.appliances import archive, manifest, raw_disk, stream_vmdk
 

@@ -15,7 +15,10 @@ import pytest
 from synvirt.errors import Conflict
 from synvirt.jobs.process import started
 from synvirt.migrations import source_vm
-from synvirt.model import KIB, MIB, Migration, MigrationPlan, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
+from synvirt.sizes import KIB, MIB
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process

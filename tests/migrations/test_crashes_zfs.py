@@ -15,7 +15,8 @@ import pytest
 from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import Zfs
 from synvirt.errors import Conflict
-from synvirt.model import Migration, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
 from tests.contracts.destinations import SIZE, write
 from tests.fakes.workers import in_process
 from tests.fakes.zfs import FakeZfs

@@ -10,7 +10,7 @@ from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import Zfs
 from synvirt.errors import DiskWriteFailed, InvalidPlan
 from synvirt.migrations.intake import check_plan
-from synvirt.model import State
+from synvirt.model.kinds import State
 from synvirt.offline.browsing import inspect
 from tests.fakes.zfs import FakeZfs
 from tests.house import Crash, House, crash_at, offline_plan

@@ -14,7 +14,9 @@ from uuid import UUID
 import pytest
 
 from synvirt.jobs.course import NOTE, Course, noted
-from synvirt.model import KIB, MIB, Migration, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.sizes import KIB, MIB
 from tests.house import VM, House, live_plan, offline_plan
 from tests.processes import children, until, workers
 

@@ -13,7 +13,12 @@ from synvirt.live import LiveAdapter
 from synvirt.migrations.foreseen import dry_run, foresee, refuse
 from synvirt.migrations.intake import check_plan
 from synvirt.migrations.rooms import Rooms
-from synvirt.model import KIB, LiveKind, Migration, MigrationPlan, Mode, Pass, State, VmManifest, now
+from synvirt.model.job import Migration, Pass
+from synvirt.model.kinds import LiveKind, Mode, State
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
+from synvirt.sizes import KIB
 from tests.fakes.guests import FakePreparer
 from tests.fakes.live import FakeAdapter
 from tests.house import SOURCE_ID, VM, House, live_plan, offline_plan

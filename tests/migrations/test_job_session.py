@@ -15,7 +15,8 @@ from synvirt.live.sessions import IDLE_MOST, Sessions
 from synvirt.migrations import warm
 from synvirt.migrations.engine import Engine
 from synvirt.migrations.job import Job
-from synvirt.model import MIB, LiveKind, State
+from synvirt.model.kinds import LiveKind, State
+from synvirt.sizes import MIB
 from tests.house import VM, House, live_plan
 from tests.processes import until
 

@@ -17,7 +17,11 @@ import pytest
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.jobs.wire import Flushed, Moved
 from synvirt.migrations.passes import Tally
-from synvirt.model import KIB, MIB, DiskProgress, Migration, MigrationPlan, Mode, Progress, State, VmManifest
+from synvirt.model.job import DiskProgress, Migration, Progress
+from synvirt.model.kinds import Mode, State
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import MigrationPlan
+from synvirt.sizes import KIB, MIB
 from synvirt.store import Store
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor

@@ -12,7 +12,10 @@ import pytest
 
 from synvirt.errors import Conflict, Internal, SourceUnreachable, SynvirtError
 from synvirt.migrations.foreseen import check_host
-from synvirt.model import KIB, BootAttempt, DiskBus, Migration, State, VmManifest
+from synvirt.model.job import BootAttempt, Migration
+from synvirt.model.kinds import State
+from synvirt.model.machine import DiskBus, VmManifest
+from synvirt.sizes import KIB
 from synvirt.store import Store
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter

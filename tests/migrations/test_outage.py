@@ -10,7 +10,9 @@ import pytest
 
 from synvirt.disks.checking.sampling import BLOCK_BYTES, would_see
 from synvirt.migrations.outage import Record, measured_parts, outage_forecast, record, too_long
-from synvirt.model import MIB, BootAttempt, Migration, Mode, OutageForecast, Pass, State
+from synvirt.model.job import BootAttempt, Migration, OutageForecast, Pass
+from synvirt.model.kinds import Mode, State
+from synvirt.sizes import MIB
 from tests.house import live_plan
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

@@ -15,7 +15,10 @@ from synvirt.errors import Cancelled, OutageTooLong
 from synvirt.guests import Tell
 from synvirt.jobs.stop import Stop
 from synvirt.migrations.source_vm import DOWN_SINCE
-from synvirt.model import Migration, State, VmManifest, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.machine import VmManifest
+from synvirt.model.values import now
 from tests.fakes.guests import FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process

@@ -20,7 +20,12 @@ from synvirt.live import SnapshotRef
 from synvirt.migrations import advance, passes, patience
 from synvirt.migrations.patience import Patience
 from synvirt.migrations.tidying import Tidier
-from synvirt.model import KIB, MIB, Disk, Migration, Problem, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.machine import Disk
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
+from synvirt.sizes import KIB, MIB
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, VM, Crash, House, live_plan

@@ -7,7 +7,9 @@ import pytest
 
 from synvirt.errors import Conflict, NotFound
 from synvirt.migrations.removing import Removal, volumes_of
-from synvirt.model import Migration, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.values import now
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.house import House, offline_plan
 

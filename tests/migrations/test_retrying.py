@@ -13,7 +13,9 @@ import pytest
 
 from synvirt.errors import Conflict, InvalidPlan
 from synvirt.migrations.intake import Intake, check_free
-from synvirt.model import Migration, MigrationPlan, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
 from tests.fakes.guests import MARK, FakePreparer
 from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan, states
 

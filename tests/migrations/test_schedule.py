@@ -14,7 +14,9 @@ from synvirt.migrations import steps, warm
 from synvirt.migrations.engine import Engine
 from synvirt.migrations.foreseen import foresee
 from synvirt.migrations.schedule import check, next_sync
-from synvirt.model import MigrationPlan, State, now
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
 from tests.fakes.workers import in_process
 from tests.house import House, live_plan
 from tests.processes import until

@@ -6,7 +6,7 @@ import pytest
 
 from synvirt.migrations.states import ROWS, Facts, may_move, next_state
 from synvirt.migrations.steps import STEPS
-from synvirt.model import ENDS, State
+from synvirt.model.kinds import ENDS, State
 
 ALL_FACTS = [Facts(*values) for values in product([False, True], repeat=3)]
 RUNNING = [state for state in State if state not in ENDS]

@@ -18,7 +18,10 @@ from synvirt.errors import AuthFailed, Conflict
 from synvirt.migrations.hosts import AboutHost
 from synvirt.migrations.taking_over import TakingOver
 from synvirt.migrations.tidying import Tidier
-from synvirt.model import MIB, Migration, OnHostLost, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import OnHostLost
+from synvirt.sizes import MIB
 from synvirt.store import LedgerEntry
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan

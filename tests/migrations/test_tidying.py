@@ -14,7 +14,9 @@ from synvirt.errors import Internal, NotFound
 from synvirt.migrations import source_vm, tidying
 from synvirt.migrations.source_vm import OWED
 from synvirt.migrations.tidying import Tidier, tidied
-from synvirt.model import KIB, Migration, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.sizes import KIB
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan

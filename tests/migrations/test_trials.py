@@ -17,7 +17,11 @@ from synvirt.live import SnapshotRef
 from synvirt.live.registry import BY_KIND, Platform
 from synvirt.migrations import trials
 from synvirt.migrations.sources import Sources
-from synvirt.model import KIB, LiveKind, Migration, Mode, SourceRequest, SourceTest, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import LiveKind, Mode, State
+from synvirt.model.sources import SourceRequest, SourceTest
+from synvirt.model.values import now
+from synvirt.sizes import KIB
 from synvirt.store import Store
 from synvirt.store.sources import Trial
 from tests.fakes.live import FakeAdapter, FakePlatform

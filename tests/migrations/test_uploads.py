@@ -7,7 +7,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.errors import Conflict, InvalidPlan, UploadNotFound
-from synvirt.model import MigrationPlan, State, Upload
+from synvirt.model.files import Upload
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
 from synvirt.settings import Settings, prepare_data_dir
 from tests.house import House
 from tests.offline.appliances import image, raw_disk

@@ -26,7 +26,10 @@ from synvirt.migrations import warm
 from synvirt.migrations.forecast import forecast
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience
-from synvirt.model import KIB, MIB, Forecast, Migration, Mode, Pass, Shutdown, State
+from synvirt.model.job import Forecast, Migration, Pass
+from synvirt.model.kinds import Mode, State
+from synvirt.model.plan import Shutdown
+from synvirt.sizes import KIB, MIB
 from synvirt.store.tables import notes
 from tests.cases import cases
 from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES

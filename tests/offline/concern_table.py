@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from synvirt.machines import concerns
-from synvirt.model import Concern
+from synvirt.model.machine import Concern
 
 HEAD = ["| Id | Category | What it is | What to do |", "|---|---|---|---|"]
 RANK = {"Critical": 0, "Warning": 1, "Information": 2}

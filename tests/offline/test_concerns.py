@@ -8,7 +8,7 @@ import pytest
 
 from synvirt import programs, xml_document
 from synvirt.machines import concerns
-from synvirt.model import VmManifest
+from synvirt.model.machine import VmManifest
 from synvirt.offline import ova_xml, ovf, virtualbox, vmx
 from synvirt.offline.registry import detect
 from tests.offline import appliances, ova_xml_text, test_partitions, vbox_machines

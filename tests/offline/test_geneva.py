@@ -6,8 +6,9 @@ import pytest
 
 from synvirt.disks import open_reader
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
-from synvirt.model import MIB, VmManifest
+from synvirt.model.machine import VmManifest
 from synvirt.offline.registry import detect
+from synvirt.sizes import MIB
 from tests.contracts.readers import read_all
 from tests.offline import appliances, geneva_exports, ova_xml_text
 

@@ -14,10 +14,11 @@ from synvirt import programs
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
-from synvirt.model import MIB, VmManifest
+from synvirt.model.machine import VmManifest
 from synvirt.offline import OpenedDisk
 from synvirt.offline.ova_archive import OvaArchive
 from synvirt.offline.registry import detect
+from synvirt.sizes import MIB
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read
 from tests.needs import need

@@ -3,8 +3,9 @@
 import pytest
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.model import GIB, MIB, VmManifest
+from synvirt.model.machine import VmManifest
 from synvirt.offline import ovf
+from synvirt.sizes import GIB, MIB
 from tests.offline import appliances
 
 SCSI_DISK = (

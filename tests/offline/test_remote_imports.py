@@ -17,7 +17,7 @@ from synvirt import programs
 from synvirt.disks import open_reader
 from synvirt.disks.checking.checksum import check
 from synvirt.errors import BadRequest, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
-from synvirt.model import RemoteFileRequest, RemoteOptions
+from synvirt.model.access import RemoteFileRequest, RemoteOptions
 from synvirt.offline import browsing
 from synvirt.offline.elsewhere import Rules, joined, name_of, place, separated
 from synvirt.offline.registry import detect

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import BadRequest, UnsupportedFormat, VmNotFound
-from synvirt.model import State
+from synvirt.model.kinds import State
 from synvirt.offline.registry import detect
 from synvirt.offline.several import choosing
 from tests.house import House, offline_plan

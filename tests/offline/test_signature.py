@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.errors import MalformedArchive
-from synvirt.model import Concern
+from synvirt.model.machine import Concern
 from synvirt.offline import signature
 from synvirt.offline.ova_archive import OvaArchive
 from tests.cases import cases

@@ -7,8 +7,9 @@ import pytest
 from synvirt import programs
 from synvirt.disks import open_reader
 from synvirt.errors import HostPathRejected, UnsupportedFormat
-from synvirt.model import GIB, VmManifest
+from synvirt.model.machine import VmManifest
 from synvirt.offline.registry import detect
+from synvirt.sizes import GIB
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read
 from tests.disks.vmdk_images import SE_SPARSE

@@ -15,9 +15,11 @@ import pytest
 
 from synvirt.errors import BadRequest
 from synvirt.jobs.process import started
-from synvirt.model import MIB, DiskProgress, Migration, Progress, State
+from synvirt.model.job import DiskProgress, Migration, Progress
+from synvirt.model.kinds import State
 from synvirt.offline.vmcx_tool import vmcx_tool
 from synvirt.settings import Settings
+from synvirt.sizes import MIB
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import Crash, House, crash_at, offline_plan, states

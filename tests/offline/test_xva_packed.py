@@ -14,7 +14,8 @@ from random import Random
 import pytest
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.model import Migration, OfflineKind, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import OfflineKind, State
 from synvirt.offline.registry import UnknownKind, detect
 from synvirt.store import Store
 from tests.counted import bytes_read

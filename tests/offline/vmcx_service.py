@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from synvirt.model import OfflineKind
+from synvirt.model.kinds import OfflineKind
 from synvirt.offline.vmcx_tool import VmcxTool
 from tests.house import House
 from tests.migrations.engine_process import serve

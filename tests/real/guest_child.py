@@ -12,7 +12,9 @@ from synvirt.errors import SynvirtError
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.migrations.landing import machine_of
-from synvirt.model import MIB, Domain, VmManifest
+from synvirt.model.job import Domain
+from synvirt.model.machine import VmManifest
+from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job
 
 

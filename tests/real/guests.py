@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.model import MIB
 from synvirt.sample import Sample, build, disk, pieces
+from synvirt.sizes import MIB
 from tests.needs import lacking
 
 SECTOR_BYTES = 512

@@ -14,7 +14,8 @@ from synvirt.cli.client import Client
 from synvirt.cli.watching import display, watch
 from synvirt.logs import log_to
 from synvirt.main import service
-from synvirt.model import MigrationPlan, State
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
 from synvirt.sample import ID_PATH
 from synvirt.settings import load
 

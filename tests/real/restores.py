@@ -18,7 +18,7 @@ from synvirt.disks.raw.files import RawReader
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.jobs.process import Workers, started
 from synvirt.kvm.connection import Connection, short_root
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository.disk import ChunkWriter
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown
 from synvirt.settings import Settings

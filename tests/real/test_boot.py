@@ -14,10 +14,12 @@ from synvirt.errors import GuestBootFailed
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.migrations.landing import machine_of
-from synvirt.model import MIB, Disk, GuestOs, Migration, VmManifest
+from synvirt.model.job import Migration
+from synvirt.model.machine import Disk, GuestOs, VmManifest
 from synvirt.sample import disk as sample_disk
 from synvirt.sample import pieces
 from synvirt.settings import Settings
+from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job, never
 from tests.needs import need
 from tests.real.guests import RESETS, WRITES, boot_sector, kernel, says

@@ -13,8 +13,11 @@ import pytest
 
 from synvirt.cli.client import Client
 from synvirt.errors import Conflict
-from synvirt.model import MIB, Migration, MigrationPlan, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
 from synvirt.sample import Sample
+from synvirt.sizes import MIB
 from tests.needs import need
 from tests.processes import command_line, until
 from tests.real.guests import debian_without_virtio

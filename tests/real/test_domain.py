@@ -10,7 +10,8 @@ from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.kvm.connection import load
 from synvirt.migrations.landing import machine_of
-from synvirt.model import MIB, Disk, Nic, VmManifest
+from synvirt.model.machine import Disk, Nic, VmManifest
+from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job
 
 GOLDEN = sorted((Path(__file__).parent.parent / "hypervisor/golden").glob("*.xml"))

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from synvirt.model import MIB, OfflineKind
+from synvirt.model.kinds import OfflineKind
 from synvirt.sample import Sample, build
+from synvirt.sizes import MIB
 from tests.disks import xva_archives
 from tests.needs import need
 from tests.offline import hyperv_exports, ova_xml_text, vbox_machines

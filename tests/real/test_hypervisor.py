@@ -12,8 +12,9 @@ from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
 from synvirt.kvm.connection import Connection, embedded_root, load
 from synvirt.kvm.identity import identity_of
 from synvirt.migrations.landing import machine_of
-from synvirt.model import MIB, Disk, VmManifest
+from synvirt.model.machine import Disk, VmManifest
 from synvirt.settings import Settings
+from synvirt.sizes import MIB
 from tests.contracts.hypervisors import HypervisorCase, HypervisorContract, define, job, never
 
 FOREIGN = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>

@@ -10,7 +10,7 @@ import pytest
 from synvirt.live import KeepsUefiVariables
 from synvirt.live.libvirt.adapter import libvirt_remote
 from synvirt.live.libvirt.host import library
-from synvirt.model import MIB
+from synvirt.sizes import MIB
 from tests.contracts.live import LiveCase, LiveContract
 from tests.libvirt_lab import LibvirtLab, lab
 

@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from synvirt.cli.client import Client
-from synvirt.model import MIB, Migration, MigrationPlan, Source, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.sources import Source
+from synvirt.sizes import MIB
 from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.real.test_service import service, volumes
 

@@ -34,7 +34,9 @@ from synvirt.live.libvirt.domain import start_to_read
 from synvirt.live.libvirt.host import Host
 from synvirt.live.ssh import key_fingerprint
 from synvirt.migrations.probing import probe
-from synvirt.model import MIB, SourceCheck, VmManifest
+from synvirt.model.machine import VmManifest
+from synvirt.model.sources import SourceCheck
+from synvirt.sizes import MIB
 from synvirt.transport import tls
 from tests.contracts.live import read
 from tests.libvirt_lab import LibvirtLab, lab, until

@@ -22,8 +22,13 @@ import pytest
 
 from synvirt.errors import SnapshotFailed
 from synvirt.live.libvirt.adapter import libvirt_remote
-from synvirt.model import MIB, Migration, MigrationPlan, Source, SourceTest, State, VmManifest
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.sources import Source, SourceTest
 from synvirt.sample import ID_PATH, Sample, build
+from synvirt.sizes import MIB
 from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.needs import need
 from tests.real.test_service import _guests, service

@@ -11,7 +11,7 @@ import pytest
 
 from synvirt.live import LiveAdapter
 from synvirt.live.proxmox.adapter import pve_api
-from synvirt.model import MIB
+from synvirt.sizes import MIB
 from tests.contracts.live import LiveCase, LiveContract, in_session, read
 from tests.devices import loop_device
 from tests.fakes.pve.cluster import Vm

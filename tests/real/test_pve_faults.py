@@ -18,7 +18,7 @@ from synvirt.live import SnapshotRef
 from synvirt.live.proxmox import bitmaps
 from synvirt.live.proxmox.adapter import PveApi
 from synvirt.live.proxmox.reading import Reading
-from synvirt.model import MIB
+from synvirt.sizes import MIB
 from tests.contracts.live import in_session, read
 from tests.fakes.pve.cluster import Vm
 from tests.libvirt_lab import until

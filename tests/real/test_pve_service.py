@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from synvirt.cli.client import Client
-from synvirt.model import MIB, Migration, MigrationPlan, Source, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.sources import Source
+from synvirt.sizes import MIB
 from tests.fakes.pve.cluster import Vm
 from tests.libvirt_lab import until
 from tests.processes import FILTERED, caged

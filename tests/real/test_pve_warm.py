@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from synvirt.model import MigrationPlan, Source, SourceTest, State
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.sources import Source, SourceTest
 from synvirt.sample import ID_PATH, Sample, build
 from tests.libvirt_lab import until
 from tests.needs import need

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from synvirt.errors import AuthFailed, BadRequest, InvalidPlan
-from synvirt.model import Limits, Migration, MigrationPlan, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import Limits, MigrationPlan
 from synvirt.offline.elsewhere import Rules
 from tests import remote_servers as servers
 from tests.fakes.workers import in_process

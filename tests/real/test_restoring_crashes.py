@@ -18,7 +18,7 @@ from synvirt.backups.working import Copying
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.hypervisor.libvirt_host import LibvirtHost
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository.keys import CHUNK_BYTES
 from tests.contracts.readers import read_all
 from tests.fakes.workers import in_process

@@ -12,8 +12,9 @@ import pytest
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.migrations.landing import machine_of
-from synvirt.model import MIB, Disk, GuestOs, Nic, VmManifest
+from synvirt.model.machine import Disk, GuestOs, Nic, VmManifest
 from synvirt.sample import ID_PATH, Sample, build
+from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job, never
 from tests.needs import need
 

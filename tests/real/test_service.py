@@ -14,7 +14,9 @@ import pytest
 
 from synvirt.cli.client import Client
 from synvirt.errors import Conflict
-from synvirt.model import Migration, MigrationPlan, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
 from synvirt.sample import Sample, build
 from tests.processes import children, command_line, until, workers
 

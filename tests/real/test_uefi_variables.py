@@ -14,9 +14,10 @@ from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.live.vsphere import nvram as vsphere_nvram
 from synvirt.live.xen import nvram as xen_nvram
 from synvirt.migrations.landing import machine_of
-from synvirt.model import MIB, Disk, GuestOs, VmManifest
+from synvirt.model.machine import Disk, GuestOs, VmManifest
 from synvirt.sample import disk as sample_disk
 from synvirt.sample import pieces
+from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job, never
 from tests.fakes.xenserver import varstored
 from tests.fakes.xenserver.varstored import GLOBAL, NV_BS_RT

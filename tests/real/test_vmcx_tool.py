@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.model import OfflineKind
+from synvirt.model.kinds import OfflineKind
 from synvirt.sample import Sample
 from tests.offline import conversion_tool
 from tests.real.test_each_kind import WRAPS, data_dir, imported, sample

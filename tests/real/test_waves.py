@@ -23,7 +23,10 @@ import pytest
 from synvirt.copying import request_bytes
 from synvirt.fleet.model import ApprovalRequest, MemberState, Wave, WaveRequest, WaveState, WaveUpdate
 from synvirt.fleet.waves import Waves
-from synvirt.model import KIB, MIB, Migration, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.values import now
+from synvirt.sizes import KIB, MIB
 from synvirt.store.waves import LEADER_LOCK
 from tests.fleet.wave_service import SECOND, house_of
 from tests.house import live_plan

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from synvirt.model import MigrationPlan, Mode, State
+from synvirt.model.kinds import Mode, State
+from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
 from tests.fakes.hyperv.host import EXPORTING, USER, FakeHost, hyperv_host
 from tests.fakes.hyperv.model import OFF

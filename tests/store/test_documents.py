@@ -9,7 +9,10 @@ from sqlalchemy import create_engine, insert, make_url, text
 
 from synvirt.backups.source_ledger import Made
 from synvirt.errors import PersistFailed
-from synvirt.model import Migration, Source, State, Upload
+from synvirt.model.files import Upload
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.sources import Source
 from synvirt.store import Store
 from synvirt.store.documents import VERSION, Unreadable, parsed, readable, rewritten, version_after
 from synvirt.store.tables import backups, events, migrations, sources, uploads

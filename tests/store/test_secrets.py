@@ -10,7 +10,8 @@ from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.sources import Sources
-from synvirt.model import ENDS, Migration, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import ENDS, State
 from synvirt.store import Store
 from tests.store.test_store import a_job
 

@@ -14,7 +14,9 @@ from synvirt.errors import AuthFailed, BadRequest, Conflict, NotFound, PersistFa
 from synvirt.keyring import Keyring, KeyUnusable, Reseal
 from synvirt.live.registry import BY_KIND
 from synvirt.migrations.sources import Sources
-from synvirt.model import LiveKind, Source, SourceChange, SourceRequest, now
+from synvirt.model.kinds import LiveKind
+from synvirt.model.sources import Source, SourceChange, SourceRequest
+from synvirt.model.values import now
 from synvirt.store import Store
 
 

@@ -11,7 +11,11 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, make_url
 
 from synvirt.errors import BadRequest, Conflict, NotFound, PersistFailed
-from synvirt.model import Migration, MigrationPlan, Mode, Problem, Progress, State, now
+from synvirt.model.job import Migration, Progress
+from synvirt.model.kinds import Mode, State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 from synvirt.store import LedgerEntry, Store, Watermark
 from synvirt.store.tables import METADATA
 

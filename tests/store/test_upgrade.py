@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, insert, make_url
 
 import synvirt.store
-from synvirt.model import State
+from synvirt.model.kinds import State
 from synvirt.store import LedgerEntry, Store, Watermark
 from synvirt.store.tables import events, ledger, migrations, notes, secrets, sources, uploads, watermarks
 

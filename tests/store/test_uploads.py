@@ -7,19 +7,11 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.errors import UploadNotFound
-from synvirt.model import (
-    HostPathRef,
-    Migration,
-    MigrationPlan,
-    Mode,
-    OfflineKind,
-    PlanSource,
-    SourceRef,
-    State,
-    Upload,
-    UploadRef,
-    now,
-)
+from synvirt.model.files import Upload
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, OfflineKind, State
+from synvirt.model.plan import HostPathRef, MigrationPlan, PlanSource, SourceRef, UploadRef
+from synvirt.model.values import now
 from synvirt.store import Store
 
 HOST = "h1"

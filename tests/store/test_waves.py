@@ -13,7 +13,7 @@ from synvirt.errors import Conflict, NotFound, PersistFailed, SynvirtError
 from synvirt.fleet.model import Member, MemberState, WaveForecast, WaveRequest, WaveState
 from synvirt.fleet.records import member_of, told_of_member
 from synvirt.fleet.waves import Waves
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.store import Store
 from synvirt.store import waves as rows_of_waves
 from synvirt.store.tables import wave_events, wave_members

@@ -6,9 +6,7 @@ from uuid import UUID, uuid4
 
 from synvirt.jobs.course import NOTE, Course
 from synvirt.migrations.receipts import said
-from synvirt.model import (
-    GIB,
-    MIB,
+from synvirt.model.job import (
     BootAttempt,
     Conversion,
     ConversionMessage,
@@ -16,25 +14,20 @@ from synvirt.model import (
     DiskProgress,
     Domain,
     Forecast,
-    GuestOs,
-    LiveKind,
-    LiveVmRef,
     Migration,
-    MigrationPlan,
-    Mode,
     OutageForecast,
     OutagePart,
     Pass,
-    PlanSource,
-    Problem,
     Progress,
-    State,
     StateVisit,
-    VmManifest,
-    Warm,
-    now,
 )
+from synvirt.model.kinds import LiveKind, Mode, State
+from synvirt.model.machine import GuestOs, VmManifest
+from synvirt.model.plan import LiveVmRef, MigrationPlan, PlanSource, Warm
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 from synvirt.proof.keeping import CopiedDisk, MovedJob
+from synvirt.sizes import GIB, MIB
 from tests.fakes.service import PLAN, Service
 
 WARM_PLAN = MigrationPlan(

@@ -8,7 +8,8 @@ from urllib.parse import urldefrag
 import httpx
 import pytest
 
-from synvirt.model import LiveKind, SourceRequest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.sources import SourceRequest
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
 from tests.fakes.service import PASSWORD, USER, Service

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
 from synvirt.jobs.course import NOTE, Course, Sample
-from synvirt.model import MIB, Progress, State
+from synvirt.model.job import Progress
+from synvirt.model.kinds import State
+from synvirt.sizes import MIB
 from synvirt.web.chart import ENDS_OF_SCALE, HEIGHT, WIDTH, chart, scale_end
 from tests.fakes.service import Service
 from tests.web import jobs

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from synvirt.model import Progress, State
+from synvirt.model.job import Progress
+from synvirt.model.kinds import State
 from tests.fakes.service import Service
 from tests.ports import free_port
 from tests.web import jobs

@@ -11,18 +11,11 @@ from playwright.sync_api import Browser, Page, expect
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.errors import Conflict
 from synvirt.migrations.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
-from synvirt.model import (
-    Concern,
-    Difference,
-    LiveKind,
-    Migration,
-    MigrationPlan,
-    Mode,
-    Source,
-    SourceRequest,
-    State,
-    VmManifest,
-)
+from synvirt.model.job import Difference, Migration
+from synvirt.model.kinds import LiveKind, Mode, State
+from synvirt.model.machine import Concern, VmManifest
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.sources import Source, SourceRequest
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
 from tests.fakes.service import Service, failed

@@ -6,22 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.model import (
-    GIB,
-    MIB,
-    Concern,
-    Disk,
-    LiveVmRef,
-    MigrationPlan,
-    Mode,
-    NetworkMap,
-    Nic,
-    PlanSource,
-    Schedule,
-    Target,
-    VmManifest,
-    Warm,
-)
+from synvirt.model.kinds import Mode
+from synvirt.model.machine import Concern, Disk, Nic, VmManifest
+from synvirt.model.plan import LiveVmRef, MigrationPlan, NetworkMap, PlanSource, Target, Warm
+from synvirt.model.times import Schedule
+from synvirt.sizes import GIB, MIB
 from synvirt.web.forms import Form
 from synvirt.web.plans import FIELDS, filled, networks_of, written
 from synvirt.web.review import lines, runs_cold

@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from synvirt.model import OutageForecast, Pass, Progress, State, now
+from synvirt.model.job import OutageForecast, Pass, Progress
+from synvirt.model.kinds import State
+from synvirt.model.values import now
 from tests.fakes.service import PLAN, Service
 from tests.web import jobs
 from tests.web.conftest import look_at, opened, picture, serious

@@ -10,7 +10,9 @@ from pydantic import SecretStr, ValidationError
 
 from synvirt.live import SourceAccess, VmRow
 from synvirt.live.registry import BY_KIND
-from synvirt.model import LiveKind, LiveVmRef, Source, SourceRequest, State
+from synvirt.model.kinds import LiveKind, State
+from synvirt.model.plan import LiveVmRef
+from synvirt.model.sources import Source, SourceRequest
 from synvirt.web.fields import fields, values
 from synvirt.web.forms import Form
 from tests.fakes.live import FakeAdapter, FakePlatform

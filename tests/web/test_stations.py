@@ -2,7 +2,9 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.model import Migration, Mode, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, State
+from synvirt.model.values import now
 from synvirt.web.stations import stations
 from tests.fakes.service import PLAN
 

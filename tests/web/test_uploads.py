@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from synvirt.model import MIB, MigrationPlan, Mode, OfflineKind, PlanSource, State, Upload, UploadRef
+from synvirt.model.files import Upload
+from synvirt.model.kinds import Mode, OfflineKind, State
+from synvirt.model.plan import MigrationPlan, PlanSource, UploadRef
+from synvirt.sizes import MIB
 from tests.fakes.service import Service
 from tests.offline import appliances
 from tests.web.conftest import opened, serious

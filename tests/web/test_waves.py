@@ -8,7 +8,9 @@ from playwright.sync_api import Page, expect
 
 from synvirt.fleet.model import MemberState, Wave, WaveRequest
 from synvirt.fleet.waves import change_members
-from synvirt.model import Migration, Mode, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, State
+from synvirt.model.values import now
 from tests.fakes.service import PLAN, PREFIX, Service
 from tests.fleet.made import plan
 from tests.web.conftest import look_at

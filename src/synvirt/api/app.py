@@ -26,7 +26,7 @@ from synvirt.api.strict import Heads, known_parameters
 from synvirt.api.tokens import find_token, tokens_router
 from synvirt.doctor import Finding, needs_met
 from synvirt.migrations.intake import Intake
-from synvirt.model import Time
+from synvirt.model.values import Time
 from synvirt.settings import Settings
 
 

@@ -15,7 +15,7 @@ from synvirt.acting import current
 from synvirt.api.gate import ACCOUNT_CHARS_MAX, CALLER, Caller
 from synvirt.api.origin import READING
 from synvirt.errors import SynvirtError
-from synvirt.model import Model, now
+from synvirt.model.values import Model, now
 from synvirt.repeating import repeated
 from synvirt.store.access import AuditEntry, AuditRows, broken_at
 

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from synvirt.backups.model import ENDS, BackupJob, RestorePoint, Status
 from synvirt.backups.service import Backups
-from synvirt.model import now
+from synvirt.model.values import now
 
 EVENTS_A_PAGE = 200
 # Points change without a run, too: they are protected and removed by hand.

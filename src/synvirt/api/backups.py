@@ -35,7 +35,8 @@ from synvirt.backups.model import (
 from synvirt.backups.retention import Retention
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupBadRequest, BackupNotFound
-from synvirt.model import Model, Progress
+from synvirt.model.job import Progress
+from synvirt.model.values import Model
 from synvirt.settings import Settings
 
 Item = TypeVar("Item", bound=Model)

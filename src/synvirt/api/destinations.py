@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 
 from synvirt.destinations import Destination
 from synvirt.errors import SynvirtError
-from synvirt.model import Bytes, Model
+from synvirt.model.values import Bytes, Model
 
 
 class DestinationShown(Model):

@@ -20,18 +20,12 @@ from synvirt.backups.model import (
 from synvirt.fleet.forecasting import WhatIf
 from synvirt.fleet.model import ApprovalRequest, RollBackRequest, WaveRequest, WaveUpdate
 from synvirt.fleet.querying import VmQuery
-from synvirt.model import (
-    HostFileRequest,
-    Migration,
-    PlanEnvelope,
-    ProblemDetails,
-    ProgressUpdate,
-    RemoteFileRequest,
-    RetryRequest,
-    SourceChange,
-    SourceRequest,
-    UploadInspectRequest,
-)
+from synvirt.model.access import RemoteFileRequest
+from synvirt.model.files import HostFileRequest, UploadInspectRequest
+from synvirt.model.job import Migration, ProgressUpdate
+from synvirt.model.plan import PlanEnvelope, RetryRequest
+from synvirt.model.problems import ProblemDetails
+from synvirt.model.sources import SourceChange, SourceRequest
 
 _REF = "#/components/schemas/{model}"
 # Named by hand-written parts of the document, so FastAPI does not see them.

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 
 from synvirt.api.received import documented, json_body
 from synvirt.jobs.looking import Looking
-from synvirt.model import HostFileRequest, HostFolder, Inspection
+from synvirt.model.files import HostFileRequest, HostFolder, Inspection
 from synvirt.offline import browsing
 
 # Each entry of a page is opened to say what it is: a page of the largest size takes a second on a slow share.

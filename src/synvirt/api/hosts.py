@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from synvirt.migrations.hosts import Host, Hosts
-from synvirt.model import Model
+from synvirt.model.values import Model
 
 
 class HostPage(Model):

@@ -31,7 +31,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from synvirt import __version__
 from synvirt.errors import BY_CODE
 from synvirt.jobs.board import Board
-from synvirt.model import ENDS, State, Time, now
+from synvirt.model.kinds import ENDS, State
+from synvirt.model.values import Time, now
 from synvirt.store import Store
 
 # Events of a look: what one that comes after days without any makes a caller wait. The next look goes on.

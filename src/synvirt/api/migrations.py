@@ -19,7 +19,11 @@ from synvirt.jobs.board import Board
 from synvirt.migrations.foreseen import DryRun
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.retrying import merged
-from synvirt.model import DiskBus, Migration, Model, PlanEnvelope, Progress, ProgressUpdate, RetryRequest, State
+from synvirt.model.job import Migration, Progress, ProgressUpdate
+from synvirt.model.kinds import State
+from synvirt.model.machine import DiskBus
+from synvirt.model.plan import PlanEnvelope, RetryRequest
+from synvirt.model.values import Model
 from synvirt.store.documents import parsed
 from synvirt.store.filters import Only
 

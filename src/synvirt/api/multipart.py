@@ -14,7 +14,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from synvirt.errors import BadRequest, UploadTooLarge
 from synvirt.migrations.uploads import too_large
-from synvirt.model import KIB
+from synvirt.sizes import KIB
 
 # All of the body but the file: boundaries, headers, the digest, and what some clients put before and after.
 FRAMING_BYTES = 64 * KIB

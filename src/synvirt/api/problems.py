@@ -36,7 +36,7 @@ from synvirt.errors import (
     Unauthorized,
 )
 from synvirt.mistakes import worded
-from synvirt.model import ProblemDetails
+from synvirt.model.problems import ProblemDetails
 from synvirt.programs import ProgramFailed
 
 MEDIA_TYPE = "application/problem+json"

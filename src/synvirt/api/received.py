@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from synvirt.api.problems import refused
 from synvirt.errors import BadRequest
-from synvirt.model import MIB, Received
+from synvirt.model.values import Received
+from synvirt.sizes import MIB
 
 # A plan that names a thousand networks and disks is 100 KiB; what is larger is a mistake or an attack.
 BODY_LIMIT_BYTES = MIB

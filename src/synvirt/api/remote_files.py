@@ -8,7 +8,8 @@ from fastapi import APIRouter, Depends
 from synvirt.api.document import problem_described
 from synvirt.api.received import documented, json_body
 from synvirt.jobs.looking import Looking
-from synvirt.model import Inspection, RemoteFileRequest
+from synvirt.model.access import RemoteFileRequest
+from synvirt.model.files import Inspection
 from synvirt.offline import browsing
 from synvirt.offline.elsewhere import Rules, place
 

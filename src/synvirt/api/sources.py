@@ -15,7 +15,9 @@ from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.live import VmRow
 from synvirt.migrations.sources import Sources
-from synvirt.model import Model, Source, SourceChange, SourceRequest, SourceTest, VmManifest
+from synvirt.model.machine import VmManifest
+from synvirt.model.sources import Source, SourceChange, SourceRequest, SourceTest
+from synvirt.model.values import Model
 
 PAGE_LIMIT = 1000
 # A row is some 200 bytes: what a large vCenter has fits into one answer.

@@ -21,7 +21,8 @@ import structlog
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import format_sse_event
 
-from synvirt.model import Model, Progress
+from synvirt.model.job import Progress
+from synvirt.model.values import Model
 
 _log = structlog.get_logger("synvirt.stream")
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from synvirt.accounts import Role
 from synvirt.api.gate import CALLER, TOKEN_PREFIX, FindToken
 from synvirt.api.received import documented, json_body
-from synvirt.model import Model, Received, now
+from synvirt.model.values import Model, Received, now
 from synvirt.store.access import Token, TokenRows
 
 SECRET_BYTES = 32

@@ -20,7 +20,8 @@ from synvirt.api.received import documented, optional_json_body
 from synvirt.errors import BadRequest, SynvirtError, UploadRejected, UploadTooLarge
 from synvirt.jobs.looking import Looking
 from synvirt.migrations.uploads import Uploads
-from synvirt.model import Inspection, Model, Upload, UploadInspectRequest
+from synvirt.model.files import Inspection, Upload, UploadInspectRequest
+from synvirt.model.values import Model
 from synvirt.offline import browsing
 
 PAGE_LIMIT = 1000

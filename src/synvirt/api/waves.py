@@ -37,8 +37,10 @@ from synvirt.fleet.reporting import WaveReport, as_csv, as_html, report_of
 from synvirt.fleet.sheets import CSV_BYTES_MAX, to_csv, to_json
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
-from synvirt.model import MIB, Model, Progress
+from synvirt.model.job import Progress
+from synvirt.model.values import Model
 from synvirt.settings import Settings
+from synvirt.sizes import MIB
 from synvirt.store.waves import WaveEvent, WaveRows
 
 PAGE_LIMIT = 1000

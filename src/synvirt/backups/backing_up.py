@@ -29,7 +29,7 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.jobs.wire import Moved, Result
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository import garbage
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown, statement
 from synvirt.repository.repository import Repository

@@ -27,7 +27,8 @@ from synvirt.backups.working import Working
 from synvirt.errors import BootTestFailed, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HostLacks
 from synvirt.hypervisor import eyes
 from synvirt.hypervisor.hardware import own_mac
-from synvirt.model import Domain, now
+from synvirt.model.job import Domain
+from synvirt.model.values import now
 from synvirt.programs import ProgramFailed, run
 from synvirt.repository.manifest import Manifest
 from synvirt.repository.repository import Repository

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, BackupRun, Trigger
 from synvirt.backups.schedule import next_time
 from synvirt.errors import Interrupted
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.store.backups import BackupRows, Row
 from synvirt.store.documents import parsed, readable
 

@@ -8,7 +8,9 @@ from pydantic import Field, StringConstraints, model_validator
 
 from synvirt.backups.retention import Retention
 from synvirt.backups.schedule import Schedule
-from synvirt.model import WHOLE, Bytes, Credentials, Endpoint, Fingerprint, Model, Name, Progress, Received, Time
+from synvirt.model.access import Credentials, Endpoint, Fingerprint
+from synvirt.model.job import Progress
+from synvirt.model.values import WHOLE, Bytes, Model, Name, Received, Time
 from synvirt.repository.garbage import Collected
 from synvirt.repository.verify import Report
 from synvirt.sizes import KIB, TIB

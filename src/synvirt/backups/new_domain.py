@@ -22,7 +22,7 @@ from synvirt.blocks import DiskReader
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.jobs.orders import DiskOrder
-from synvirt.model import Domain
+from synvirt.model.job import Domain
 from synvirt.repository.disk import PointReader
 from synvirt.repository.manifest import DiskMap, Manifest
 from synvirt.repository.repository import Repository

@@ -12,7 +12,7 @@ from synvirt.backups.model import BackupPeer, BackupRepository, BackupRepository
 from synvirt.durable import sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, Internal, SynvirtError
 from synvirt.keyring import KEY_MODE, migrator_key
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository import repository as stored
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import Keys, from_recovery_text, new_key, recovery_text

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from synvirt.model import Received
+from synvirt.model.values import Received
 
 Count = Annotated[int, Field(ge=0, le=100_000)]
 

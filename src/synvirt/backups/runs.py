@@ -22,7 +22,7 @@ from synvirt.backups.limits import URGENT
 from synvirt.backups.model import ENDS, BackupRun, Status, Trouble
 from synvirt.backups.under_way import Figures, UnderWay
 from synvirt.errors import BackupConflict, Cancelled, Interrupted, SynvirtError
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.sizes import GIB
 from synvirt.store.backups import BackupRows, Row, RunEvent
 from synvirt.store.documents import parsed, readable

@@ -49,7 +49,7 @@ from synvirt.backups.scheduling import looking
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Working
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SynvirtError
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository.repository import Repository
 from synvirt.store.backups import BackupRows, Row
 from synvirt.store.documents import Unreadable, parsed

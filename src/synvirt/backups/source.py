@@ -24,7 +24,7 @@ from synvirt.backups.source_ledger import Ledger, Made
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import BackupNotFound, Cancelled, Internal, SynvirtError
 from synvirt.kvm.connection import Connection, load, translated
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository.manifest import Manifest, Mark
 
 LOCK_POLL_S = 0.2

@@ -10,7 +10,7 @@ A row is struck out after what it names is gone. What a killed service left is f
 from typing import Literal
 from uuid import UUID
 
-from synvirt.model import Model
+from synvirt.model.values import Model
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import readable
 

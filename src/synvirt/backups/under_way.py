@@ -16,7 +16,7 @@ import structlog
 from synvirt.backups.model import BackupRun, Status, Trouble
 from synvirt.copying import Copied
 from synvirt.errors import Cancelled
-from synvirt.model import Progress
+from synvirt.model.job import Progress
 
 # As for migrations: long enough that the figure is steady, short enough that it is true.
 RATE_WINDOW_S = 10.0

@@ -12,7 +12,7 @@ from uuid import UUID, uuid5
 import structlog
 
 from synvirt.errors import BackupNotFound, SynvirtError
-from synvirt.model import Model
+from synvirt.model.values import Model
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import parsed, readable
 

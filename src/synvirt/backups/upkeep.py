@@ -13,7 +13,7 @@ from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Hear, Message, Working
 from synvirt.errors import RepositoryDamaged
 from synvirt.jobs.wire import Moved, Result
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.repository import garbage
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import RepositorySpec

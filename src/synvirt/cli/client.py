@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from synvirt.cli.sending import Sending
 from synvirt.errors import BadRequest, Internal, ServiceUnreachable, SynvirtError, Unauthorized, from_code
-from synvirt.model import Migration, MigrationPlan
+from synvirt.model.job import Migration
+from synvirt.model.plan import MigrationPlan
 
 # Submitting looks into the file: a few seconds on a slow share.
 ANSWER_TIMEOUT_S = 60.0

@@ -17,7 +17,9 @@ from uuid import UUID, uuid4
 from synvirt.cli.program import shown, sized
 from synvirt.cli.watching import display, verdict, watch
 from synvirt.errors import GuestBootFailed
-from synvirt.model import Migration, MigrationPlan, Mode, OfflineKind, PlanSource, Target
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, OfflineKind
+from synvirt.model.plan import MigrationPlan, PlanSource, Target
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client

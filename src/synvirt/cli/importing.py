@@ -20,7 +20,7 @@ from synvirt.errors import BadRequest, HostPathRejected, NotFound, SynvirtError,
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
-    from synvirt.model import Received as Received_
+    from synvirt.model.values import Received as Received_
 
 Received = TypeVar("Received", bound="Received_")
 
@@ -298,7 +298,7 @@ def _inspected_here(options: Options, path: Path, vm: str | None) -> str:
 
 
 def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
-    from synvirt.model import RemoteFileRequest
+    from synvirt.model.access import RemoteFileRequest
     from synvirt.offline import browsing
     from synvirt.offline.elsewhere import Rules, place
 
@@ -322,7 +322,7 @@ def _received(model: type[Received], asked: dict[str, Any]) -> Received:
 
 def print_inspection(answer: str, *, as_json: bool) -> None:
     """`answer` is an Inspection: the service's, or our own."""
-    from synvirt.model import Inspection
+    from synvirt.model.files import Inspection
 
     if as_json:
         print(answer)

@@ -10,7 +10,7 @@ from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, shown
 
 if TYPE_CHECKING:
-    from synvirt.model import Forecast, Migration, OutageForecast, Pass
+    from synvirt.model.job import Forecast, Migration, OutageForecast, Pass
 
 app = typer.Typer(no_args_is_help=True, help="The jobs of the service.")
 
@@ -296,7 +296,7 @@ def _table(items: list[dict[str, Any]]) -> None:
 def _sheet(answer: str) -> None:
     from synvirt.cli.program import sized
     from synvirt.cli.watching import described, outcome
-    from synvirt.model import Migration
+    from synvirt.model.job import Migration
 
     job = Migration.model_validate_json(answer)
     rows = [("id", str(job.id)), ("name", job.name), ("state", str(job.state))]

@@ -246,7 +246,7 @@ def inspect(
     """
     from synvirt.cli.describing import describe
     from synvirt.errors import VmNotFound
-    from synvirt.model import VmManifest
+    from synvirt.model.machine import VmManifest
 
     with options.connect() as client:
         id_ = source_id(client, source)

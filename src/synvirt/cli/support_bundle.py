@@ -141,7 +141,7 @@ def _about() -> dict[str, str]:
     import platform
 
     from synvirt import __version__
-    from synvirt.model import now
+    from synvirt.model.values import now
 
     return {"synvirt": __version__, "python": platform.python_version(), "host": platform.platform(), "at": now().isoformat()}
 

@@ -76,7 +76,7 @@ class Lines:
 
     def sent(self, sent: int, total: int) -> None:
         from synvirt.cli.watching import described
-        from synvirt.model import Progress
+        from synvirt.model.job import Progress
 
         part, moment = LINES_A_FILE * sent // total, self._clock()
         if part == self._told_part and moment < self._told_at + LINE_EVERY_S:

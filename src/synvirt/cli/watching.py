@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from synvirt.cli.program import shown, sized, tell
 from synvirt.errors import Internal
-from synvirt.model import BootAttempt, DiskProgress, Migration, Problem, Progress, ProgressUpdate, State
+from synvirt.model.job import BootAttempt, DiskProgress, Migration, Progress, ProgressUpdate
+from synvirt.model.kinds import State
+from synvirt.model.problems import Problem
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -14,7 +14,7 @@ from synvirt.cli.client import PATIENCE_S
 from synvirt.cli.program import shown, sized
 from synvirt.cli.watching import described
 from synvirt.errors import ServiceUnreachable
-from synvirt.model import Migration
+from synvirt.model.job import Migration
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -27,7 +27,9 @@ from synvirt.fleet.scheduling import Decision, Estimate, Facts, decide, spans_of
 from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
 from synvirt.fleet.windows import Span
 from synvirt.migrations.intake import Intake
-from synvirt.model import Migration, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.values import now
 from synvirt.store.documents import Unreadable, parsed
 from synvirt.store.wave_hooks import HookRows
 from synvirt.store.waves import MemberRow, WaveRows

@@ -35,7 +35,9 @@ from synvirt.fleet.vm_hosts import Rows
 from synvirt.fleet.waves import Waves
 from synvirt.live import VmRow
 from synvirt.migrations.forecast import MEASURED_LEAST_S
-from synvirt.model import WHOLE, Migration, Model, Received, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.values import WHOLE, Model, Received, now
 from synvirt.sizes import GIB, KIB, TIB
 from synvirt.store.documents import Unreadable, parsed, readable
 from synvirt.store.filters import Only

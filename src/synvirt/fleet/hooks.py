@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from synvirt.errors import Internal, InvalidPlan
 from synvirt.fleet.model import WAVE_ENDS, Hook, HookEvent, HookShown, Member, MemberState, Wave, WaveState
 from synvirt.keyring import Keyring
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.store.documents import parsed
 from synvirt.store.wave_hooks import NewDelivery, SealedHook
 

@@ -16,7 +16,10 @@ from synvirt.fleet.querying import VmQuery, wave_of_query
 from synvirt.fleet.sheets import KnownVm, SheetProblem, TakenIn, from_json, take_in, to_json
 from synvirt.fleet.waves import Waves, check
 from synvirt.migrations.sources import Inventory
-from synvirt.model import LiveVmRef, MigrationPlan, Mode, Model, PlanSource, Source
+from synvirt.model.kinds import Mode
+from synvirt.model.plan import LiveVmRef, MigrationPlan, PlanSource
+from synvirt.model.sources import Source
+from synvirt.model.values import Model
 
 # Lists of thousands of VMs come in seconds; the caller waits for the slowest source.
 SOURCE_WITHIN_S: Final = 40.0

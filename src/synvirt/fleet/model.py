@@ -10,19 +10,10 @@ from uuid import UUID
 
 from pydantic import Field, SecretStr, StringConstraints, model_validator
 
-from synvirt.model import (
-    WHOLE,
-    DestinationName,
-    Endpoint,
-    LocalTime,
-    MigrationPlan,
-    Model,
-    Moment,
-    Name,
-    Received,
-    Time,
-    TimeZone,
-)
+from synvirt.model.access import Endpoint
+from synvirt.model.plan import DestinationName, MigrationPlan
+from synvirt.model.times import LocalTime, Moment, TimeZone
+from synvirt.model.values import WHOLE, Model, Name, Received, Time
 from synvirt.sizes import KIB, TIB
 
 # An id within a wave. Sheets, the command line and URLs use it.

@@ -17,7 +17,7 @@ from synvirt.errors import BadRequest
 from synvirt.fleet.model import MEMBERS_MAX, MemberRequest, WaveRequest
 from synvirt.fleet.sheets import KnownVm
 from synvirt.live import VmRow
-from synvirt.model import Name, Received
+from synvirt.model.values import Name, Received
 
 Word = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 # Places that are shown where a word fits none.

@@ -16,7 +16,7 @@ from uuid import UUID
 from synvirt.fleet.model import Member, MemberState, Wave, WaveForecast, WaveState
 from synvirt.fleet.scheduling import told_s, told_time
 from synvirt.fleet.sheets import guarded
-from synvirt.model import Model, Time
+from synvirt.model.values import Model, Time
 
 
 class ReportedMember(Model):

@@ -4,7 +4,7 @@ from functools import partial
 
 from synvirt.fleet.records import wave_of
 from synvirt.migrations.sharing import SharedRate
-from synvirt.model import Migration
+from synvirt.model.job import Migration
 from synvirt.store.waves import WaveRows
 
 

@@ -26,7 +26,8 @@ from synvirt.errors import BadRequest
 from synvirt.fleet import xlsx
 from synvirt.fleet.model import MEMBERS_MAX, Check, Group, MemberRequest, Wave, WaveRequest
 from synvirt.mistakes import worded
-from synvirt.model import MigrationPlan, Model
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import Model
 from synvirt.sizes import MIB
 
 CSV_BYTES_MAX = 64 * MIB

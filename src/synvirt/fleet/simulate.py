@@ -25,7 +25,7 @@ from synvirt.fleet.model import MemberState, Wave, WaveForecast, WaveLimits, Wav
 from synvirt.fleet.order import Order, order
 from synvirt.fleet.scheduling import Estimate, Facts, Scheduler, spans_of, told_s, told_time
 from synvirt.fleet.windows import Span
-from synvirt.model import Model, Time
+from synvirt.model.values import Model, Time
 from synvirt.sizes import MIB
 
 S = MemberState

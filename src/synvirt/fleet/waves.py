@@ -31,7 +31,8 @@ from synvirt.fleet.model import (
 from synvirt.fleet.order import order
 from synvirt.fleet.records import member_of, new_row, summary_of, told_of, told_of_member, wave_of
 from synvirt.migrations import schedule
-from synvirt.model import Mode, State, now
+from synvirt.model.kinds import Mode, State
+from synvirt.model.values import now
 from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveRow, WaveRows
 
 GOING = frozenset({WaveState.RUNNING, WaveState.HELD})

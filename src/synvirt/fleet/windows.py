@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.model import LockOut, Window
-from synvirt.model import local_to_utc
+from synvirt.model.times import local_to_utc
 from synvirt.recurrence import parse, starts
 
 # Beyond, time zones are guesses and arithmetic leaves the calendar.

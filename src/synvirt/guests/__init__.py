@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
-from synvirt.model import MessageKind, VmManifest
+from synvirt.model.job import MessageKind
+from synvirt.model.machine import VmManifest
 
 # Gets what the tool says, as it says it.
 Tell = Callable[[MessageKind, str], None]

@@ -17,7 +17,8 @@ from xml.etree import ElementTree as ET
 from synvirt.errors import V2vFailed
 from synvirt.guests import Tell, overlays
 from synvirt.guests.driver_image import top_names
-from synvirt.model import MessageKind, VmManifest, letters
+from synvirt.model.job import MessageKind
+from synvirt.model.machine import VmManifest, letters
 from synvirt.programs import ProgramFailed, end_users, find, run
 
 PROGRAM = "virt-v2v-in-place"

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import Identity
-from synvirt.model import Domain
+from synvirt.model.job import Domain
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 
 from synvirt.hypervisor.hardware import bus_now, bus_of, card, macs, memory_bytes, processors, uuid_of, why_bus
 from synvirt.hypervisor.machine import Machine
-from synvirt.model import MIB, Difference, Nic, VmManifest
+from synvirt.model.job import Difference
+from synvirt.model.machine import Nic, VmManifest
+from synvirt.sizes import MIB
 
 Network = Callable[[Nic], tuple[str, str]]
 

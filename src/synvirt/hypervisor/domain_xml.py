@@ -28,7 +28,8 @@ from synvirt.hypervisor.hardware import (
 )
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import JOB_NAMESPACE
-from synvirt.model import DiskBus, Domain, Nic, VmManifest, letters
+from synvirt.model.job import Domain
+from synvirt.model.machine import DiskBus, Nic, VmManifest, letters
 
 ET.register_namespace("synvirt", JOB_NAMESPACE)
 

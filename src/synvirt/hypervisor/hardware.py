@@ -16,7 +16,8 @@ from typing import Literal
 from uuid import UUID
 
 from synvirt.hypervisor.machine import Machine
-from synvirt.model import MIB, Disk, DiskBus, Nic, VmManifest
+from synvirt.model.machine import Disk, DiskBus, Nic, VmManifest
+from synvirt.sizes import MIB
 
 Chipset = Literal["q35", "pc"]
 # A manifest that knows no memory says 0, which libvirt refuses; 64 MiB is the least that boots anything.

@@ -22,7 +22,7 @@ from synvirt.hypervisor.machine import Machine
 from synvirt.kvm import agent
 from synvirt.kvm.connection import Connection, embedded_root, load, translated
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
-from synvirt.model import Domain
+from synvirt.model.job import Domain
 from synvirt.programs import find
 
 # Debian's ovmf, then Fedora's edk2-ovmf: the first that is there.

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from uuid import UUID
 
-from synvirt.model import BootAttempt, Target, VmManifest
+from synvirt.model.job import BootAttempt
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import Target
 
 
 @dataclass(frozen=True, slots=True)

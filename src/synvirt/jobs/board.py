@@ -9,7 +9,8 @@ import time
 from uuid import UUID
 
 from synvirt.jobs.course import Course
-from synvirt.model import DiskProgress, Migration, Progress, State
+from synvirt.model.job import DiskProgress, Migration, Progress
+from synvirt.model.kinds import State
 
 
 class Board:

@@ -104,7 +104,7 @@ def _look(look: Look) -> str:
     """The answer's model, as JSON."""
     from synvirt.disks.roots import connected
     from synvirt.jobs.orders import OpenedBeneath
-    from synvirt.model import OfflineKind
+    from synvirt.model.kinds import OfflineKind
     from synvirt.offline import browsing
     from synvirt.offline.registry import detect, importer_for
     from synvirt.offline.several import choosing

@@ -40,7 +40,9 @@ from synvirt.errors import DiskReadFailed, Internal, MalformedArchive, SourceUnr
 from synvirt.jobs.looker import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY, PLAIN, WITH_PROGRAMS, Look
 from synvirt.jobs.orders import OpenedBeneath
 from synvirt.jobs.process import ENVIRONMENT
-from synvirt.model import HostFolder, Inspection, OfflineKind, VmManifest
+from synvirt.model.files import HostFolder, Inspection
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import VmManifest
 from synvirt.offline import OfflineImporter, OpenedDisk
 from synvirt.offline.browsing import ELSEWHERE_WITHIN_S, with_free_bytes
 from synvirt.offline.registry import BY_KIND

@@ -15,7 +15,11 @@ from pydantic import Field
 
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import Conflict
-from synvirt.model import Disk, LiveKind, Model, Shutdown, SourceCheck, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.plan import Shutdown
+from synvirt.model.sources import SourceCheck
+from synvirt.model.values import Model
 from synvirt.transport import Recorder
 
 

@@ -21,7 +21,9 @@ from pydantic import SecretStr, ValidationError
 from synvirt.errors import BadRequest
 from synvirt.live import Reach, SourceAccess
 from synvirt.mistakes import listed
-from synvirt.model import LiveKind, Received, SourceOptions
+from synvirt.model.access import SourceOptions
+from synvirt.model.kinds import LiveKind
+from synvirt.model.values import Received
 
 C = TypeVar("C", bound=Received)
 O = TypeVar("O", bound=SourceOptions)  # noqa: E741 - beside C

@@ -17,7 +17,8 @@ from urllib.parse import parse_qsl, quote, unquote
 from synvirt import __version__
 from synvirt.live import About, VmRow, recording_soap
 from synvirt.live.recording_soap import Element
-from synvirt.model import LiveKind, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import VmManifest
 from synvirt.redacting import GONE, redacted, redacted_text
 from synvirt.transport import Answer
 

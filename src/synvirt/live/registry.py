@@ -19,7 +19,7 @@ from synvirt.live.vsphere.adapter import FORM as VIM_API
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.xen.adapter import FORM as XEN_API
 from synvirt.live.xen.adapter import XenApi
-from synvirt.model import LiveKind
+from synvirt.model.kinds import LiveKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import structlog
 
 from synvirt.errors import CbtReset, CbtUnsupported, Conflict, SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live import LiveAdapter
-from synvirt.model import LiveKind
+from synvirt.model.kinds import LiveKind
 
 log = structlog.get_logger(__name__)
 

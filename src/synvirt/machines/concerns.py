@@ -4,7 +4,7 @@
 """
 
 from synvirt.machines.partitions import Layout
-from synvirt.model import Concern, GuestOs, VmManifest
+from synvirt.model.machine import Concern, GuestOs, VmManifest
 
 UNKNOWN_GUEST = "guest-unknown"
 TARGET_TOO_SMALL = "target-too-small"

@@ -7,7 +7,7 @@ The family decides one thing: Windows guests get virtio drivers before their fir
 import re
 from typing import Literal
 
-from synvirt.model import GuestOs
+from synvirt.model.machine import GuestOs
 
 Family = Literal["windows", "linux", "other"]
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 from synvirt.machines import concerns
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
-from synvirt.model import GIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.sizes import GIB
 
 Record = Mapping[str, Any]
 NULL: Final = "OpaqueRef:NULL"

@@ -22,7 +22,9 @@ from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.states import may_move, next_state
 from synvirt.migrations.steps import STEPS
-from synvirt.model import ENDS, DiskProgress, Migration, State, StateVisit, now
+from synvirt.model.job import DiskProgress, Migration, StateVisit
+from synvirt.model.kinds import ENDS, State
+from synvirt.model.values import now
 from synvirt.store import LedgerEntry
 
 log = structlog.get_logger(__name__)

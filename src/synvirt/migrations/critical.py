@@ -6,7 +6,8 @@ A plan that leaves a disk out has nothing to do with what is wrong with that dis
 from collections.abc import Iterator
 
 from synvirt.errors import InvalidPlan
-from synvirt.model import Concern, MigrationPlan, VmManifest
+from synvirt.model.machine import Concern, VmManifest
+from synvirt.model.plan import MigrationPlan
 
 # Ids of what is wrong with one disk: `disk-unreadable:KEY`.
 _OF_A_DISK = "disk-"

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import pairwise
 
-from synvirt.model import MIB, Forecast, Pass
+from synvirt.model.job import Forecast, Pass
+from synvirt.sizes import MIB
 
 # Guests change by fits and starts: the last few deltas say more than the last one.
 DELTAS_LOOKED_AT = 3

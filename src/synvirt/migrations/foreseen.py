@@ -32,20 +32,11 @@ from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.outage import planned_outage
 from synvirt.migrations.past import completed
 from synvirt.migrations.rooms import Rooms
-from synvirt.model import (
-    Bytes,
-    Concern,
-    Difference,
-    Disk,
-    LiveVmRef,
-    Migration,
-    MigrationPlan,
-    Mode,
-    Model,
-    OutagePart,
-    VmManifest,
-    now,
-)
+from synvirt.model.job import Difference, Migration, OutagePart
+from synvirt.model.kinds import Mode
+from synvirt.model.machine import Concern, Disk, VmManifest
+from synvirt.model.plan import LiveVmRef, MigrationPlan
+from synvirt.model.values import Bytes, Model, now
 from synvirt.offline.several import choosing
 from synvirt.sizes import MIB
 

@@ -11,7 +11,7 @@ from typing import Literal
 from synvirt import __version__
 from synvirt.destinations import Destination
 from synvirt.errors import Conflict, NotFound, SynvirtError
-from synvirt.model import Bytes, Model, Time
+from synvirt.model.values import Bytes, Model, Time
 from synvirt.repeating import repeated
 from synvirt.store import Store
 from synvirt.store.hosts import HostRow

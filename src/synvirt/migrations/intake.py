@@ -19,7 +19,11 @@ from synvirt.migrations.retrying import corrected, has_whole_copy, taken_up
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.taking_over import TakingOver
-from synvirt.model import Migration, MigrationPlan, State, StateVisit, VmManifest, now
+from synvirt.model.job import Migration, StateVisit
+from synvirt.model.kinds import State
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
 from synvirt.offline.elsewhere import name_of, separated
 from synvirt.store import Store
 

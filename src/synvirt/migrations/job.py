@@ -13,7 +13,11 @@ from synvirt.jobs.slots import Held, destination, source, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import LiveAdapter
 from synvirt.migrations.rooms import Rooms
-from synvirt.model import Disk, Migration, Mode, Problem, State, VmManifest, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, State
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 
 P = ParamSpec("P")
 T = TypeVar("T")

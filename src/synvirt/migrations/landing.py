@@ -22,7 +22,10 @@ from synvirt.kvm.identity import CLASH_HINT, identity_of
 from synvirt.live import KeepsUefiVariables, LiveAdapter
 from synvirt.migrations.job import Job
 from synvirt.migrations.source_vm import LATER_S, at_source
-from synvirt.model import BootAttempt, DiskBus, Domain, Migration, State, now
+from synvirt.model.job import BootAttempt, Domain, Migration
+from synvirt.model.kinds import State
+from synvirt.model.machine import DiskBus
+from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
 

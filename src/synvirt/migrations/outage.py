@@ -18,7 +18,9 @@ from datetime import datetime
 from itertools import pairwise
 
 from synvirt.migrations.forecast import DELTAS_LOOKED_AT, MEASURED_LEAST_S, forecast
-from synvirt.model import Migration, MigrationPlan, Mode, OutageForecast, OutagePart, OutagePartName, Pass, State
+from synvirt.model.job import Migration, OutageForecast, OutagePart, OutagePartName, Pass
+from synvirt.model.kinds import Mode, State
+from synvirt.model.plan import MigrationPlan
 
 # Before anything was measured, as log-normal medians: a Linux server's. A Windows guest that installs updates takes longer, and
 # the first job of a site that meets one says so.

@@ -15,7 +15,8 @@ from synvirt.errors import Cancelled, OutageTooLong
 from synvirt.migrations import source_vm
 from synvirt.migrations.job import Job
 from synvirt.migrations.states import Facts
-from synvirt.model import State, now
+from synvirt.model.kinds import State
+from synvirt.model.values import now
 
 WATCHED = frozenset({State.CUTTING_OVER, State.V2V_PROCESSING, State.STARTING})
 

@@ -26,7 +26,8 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience, patiently
 from synvirt.migrations.receipts import hashes_orders
 from synvirt.migrations.sharing import Turns, sharing
-from synvirt.model import DiskProgress, Pass, Progress, now
+from synvirt.model.job import DiskProgress, Pass, Progress
+from synvirt.model.values import now
 from synvirt.store import Watermark
 
 log = structlog.get_logger(__name__)

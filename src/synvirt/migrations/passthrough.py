@@ -20,7 +20,8 @@ from synvirt.errors import DiskReadFailed
 from synvirt.jobs.wire import Moved
 from synvirt.migrations.job import Job
 from synvirt.migrations.passes import PassDisk, Tally, run_pass
-from synvirt.model import Pass, now
+from synvirt.model.job import Pass
+from synvirt.model.values import now
 from synvirt.offline.passthrough import Passthrough
 from synvirt.store import Watermark
 

@@ -2,7 +2,9 @@
 
 from typing import Final
 
-from synvirt.model import Migration, MigrationPlan, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
 from synvirt.store import Store
 from synvirt.store.documents import readable
 from synvirt.store.filters import Only

@@ -17,7 +17,8 @@ import structlog
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.live import GuestStaysOn
 from synvirt.migrations.job import Job
-from synvirt.model import Mode, now
+from synvirt.model.kinds import Mode
+from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,11 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import BadRequest, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live import About, HasWays, LiveAdapter, Reach, SnapshotRef
-from synvirt.model import MIB, Disk, SourceCheck, SourceOptions, SourceTest, VmManifest, now
+from synvirt.model.access import SourceOptions
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.sources import SourceCheck, SourceTest
+from synvirt.model.values import now
+from synvirt.sizes import MIB
 from synvirt.store.sources import Trial
 from synvirt.transport import tls
 

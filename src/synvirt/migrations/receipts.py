@@ -12,7 +12,8 @@ import structlog
 from synvirt.errors import Internal, PersistFailed, SynvirtError
 from synvirt.jobs.orders import HashesOrder
 from synvirt.migrations.job import Job, copied_disks
-from synvirt.model import Migration, Mode
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode
 from synvirt.proof.keeping import CopiedDisk, MovedJob
 
 log = structlog.get_logger(__name__)

@@ -15,7 +15,9 @@ import structlog
 from synvirt.errors import Conflict, NotFound, SynvirtError
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.source_vm import OWED
-from synvirt.model import Migration, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.values import now
 from synvirt.repeating import repeated
 from synvirt.store import Store
 

@@ -22,7 +22,10 @@ from synvirt.errors import Conflict, InvalidPlan, NotFound
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.states import KEPT_ON_FAILURE
 from synvirt.mistakes import listed
-from synvirt.model import Migration, MigrationPlan, State, StateVisit, now
+from synvirt.model.job import Migration, StateVisit
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
 from synvirt.store import Store
 
 # What a whole copy was made by: as paths in the plan.

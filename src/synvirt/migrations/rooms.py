@@ -19,7 +19,9 @@ from synvirt.live import LiveAdapter
 from synvirt.live.sessions import Sessions
 from synvirt.migrations.secrets import no_secrets
 from synvirt.migrations.sharing import SharedRate
-from synvirt.model import HostPathRef, LiveKind, Migration, OfflineKind, RemoteUrlRef, UploadRef
+from synvirt.model.job import Migration
+from synvirt.model.kinds import LiveKind, OfflineKind
+from synvirt.model.plan import HostPathRef, RemoteUrlRef, UploadRef
 from synvirt.offline import OfflineImporter
 from synvirt.offline.browsing import ELSEWHERE_WITHIN_S
 from synvirt.offline.elsewhere import Rules, place

@@ -7,7 +7,8 @@ import math
 from datetime import UTC, datetime, timedelta
 
 from synvirt.errors import InvalidPlan
-from synvirt.model import MigrationPlan, SyncSchedule, local_to_utc
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.times import SyncSchedule, local_to_utc
 from synvirt.recurrence import parse, starts
 
 # As far as windows of waves are looked at.

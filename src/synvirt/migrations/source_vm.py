@@ -13,7 +13,7 @@ from synvirt.errors import Conflict, PersistFailed, SourceUnreachable, SynvirtEr
 from synvirt.live import LiveAdapter, SwitchesTracking
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import patiently
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.store import LedgerEntry
 
 T = TypeVar("T")

@@ -33,16 +33,11 @@ from synvirt.live.registry import Platform
 from synvirt.migrations.probing import measured_rates, probe
 from synvirt.migrations.secrets import belongs_to
 from synvirt.migrations.trials import Trials
-from synvirt.model import (
-    Credentials,
-    LiveKind,
-    Source,
-    SourceChange,
-    SourceRequest,
-    SourceTest,
-    VmManifest,
-    now,
-)
+from synvirt.model.access import Credentials
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import VmManifest
+from synvirt.model.sources import Source, SourceChange, SourceRequest, SourceTest
+from synvirt.model.values import now
 from synvirt.store.sources import Sealed, SourceRows
 from synvirt.transport import Recorder, tls
 

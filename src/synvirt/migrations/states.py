@@ -13,7 +13,7 @@ goes. The downgrade from Warm to Cold is no state: it settles `warm` before the 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from synvirt.model import ENDS, State
+from synvirt.model.kinds import ENDS, State
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,10 @@ from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
 from synvirt.migrations.retrying import look_at_volumes
 from synvirt.migrations.states import Facts
-from synvirt.model import Conversion, ConversionMessage, Disk, DiskProgress, MessageKind, Mode, State, VmManifest, now
+from synvirt.model.job import Conversion, ConversionMessage, DiskProgress, MessageKind
+from synvirt.model.kinds import Mode, State
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.values import now
 from synvirt.offline import OfflineImporter
 from synvirt.offline.elsewhere import joined
 from synvirt.offline.several import choosing

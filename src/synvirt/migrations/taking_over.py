@@ -24,7 +24,11 @@ from synvirt.migrations.foreseen import refuse_unfit
 from synvirt.migrations.hosts import HostDestination
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
-from synvirt.model import Migration, OnHostLost, Problem, State, StateVisit, now
+from synvirt.model.job import Migration, StateVisit
+from synvirt.model.kinds import State
+from synvirt.model.plan import OnHostLost
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 from synvirt.repeating import Pauses, repeated
 from synvirt.store import LedgerEntry
 from synvirt.store.hosts import Fence, HostRow

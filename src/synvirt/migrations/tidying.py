@@ -25,7 +25,9 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.source_vm import OWED
-from synvirt.model import Migration, State, now
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.values import now
 from synvirt.repeating import Pauses, repeated
 from synvirt.store import LedgerEntry
 from synvirt.store.documents import readable

@@ -22,9 +22,11 @@ import structlog
 
 from synvirt.durable import sync_folder
 from synvirt.errors import Conflict, PersistFailed, SynvirtError, UploadRejected, UploadTooLarge
-from synvirt.model import MIB, Upload, now
+from synvirt.model.files import Upload
+from synvirt.model.values import now
 from synvirt.repeating import repeated
 from synvirt.settings import Settings
+from synvirt.sizes import MIB
 from synvirt.store.uploads import UploadRows
 
 # Left free whatever is uploaded: the store lies on the same file system, and jobs end badly without it.

@@ -38,7 +38,10 @@ from synvirt.migrations.past import completed
 from synvirt.migrations.patience import Patience, SnapshotNotMade, patiently
 from synvirt.migrations.schedule import has_schedule, next_sync
 from synvirt.migrations.source_vm import SourceAwake, at_source, ran_since, shut_down, times_down, vm_id
-from synvirt.model import Disk, Mode, Pass, VmManifest, now
+from synvirt.model.job import Pass
+from synvirt.model.kinds import Mode
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.values import now
 from synvirt.store import Watermark
 
 Kind = Literal["full", "delta", "final"]

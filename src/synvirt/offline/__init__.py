@@ -11,7 +11,8 @@ from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 
 if TYPE_CHECKING:  # `known_by` tells raw disks from appliances for the command line, which does not wait for pydantic
-    from synvirt.model import OfflineKind, VmManifest
+    from synvirt.model.kinds import OfflineKind
+    from synvirt.model.machine import VmManifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from synvirt.disks.beneath import open_folder_beneath, stat_beneath
 from synvirt.disks.roots import Root, connected, resolve
 from synvirt.errors import BadRequest, DiskWriteFailed, NotFound, SynvirtError
 from synvirt.machines.concerns import with_room
-from synvirt.model import HostEntry, HostFolder, Inspection, OfflineKind
+from synvirt.model.files import HostEntry, HostFolder, Inspection
+from synvirt.model.kinds import OfflineKind
 from synvirt.offline.registry import detect
 from synvirt.offline.several import choosing
 from synvirt.settings import UPLOADS_FOLDER

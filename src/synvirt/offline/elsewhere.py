@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from pydantic import SecretStr
 
 from synvirt.errors import BadRequest
-from synvirt.model import RemoteFileRequest
+from synvirt.model.access import RemoteFileRequest
 from synvirt.remote import Remote, urls
 from synvirt.remote.urls import Url
 

@@ -17,7 +17,7 @@ from synvirt.disks.specs import ImageFormat, ImageSpec, ReaderSpec, format_name
 from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.machines import concerns, partitions
 from synvirt.machines.partitions import UNKNOWN, Layout
-from synvirt.model import Concern, Disk
+from synvirt.model.machine import Concern, Disk
 from synvirt.offline.raw_device import raw_device
 
 # A description rounds a disk's size to its unit; more than this is another disk.

@@ -20,8 +20,9 @@ from synvirt.errors import MalformedArchive, SynvirtError, UnsupportedFormat
 from synvirt.machines import concerns
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, whole_number
-from synvirt.model import GIB, Concern, Disk, VmManifest
+from synvirt.model.machine import Concern, Disk, VmManifest
 from synvirt.offline.files import FileRange, Folder, read_all
+from synvirt.sizes import GIB
 from synvirt.xml_document import DOCUMENT_MAX_BYTES, attribute, child, children, local, parse, text
 
 # XenServer cut at a gigabyte; its largest disk was 2 TiB.

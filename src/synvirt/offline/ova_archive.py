@@ -10,7 +10,8 @@ from typing import ClassVar
 from synvirt.disks import tar
 from synvirt.disks.roots import HOST, Root, open_file
 from synvirt.errors import MalformedArchive, SynvirtError
-from synvirt.model import OfflineKind, VmManifest
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import VmManifest
 from synvirt.offline import OpenedDisk, files, ovf_package
 from synvirt.offline.files import FileRange
 

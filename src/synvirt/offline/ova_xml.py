@@ -13,7 +13,7 @@ from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.machines import xenapi
 from synvirt.machines.texts import clean, is_true
 from synvirt.machines.xenapi import Record, Records, text
-from synvirt.model import VmManifest
+from synvirt.model.machine import VmManifest
 from synvirt.xml_document import children, local
 
 # Real ones nest twelve deep; deeper is made to exhaust the stack.

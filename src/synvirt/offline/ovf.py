@@ -19,10 +19,11 @@ from synvirt.errors import MalformedArchive, UnsupportedFormat, VmNotFound
 from synvirt.machines import concerns
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, uuid_of, whole_number
-from synvirt.model import GIB, Concern, Disk, DiskBus, GuestOs, VmManifest
+from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, VmManifest
 from synvirt.offline import ovf_hardware, ovf_traits, virtualbox
 from synvirt.offline.ovf_hardware import Attachment, Hardware
 from synvirt.offline.units import quantity_bytes
+from synvirt.sizes import GIB
 from synvirt.xml_document import attribute, child, children, local, text, wrong_encoding
 from synvirt.xml_document import parse as parse_xml
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from synvirt.disks.roots import Root, raw_spec
 from synvirt.disks.specs import BlankSpec, GzipSpec, JoinedSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.model import Disk
+from synvirt.model.machine import Disk
 from synvirt.offline import files
 from synvirt.offline.files import FileRange
 from synvirt.offline.ovf import DiskSource, FileReference

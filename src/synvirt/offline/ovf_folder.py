@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from synvirt.disks.roots import HOST, Root
-from synvirt.model import OfflineKind, VmManifest
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import VmManifest
 from synvirt.offline import OpenedDisk, files, ovf_package
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
 from synvirt.errors import MalformedArchive
-from synvirt.model import DiskBus, Nic
+from synvirt.model.machine import DiskBus, Nic
 from synvirt.offline.units import quantity_bytes
 from synvirt.xml_document import attribute, child, children, text
 

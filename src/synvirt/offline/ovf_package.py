@@ -14,7 +14,7 @@ from synvirt.disks.roots import Root, raw_spec
 from synvirt.disks.specs import ChecksumSpec, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, UnsupportedFormat
 from synvirt.machines import concerns
-from synvirt.model import Concern, Disk, VmManifest
+from synvirt.model.machine import Concern, Disk, VmManifest
 from synvirt.offline import OpenedDisk, files, manifest_file, ovf, signature, told_by_disks
 from synvirt.offline.files import FileRange, Measured
 from synvirt.offline.manifest_file import MANIFEST_MAX_BYTES, Digest

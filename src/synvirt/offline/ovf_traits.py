@@ -4,7 +4,7 @@ import re
 from xml.etree.ElementTree import Element
 
 from synvirt.machines.texts import is_true
-from synvirt.model import Nic
+from synvirt.model.machine import Nic
 from synvirt.offline import virtualbox
 from synvirt.offline.ovf_hardware import Hardware
 from synvirt.xml_document import attribute, child, text

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from synvirt.disks.roots import Root, is_folder, open_file, resolve
 from synvirt.errors import UnsupportedFormat
-from synvirt.model import OfflineKind
+from synvirt.model.kinds import OfflineKind
 from synvirt.offline import OfflineImporter
 from synvirt.offline.known_by import HEAD_BYTES, TAIL_BYTES, not_read, promised
 from synvirt.offline.ova_archive import OvaArchive

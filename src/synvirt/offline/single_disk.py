@@ -10,8 +10,9 @@ from synvirt.disks.roots import Root
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import NotFound
 from synvirt.machines import concerns
-from synvirt.model import GIB, Disk, GuestOs, VmManifest
+from synvirt.model.machine import Disk, GuestOs, VmManifest
 from synvirt.offline import OpenedDisk, files, told_by_disks
+from synvirt.sizes import GIB
 
 DISK_KEY = "disk0"
 _DEFAULT_CPUS = 2

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from synvirt.machines import concerns
 from synvirt.machines.concerns import UNKNOWN_GUEST
 from synvirt.machines.guest_os import Family, names_another
-from synvirt.model import Concern, GuestOs, VmManifest
+from synvirt.model.machine import Concern, GuestOs, VmManifest
 from synvirt.offline.files import Measured
 
 # More than any machine has disks.

@@ -13,7 +13,8 @@ from synvirt.disks.vdi import Kind, read_header
 from synvirt.disks.vmdk import reader as vmdk
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.machines.texts import uuid_of
-from synvirt.model import Disk, OfflineKind, VmManifest
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import Disk, VmManifest
 from synvirt.offline import OpenedDisk, files, told_by_disks, virtualbox
 from synvirt.offline.files import FileRange, Folder
 from synvirt.offline.virtualbox import Machine

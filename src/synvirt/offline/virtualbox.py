@@ -20,7 +20,8 @@ from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.machines import concerns
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, uuid_of, whole_number
-from synvirt.model import MIB, Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
+from synvirt.model.machine import Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
+from synvirt.sizes import MIB
 from synvirt.xml_document import attribute, child, children, local
 from synvirt.xml_document import parse as parse_xml
 

@@ -24,7 +24,8 @@ from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.machines import concerns
 from synvirt.machines.texts import clean
-from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import Disk, Snapshot, VmManifest
 from synvirt.offline import OpenedDisk, files, told_by_disks, vmcx_machine, vmcx_storage, vmcx_xml
 from synvirt.offline.files import FileRange, Folder, Measured
 from synvirt.offline.vmcx_machine import Drive, Machine

@@ -20,8 +20,9 @@ from pathlib import PureWindowsPath
 from synvirt.errors import MalformedArchive
 from synvirt.machines import concerns
 from synvirt.machines.texts import clean, uuid_of
-from synvirt.model import MIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.offline.vmcx_storage import Tree, Value
+from synvirt.sizes import MIB
 
 BIOS, IDE = "ac6b8dc1-3257-4a70-b1b2-a9c9215659ad", "83f8638b-8dca-4152-9eda-2ca8b33039b4"
 SCSI, ETHERNET = "d422512d-2bf2-4752-809d-7b82b5fcb1b4", "2fc216b0-d2e2-4967-9b6d-b8a5c9ca2778"

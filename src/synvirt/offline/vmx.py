@@ -18,7 +18,8 @@ from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.machines import concerns
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
-from synvirt.model import MIB, Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
+from synvirt.model.machine import Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
+from synvirt.sizes import MIB
 
 # Real ones have 2 to 40 KiB; a machine with all devices and an encrypted part some 200.
 FILE_MAX_BYTES = 1 << 20

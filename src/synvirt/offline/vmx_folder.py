@@ -8,7 +8,8 @@ from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound
 from synvirt.machines import concerns
-from synvirt.model import Disk, OfflineKind, Snapshot, VmManifest
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import Disk, Snapshot, VmManifest
 from synvirt.offline import OpenedDisk, files, told_by_disks, vmx
 from synvirt.offline.files import Folder
 

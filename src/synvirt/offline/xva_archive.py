@@ -17,7 +17,8 @@ from synvirt.disks.specs import Packing, XvaSpec
 from synvirt.disks.xva.reader import XvaReader
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.machines import concerns, partitions
-from synvirt.model import Disk, OfflineKind, VmManifest
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import Disk, VmManifest
 from synvirt.offline import OpenedDisk, geneva, ova_xml, told_by_disks
 from synvirt.offline.files import Measured
 from synvirt.offline.ova_archive import Members

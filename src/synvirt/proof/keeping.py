@@ -23,7 +23,8 @@ from synvirt.disks.checking.block_hashes import known_digests
 from synvirt.disks.checking.ledger import BLOCK_BYTES
 from synvirt.durable import sync_folder
 from synvirt.errors import MalformedArchive, NotFound
-from synvirt.model import Model, Receipt, now
+from synvirt.model.job import Receipt
+from synvirt.model.values import Model, now
 from synvirt.proof.bag import STAMP, STATEMENT, Ledger, sha256_of, write_bag, write_ledger
 from synvirt.proof.signing import HostKey
 from synvirt.proof.stamping import TimeStamps

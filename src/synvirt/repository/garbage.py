@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from synvirt.errors import RepositoryDamaged
-from synvirt.model import Bytes, Model
+from synvirt.model.values import Bytes, Model
 from synvirt.repository import packs
 from synvirt.repository.folder import UNFINISHED, Folder, put
 from synvirt.repository.manifest import NONE, names_in

@@ -21,7 +21,7 @@ from blake3 import blake3
 from pydantic import Field, StringConstraints, ValidationError
 
 from synvirt.errors import RepositoryDamaged
-from synvirt.model import Bytes, Model, Time
+from synvirt.model.values import Bytes, Model, Time
 from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES, Keys
 from synvirt.sizes import MIB
 

@@ -30,7 +30,8 @@ from synvirt.errors import (
     StoreWriteFailed,
     SynvirtError,
 )
-from synvirt.model import Bytes, Model, ProblemDetails
+from synvirt.model.problems import ProblemDetails
+from synvirt.model.values import Bytes, Model
 from synvirt.outgoing import Guard
 from synvirt.repository.folder import UNFINISHED, Entry
 from synvirt.sizes import KIB, MIB

@@ -15,7 +15,7 @@ import numpy as np
 from synvirt.copying import default_threads
 from synvirt.disks.checking.looking import Tally, first_found
 from synvirt.errors import BackupNotFound, Cancelled, RepositoryDamaged
-from synvirt.model import Bytes, Model
+from synvirt.model.values import Bytes, Model
 from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES
 from synvirt.repository.manifest import NONE, DiskMap, names_in

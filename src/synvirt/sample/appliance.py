@@ -10,10 +10,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from synvirt.model import MIB
 from synvirt.programs import run
 from synvirt.sample.disk import make_disk
 from synvirt.sample.pieces import cache_dir, gather
+from synvirt.sizes import MIB
 
 # Where the guest keeps the id of its sample: who reads it there, by the agent, knows that the guest runs from this very disk.
 ID_PATH = "/etc/synvirt-sample"

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from synvirt.errors import Internal
-from synvirt.model import MIB
 from synvirt.programs import run
 from synvirt.sample.pieces import Pieces
+from synvirt.sizes import MIB
 
 SECTOR_BYTES = 512
 BOOT_START, BOOT_BYTES = MIB, 32 * MIB

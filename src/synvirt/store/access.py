@@ -12,7 +12,7 @@ from sqlalchemy import Connection, delete, insert, select, text, update
 
 from synvirt.accounts import Role
 from synvirt.errors import NotFound
-from synvirt.model import Model, Time, now
+from synvirt.model.values import Model, Time, now
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten
 from synvirt.store.tables import audit, tokens
 

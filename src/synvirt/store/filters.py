@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, select
 
-from synvirt.model import State
+from synvirt.model.kinds import State
 from synvirt.store.tables import migrations, wave_members
 
 # No document of ours has it before a character that it would change.

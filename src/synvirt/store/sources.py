@@ -10,7 +10,9 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from synvirt.errors import Conflict, NotFound
-from synvirt.model import ENDS, Migration, Source
+from synvirt.model.job import Migration
+from synvirt.model.kinds import ENDS
+from synvirt.model.sources import Source
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
 from synvirt.store.tables import migrations, secrets, sources, trials, wave_hooks
 

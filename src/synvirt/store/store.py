@@ -34,7 +34,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from synvirt.errors import BadRequest, Conflict, NotFound, PersistFailed
-from synvirt.model import ENDS, Migration, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import ENDS, State
 from synvirt.store.access import AuditRows, TokenRows
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after

@@ -7,7 +7,8 @@ from uuid import UUID
 from sqlalchemy import Connection, delete, insert, select
 
 from synvirt.errors import UploadNotFound
-from synvirt.model import ENDS, Upload
+from synvirt.model.files import Upload
+from synvirt.model.kinds import ENDS
 from synvirt.store.documents import VERSION, is_known, parsed, readable
 from synvirt.store.tables import migrations, uploads
 

@@ -21,15 +21,8 @@ from synvirt.keyring import Keyring
 from synvirt.machines.concerns import with_room
 from synvirt.migrations.sources import Sources
 from synvirt.migrations.uploads import Uploads
-from synvirt.model import (
-    HostPathRef,
-    LiveVmRef,
-    PlanSource,
-    RemoteUrlRef,
-    SourceRef,
-    UploadRef,
-    VmManifest,
-)
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import HostPathRef, LiveVmRef, PlanSource, RemoteUrlRef, SourceRef, UploadRef
 from synvirt.offline import browsing
 from synvirt.offline.elsewhere import Rules, joined, place, separated
 

@@ -20,7 +20,8 @@ from synvirt.migrations.outage import record
 from synvirt.migrations.past import completed
 from synvirt.migrations.removing import has_kept_volumes
 from synvirt.migrations.retrying import has_whole_copy
-from synvirt.model import Migration, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
 from synvirt.proof.keeping import Receipts, Said
 from synvirt.web.chart import chart
 from synvirt.web.jobs import STREAM_HEADERS

@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from synvirt.api.stream import Feed, Pace, Words
 from synvirt.migrations.intake import Intake
-from synvirt.model import ENDS, Migration, Progress, ProgressUpdate, State
+from synvirt.model.job import Migration, Progress, ProgressUpdate
+from synvirt.model.kinds import ENDS, State
 from synvirt.store import Event
 from synvirt.store.documents import parsed, readable
 from synvirt.web.pages import HEADERS, Pages

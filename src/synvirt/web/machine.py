@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from synvirt.api.destinations import shown
 from synvirt.errors import BadRequest, SynvirtError, UnsupportedFormat
 from synvirt.migrations.intake import Intake
-from synvirt.model import MigrationPlan, RemoteUrlRef, SourceRef
+from synvirt.model.plan import MigrationPlan, RemoteUrlRef, SourceRef
 from synvirt.offline.elsewhere import CREDENTIALS
 from synvirt.web.finding import Finder, Found, reference
 from synvirt.web.forms import Form, Sent

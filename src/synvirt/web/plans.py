@@ -12,7 +12,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from synvirt.migrations.critical import still_open
-from synvirt.model import Concern, MigrationPlan, Mode, PlanSource, SourceRef, VmManifest
+from synvirt.model.kinds import Mode
+from synvirt.model.machine import Concern, VmManifest
+from synvirt.model.plan import MigrationPlan, PlanSource, SourceRef
 from synvirt.offline.units import size_bytes
 from synvirt.web.forms import Form
 from synvirt.web.words import MISTAKES, exact_size

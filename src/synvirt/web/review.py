@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from synvirt.migrations.foreseen import PlanForecast
-from synvirt.model import Disk, Migration, MigrationPlan, Mode, State, StateVisit, VmManifest, now
+from synvirt.model.job import Migration, StateVisit
+from synvirt.model.kinds import Mode, State
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
 from synvirt.sizes import duration
 from synvirt.web.stations import Station, stations
 from synvirt.web.words import rate, size

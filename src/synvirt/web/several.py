@@ -14,7 +14,9 @@ from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.destinations import shown
 from synvirt.errors import BadRequest, SynvirtError
-from synvirt.model import Migration, MigrationPlan, Source
+from synvirt.model.job import Migration
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.sources import Source
 from synvirt.web.finding import Found, reference
 from synvirt.web.forms import Form, Sent
 from synvirt.web.machine import LABELS, Setup, planned

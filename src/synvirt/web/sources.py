@@ -13,7 +13,9 @@ from starlette.responses import Response
 from synvirt.errors import SynvirtError
 from synvirt.live.form import Form as Takes
 from synvirt.migrations.sources import Sources
-from synvirt.model import LiveKind, Source, SourceChange, SourceOptions, SourceRequest, SourceTest
+from synvirt.model.access import SourceOptions
+from synvirt.model.kinds import LiveKind
+from synvirt.model.sources import Source, SourceChange, SourceRequest, SourceTest
 from synvirt.web.fields import Field, explained, fields, judged, label, typed, values
 from synvirt.web.forms import Form, Sent
 from synvirt.web.jobs import NUMBER

@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Literal
 
 from synvirt.migrations.states import Facts, next_state
-from synvirt.model import ENDS, Migration, Mode, State
+from synvirt.model.job import Migration
+from synvirt.model.kinds import ENDS, Mode, State
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from synvirt.fleet.querying import ids
 from synvirt.fleet.sheets import CSV_BYTES_MAX, SheetProblem
 from synvirt.fleet.waves import Waves
 from synvirt.mistakes import worded
-from synvirt.model import MigrationPlan
+from synvirt.model.plan import MigrationPlan
 from synvirt.web.forms import Form, Sent
 from synvirt.web.machine import planned
 from synvirt.web.new import MACHINES_MAX

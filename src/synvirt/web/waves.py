@@ -31,7 +31,7 @@ from synvirt.fleet.records import member_of, wave_of
 from synvirt.fleet.scheduling import spans_of
 from synvirt.fleet.waves import GOING, MOVED, REMOVABLE, UNDER_WAY, Waves
 from synvirt.mistakes import worded
-from synvirt.model import now
+from synvirt.model.values import now
 from synvirt.offline.units import size_bytes
 from synvirt.sizes import duration
 from synvirt.web.backups import ON_A_PAGE, After, number

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from synvirt.model import LiveKind, OfflineKind, Problem, State
+from synvirt.model.kinds import LiveKind, OfflineKind, State
+from synvirt.model.problems import Problem
 from synvirt.sizes import GIB, KIB, MIB, TIB
 
 STATES: dict[State, str] = {

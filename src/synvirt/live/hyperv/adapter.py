@@ -26,7 +26,10 @@ from synvirt.live.hyperv import exporting, machines, power, tracking, ways
 from synvirt.live.hyperv.exporting import Exporting
 from synvirt.live.hyperv.form import FORM
 from synvirt.live.hyperv.hosts import Host, Hosts
-from synvirt.model import Disk, LiveKind, Shutdown, SourceCheck, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.plan import Shutdown
+from synvirt.model.sources import SourceCheck
 
 __all__ = ["FORM", "WmiApi"]
 

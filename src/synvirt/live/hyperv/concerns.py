@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from synvirt.machines import concerns as shared
 from synvirt.machines.texts import clean
-from synvirt.model import MIB, Concern, GuestOs
+from synvirt.model.machine import Concern, GuestOs
+from synvirt.sizes import MIB
 
 # Ids of integration services, the same in all languages: the device's part of VMIntegrationComponent.Id.
 SHUTDOWN: Final = "9F8233AC-BE49-4C79-8EE3-E7E1985B2077"

@@ -26,7 +26,7 @@ from synvirt.live.hyperv.journal import Entry
 from synvirt.live.hyperv.places import Shares
 from synvirt.live.hyperv.session import HyperVRefused
 from synvirt.live.hyperv.tracking import Runs, State
-from synvirt.model import Disk
+from synvirt.model.machine import Disk
 from synvirt.remote import Remote, smb_shares
 
 log = structlog.get_logger(__name__)

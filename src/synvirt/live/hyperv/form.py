@@ -5,7 +5,9 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 
 from synvirt.live.form import Form
-from synvirt.model import LiveKind, Name, Received, SourceOptions
+from synvirt.model.access import SourceOptions
+from synvirt.model.kinds import LiveKind
+from synvirt.model.values import Name, Received
 
 HTTPS_PORT, HTTP_PORT, SMB_PORT = 5986, 5985, 445
 # A cluster has 64 nodes at most; a host rarely has more volumes than letters.

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from synvirt.model import Model
+from synvirt.model.values import Model
 
 MARK: Final = "#SYNVIRT# "
 # A VM is moved by one job, which has two snapshots at the most; and a test of its source may leave one.

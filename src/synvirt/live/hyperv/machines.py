@@ -13,7 +13,7 @@ from synvirt.live import VmRow
 from synvirt.live.hyperv import concerns
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean
-from synvirt.model import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 
 Power = Literal["on", "off", "suspended", "unknown"]
 _OFF: Final = frozenset({3, 32786})

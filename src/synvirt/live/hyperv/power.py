@@ -8,7 +8,7 @@ from synvirt.live import stays_on
 from synvirt.live.hyperv import journal, machines
 from synvirt.live.hyperv.session import HyperVRefused
 from synvirt.live.hyperv.tracking import Runs, state_of
-from synvirt.model import Shutdown
+from synvirt.model.plan import Shutdown
 
 POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0

@@ -14,7 +14,7 @@ from synvirt.errors import SynvirtError
 from synvirt.live.hyperv import machines
 from synvirt.live.hyperv.exporting import Exports
 from synvirt.live.hyperv.hosts import Host
-from synvirt.model import Concern
+from synvirt.model.machine import Concern
 from synvirt.remote import Remote, smb_shares
 
 Drives = Sequence[Mapping[str, Any]]

@@ -41,7 +41,10 @@ from synvirt.live.libvirt.host import UNTRUSTED_DISKS, Host, library
 from synvirt.live.libvirt.limit import begun
 from synvirt.live.libvirt.manifest import manifest, untracked
 from synvirt.live.libvirt.variables import uefi_variables
-from synvirt.model import Disk, LiveKind, Shutdown, SourceCheck, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.plan import Shutdown
+from synvirt.model.sources import SourceCheck
 
 __all__ = ["FORM", "LibvirtRemote", "Login", "Options", "libvirt_remote"]
 

@@ -18,7 +18,8 @@ from synvirt.errors import SnapshotFailed, SourceUnreachable
 from synvirt.live import stays_on
 from synvirt.live.libvirt.host import busy, library
 from synvirt.live.libvirt.manifest import DiskSize, PowerState, Seen, agent_connected, data_disks, parse
-from synvirt.model import Shutdown, Snapshot
+from synvirt.model.machine import Snapshot
+from synvirt.model.plan import Shutdown
 
 log = structlog.get_logger(__name__)
 

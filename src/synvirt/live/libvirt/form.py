@@ -5,7 +5,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, StringConstraints, model_validator
 
 from synvirt.live.form import Form
-from synvirt.model import LiveKind, Name, Received, SourceOptions
+from synvirt.model.access import SourceOptions
+from synvirt.model.kinds import LiveKind
+from synvirt.model.values import Name, Received
 
 # QEMU's own NBD port, and as many after it as one host has backups at once.
 NBD_PORTS = (10809, 10872)

@@ -11,7 +11,8 @@ from xml.etree.ElementTree import Element
 
 from synvirt import xml_document
 from synvirt.errors import Internal
-from synvirt.model import GIB, KIB, MIB, TIB, Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.sizes import GIB, KIB, MIB, TIB
 
 # libvirt itself refuses more than 4 MiB over its own protocol (VIR_NET_MESSAGE_MAX is 32 MiB, strings 4 MiB).
 AGENT_CHANNEL = "org.qemu.guest_agent.0"

@@ -22,7 +22,10 @@ from synvirt.live.nutanix.form import FORM, Login, Options
 from synvirt.live.nutanix.machines import FoundVm, manifest, row
 from synvirt.live.nutanix.prism import Absent, Prism, Where, dig, text
 from synvirt.live.nutanix.ways import ORDER, Way, WayName, chosen
-from synvirt.model import Disk, LiveKind, Shutdown, SourceCheck, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.plan import Shutdown
+from synvirt.model.sources import SourceCheck
 from synvirt.transport import Trust
 
 __all__ = ["FORM", "Login", "Options", "PrismApi"]

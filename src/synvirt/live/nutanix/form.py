@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, StringConstraints
 
 from synvirt.live.form import Form
-from synvirt.model import Endpoint, Fingerprint, LiveKind, Name, Received, SourceOptions
+from synvirt.model.access import Endpoint, Fingerprint, SourceOptions
+from synvirt.model.kinds import LiveKind
+from synvirt.model.values import Name, Received
 
 _Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:_-]{1,253}$")]
 _Port = Annotated[int, Field(ge=1, le=65535)]

@@ -11,7 +11,7 @@ from synvirt.errors import CbtUnsupported, SnapshotFailed
 from synvirt.live import SnapshotRef
 from synvirt.live.nutanix.machines import FoundDisk, FoundVm
 from synvirt.live.nutanix.prism import Prism
-from synvirt.model import Disk
+from synvirt.model.machine import Disk
 
 PREFIX: Final = "images:"
 

@@ -10,7 +10,8 @@ from typing import Any, Final, Literal
 from synvirt.live import VmRow
 from synvirt.live.nutanix.prism import dig, listed, number, text
 from synvirt.live.nutanix.ways import Way
-from synvirt.model import MIB, Concern, Disk, DiskBus, GuestOs, Nic, VmManifest
+from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, VmManifest
+from synvirt.sizes import MIB
 
 _BUSES: Final[Mapping[str, DiskBus]] = {"SCSI": "scsi", "IDE": "ide", "SATA": "sata", "PCI": "virtio", "SPAPR": "scsi"}
 Power = Literal["on", "off", "suspended", "unknown"]

@@ -11,7 +11,7 @@ from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.machines import FoundVm, of_central, of_element
 from synvirt.live.nutanix.prism import Refused
-from synvirt.model import Shutdown
+from synvirt.model.plan import Shutdown
 
 # From the platform's word that it powers a VM off or on until it says that it is.
 SWITCHED_TIMEOUT_S = 120.0

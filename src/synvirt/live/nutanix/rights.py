@@ -11,7 +11,7 @@ from typing import Any, Final
 from synvirt.errors import AuthFailed, SourceUnreachable
 from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.prism import Absent, Refused, dig, text
-from synvirt.model import SourceCheck
+from synvirt.model.sources import SourceCheck
 
 # Of those that every Prism Central has, the ones with all rights that we need.
 ENOUGH: Final = frozenset({"Super Admin", "Internal Super Admin", "Prism Admin", "Cluster Admin"})

@@ -21,7 +21,7 @@ from synvirt.live.nutanix.form import Options
 from synvirt.live.nutanix.machines import FoundVm
 from synvirt.live.nutanix.prism import Refused, dig, listed, text
 from synvirt.live.nutanix.regions import laid_over
-from synvirt.model import Disk
+from synvirt.model.machine import Disk
 
 PREFIX: Final = "snapshot:"
 _DAY_MS: Final = 86_400_000

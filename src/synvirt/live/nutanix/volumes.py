@@ -19,7 +19,7 @@ from synvirt.live.nutanix.form import Options
 from synvirt.live.nutanix.machines import FoundVm
 from synvirt.live.nutanix.prism import Absent, Refused, dig, listed, number, quoted, text
 from synvirt.live.nutanix.regions import laid_over
-from synvirt.model import Disk
+from synvirt.model.machine import Disk
 
 PREFIX: Final = "recovery-point:"
 ISCSI_PORT: Final = 3260

@@ -32,7 +32,10 @@ from synvirt.live.proxmox.manifest import Seen, manifest
 from synvirt.live.proxmox.node import Node
 from synvirt.live.proxmox.reading import Reading
 from synvirt.live.ssh import Door
-from synvirt.model import Disk, LiveKind, Shutdown, SourceCheck, VmManifest
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.plan import Shutdown
+from synvirt.model.sources import SourceCheck
 
 __all__ = ["FORM", "Login", "Options", "PveApi", "pve_api"]
 

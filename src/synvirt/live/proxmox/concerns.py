@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox import keys
 from synvirt.live.proxmox.config import VOLUME, Drive
-from synvirt.model import Concern
+from synvirt.model.machine import Concern
 
 if TYPE_CHECKING:
     from synvirt.live.proxmox.manifest import Seen

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from synvirt.model import GIB, KIB, MIB, TIB, DiskBus
+from synvirt.model.machine import DiskBus
+from synvirt.sizes import GIB, KIB, MIB, TIB
 
 # What Proxmox VE allows of each (PVE::QemuServer::Drive, ::Network): more is not looked for.
 BUSES: Final[Mapping[str, DiskBus]] = {"scsi": "scsi", "virtio": "virtio", "sata": "sata", "ide": "ide"}

@@ -5,7 +5,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, StringConstraints, model_validator
 
 from synvirt.live.form import Form
-from synvirt.model import LiveKind, Name, Received, SourceOptions
+from synvirt.model.access import SourceOptions
+from synvirt.model.kinds import LiveKind
+from synvirt.model.values import Name, Received
 
 _Path = Annotated[str, StringConstraints(min_length=2, max_length=40, pattern=r"^(/[A-Za-z0-9._-]+)+$")]
 _Host = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_\[:][A-Za-z0-9._:%\]-]*$")]

@@ -13,7 +13,8 @@ from uuid import UUID
 from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox.concerns import concerns
 from synvirt.live.proxmox.config import Drive
-from synvirt.model import MIB, Disk, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.model.machine import Disk, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.sizes import MIB
 
 PowerState = Literal["on", "off", "suspended", "unknown"]
 # snapshot-access came with 7.0, a copy-before-write that spares the guest (on-cbw-error, cbw-timeout) with 7.1.

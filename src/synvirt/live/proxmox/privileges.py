@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from synvirt.errors import AuthFailed, SynvirtError
 from synvirt.live.proxmox.api import Api, mapping
-from synvirt.model import SourceCheck
+from synvirt.model.sources import SourceCheck
 
 
 class _Need(NamedTuple):

@@ -32,7 +32,7 @@ from synvirt.live.proxmox.manifest import Seen, disk_format, power_state, untrac
 from synvirt.live.proxmox.node import GAPS, QMP_SOCKET, Node
 from synvirt.live.proxmox.qmp import NoQemu, Qmp
 from synvirt.machines.texts import clean
-from synvirt.model import Shutdown
+from synvirt.model.plan import Shutdown
 from synvirt.sizes import MIB
 
 log = structlog.get_logger(__name__)

@@ -66,7 +66,12 @@ from synvirt.live.vsphere.lease import ExportLease
 from synvirt.live.vsphere.machines import INSPECTED, LISTED, NETWORK_PATHS, manifest, network_names, row, shown, untold_disks
 from synvirt.live.vsphere.session import KEEP_ALIVE_S, Login, VimSession, library
 from synvirt.live.vsphere.ways import Way, mostly_empty, way
-from synvirt.model import Disk, LiveKind, Name, Received, Shutdown, SourceCheck, SourceOptions, VmManifest
+from synvirt.model.access import SourceOptions
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.plan import Shutdown
+from synvirt.model.sources import SourceCheck
+from synvirt.model.values import Name, Received
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ Names are those of the vSphere Web Services API: `VirtualDevice`, `VirtualDiskFl
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from synvirt.model import DiskBus
+from synvirt.model.machine import DiskBus
 
 # Flat at its base, and of any sparse format above: the format of a snapshot's disk is a property of the same type.
 _FLAT: Final = "VirtualDiskFlatVer2BackingInfo"

@@ -13,7 +13,7 @@ from synvirt import outgoing
 from synvirt.errors import BadRequest
 from synvirt.live.vsphere.machines import shown
 from synvirt.live.vsphere.session import VimSession, library
-from synvirt.model import SourceCheck
+from synvirt.model.sources import SourceCheck
 from synvirt.transport import tls
 
 # A cluster has 96 at the most; of more, those that come first are looked at.

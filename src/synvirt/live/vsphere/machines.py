@@ -30,7 +30,8 @@ from synvirt.live.vsphere.disks import (
     virtual_disks,
 )
 from synvirt.live.vsphere.ways import EXPORT, Way, mostly_empty
-from synvirt.model import GIB, MIB, Concern, Disk, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.model.machine import Concern, Disk, GuestOs, Nic, Snapshot, VmManifest
+from synvirt.sizes import GIB, MIB
 
 LISTED: Final = (
     "name",

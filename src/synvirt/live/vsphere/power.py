@@ -9,7 +9,7 @@ import structlog
 from synvirt.errors import AuthFailed, Internal, SourceUnreachable, VmNotFound
 from synvirt.live import stays_on
 from synvirt.live.vsphere.session import VimSession, library
-from synvirt.model import Shutdown
+from synvirt.model.plan import Shutdown
 
 OFF_POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0

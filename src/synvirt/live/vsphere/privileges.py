@@ -7,7 +7,7 @@ from synvirt.errors import Internal
 from synvirt.live.vsphere import ways as vim_ways
 from synvirt.live.vsphere.session import VimSession, library
 from synvirt.live.vsphere.ways import WayName
-from synvirt.model import SourceCheck
+from synvirt.model.sources import SourceCheck
 
 # Held on the root folder, or on the VMs and datastores themselves.
 PRIVILEGES: Final = (

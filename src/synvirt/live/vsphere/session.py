@@ -28,7 +28,7 @@ from synvirt.errors import AuthFailed, BadRequest, Internal, SnapshotFailed, Sou
 from synvirt.live.form import Place
 from synvirt.live.vsphere import versions
 from synvirt.live.vsphere.tap import tapped
-from synvirt.model import SourceOptions
+from synvirt.model.access import SourceOptions
 from synvirt.transport import Recorder, https, tls
 
 SKIPPED: Final = "SYNVIRT_MIGRATOR_SKIP_GO_SHIM"

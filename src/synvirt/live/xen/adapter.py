@@ -18,7 +18,12 @@ from synvirt.live.xen.session import KEEP_ALIVE_S, OURSELVES, Login, XenSession
 from synvirt.live.xen.ways import Transport, Way
 from synvirt.machines.texts import clean, is_true
 from synvirt.machines.xenapi import Record, table, text
-from synvirt.model import Disk, LiveKind, Name, Received, Shutdown, SourceCheck, SourceOptions, VmManifest
+from synvirt.model.access import SourceOptions
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.plan import Shutdown
+from synvirt.model.sources import SourceCheck
+from synvirt.model.values import Name, Received
 
 log = structlog.get_logger(__name__)
 

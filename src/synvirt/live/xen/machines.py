@@ -11,7 +11,7 @@ from synvirt.live.xen.ways import THICK_STORES, Seen, Transport, Way, seen, way
 from synvirt.machines import xenapi
 from synvirt.machines.texts import clean, is_true, whole_number
 from synvirt.machines.xenapi import NULL, Record, Records, listed, table, text
-from synvirt.model import Concern, Disk, VmManifest
+from synvirt.model.machine import Concern, Disk, VmManifest
 from synvirt.sizes import GIB
 
 # The storage manager refuses a snapshot of a disk that lies on so many layers; it joins them by and by.

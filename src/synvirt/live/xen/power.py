@@ -8,7 +8,7 @@ from synvirt.live import stays_on
 from synvirt.live.xen.machines import vm_ref
 from synvirt.live.xen.session import XapiFailure, XenSession
 from synvirt.machines.xenapi import NULL, Record, table, text
-from synvirt.model import Shutdown
+from synvirt.model.plan import Shutdown
 
 POWER_TIMEOUT_S: Final = 300.0
 NOTE: Final = "synvirt"

@@ -4,7 +4,7 @@ xen-api, doc/data/xenapi.json). No I/O."""
 from collections.abc import Collection
 from typing import Final, Literal
 
-from synvirt.model import SourceCheck
+from synvirt.model.sources import SourceCheck
 
 Role = Literal["vm-operator", "vm-admin", "vm-power-admin", "pool-operator", "pool-admin"]
 

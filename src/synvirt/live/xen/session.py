@@ -24,7 +24,7 @@ from synvirt.live.form import Place
 from synvirt.live.xen.roles import role_for
 from synvirt.machines.texts import clean
 from synvirt.machines.xenapi import Record, text
-from synvirt.model import SourceOptions
+from synvirt.model.access import SourceOptions
 from synvirt.transport import HttpClient, Recorder, Trust, tls
 
 ORIGINATOR: Final = "synvirt"

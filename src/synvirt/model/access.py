@@ -1,0 +1,64 @@
+"""How a source or a file elsewhere is reached: its endpoint, the certificate it must show, credentials."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints
+
+from synvirt.model.values import Name, Received
+
+
+def _colons(value: str) -> str:
+    """As browsers and `openssl x509 -fingerprint` show it, whether it came with colons or without."""
+    digits = value.replace(":", "").upper()
+    return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
+
+
+Fingerprint = Annotated[
+    str, StringConstraints(pattern=r"^([0-9A-Fa-f]{2}:){31}[0-9A-Fa-f]{2}$|^[0-9A-Fa-f]{64}$"), AfterValidator(_colons)
+]
+Endpoint = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2048, pattern=r"^[^\x00-\x20\x7f]+$")
+]
+# Typed by hand, and typed again to find it.
+SourceName = Annotated[Name, StringConstraints(strip_whitespace=True)]
+# A private key is the longest secret; 32 fields are more than any platform has.
+Credentials = Annotated[
+    dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], Annotated[SecretStr, Field(max_length=65536)]],
+    Field(max_length=32),
+]
+
+
+class SourceOptions(Received):
+    """What every platform takes; one that takes more has a model of its own over this one.
+
+    `fingerprint_sha256` pins the certificate that the platform must show, whoever signed it; without it, `verify_tls` asks for
+    one that this host's authorities signed."""
+
+    verify_tls: bool = True
+    fingerprint_sha256: Fingerprint | None = None
+
+
+class RemoteOptions(SourceOptions):
+    """`region` and `endpoint` (https://minio.example:9000) are S3's; without an endpoint it is AWS."""
+
+    region: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
+    endpoint: Endpoint | None = None
+
+
+# Of a file that holds several VMs: the name or the id of the one that is meant.
+ChosenVm = Annotated[
+    Annotated[str, StringConstraints(min_length=1, max_length=255)] | None, Field(exclude_if=lambda value: value is None)
+]
+
+
+class RemoteFileRequest(Received):
+    """Body of POST /remote-files/inspect: a file elsewhere, or a folder (the URL then ends with a slash).
+
+    credentials: `username` and `password` of http and smb (and `domain`), `token` of http; `access_key_id`,
+    `secret_access_key` and `session_token` of s3. What is secret in the URL itself (user:password@, a signed query) is kept as
+    they are: sealed with the job, and in no answer."""
+
+    url: Annotated[str, StringConstraints(max_length=8192, pattern=r"^(https?|s3|smb)://[^\x00-\x1f\x7f]+$")]
+    credentials: Credentials = Field(default_factory=dict)
+    options: RemoteOptions = RemoteOptions()
+    vm: ChosenVm = None

@@ -1,0 +1,102 @@
+"""The VM as its source describes it."""
+
+from collections.abc import Collection
+from typing import Literal
+
+from synvirt.model.values import Bytes, Model, Time
+from synvirt.sizes import GIB
+
+DiskBus = Literal["virtio", "scsi", "sata", "ide", "nvme"]
+
+
+def letters(number: int) -> str:
+    """0 is a, 25 is z, 26 is aa: as Linux names disks."""
+    found = ""
+    number += 1
+    while number:
+        number, letter = divmod(number - 1, 26)
+        found = chr(ord("a") + letter) + found
+    return found
+
+
+class GuestOs(Model):
+    family: Literal["windows", "linux", "other"] = "other"
+    id: str = ""
+    name: str = ""
+
+
+class Disk(Model):
+    """A disk of the source VM. `key` names it everywhere: never its place in a list."""
+
+    key: str
+    label: str
+    capacity_bytes: Bytes
+    used_bytes: Bytes | None = None
+    format: str = "raw"
+    bus: DiskBus = "scsi"
+    controller: str = ""
+    unit: int = 0
+    boot_order: int | None = None
+    source_path: str = ""
+    cbt_enabled: bool = False
+    # Why its changes cannot be tracked, or not be read; where there is no reason, they can.
+    cbt_reason: str | None = None
+    # By which of the platform's ways its bytes are read (vSphere: vddk, datastore, esxi or lease), where there are several.
+    read_by: str | None = None
+
+
+class Nic(Model):
+    key: str
+    mac: str | None = None
+    model: str = ""
+    network: str = ""
+    connected: bool = True
+    ip_addresses: tuple[str, ...] = ()
+
+
+class Snapshot(Model):
+    id: str
+    name: str = ""
+    created_at: Time | None = None
+
+
+class Concern(Model):
+    """What may go wrong with this VM, seen before anything is copied."""
+
+    id: str
+    category: Literal["Critical", "Warning", "Information"]
+    label: str
+    assessment: str
+    remedy: str
+
+
+class VmManifest(Model):
+    vm_id: str
+    name: str
+    uuid: str | None = None
+    # Which of its platform's hosts it is on; empty where the platform is one host, or does not say.
+    host: str = ""
+    power_state: Literal["on", "off", "suspended", "unknown"] = "off"
+    firmware: Literal["bios", "uefi"] = "bios"
+    secure_boot: bool = False
+    tpm: bool = False
+    cpu_count: int = 1
+    cores_per_socket: int = 1
+    memory_bytes: Bytes = GIB
+    guest_os: GuestOs = GuestOs()
+    cbt_available: bool = False
+    cbt_reason: str | None = None
+    disks: tuple[Disk, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    concerns: tuple[Concern, ...] = ()
+
+    def cbt_reason_without(self, skipped: Collection[str]) -> str | None:
+        """Why it cannot be copied warm when these disks are left out; None: it can. What is wrong with the whole VM is said of
+        each of its disks, or of none and in `cbt_reason` alone."""
+        if self.cbt_available:
+            return None
+        if all(disk.cbt_reason is None for disk in self.disks):
+            return self.cbt_reason or "its changes are not tracked"
+        reasons = [disk.cbt_reason for disk in self.disks if disk.cbt_reason is not None and disk.key not in skipped]
+        return "; ".join(dict.fromkeys(reasons)) or None

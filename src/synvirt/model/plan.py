@@ -1,0 +1,190 @@
+"""What a caller asks for: the plan of a migration, and the bodies that carry one."""
+
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+
+from synvirt.model.access import ChosenVm, RemoteFileRequest
+from synvirt.model.kinds import LiveKind, Mode, OfflineKind
+from synvirt.model.machine import DiskBus
+from synvirt.model.times import Schedule, SyncSchedule
+from synvirt.model.values import WHOLE, Name, Received
+from synvirt.sizes import KIB, MIB, TIB
+
+
+def _one_key(schema: dict[str, Any]) -> None:
+    """JSON Schema's words for a model of which exactly one field is given."""
+    del schema["type"], schema["additionalProperties"]
+    schema["oneOf"] = [
+        {"type": "object", "properties": {name: field["anyOf"][0]}, "required": [name], "additionalProperties": False}
+        for name, field in schema.pop("properties").items()
+    ]
+
+
+class PlanSource(Received):
+    """Exactly one key: `{"Live": kind}` or `{"Offline": kind}`."""
+
+    model_config = ConfigDict(json_schema_extra=_one_key)
+
+    Live: LiveKind | None = Field(default=None, exclude_if=lambda value: value is None)
+    Offline: OfflineKind | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.Live is None) == (self.Offline is None):
+            raise ValueError("source has exactly one key, Live or Offline")
+        return self
+
+
+class LiveVmRef(Received):
+    kind: Literal["live_vm"]
+    source_id: UUID
+    vm_id: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+class HostPathRef(Received):
+    kind: Literal["offline_host_path"]
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    vm: ChosenVm = None
+
+
+class UploadRef(Received):
+    kind: Literal["upload"]
+    upload_id: UUID
+    vm: ChosenVm = None
+
+
+class RemoteUrlRef(RemoteFileRequest):
+    kind: Literal["remote_url"]
+
+
+SourceRef = Annotated[LiveVmRef | HostPathRef | UploadRef | RemoteUrlRef, Field(discriminator="kind")]
+
+
+class NetworkMap(Received):
+    source: str
+    target: str
+
+
+DestinationName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+
+
+class Target(Received):
+    """How the domain shall differ from its source. `None` keeps what the source has."""
+
+    name: Name | None = None
+    cpu_count: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = None
+    memory_bytes: Annotated[int, Field(ge=MIB, le=64 * TIB), WHOLE] | None = None
+    start: bool = True
+    network_map: tuple[NetworkMap, ...] = ()
+    disk_bus: DiskBus | None = None
+    # Which of the host's destinations its volumes go to; the settings name them.
+    destination: DestinationName | None = None
+    # keep: the source's UUID and MAC addresses, which no other domain here may have; new: its own, for a copy beside it.
+    identity: Literal["keep", "new"] = "keep"
+
+
+class Warm(Received):
+    """The delta loop's settings: it converges when a pass reads no more than `delta_threshold_bytes`. `verify`: how what the
+    source calls unchanged is doubted; by a sample in each pass, or in full too, once, while the guest still runs. `untracked`:
+    what becomes of a guest whose changes the source cannot tell: it is shut down and copied cold, or the job fails. `schedule`:
+    with cutover manual, deltas begin by it, instead of each `interval_s` or as fast as the guest changes."""
+
+    max_passes: Annotated[int, Field(ge=1, le=1000), WHOLE] = 10
+    delta_threshold_bytes: Annotated[int, Field(ge=0, le=64 * TIB), WHOLE] = 256 * MIB
+    interval_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0
+    cutover: Literal["auto", "manual"] = "auto"
+    verify: Literal["sample", "full"] = "sample"
+    untracked: Literal["cold", "fail"] = "cold"
+    schedule: SyncSchedule | None = None
+
+    @model_validator(mode="after")
+    def _one_pace(self) -> Self:
+        if self.schedule is not None and (self.cutover != "manual" or self.interval_s):
+            raise ValueError("schedule is for cutover manual, and without interval_s: it says when deltas begin")
+        return self
+
+
+class Limits(Received):
+    bandwidth_bps: Annotated[int, Field(ge=64 * KIB, le=TIB), WHOLE] | None = None
+
+
+def _matching_source(schema: dict[str, Any]) -> None:
+    """JSON Schema's words for `_source_fits_its_reference`."""
+    mapping = schema["properties"]["source_ref"]["discriminator"]["mapping"]
+    schema["oneOf"] = [
+        {
+            "properties": {
+                "source": {"required": [key]},
+                "source_ref": {"oneOf": [{"$ref": mapping[kind]} for kind in kinds]},
+            }
+        }
+        for key, kinds in (("Live", ["live_vm"]), ("Offline", ["offline_host_path", "upload", "remote_url"]))
+    ]
+
+
+Shutdown = Literal["polite", "hold", "force"]
+OnOverrun = Literal["go_on", "roll_back"]
+OnHostLost = Literal["wait", "restart_elsewhere"]
+
+
+class MigrationPlan(Received):
+    model_config = ConfigDict(json_schema_extra=_matching_source)
+
+    source: PlanSource
+    source_ref: SourceRef
+    mode: Mode
+    name: Name | None = None
+    target: Target = Target()
+    skip_disks: tuple[str, ...] = ()
+    # Ids of Critical concerns that the operator has read and takes upon himself.
+    waive_concerns: tuple[str, ...] = ()
+    warm: Warm = Warm()
+    limits: Limits = Limits()
+    # virtio drivers put into the guest: `auto` into Windows, which cannot start without; `always` into Linux too.
+    conversion: Literal["auto", "always", "never"] = "auto"
+    # How the guest of a Live plan is shut down for its last copy: `polite` asks it, and powers it off once shutdown_timeout_s
+    # are over; `hold` asks it and waits, since it may be installing updates; `force` does not ask.
+    shutdown: Shutdown = "polite"
+    # How long this guest may take to go off by itself: a database takes longer than a proxy. Null: as its source says.
+    shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] | None = None
+    # How long the guest of a warm job may be away: it is shut down once the forecast's p95 fits, not before. Null: as it comes.
+    outage_budget_s: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
+    # What becomes of a cut-over that takes longer than that all the same: it goes on, or, while the guest was not seen to run
+    # here, the source is powered on again and the copy is kept.
+    on_overrun: OnOverrun = "go_on"
+    # What becomes of a job on disks of a host that is lost, before its cut-over: it waits for that host, or another host begins
+    # anew. Null: as that host's settings say.
+    on_host_lost: OnHostLost | None = None
+    schedule: Schedule = Schedule()
+
+    @model_validator(mode="after")
+    def _source_fits_its_reference(self) -> Self:
+        if (self.source.Live is not None) != (self.source_ref.kind == "live_vm"):
+            raise ValueError(
+                "a Live source takes source_ref.kind live_vm; an Offline source takes offline_host_path, upload or remote_url"
+            )
+        if self.outage_budget_s is not None and (self.source.Live is None or self.mode is not Mode.WARM):
+            raise ValueError("outage_budget_s is for mode Warm of a Live source: else the guest is away for the whole copy")
+        if self.on_overrun == "roll_back" and self.outage_budget_s is None:
+            raise ValueError("on_overrun roll_back needs outage_budget_s: nothing says when it is too long")
+        if self.schedule.interval_s is not None:
+            if self.mode is not Mode.WARM or self.warm.cutover != "manual":
+                raise ValueError("schedule.interval_s is for mode Warm with warm.cutover manual: nothing else is held")
+            if self.warm.schedule is not None or self.warm.interval_s:
+                raise ValueError("schedule.interval_s, warm.schedule and warm.interval_s say one thing: one of them is enough")
+        return self
+
+
+class RetryRequest(Received):
+    """What of a failed job's plan shall be otherwise: a JSON merge patch of it (RFC 7396), null taking a field back to its
+    default. What took effect already cannot be changed."""
+
+    plan: dict[str, Any] = Field(default_factory=dict)
+
+
+class PlanEnvelope(Received):
+    """Body of POST /migrations."""
+
+    plan: MigrationPlan

@@ -1,0 +1,43 @@
+"""What every noun on the wire is made of: the base models, and numbers, names and times as they are written.
+
+Units are in the names: `_bytes`, `_bps` (bytes per second), `_s` (seconds). Times are UTC. Unknown fields are an error in
+what a caller sends (`Received`), and never appear in what we answer.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _rfc3339(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 4.0 is the integer 4, for a reader that otherwise takes no float for an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Time = Annotated[datetime, PlainSerializer(_rfc3339, return_type=str, when_used="json")]
+JsonObject = dict[str, Any]
+Bytes = Annotated[int, Field(ge=0)]
+# Names end in file names, zfs datasets and XML: 255 is the file system's limit; no control characters.
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class Model(BaseModel):
+    """A value: frozen, compared by content."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Received(Model):
+    """A value that a caller sends: an unknown field is an error, not silence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
