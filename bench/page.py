@@ -92,12 +92,14 @@ def service(folder: Path) -> Iterator[tuple[int, Path]]:
     """Its process, and its folder."""
     data_dir = folder / "data"
     argv = [sys.executable, "-m", "synvirt", "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as service:
+    # A file, not a pipe: a pipe that nobody empties is full after some hundred jobs, and then the service waits for us.
+    log = folder / "log"
+    with log.open("w") as lines, subprocess.Popen(argv, stderr=lines) as service:
         try:
-            assert service.stderr is not None
-            while "SynVirt serves at" not in (line := service.stderr.readline()):
-                if not line:
+            while "SynVirt serves at" not in log.read_text():
+                if service.poll() is not None:
                     sys.exit("the service did not start")
+                time.sleep(0.05)
             (data_dir / "imports").mkdir(exist_ok=True)
             yield service.pid, data_dir
         finally:

@@ -15,6 +15,7 @@ import synvirt.store
 from synvirt.model.kinds import State
 from synvirt.store import LedgerEntry, Store, Watermark
 from synvirt.store.tables import events, ledger, migrations, notes, secrets, sources, uploads, watermarks
+from synvirt.store.upgrading import revisions
 
 CONFIG = Config()
 CONFIG.set_main_option("script_location", str(Path(synvirt.store.__file__).parent / "alembic"))
@@ -34,6 +35,11 @@ DOCUMENT = {
     "mode_effective": "Cold",
     "created_at": AT,
 }
+
+
+def test_the_names_of_the_files_are_the_revisions() -> None:
+    """The service reads names alone: it loads Alembic only where there is something to upgrade."""
+    assert list(revisions()) == REVISIONS
 
 
 def written_by_an_earlier_version(db: Connection, revision: str) -> None:
