@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from synvirt.jobs.looking import CagedLooking, Looking
     from synvirt.keyring import Keyring
     from synvirt.migrations.engine import Engine
+    from synvirt.migrations.hosts import AboutHost
     from synvirt.migrations.intake import Intake
     from synvirt.migrations.removing import Removal
     from synvirt.migrations.rooms import Rooms
@@ -89,6 +90,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.keyring import Keyring
     from synvirt.live.vsphere.session import warn_if_missing
     from synvirt.migrations.foreseen import dry_run
+    from synvirt.migrations.hosts import AboutHost
     from synvirt.migrations.intake import Intake, check_corrected, check_free, check_plan
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.trials import swept as trials_swept
@@ -110,7 +112,13 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         looking = _looking(stack)
         rooms = _rooms(settings, store, board, uploads, sources=sources, secrets=secrets, looking=looking)
         stack.callback(rooms.hypervisor.close)
-        engine, kinds, taking_over = _engine(stack, settings, rooms, sources=sources, secrets=secrets)
+        about = AboutHost(
+            rooms.destinations,
+            rooms.hypervisor,
+            memory_overcommit=settings.memory_overcommit,
+            cpu_overcommit=settings.cpu_overcommit,
+        )
+        engine, kinds, taking_over = _engine(stack, settings, rooms, about, sources=sources, secrets=secrets)
         removal = _removal(stack, rooms, settings)
         intake = Intake(
             store,
@@ -126,7 +134,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             claim=partial(check_free, rooms),
             taking_over=taking_over,
         )
-        fleet, carrying = _waves(stack, settings, rooms, intake, sources=sources, keyring=keyring)
+        fleet, carrying = _waves(stack, settings, rooms, intake, about, sources=sources, keyring=keyring)
         kinds.append(carrying)
         checkup = Checkup(settings)
         checkup.begin()
@@ -179,19 +187,18 @@ def _looking(stack: ExitStack) -> "CagedLooking":
 
 
 def _engine(
-    stack: ExitStack, settings: "Settings", rooms: "Rooms", *, sources: "Sources", secrets: "JobSecrets"
+    stack: ExitStack, settings: "Settings", rooms: "Rooms", about: "AboutHost", *, sources: "Sources", secrets: "JobSecrets"
 ) -> "tuple[Engine, list[Pausable], TakingOver]":
     """Not started yet. From here on this process writes to the store under a lease of its host, and the kinds of jobs in the
     list run while it holds. Conflict, where another process has it already."""
     from synvirt.jobs.lease import HostLease, Pausable, Together
     from synvirt.migrations.engine import Engine
-    from synvirt.migrations.hosts import AboutHost
     from synvirt.migrations.taking_over import TakingOver
 
     engine = Engine(rooms, host=settings.host_id)
     sources.on_change = rooms.sessions.changed
     kinds: list[Pausable] = [engine]
-    about, together = AboutHost(rooms.destinations), Together(kinds)
+    together = Together(kinds)
     lease = HostLease(rooms.store, settings.host_id, document=about.document, on_lost=together.pause, on_held=together.resume)
     lease.begin()
     stack.callback(lease.close)
@@ -219,7 +226,14 @@ def _begin(stack: ExitStack, engine: "Engine", carrying: "Carrying", taking_over
 
 
 def _waves(
-    stack: ExitStack, settings: "Settings", rooms: "Rooms", intake: "Intake", *, sources: "Sources", keyring: "Keyring"
+    stack: ExitStack,
+    settings: "Settings",
+    rooms: "Rooms",
+    intake: "Intake",
+    about: "AboutHost",
+    *,
+    sources: "Sources",
+    keyring: "Keyring",
 ) -> "tuple[Fleet, Carrying]":
     from synvirt.api.waves import Fleet
     from synvirt.fleet.carrying import Carrying, failed
@@ -230,8 +244,10 @@ def _waves(
     from synvirt.fleet.hooks import Hooks
     from synvirt.fleet.host_side import HostSide
     from synvirt.fleet.importing import SOURCES_MAX, Importer
-    from synvirt.fleet.vm_hosts import VmHosts
+    from synvirt.fleet.listed_vms import ListedVms
+    from synvirt.fleet.placing import Placing
     from synvirt.fleet.waves import Waves
+    from synvirt.migrations.hosts import host_of
     from synvirt.outgoing import Guard
 
     rows = rooms.store.waves
@@ -242,9 +258,10 @@ def _waves(
     ways = Ways(Guard(settings.remote_allowed_hosts), settings.remote_ca_file, settings.wave_commands)
     delivering = Delivering(rows, rooms.store.wave_hooks, hooks, ways)
     stack.callback(delivering.close)
-    hosts = VmHosts(sources.rows)
-    stack.callback(hosts.close)
-    carrying = Carrying(intake, side, delivering=delivering, host_of=hosts.of)
+    listed = ListedVms(sources.rows)
+    stack.callback(listed.close)
+    placing = Placing(rows, lambda: [host_of(row, 0) for row in rooms.store.hosts.all()], listed.of)
+    carrying = Carrying(intake, side, placing, delivering=delivering, vm_of=listed.of, unreachable=about.unreachable)
     waves = Waves(rows, changed=carrying.wake, own=hooks)
     forecaster = Forecaster(waves, rooms.store, sources.rows, host=side.host, destination=side.default_destination)
     importer = Importer(waves, lambda: sources.page(limit=SOURCES_MAX, cursor=None)[0], sources.inventory)

@@ -142,6 +142,10 @@ class Settings(Received):
     # Empty: the embedded driver, qemu:///embed?root={data_dir}/libvirt. The appliance sets qemu:///system
     libvirt_uri: str = ""
     jobs_at_once: Annotated[int, Field(ge=1, le=256)] = 4
+    # How much of its memory and processors the guests of a wave may be promised here: memory once, since a guest that is short
+    # of it fails; each processor to so many virtual ones.
+    memory_overcommit: Annotated[float, Field(ge=0.1, le=16)] = 1.0
+    cpu_overcommit: Annotated[float, Field(ge=0.1, le=64)] = 8.0
     # On each of its hosts: every job reads disks that the host's own guests need too.
     jobs_per_source: Annotated[int, Field(ge=1, le=256)] = 4
     # On all of them together: a vCenter answers for each, and carries what is read through it.

@@ -8,7 +8,14 @@ from typer.testing import CliRunner
 from synvirt.cli import app
 from tests.fakes.service import Service
 
-SAID = json.dumps({"name": "kvm2.lan", "version": "1", "destinations": [{"name": "rbd", "kind": "rbd", "free_bytes": 7}]})
+SAID = json.dumps(
+    {
+        "name": "kvm2.lan",
+        "version": "1",
+        "destinations": [{"name": "rbd", "kind": "rbd", "free_bytes": 7}],
+        "room": {"free_memory_bytes": 8 << 30, "free_cpus": 12, "networks": ["user"]},
+    }
+)
 
 
 def test_hosts_are_shown_with_their_leases(client: httpx.Client, service: Service) -> None:
@@ -18,6 +25,13 @@ def test_hosts_are_shown_with_their_leases(client: httpx.Client, service: Servic
     assert (away["id"], away["name"], away["state"], away["destinations"]) == ("kvm1", "kvm1", "away", [])
     assert (alive["state"], alive["name"], alive["version"], alive["jobs"]) == ("alive", "kvm2.lan", "1", 0)
     assert alive["destinations"] == [{"name": "rbd", "kind": "rbd", "free_bytes": 7, "shared_id": None}]
+    assert alive["room"] == {
+        "free_memory_bytes": 8 << 30,
+        "free_cpus": 12,
+        "networks": ["user"],
+        "unreachable_sources": [],
+    }
+    assert away["room"] is None
     assert alive["seen_at"].endswith("Z")
 
 
@@ -31,6 +45,7 @@ def test_a_host_is_fenced_by_the_command_line(client: httpx.Client, service: Ser
     shown = CliRunner().invoke(app, ["hosts", "list", "--data-dir", str(service.settings.data_dir)])
     assert "fenced" in shown.output
     assert "kvm2.lan" in shown.output
+    assert "8.0 GiB, 12 CPUs" in shown.output
 
 
 def test_neither_this_host_nor_an_unknown_one_is_fenced(client: httpx.Client) -> None:

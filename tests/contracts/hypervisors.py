@@ -98,9 +98,14 @@ class HypervisorContract:
         assert case.running(uuid) is False
         define(case, migration)
         assert case.running(uuid) is False
+        before = case.hypervisor.capacity()
         case.hypervisor.start(uuid)
         case.hypervisor.start(uuid)
         assert case.running(uuid) is True
+        now = case.hypervisor.capacity()
+        assert (now.memory_bytes, now.cpu_count) == (before.memory_bytes, before.cpu_count)
+        took = now.guests_memory_bytes - before.guests_memory_bytes, now.guests_cpus - before.guests_cpus
+        assert took == (migration.manifest.memory_bytes, migration.manifest.cpu_count)  # type: ignore[union-attr]
         case.hypervisor.define(domain)
         assert case.running(uuid) is True, "defining again must not stop the guest"
         case.hypervisor.undefine(uuid, migration.id)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Literal
 from uuid import UUID
 
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
-from synvirt.hypervisor import Volume
+from synvirt.hypervisor import Capacity, Volume
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.model.job import Domain
 from synvirt.model.machine import DiskBus
+from synvirt.sizes import GIB
 
 HOST = Host(
     accelerator="tcg",
@@ -41,6 +43,7 @@ class FakeHypervisor:
     def __init__(self, *, fail: str | Fault | None = None, boots_from: tuple[DiskBus, ...] = BUSES) -> None:
         self.fail = fail
         self.boots_from = boots_from
+        self.has = Capacity(64 * GIB, 16)
         self.screenshots: dict[UUID, bytes] = {}
         self.variables: dict[UUID, bytes] = {}
         self.domains: dict[UUID, FakeDomain] = {}
@@ -48,6 +51,14 @@ class FakeHypervisor:
 
     def networks(self) -> list[str]:
         return ["user", "network:default", "bridge:br0"]
+
+    def capacity(self) -> Capacity:
+        running = [ET.fromstring(one.domain.xml) for one in self.domains.values() if one.running]
+        return replace(
+            self.has,
+            guests_memory_bytes=sum(int(xml.findtext("memory", "0")) for xml in running),
+            guests_cpus=sum(int(xml.findtext("vcpu", "0")) for xml in running),
+        )
 
     def add_foreign(self, name: str, uuid: UUID) -> None:
         """A domain that somebody else made: no mark of ours."""

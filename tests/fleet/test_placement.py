@@ -36,7 +36,7 @@ def test_why_nobody_takes_it_is_told_by_cause() -> None:
     hosts = [
         *(host(f"kvm{n}", memory=4, networks=frozenset({"lan"})) for n in (1, 2)),
         host("kvm3", networks=frozenset({"lan"}), space=10),
-        host("kvm4", reaches=frozenset({"vc2"})),
+        host("kvm4", out_of_reach=frozenset({"vc1"})),
         host("kvm5", cpus=1, networks=frozenset({"lan"})),
     ]
     found = place([need("m", source="vc1", networks=frozenset({"lan"}))], hosts)["m"]

@@ -20,7 +20,7 @@ from synvirt.fleet.model import (
     Window,
 )
 from tests.fleet.made import member, plan
-from tests.fleet.world import BEGIN, Vm, World
+from tests.fleet.world import BEGIN, HOSTS, Vm, World
 
 S = MemberState
 VMS = 200
@@ -106,6 +106,7 @@ def test_the_laws_of_a_wave_hold(seed: int, tmp_path: Path, monkeypatch: pytest.
             moved = one.state is S.HEALTHY
             assert (vms[one.id].here, vms[one.id].on) == (moved, not moved), f"{one.id} is {one.state}"
             assert moved or one.cause, f"{one.id} is {one.state} without a cause"
+        assert all(world.seen[f"job on {host}"] > MOVED_LEAST // 3 for host in HOSTS), "one host did all"
         assert sum(one.state is S.HEALTHY for one in wave.members) > MOVED_LEAST, "little was moved: this shows nothing"
         world.waves.roll_back(wave.id, RollBackRequest())
         wave = world.go_on(days=2)

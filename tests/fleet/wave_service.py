@@ -21,10 +21,14 @@ from uuid import UUID
 from synvirt.fleet.carrying import Carrying, carried, failed
 from synvirt.fleet.checks import Checker
 from synvirt.fleet.host_side import HostSide
+from synvirt.fleet.placing import Placing
+from synvirt.live import VmRow
 from synvirt.migrations.engine import Engine
+from synvirt.migrations.hosts import host_of
 from synvirt.model.job import Domain
 from synvirt.model.values import now
 from synvirt.outgoing import Guard
+from synvirt.sizes import MIB
 from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
 from tests.house import House, SharedDirectory
 from tests.migrations.engine_process import serve
@@ -98,7 +102,11 @@ def scheduling(house: House, shared: Path, engine: Engine) -> Iterator[Carrying]
         later = shared / "later"
         return now() + timedelta(seconds=float(later.read_text()) if later.exists() else 0)
 
-    carrying = Carrying(house.intake, side, clock=clock)
+    def vm_of(_source_id: UUID, vm_id: str) -> VmRow:
+        return VmRow(vm_id, vm_id, "on", cpu_count=1, memory_bytes=512 * MIB, capacity_bytes=4 * MIB)
+
+    placing = Placing(house.store.waves, lambda: [host_of(row, 0) for row in house.store.hosts.all()], vm_of)
+    carrying = Carrying(house.intake, side, placing, vm_of=vm_of, clock=clock)
     try:
         with carried(carrying, every_s=0.2):
             yield carrying

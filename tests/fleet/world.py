@@ -25,9 +25,12 @@ from synvirt.fleet.carrying import Carrying, failed
 from synvirt.fleet.checks import Checker
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import ApprovalRequest, MemberState, Wave, WaveRequest, WaveState
+from synvirt.fleet.placing import Placing
 from synvirt.fleet.scheduling import spans_of
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
+from synvirt.live import VmRow
+from synvirt.migrations.hosts import Host, HostDestination, HostRoom
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Domain, Forecast, OutageForecast, Pass
@@ -35,6 +38,7 @@ from synvirt.model.kinds import ENDS, State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.problems import Problem
+from synvirt.sizes import GIB
 from synvirt.store import Store
 from synvirt.store import store as store_module
 
@@ -45,6 +49,9 @@ HOSTS = ("a", "b")
 # As often as an operator tries one VM again.
 TRIES = 2
 S = MemberState
+VM_MEMORY = 4 * GIB
+# Of these nothing runs here.
+LOST = frozenset({State.FAILED, State.CANCELLED})
 
 
 @dataclass(slots=True)
@@ -81,6 +88,7 @@ class World:
         self._tried: Counter[str] = Counter()
         self._down: dict[str, datetime] = {}
         self._deaf_until = BEGIN
+        self._memory = (len(vms) * 5 // 8 + 2) * VM_MEMORY
         self._slow: dict[str, float] = {}
         self._leads = HOSTS[0]
         self._ticking = HOSTS[0]
@@ -202,9 +210,31 @@ class World:
             cancel=intake.cancel,
             failed=partial(failed, self.store.waves),
         )
-        self._carrying[host] = Carrying(
-            intake, self._sides[host], host_of=lambda source_id, vm_id: self.vms[vm_id].source_host, clock=lambda: self.at
-        )
+        placing = Placing(self.store.waves, self._hosts, self._listed, clock=self._time)
+        self._carrying[host] = Carrying(intake, self._sides[host], placing, vm_of=self._listed, clock=lambda: self.at)
+
+    def _hosts(self) -> list[Host]:
+        """Half of the fleet and a little more fits on each."""
+        return [
+            Host(
+                id=host,
+                name=host,
+                state="alive" if self._is_up(host) else "fenced",
+                seen_at=self.at,
+                version="",
+                jobs=0,
+                destinations=tuple(HostDestination(name=name, kind="zfs", free_bytes=None) for name in ("fast", "large")),
+                room=HostRoom(free_memory_bytes=self._memory - self.memory_on(host), free_cpus=10_000),
+            )
+            for host in HOSTS
+        ]
+
+    def memory_on(self, host: str) -> int:
+        newest = {job.vm.name: job for job in self.jobs.values() if job.state not in LOST}
+        return VM_MEMORY * sum(job.vm.here for job in newest.values() if job.host == host)
+
+    def _listed(self, _source_id: UUID, vm_id: str) -> VmRow:
+        return VmRow(vm_id, vm_id, "", memory_bytes=VM_MEMORY, host=self.vms[vm_id].source_host)
 
     @contextmanager
     def _leading(self) -> Iterator[bool]:
@@ -237,6 +267,7 @@ class World:
         others = [other for other in self.jobs.values() if other.vm is vm and other.state not in ENDS]
         self._law(not others, f"{vm.name} has two jobs at once")
         self.jobs[job_id] = _Job(job_id, vm, host, self.at)
+        self.seen[f"job on {host}"] += 1
 
     # ── a job ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -256,7 +287,7 @@ class World:
         """At the end of what it did."""
         match job.state:
             case State.QUEUED:
-                manifest = VmManifest(vm_id=job.vm.name, name=job.vm.name, host=job.vm.source_host)
+                manifest = VmManifest(vm_id=job.vm.name, name=job.vm.name, host=job.vm.source_host, memory_bytes=VM_MEMORY)
                 job.due = self.at + timedelta(seconds=job.vm.copy_s * self._slow.get(job.vm.source_host, 1))
                 self._to(job, State.COPYING_FULL, manifest=manifest)
             case State.COPYING_FULL if self.drawn.random() < 0.03:
@@ -333,9 +364,22 @@ class World:
             for host, number in Counter(self.vms[one.id].source_host for one in run).items():
                 allowed = limits.per_source_host
                 self._law(allowed is None or number <= allowed, f"{number} {what} from {host} at {self.at}")
-            for to, number in Counter(one.plan.target.destination for one in run).items():
+            for to, number in Counter(f"{one.host}/{one.destination}" for one in run).items():
                 allowed = limits.per_destination
                 self._law(allowed is None or number <= allowed, f"{number} {what} to {to} at {self.at}")
+        for host in HOSTS:
+            self._law(self.memory_on(host) <= self._memory, f"{host} runs guests with {self.memory_on(host)} of {self._memory}")
+        self._look_at_groups(wave)
+
+    def _look_at_groups(self, wave: Wave) -> None:
+        sizes = Counter(one.group for one in wave.members)
+        here = Counter(
+            (one.group, one.host)
+            for one in wave.members
+            if (one.group or "").startswith("apart") and sizes[one.group] <= len(HOSTS) and self.vms[one.id].here
+        )
+        for (name, host), number in here.items():
+            self._law(number <= 1, f"{number} of {name} run on {host} at {self.at}")
         apart = Counter(
             one.group
             for one in wave.members

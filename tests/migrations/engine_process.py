@@ -32,7 +32,7 @@ def serve(house: House, beside: Callable[[Engine], AbstractContextManager[Pausab
     scale = float(os.environ.get("LEASE_S", "60")) / LEASE_S
     object.__setattr__(house.rooms, "workers", partial(started, SILENCE_S * scale))
     engine = Engine(house.rooms, host=host)
-    about = AboutHost(house.rooms.destinations)
+    about = AboutHost(house.rooms.destinations, house.rooms.hypervisor)
     about.ask()
     kinds: list[Pausable] = [engine]
     together = Together(kinds)

@@ -44,7 +44,7 @@ class Fleet:
         if not shared:
             self.b.platform = self.a.platform
         self.a.platform.add_vm(VM, {DISK: CONTENT})
-        about = AboutHost(self.a.rooms.destinations)
+        about = AboutHost(self.a.rooms.destinations, self.a.rooms.hypervisor)
         about.ask()
         self.document = about.document()
         self.lives("a", ttl_s=1000)

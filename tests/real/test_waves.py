@@ -272,6 +272,9 @@ def canary_is_tried_again(night: Night, wave_id: UUID, page: Page) -> None:
     seen = night.until(wave_id, lambda members: "approv" in (members["alone"].waits_for or ""))
     canary, *others = seen.members
     assert canary.state is S.HEALTHY
+    # Placed beforehand, evenly; each by a host that says why.
+    assert {one.host for one in others} == set(HOSTS)
+    assert all(one.placed and one.placed.startswith(f"{one.host}/{one.destination}: ") for one in seen.members)
     assert {(one.state, one.job_id) for one in others} == {(S.WAITING, None)}
 
 

@@ -1,7 +1,7 @@
 """synvirt hosts: those that share one store, and fencing one that is lost."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,10 +33,11 @@ def list_hosts(options: Options) -> None:
             shown(one["version"]),
             str(one["jobs"]),
             shown(", ".join(_free(destination) for destination in one["destinations"])),
+            _room(one["room"]),
         )
         for one in json.loads(answer)["items"]
     ]
-    print_table(("ID", "NAME", "STATE", "SEEN", "VERSION", "JOBS", "FREE"), rows)
+    print_table(("ID", "NAME", "STATE", "SEEN", "VERSION", "JOBS", "FREE", "FOR GUESTS"), rows)
 
 
 @app.command()
@@ -55,6 +56,13 @@ def fence(
     with options.connect() as client:
         answer = client.ask("POST", f"/hosts/{host}/fence")
     print(answer if options.json else f"{shown(host)} is fenced")
+
+
+def _room(room: dict[str, Any] | None) -> str:
+    if room is None:
+        return "?"
+    memory, cpus = max(0, room["free_memory_bytes"]), max(0.0, room["free_cpus"])
+    return f"{sized(memory)}, {cpus:.0f} CPUs"
 
 
 def _free(destination: dict[str, object]) -> str:

@@ -490,10 +490,16 @@ def _waves(items: list[Any]) -> None:
 
 def _members(items: list[Any]) -> None:
     rows = [
-        (shown(one["id"]), one["state"], (one["job_id"] or "")[:8], shown(one["waits_for"] or one["cause"] or ""))
+        (
+            shown(one["id"]),
+            one["state"],
+            (one["job_id"] or "")[:8],
+            shown(f"{one['host']}/{one['destination']}" if one["host"] else ""),
+            shown(one["waits_for"] or one["cause"] or ""),
+        )
         for one in items
     ]
-    print_table(("MEMBER", "STATE", "JOB", "WHY"), rows)
+    print_table(("MEMBER", "STATE", "JOB", "TO", "WHY"), rows)
 
 
 def _moved(update: Any) -> str:

@@ -1,7 +1,7 @@
 """Waves carried out: one host of all leads them, looks at their jobs, asks `scheduling` what begins now, and has it done.
 
-    tick ─▶ lead? ─▶ a wave: what its jobs came to ─▶ decide ─▶ noted: member, state, job's id ─▶ submitted, asked to cut over
-                                                                    └── a crash in between: the next tick goes on from the note
+    tick ─▶ lead? ─▶ a wave: what its jobs came to ─▶ place ─▶ decide ─▶ noted: member, state, job's id ─▶ asked to cut over
+      └───▶ each host: submits what was noted for it             └── a crash in between: the next tick goes on from the note
 
 All that is known lies in rows, and each step may be done twice: a job's id is written down before the job is submitted, and a
 cut-over is asked for until its window is over for it. What only the host of a job can do is done there (`host_side`).
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -22,10 +22,12 @@ from synvirt.fleet.delivering import Delivering
 from synvirt.fleet.hooks import deliveries, of_wave
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
+from synvirt.fleet.placing import Placing
 from synvirt.fleet.records import member_of, told_of, wave_of
 from synvirt.fleet.scheduling import Decision, Estimate, Facts, decide, spans_of
 from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
 from synvirt.fleet.windows import Span
+from synvirt.live import VmRow
 from synvirt.migrations.intake import Intake
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
@@ -63,20 +65,23 @@ class Seen:
 
 
 class Carrying:
-    """`delivering`: sends to webhooks; None: nothing is sent. `host_of`: of a source's VM that has no job yet (VmHosts.of).
+    """`placing`: chooses hosts; None: the host that leads submits all. `delivering`: sends to webhooks; None: nothing is sent.
+    `vm_of`: of a source's VM that has no job yet (ListedVms.of). `unreachable`: is told of a source that is silent.
     `clock`: for tests, which make a night of a second."""
 
     def __init__(
         self,
         intake: Intake,
         side: HostSide,
+        placing: Placing | None = None,
         *,
         delivering: Delivering | None = None,
-        host_of: Callable[[UUID, str], str | None] = lambda source_id, vm_id: "",
+        vm_of: Callable[[UUID, str], VmRow | None] = lambda source_id, vm_id: VmRow(vm_id, vm_id, ""),
+        unreachable: Callable[[UUID], None] = lambda source_id: None,
         clock: Callable[[], datetime] = now,
     ) -> None:
         self._intake, self._side, self._delivering, self._clock = intake, side, delivering, clock
-        self._host_of = host_of
+        self._placing, self._vm_of, self._unreachable = placing, vm_of, unreachable
         self._rows: WaveRows = intake.store.waves
         self._hooks: HookRows = intake.store.wave_hooks
         self._parsed: dict[tuple[UUID, str], tuple[str, Member]] = {}
@@ -118,8 +123,8 @@ class Carrying:
             with self._rows.leading() as leads:
                 for wave_id in waves:
                     if leads:
-                        self._guarded(wave_id, self._lead)
-                    self._guarded(wave_id, lambda seen: self._side.look(seen.wave, seen.rows, seen.jobs, leads=leads))
+                        self._guarded(wave_id, lambda seen: self._lead(seen, waves))
+                    self._guarded(wave_id, lambda seen: self._follow_orders(seen, leads=leads))
         except PersistFailed as error:
             log.warning("waves cannot be looked at", cause=error.detail)
 
@@ -155,8 +160,16 @@ class Carrying:
 
     # ── a wave ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _lead(self, seen: Seen) -> None:
+    def _follow_orders(self, seen: Seen, *, leads: bool) -> None:
+        """What is this host's to do."""
+        if seen.wave.state not in WAVE_ENDS:
+            self._submit(seen, leads=leads)
+        self._side.look(seen.wave, seen.rows, seen.jobs, leads=leads)
+
+    def _lead(self, seen: Seen, under_way: Sequence[UUID]) -> None:
         wave, at = seen.wave, self._clock()
+        if self._placing is not None and self._placing.release(wave, seen.rows, seen.jobs):
+            seen = self._seen(wave.id)
         self._observe(seen, at)
         seen = self._seen(wave.id)
         if seen.wave.state in WAVE_ENDS:
@@ -165,19 +178,23 @@ class Carrying:
         if seen.wave.state is WaveState.ROLLING_BACK:
             self._roll_back(seen)
         elif seen.wave.state in (WaveState.RUNNING, WaveState.HELD):
-            self._decide(seen, at)
-            seen = self._seen(wave.id)
-        self._submit(seen)
+            unplaced: Mapping[str, str] = {}
+            if self._placing is not None:
+                unplaced = self._placing.look(wave, seen.rows, seen.jobs, under_way=under_way)
+                seen = self._seen(wave.id)
+            self._decide(seen, unplaced, at)
         self._finish(self._seen(wave.id))
 
-    def _decide(self, seen: Seen, at: datetime) -> None:
+    def _decide(self, seen: Seen, unplaced: Mapping[str, str], at: datetime) -> None:
         wave = seen.wave
+        left = {one.id for one in wave.members if one.host is None}
+        unplaced = {name: why for name, why in unplaced.items() if name in left}
         # A member that is being rolled back does not go on, and no other cut-over may depend on it.
         states = {one.id: S.ROLLED_BACK if seen.rows[one.id].rolling_back else one.state for one in wave.members}
         decision, reasons = decide(
             wave,
             states,
-            {one.id: self._facts(wave, one, seen) for one in wave.members},
+            {one.id: replace(self._facts(one, seen), unplaced=unplaced.get(one.id)) for one in wave.members},
             at,
             approved={one.id: [word.approver for word in one.approvals] for one in wave.members},
             cut_over_at={one.id: one.cut_over_at for one in wave.members if one.cut_over_at is not None},
@@ -291,19 +308,22 @@ class Carrying:
         """False: it would not end within the window any more."""
         until = _closes(seen.wave, member, spans)
         if until is not None:
-            outage = self._facts(seen.wave, member, seen).outage
+            outage = self._facts(member, seen).outage
             until -= timedelta(seconds=0 if outage is None else outage.p95)
             if at >= until:
                 return False
         self._intake.store.request_cutover(job.id, until=until)
         return True
 
-    def _submit(self, seen: Seen) -> None:
-        """What was noted and is not submitted yet; in the order of the wave, as long as the sources answer quickly."""
+    def _submit(self, seen: Seen, *, leads: bool) -> None:
+        """What was noted for this host and is not submitted yet; in the order of the wave, as long as the sources answer
+        quickly. A member without a place is the leader's."""
         began = time.monotonic()
         for member in seen.wave.members:
             row = seen.rows[member.id]
             if member.job_id is None or row.submitted or row.rolling_back or member.state not in _RUNS:
+                continue
+            if not (leads if member.host is None else member.host == self._side.host):
                 continue
             if time.monotonic() - began > SUBMITTING_S:
                 self.wake()
@@ -315,6 +335,8 @@ class Carrying:
     def _submitted(self, seen: Seen, member: Member, job_id: UUID) -> bool:
         wave = seen.wave
         plan = member.plan
+        if member.destination is not None:
+            plan = plan.model_copy(update={"target": plan.target.model_copy(update={"destination": member.destination})})
         if is_warm(member):
             warm = plan.warm.model_copy(update={"cutover": "manual", "untracked": "fail"})
             plan = plan.model_copy(update={"warm": warm})
@@ -327,6 +349,8 @@ class Carrying:
             raise
         except SourceUnreachable as error:
             self._rows.tell(wave.id, {member.id: f"Its source does not answer: {error.detail}"})
+            if plan.source_ref.kind == "live_vm":
+                self._unreachable(plan.source_ref.source_id)
             return False
         except SynvirtError as error:
             self._failed(seen, member, error.detail)
@@ -351,21 +375,25 @@ class Carrying:
         if not self._intake.store.cancel_requested(job.id):
             self._intake.cancel(job.id)
 
-    def _facts(self, wave: Wave, member: Member, seen: Seen) -> Facts:
+    def _facts(self, member: Member, seen: Seen) -> Facts:
         ref, job = member.plan.source_ref, seen.job_of(member)
         source = str(ref.source_id) if ref.kind == "live_vm" else "files"
         host: str | None = ""
         if job is not None and job.manifest is not None:
             host = job.manifest.host
         elif ref.kind == "live_vm" and member.state not in MEMBER_ENDS:
-            host = self._host_of(ref.source_id, ref.vm_id)
-        destination = member.plan.target.destination or self._side.default_destination
+            row = self._vm_of(ref.source_id, ref.vm_id)
+            host = None if row is None else row.host
+        destination = member.destination or member.plan.target.destination or self._side.default_destination
         return Facts(
             f"{source}/{host}" if host else source,
-            f"{self._side.host}/{destination}",
+            self._where(member.host or self._side.host, destination),
             outage=outage_of(member, job),
             placed=host is not None,
         )
+
+    def _where(self, host: str, destination: str) -> str:
+        return f"{host}/{destination}" if self._placing is None else self._placing.where(host, destination)
 
 
 def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from synvirt.errors import SynvirtError
 from synvirt.fleet.gantt import gantt
+from synvirt.fleet.listed_vms import Rows
 from synvirt.fleet.model import Member, Wave, WaveForecast, WaveLimits, WaveRequest, Window
 from synvirt.fleet.scheduling import spans_of
 from synvirt.fleet.simulate import (
@@ -31,7 +32,6 @@ from synvirt.fleet.simulate import (
     difference_in_words,
     simulate,
 )
-from synvirt.fleet.vm_hosts import Rows
 from synvirt.fleet.waves import Waves
 from synvirt.live import VmRow
 from synvirt.migrations.forecast import MEASURED_LEAST_S
@@ -155,7 +155,8 @@ def loads_of(
         size, host = _size_and_host(member, jobs, listed)
         if size is None:
             unknown.append(member.id)
-        load = Load(size or 0, host, destination(member.plan.target.destination), state=member.state)
+        goes_to = f"{member.host}/{member.destination}" if member.host else destination(member.plan.target.destination)
+        load = Load(size or 0, host, goes_to, state=member.state)
         found[member.id] = load if job is None else _as_it_goes(load, job)
     known = [one.size_bytes for name, one in found.items() if name not in set(unknown)]
     assumed = int(statistics.median(known)) if known else SIZE_ASSUMED

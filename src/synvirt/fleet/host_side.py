@@ -63,7 +63,8 @@ class HostSide:
         for member in wave.members:
             if member.job_id is None:
                 continue
-            host, job = jobs.get(member.job_id, (self.host if leads else None, None))
+            whose = member.host or (self.host if leads else None)
+            host, job = jobs.get(member.job_id, (whose, None))
             if host != self.host:
                 continue
             if rows[member.id].rolling_back:

@@ -147,6 +147,10 @@ class Member(MemberRequest):
     state: MemberState = MemberState.WAITING
     waits_for: str | None = None
     job_id: UUID | None = None
+    # The host of ours and its destination that take it, and why these; null where they are not chosen yet.
+    host: str | None = None
+    destination: str | None = None
+    placed: str | None = None
     approvals: tuple[Approval, ...] = ()
     # As the forecast has it, and as it was.
     planned_at: Time | None = None

@@ -1,12 +1,12 @@
 """Which of our hosts and destinations takes which VM, and why. Pure: no I/O, the same answer each time.
 
 Large VMs are placed first, each where the fullest of space, memory and processors stays emptiest: so hosts fill evenly, and
-one more VM fits longest. A group that is «apart» never has two members on one host; one that is «together» goes to one host
-where it fits, since its members talk to one another.
+one more VM fits longest. A group that is «apart» never has two members on one host; one that is larger than the fleet is spread
+evenly. One that is «together» goes to one host where it fits, since its members talk to one another.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from synvirt.fleet.model import Group
@@ -27,15 +27,15 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a host has left: `free_memory_bytes`, and `free_cpus`, virtual ones as its overcommitment allows. `reaches`:
-    sources; None: all of them."""
+    """What a host has left: `free_memory_bytes`, and `free_cpus`, virtual ones as its overcommitment allows. `networks`: None,
+    where it has not said. `out_of_reach`: sources that did not answer it."""
 
     name: str
     free_memory_bytes: int
     free_cpus: float
     stores: tuple[Store, ...]
-    networks: frozenset[str] = frozenset()
-    reaches: frozenset[str] | None = None
+    networks: frozenset[str] | None = frozenset()
+    out_of_reach: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,15 @@ class Need:
     networks: frozenset[str] = frozenset()
     destination: str | None = None
     group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a member takes that has its place already."""
+
+    need: Need
+    host: str
+    destination: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +85,18 @@ class _Left:
                 self.space[key] = min(self.space.get(key, float("inf")), float(store.free_bytes))
         self.all_memory, self.all_cpus, self.all_space = dict(self.memory), dict(self.cpus), dict(self.space)
 
-    def take(self, need: Need, host: Host, store: Store) -> None:
-        self.memory[host.name] -= need.memory_bytes
-        self.cpus[host.name] -= need.cpu_count
-        self.space[space_key(host, store)] -= need.size_bytes
+    def take(self, need: Need, host: Host, store: Store, sign: int = 1) -> None:
+        self.memory[host.name] -= sign * need.memory_bytes
+        self.cpus[host.name] -= sign * need.cpu_count
+        self.space[space_key(host, store)] -= sign * need.size_bytes
+
+    def is_over(self, need: Need, host: Host, store: Store) -> bool:
+        """More was taken than there is, of something that this one needs."""
+        return (
+            (need.memory_bytes > 0 and self.memory[host.name] < 0)
+            or (need.cpu_count > 0 and self.cpus[host.name] < 0)
+            or (need.size_bytes > 0 and self.space[space_key(host, store)] < 0)
+        )
 
     def fullest(self, need: Need, host: Host, store: Store) -> float:
         """The share that would be used of what becomes fullest; over 1: it does not fit."""
@@ -95,12 +112,26 @@ def space_key(host: Host, store: Store) -> str:
     return store.shared_id or f"{host.name}/{store.name}"
 
 
-def place(needs: Iterable[Need], hosts: Sequence[Host], groups: Iterable[Group] = ()) -> dict[str, Placed]:
-    """By member, in the order of `needs`."""
+def place(
+    needs: Iterable[Need],
+    hosts: Sequence[Host],
+    groups: Iterable[Group] = (),
+    *,
+    taken: Iterable[Taken] = (),
+    spread: Collection[str] = (),
+) -> dict[str, Placed]:
+    """By member, in the order of `needs`. `taken`: by those who have their places; their groups are those given here. `spread`:
+    groups that are apart, and larger than the fleet."""
     wanted = list(needs)
-    rules = {group.name: group.rule for group in groups}
+    rules = {group.name: "spread" if group.name in spread else group.rule for group in groups}
     left = _Left(hosts)
     used_by: dict[str, Counter[str]] = {}
+    places = _places(hosts)
+    for one in taken:
+        if (at := places.get((one.host, one.destination))) is not None:
+            left.take(one.need, *at)
+        if one.need.group is not None:
+            used_by.setdefault(one.need.group, Counter())[one.host] += 1
     found: dict[str, Placed] = {}
     for need in sorted(wanted, key=_size, reverse=True):
         rule = rules.get(need.group) if need.group is not None else None
@@ -113,6 +144,28 @@ def place(needs: Iterable[Need], hosts: Sequence[Host], groups: Iterable[Group] 
     return {need.member: found[need.member] for need in wanted}
 
 
+def overfull(taken: Sequence[Taken], hosts: Sequence[Host], movable: Collection[str]) -> list[str]:
+    """Of the movable members, last first, those that have to go, for no host to be promised more than it has: hosts fill up by
+    what others do there, too. One whose host or destination is gone has to go as well."""
+    left, places = _Left(hosts), _places(hosts)
+    gone: list[str] = []
+    for one in taken:
+        if (at := places.get((one.host, one.destination))) is not None:
+            left.take(one.need, *at)
+        elif one.need.member in movable:
+            gone.append(one.need.member)
+    for one in reversed(taken):
+        at = places.get((one.host, one.destination))
+        if at is not None and one.need.member in movable and left.is_over(one.need, *at):
+            left.take(one.need, *at, sign=-1)
+            gone.append(one.need.member)
+    return gone
+
+
+def _places(hosts: Sequence[Host]) -> dict[tuple[str, str], tuple[Host, Store]]:
+    return {(host.name, store.name): (host, store) for host in hosts for store in host.stores}
+
+
 def _size(need: Need) -> tuple[int, int, int]:
     return need.memory_bytes, need.size_bytes, need.cpu_count
 
@@ -121,7 +174,7 @@ def _placed(
     need: Need, hosts: Sequence[Host], left: _Left, used: Mapping[str, int], rule: str | None
 ) -> tuple[Placed, tuple[Host, Store] | None]:
     refused: dict[str, list[str]] = {}
-    fits: list[tuple[bool, float, str, str]] = []
+    fits: list[tuple[int, float, str, str]] = []
     by_name: dict[tuple[str, str], tuple[Host, Store]] = {}
     for host in hosts:
         why = _why_not(need, host, left, used if rule == "apart" else {})
@@ -130,7 +183,9 @@ def _placed(
         if not roomy:
             refused.setdefault(why or _why_no_store(need, stores), []).append(host.name)
         for store in roomy:
-            beside = rule == "together" and bool(used) and not used.get(host.name)
+            beside = int(rule == "together" and bool(used) and not used.get(host.name))
+            if rule == "spread":
+                beside = used.get(host.name, 0)
             fits.append((beside, left.fullest(need, host, store), host.name, store.name))
             by_name[host.name, store.name] = (host, store)
     if not fits:
@@ -149,9 +204,9 @@ def _placed(
 
 def _why_not(need: Need, host: Host, left: _Left, others: Mapping[str, int]) -> str | None:
     """A cause without the host's name, so that hosts with the same cause are listed together."""
-    missing = sorted(need.networks - host.networks)
+    missing = [] if host.networks is None else sorted(need.networks - host.networks)
     causes = (
-        (host.reaches is not None and need.source not in host.reaches, f"does not reach source {need.source}"),
+        (need.source in host.out_of_reach, f"does not reach source {need.source}"),
         (bool(missing), f"has no network {missing[0] if missing else ''}"),
         (bool(others.get(host.name)), f"has another of group {need.group}, which is apart"),
         (left.memory[host.name] < need.memory_bytes, f"has no {_bytes(need.memory_bytes)} of memory left"),

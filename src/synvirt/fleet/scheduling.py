@@ -58,13 +58,15 @@ class Estimate:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of a member apart from the wave. `destination`: where its volumes go, with the host: `kvm1/fast`. `outage`:
-    from the guest's shutdown to its boot seen; None: not known yet. `placed`: its source has said which host it runs on."""
+    from the guest's shutdown to its boot seen; None: not known yet. `placed`: its source has said which host it runs on.
+    `unplaced`: why no host of ours takes it yet, in a sentence."""
 
     source_host: str
     destination: str
     copy: Estimate = Estimate(0, 0)
     outage: Estimate | None = Estimate(0, 0)
     placed: bool = True
+    unplaced: str | None = None
 
 
 UNKNOWN = Facts("unknown", "unknown", outage=None)
@@ -343,6 +345,7 @@ class Scheduler:
                 reasons: tuple[Callable[[str, datetime], str | None], ...] = (
                     self._why_held,
                     self._why_start,
+                    self._why_unplaced,
                     self._why_canary,
                     self._why_lead,
                     self._why_copies,
@@ -390,7 +393,12 @@ class Scheduler:
         unplaced = self._why_not_placed(member)
         return unplaced or self._why_full(member, self._copies, "copies") or "Its copy is next to begin."
 
+    def _why_unplaced(self, member: str, _now: datetime) -> str | None:
+        return self._facts[member].unplaced
+
     def _why_not_placed(self, member: str) -> str | None:
+        if self._facts[member].unplaced is not None:
+            return self._facts[member].unplaced
         if self._limits.per_source_host is None or self._facts[member].placed:
             return None
         return "Its source has not said yet which of its hosts it runs on, and the wave limits how many are copied from each."

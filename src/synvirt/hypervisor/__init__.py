@@ -20,10 +20,21 @@ class Volume:
     device_type: str  # file | block | rbd
 
 
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Of this host: its memory and processors, and how much of both the guests that run have been promised."""
+
+    memory_bytes: int
+    cpu_count: int
+    guests_memory_bytes: int = 0
+    guests_cpus: int = 0
+
+
 class Hypervisor(Protocol):
     """- `domain_xml(machine, volumes)`: its domain on the rung it stands on, UUID, name and differences included; the same for
       the same machine. Without volumes a draft.
     - `networks()`: what a guest's card can be plugged into here, in a plan's words (`network:default`); the default first.
+    - `capacity()`: what this host has, and what its guests take of it. DomainDefineFailed.
     - `keep_variables(job_id, content)`: the source's UEFI variables, for the domain of this job; before `domain_xml`. False,
       where no firmware of this host can use them. `forget_variables(job_id)`: idempotent.
     - `firmware(job_id, secure)`: this host's UEFI for that job's domain, as (code, template of its variables): those that were
@@ -45,6 +56,7 @@ class Hypervisor(Protocol):
 
     def domain_xml(self, machine: Machine, volumes: list[Volume]) -> Domain: ...
     def networks(self) -> list[str]: ...
+    def capacity(self) -> Capacity: ...
     def keep_variables(self, job_id: UUID, content: bytes) -> bool: ...
     def forget_variables(self, job_id: UUID) -> None: ...
     def firmware(self, job_id: UUID, *, secure: bool) -> tuple[str, str] | None: ...

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound
-from synvirt.hypervisor import Volume, console, eyes
+from synvirt.hypervisor import Capacity, Volume, console, eyes
 from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
@@ -24,6 +24,7 @@ from synvirt.kvm.connection import Connection, embedded_root, load, translated
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.model.job import Domain
 from synvirt.programs import find
+from synvirt.sizes import KIB, MIB
 
 # Debian's ovmf, then Fedora's edk2-ovmf: the first that is there.
 _UEFI = (
@@ -109,6 +110,21 @@ class LibvirtHost:
             found += sorted(f"network:{network.name()}" for network in self._connection.use().listAllNetworks())
         found += sorted(f"bridge:{folder.parent.name}" for folder in Path("/sys/class/net").glob("*/bridge"))
         return list(dict.fromkeys(found))
+
+    def capacity(self) -> Capacity:
+        libvirt = load()
+        try:
+            connection = self._connection.use()
+            _, memory_mib, cpus, *_ = connection.getInfo()
+            guests = [domain.info() for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)]
+        except libvirt.libvirtError as error:
+            raise DomainDefineFailed(f"the hypervisor does not say what this host has: {error}") from error
+        return Capacity(
+            memory_bytes=memory_mib * MIB,
+            cpu_count=cpus,
+            guests_memory_bytes=sum(most_kib for _, most_kib, *_ in guests) * KIB,
+            guests_cpus=sum(vcpus for _, _, _, vcpus, *_ in guests),
+        )
 
     def keep_variables(self, job_id: UUID, content: bytes) -> bool:
         """Whole on disk, or not there. The domain's XML names it as the template that libvirt copies at the first start."""

@@ -3,14 +3,19 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Literal
+from uuid import UUID
+
+import structlog
 
 from synvirt import __version__
 from synvirt.destinations import Destination
 from synvirt.errors import Conflict, NotFound, SynvirtError
+from synvirt.hypervisor import Hypervisor
 from synvirt.model.values import Bytes, Model, Time
 from synvirt.repeating import repeated
 from synvirt.store import Store
@@ -18,6 +23,10 @@ from synvirt.store.hosts import HostRow
 
 # A destination that hangs must not hold up the lease: each is asked in a thread of its own, now and again.
 ASKED_EVERY_S = 60.0
+# A source that did not answer one host may answer another; after this it is tried from here again.
+UNREACHABLE_FOR_S = 600.0
+
+log = structlog.get_logger(__name__)
 
 
 class HostDestination(Model):
@@ -30,9 +39,20 @@ class HostDestination(Model):
     shared_id: str | None = None
 
 
+class HostRoom(Model):
+    """What a host has for guests. `free_memory_bytes`, `free_cpus`: what the guests that run leave, with as much overcommitment
+    as its settings allow; below zero, where they have more. `networks`: what a card can be plugged into, in a plan's words.
+    `unreachable_sources`: ids of those that did not answer it lately."""
+
+    free_memory_bytes: int
+    free_cpus: float
+    networks: tuple[str, ...] = ()
+    unreachable_sources: tuple[UUID, ...] = ()
+
+
 class Host(Model):
     """`alive`: its lease holds. `away`: it is over. `fenced`: another host, or an operator, has said that it may not go on; it
-    begins anew once it is back. `jobs`: its migrations that have not ended."""
+    begins anew once it is back. `jobs`: its migrations that have not ended. `room`: null where the host could not say."""
 
     id: str
     name: str
@@ -41,20 +61,42 @@ class Host(Model):
     version: str
     jobs: int
     destinations: tuple[HostDestination, ...]
+    room: HostRoom | None = None
 
 
 class AboutHost:
     """What this host says of itself: `document` answers at once, with what was found last."""
 
-    def __init__(self, destinations: Mapping[str, Destination]) -> None:
-        self._destinations = destinations
+    def __init__(
+        self,
+        destinations: Mapping[str, Destination],
+        hypervisor: Hypervisor,
+        *,
+        memory_overcommit: float = 1.0,
+        cpu_overcommit: float = 8.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._destinations, self._hypervisor, self._clock = destinations, hypervisor, clock
+        self._memory_overcommit, self._cpu_overcommit = memory_overcommit, cpu_overcommit
+        self._room: HostRoom | None = None
+        self._unreachable: dict[UUID, float] = {}
         self._lock = threading.Lock()
         self._found = [HostDestination(name=name, kind=one.kind, free_bytes=None) for name, one in destinations.items()]
 
     def document(self) -> str:
         with self._lock:
             destinations = [one.model_dump() for one in self._found]
-        return json.dumps({"name": socket.gethostname(), "version": __version__, "destinations": destinations})
+            room = self._room
+            unreachable = tuple(source for source, until in self._unreachable.items() if until > self._clock())
+        said: dict[str, object] = {"name": socket.gethostname(), "version": __version__, "destinations": destinations}
+        if room is not None:
+            said["room"] = room.model_copy(update={"unreachable_sources": unreachable}).model_dump(mode="json")
+        return json.dumps(said)
+
+    def unreachable(self, source_id: UUID) -> None:
+        """A source did not answer this host: for a while, others are better placed to copy from it."""
+        with self._lock:
+            self._unreachable[source_id] = self._clock() + UNREACHABLE_FOR_S
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -63,7 +105,10 @@ class AboutHost:
             yield
 
     def ask(self) -> None:
-        """Of each destination what it says now. It may take as long as a cluster that is away."""
+        """What the hypervisor and each destination say now. It may take as long as a cluster that is away."""
+        room = self._asked_room()
+        with self._lock:
+            self._room = room
         found = [
             HostDestination(name=name, kind=one.kind, free_bytes=_free(one), shared_id=_shared_id(one))
             for name, one in self._destinations.items()
@@ -74,6 +119,18 @@ class AboutHost:
                 one.model_copy(update={"shared_id": one.shared_id or before.shared_id})
                 for one, before in zip(found, self._found, strict=True)
             ]
+
+    def _asked_room(self) -> HostRoom | None:
+        try:
+            has, networks = self._hypervisor.capacity(), self._hypervisor.networks()
+        except SynvirtError as error:
+            log.warning("the hypervisor does not say what this host has", cause=error.detail)
+            return None
+        return HostRoom(
+            free_memory_bytes=int(has.memory_bytes * self._memory_overcommit) - has.guests_memory_bytes,
+            free_cpus=has.cpu_count * self._cpu_overcommit - has.guests_cpus,
+            networks=tuple(networks),
+        )
 
 
 def _free(destination: Destination) -> int | None:
@@ -98,7 +155,7 @@ class Hosts:
 
     def all(self) -> list[Host]:
         jobs = self._store.count_unended()
-        return [_host(row, jobs.get(row.id, 0)) for row in self._store.hosts.all()]
+        return [host_of(row, jobs.get(row.id, 0)) for row in self._store.hosts.all()]
 
     def fence(self, host: str) -> Host:
         """NotFound; Conflict for this host itself."""
@@ -109,7 +166,7 @@ class Hosts:
         return next(one for one in self.all() if one.id == host)
 
 
-def _host(row: HostRow, jobs: int) -> Host:
+def host_of(row: HostRow, jobs: int) -> Host:
     said = json.loads(row.document)
     return Host(
         id=row.id,
@@ -119,4 +176,5 @@ def _host(row: HostRow, jobs: int) -> Host:
         version=said.get("version", ""),
         jobs=jobs,
         destinations=tuple(HostDestination.model_validate(one) for one in said.get("destinations", ())),
+        room=None if said.get("room") is None else HostRoom.model_validate(said["room"]),
     )

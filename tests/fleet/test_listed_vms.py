@@ -5,15 +5,15 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import SourceUnreachable
-from synvirt.fleet import vm_hosts
-from synvirt.fleet.vm_hosts import VmHosts
+from synvirt.fleet import listed_vms
+from synvirt.fleet.listed_vms import ListedVms
 from synvirt.live import VmRow
 from tests.fleet.made import SOURCE
 from tests.processes import until
 
 
 def test_a_source_is_asked_in_the_background_and_again_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vm_hosts, "AGAIN_S", 0.0)
+    monkeypatch.setattr(listed_vms, "AGAIN_S", 0.0)
     answers, asked = threading.Event(), []
 
     async def rows(source_id: UUID) -> Mapping[str, VmRow]:
@@ -23,14 +23,15 @@ def test_a_source_is_asked_in_the_background_and_again_where_it_failed(monkeypat
         answers.wait(30)
         return {"a": VmRow("a", "a", "on", host="esx1"), "b": VmRow("b", "b", "off")}
 
-    hosts = VmHosts(rows)
+    listed = ListedVms(rows)
     try:
-        assert hosts.of(SOURCE, "a") is None
-        until(lambda: hosts.of(SOURCE, "a") is None and len(asked) == 3)
-        assert hosts.of(SOURCE, "a") is None, "nobody waits for its answer"
+        assert listed.of(SOURCE, "a") is None
+        until(lambda: listed.of(SOURCE, "a") is None and len(asked) == 3)
+        assert listed.of(SOURCE, "a") is None, "nobody waits for its answer"
         answers.set()
-        until(lambda: hosts.of(SOURCE, "a") is not None)
-        assert [hosts.of(SOURCE, name) for name in ("a", "b", "gone")] == ["esx1", "", ""]
+        until(lambda: listed.of(SOURCE, "a") is not None)
+        rows_now = [listed.of(SOURCE, name) for name in ("a", "b", "gone")]
+        assert [row.host if row else None for row in rows_now] == ["esx1", "", ""]
         assert asked == [SOURCE] * 3, "it is not asked again so soon"
     finally:
-        hosts.close()
+        listed.close()

@@ -1,4 +1,4 @@
-"""On which host of its source each VM of a wave runs, before it has a job that knows: by the source's list.
+"""How large each VM of a wave is and on which host of its source it runs, before it has a job that knows: by the source's list.
 
 The scheduler of waves asks this in each tick, and a source may take minutes to answer: its list is asked for in the background.
 """
@@ -29,35 +29,35 @@ AGAIN_S = 30.0
 ASKED_AT_ONCE = 4
 
 
-class VmHosts:
+class ListedVms:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._lock = threading.Lock()
-        self._hosts: dict[UUID, Mapping[str, str]] = {}
+        self._rows_of: dict[UUID, Mapping[str, VmRow]] = {}
         self._ask_at: dict[UUID, float] = {}
-        self._pool = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="vm-hosts")
+        self._pool = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="listed-vms")
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def of(self, source_id: UUID, vm_id: str) -> str | None:
-        """Empty: its source names none. None: it has not said yet. Returns at once."""
+    def of(self, source_id: UUID, vm_id: str) -> VmRow | None:
+        """None: its source has not said yet. Of a VM that it does not list, a row that says nothing. Returns at once."""
         with self._lock:
             if time.monotonic() >= self._ask_at.get(source_id, 0.0):
                 self._ask_at[source_id] = float("inf")
                 self._pool.submit(self._ask, source_id)
-            known = self._hosts.get(source_id)
-        return None if known is None else known.get(vm_id, "")
+            known = self._rows_of.get(source_id)
+        return None if known is None else known.get(vm_id) or VmRow(vm_id, vm_id, "")
 
     def _ask(self, source_id: UUID) -> None:
         pause_s = AGAIN_S
         try:
             found = asyncio.run(self._rows(source_id))
             with self._lock:
-                self._hosts[source_id] = {vm_id: row.host for vm_id, row in found.items()}
+                self._rows_of[source_id] = found
             pause_s = KEPT_S
         except SynvirtError as error:
-            log.warning("a source does not say on which hosts its VMs run", source=str(source_id), cause=error.detail)
+            log.warning("a source does not list its VMs", source=str(source_id), cause=error.detail)
         except Exception:
             log.exception("a source's list of VMs cannot be used", source=str(source_id))
         finally:

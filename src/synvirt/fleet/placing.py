@@ -1,0 +1,230 @@
+"""Which of our hosts takes each member of a wave that is under way: chosen while it waits, kept with it, and looked at again.
+
+    hosts say what they have (`migrations.hosts`) ┐
+    sources say what VMs need (`listed_vms`)      ┴▶ placement ─▶ member: host, destination, why ─▶ that host submits its job
+
+A member keeps its place until it has a job: unless its host is gone, has filled up, or does not reach the source; then another
+is chosen. A file or an upload lies on one host, which is the one that leads: such a member is not placed.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from synvirt.fleet.model import Member, MemberState, Wave
+from synvirt.fleet.placement import Host, Need, Store, Taken, overfull, place
+from synvirt.live import VmRow
+from synvirt.migrations import hosts as ours
+from synvirt.model.job import Migration
+from synvirt.store.waves import MemberRow, WaveRows
+
+# Of what a host has not said, it is not known to lack any.
+UNKNOWN = 1 << 62
+# The largest wave is placed in twenty ticks, none of which takes long.
+PLACED_A_LOOK = 500
+# Hosts say what they have once a minute.
+AGAIN_S = 30.0
+_NOT_LISTED = "Its source has not said yet how large it is."
+_NEXT = "A host for it is chosen next."
+
+S = MemberState
+_UNBEGUN = frozenset({S.WAITING, S.READY})
+_TAKES = frozenset({S.WAITING, S.SYNCING, S.READY, S.CUTTING_OVER})
+Jobs = Mapping[UUID, tuple[str, Migration]]
+
+
+@dataclass(slots=True)
+class _Account:
+    """What the members of a wave take, and when that was added up."""
+
+    at: float
+    taken: list[Taken]
+
+
+class Placing:
+    """`hosts`: all there are. `vm_of`: what a source's list says of a VM (ListedVms.of)."""
+
+    def __init__(
+        self,
+        rows: WaveRows,
+        hosts: Callable[[], Sequence[ours.Host]],
+        vm_of: Callable[[UUID, str], VmRow | None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rows, self._hosts, self._vm_of, self._clock = rows, hosts, vm_of, clock
+        self._accounts: dict[UUID, _Account] = {}
+        self._refused: dict[tuple[UUID, str], tuple[float, str]] = {}
+        self._shared: dict[tuple[str, str], str] = {}
+
+    def look(self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Jobs, *, under_way: Iterable[UUID]) -> dict[str, str]:
+        """Chooses places, and answers why those that had none still have none. `under_way`: all waves, whose members take room
+        too."""
+        at, known = self._clock(), self._hosts()
+        hosts = [_host(one) for one in known if one.state == "alive"]
+        self._shared |= {(host.name, one.name): one.shared_id for host in hosts for one in host.stores if one.shared_id}
+        self._accounts = {id_: self._accounts[id_] for id_ in under_way if id_ in self._accounts}
+        movable = {one.id for one in wave.members if _is_placed_here(one) and _may_move(one, rows[one.id], jobs)}
+        unplaced = [one for one in wave.members if _is_placed_here(one) and one.id in movable and one.host is None]
+        todo = [one for one in unplaced if self._refused.get((wave.id, one.id), (at, ""))[0] <= at][:PLACED_A_LOOK]
+        account = self._accounts.get(wave.id)
+        if account is None or todo or at >= account.at + AGAIN_S:
+            account = self._accounts[wave.id] = _Account(at, list(self._taken(wave, jobs)))
+            todo += self._to_move(wave, account, hosts, movable)
+        # A host that begins to lead places nothing before it knows what all waves take.
+        if todo and all(id_ in self._accounts for id_ in under_way):
+            # A group that is apart and larger than the fleet would wait for ever.
+            count = sum(one.state != "fenced" for one in known)
+            sizes = Counter(one.group for one in wave.members)
+            spread = {group.name for group in wave.groups if group.rule == "apart" and sizes[group.name] > count}
+            self._place(wave, todo, jobs, hosts, at=at, spread=spread)
+        return {one.id: self._refused.get((wave.id, one.id), (at, _NEXT))[1] for one in (*unplaced, *todo)}
+
+    def where(self, host: str, destination: str) -> str:
+        """A destination by a name of its own: the same from each host that reaches it."""
+        return self._shared.get((host, destination)) or f"{host}/{destination}"
+
+    def release(self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Jobs) -> bool:
+        """What is to be rolled back and was never submitted, on a host that was fenced: that host commits nothing any more, and
+        the one that leads ends it. True, where there was such a member."""
+        fenced = {one.id for one in self._hosts() if one.state == "fenced"}
+        left = {
+            one.id
+            for one in wave.members
+            if one.host in fenced and not rows[one.id].submitted and rows[one.id].rolling_back and _job(one, jobs) is None
+        }
+        if left:
+            no_place = {"host": None, "destination": None, "placed": None}
+            fields = dict.fromkeys(left, no_place)
+            self._rows.rewrite_members(wave.id, frozenset(S), Member, lambda one: _moved(one, fields))
+        return bool(left)
+
+    def _to_move(self, wave: Wave, account: _Account, hosts: Sequence[Host], movable: set[str]) -> list[Member]:
+        """Those that cannot stay where they were to go."""
+        others = [one for id_, other in self._accounts.items() if id_ != wave.id for one in other.taken]
+        out_of_reach = {host.name: host.out_of_reach for host in hosts}
+        gone = set(overfull([*others, *account.taken], hosts, movable))
+        gone |= {
+            one.need.member
+            for one in account.taken
+            if one.need.member in movable and one.need.source in out_of_reach.get(one.host, ())
+        }
+        return [one for one in wave.members if one.id in gone]
+
+    def _place(
+        self, wave: Wave, todo: Sequence[Member], jobs: Jobs, hosts: Sequence[Host], *, at: float, spread: set[str]
+    ) -> None:
+        names = {one.id for one in todo}
+        account = self._accounts[wave.id]
+        taken = [one for one in account.taken if one.need.member not in names]
+        others = [
+            Taken(_without_group(one.need), one.host, one.destination)
+            for id_, account in self._accounts.items()
+            if id_ != wave.id
+            for one in account.taken
+        ]
+        needs = {one.id: self._need(one, _job(one, jobs)) for one in todo}
+        known = [need for need in needs.values() if need is not None]
+        found = place(known, hosts, wave.groups, taken=[*others, *taken], spread=spread)
+        fields: dict[str, dict[str, object]] = {}
+        for one in todo:
+            placed = found.get(one.id)
+            if placed is None or placed.host is None:
+                self._refused[wave.id, one.id] = at + AGAIN_S, _NOT_LISTED if placed is None else placed.reason
+                # Where nobody else takes it either, what has begun stays with its host, and is tried there again.
+                if one.state in _UNBEGUN and one.host is not None:
+                    fields[one.id] = {"host": None, "destination": None, "placed": None}
+                continue
+            self._refused.pop((wave.id, one.id), None)
+            fields[one.id] = {"host": placed.host, "destination": placed.destination, "placed": placed.reason}
+        if fields:
+            self._rows.rewrite_members(wave.id, _TAKES, Member, lambda one: _moved(one, fields))
+        # At once: the next wave is placed by it.
+        now_taken = [
+            Taken(need, placed.host, placed.destination)
+            for need in known
+            if (placed := found[need.member]).host is not None and placed.destination is not None
+        ]
+        stay = [one for one in account.taken if one.need.member in names and one.need.member not in fields]
+        account.taken = [*taken, *stay, *now_taken]
+
+    def _taken(self, wave: Wave, jobs: Jobs) -> Iterator[Taken]:
+        for one in wave.members:
+            if one.state not in _TAKES or one.host is None or one.destination is None:
+                continue
+            need = self._need(one, _job(one, jobs))
+            if need is not None:
+                yield Taken(need, one.host, one.destination)
+
+    def _need(self, member: Member, job: Migration | None) -> Need | None:
+        """None: nobody knows yet."""
+        plan = member.plan
+        ref, target = plan.source_ref, plan.target
+        size, memory, cpus, source = 0, 0, 0, ""
+        if ref.kind == "live_vm":
+            source = str(ref.source_id)
+        if job is not None and job.manifest is not None:
+            disks = [disk.capacity_bytes for disk in job.manifest.disks if disk.key not in plan.skip_disks]
+            # What was written is in what the host says of its space.
+            size = max(0, sum(disks) - job.progress.bytes_done)
+            memory, cpus = job.manifest.memory_bytes, job.manifest.cpu_count
+        elif ref.kind == "live_vm":
+            row = self._vm_of(ref.source_id, ref.vm_id)
+            if row is None:
+                return None
+            size, memory, cpus = row.capacity_bytes or 0, row.memory_bytes or 0, row.cpu_count or 0
+        return Need(
+            member.id,
+            size,
+            target.memory_bytes or memory,
+            target.cpu_count or cpus,
+            source,
+            frozenset(entry.target for entry in target.network_map) - {"user"},
+            target.destination,
+            member.group,
+        )
+
+
+def _is_placed_here(member: Member) -> bool:
+    return member.plan.source_ref.kind in ("live_vm", "remote_url")
+
+
+def _may_move(member: Member, row: MemberRow, jobs: Jobs) -> bool:
+    """Nothing of it lies on a host yet."""
+    if row.rolling_back or row.submitted or _job(member, jobs) is not None:
+        return False
+    return member.state in _TAKES
+
+
+def _job(member: Member, jobs: Jobs) -> Migration | None:
+    found = None if member.job_id is None else jobs.get(member.job_id)
+    return None if found is None else found[1]
+
+
+def _moved(member: Member, fields: Mapping[str, Mapping[str, object]]) -> Member:
+    return member.model_copy(update=fields[member.id]) if member.id in fields else member
+
+
+def _without_group(need: Need) -> Need:
+    """Groups are a wave's own."""
+    return Need(need.member, need.size_bytes, need.memory_bytes, need.cpu_count, need.source)
+
+
+def _host(said: ours.Host) -> Host:
+    stores = tuple(
+        Store(one.name, UNKNOWN if one.free_bytes is None else one.free_bytes, one.shared_id) for one in said.destinations
+    )
+    if said.room is None:
+        return Host(said.id, UNKNOWN, float(UNKNOWN), stores, networks=None)
+    # A plan may name `network:default` or `default`.
+    names = {name for one in said.room.networks for name in (one, one.partition(":")[2]) if name}
+    return Host(
+        said.id,
+        said.room.free_memory_bytes,
+        said.room.free_cpus,
+        stores,
+        networks=frozenset(names),
+        out_of_reach=frozenset(map(str, said.room.unreachable_sources)),
+    )
