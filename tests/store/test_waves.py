@@ -1,6 +1,10 @@
 """The rows of waves, on each sort of database: who leads, who wins, and what becomes of a wave that is not there any more."""
 
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -139,6 +143,51 @@ def test_a_leader_that_hangs_gives_the_lead_up(postgresql_url: str, monkeypatch:
         led_for_too_long()
     assert first.waves.last_event_id() == 0, "the connection that the server closed is not used again"
     first.close()
+    other.close()
+
+
+_LEADER = """
+import sys, time
+from synvirt.errors import PersistFailed
+from synvirt.store import Store, waves
+waves.LEADER_IDLE_S = 1
+rows = Store(sys.argv[1]).waves
+try:
+    with rows.leading() as leads:
+        assert leads
+        print("leads", flush=True)
+        while True:
+            rows.keep_lead()
+            time.sleep(0.1)
+except PersistFailed as error:
+    print(error.detail, flush=True)
+"""
+
+
+def test_a_leader_that_was_frozen_has_lost_the_lead_when_it_goes_on(postgresql_url: str) -> None:
+    other = Store(postgresql_url)
+
+    def led_by_the_other() -> bool:
+        with other.waves.leading() as there:
+            return there
+
+    argv = [sys.executable, "-c", _LEADER, postgresql_url]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as leader:
+        try:
+            assert leader.stdout is not None
+            assert leader.stdout.readline() == "leads\n"
+            end = time.monotonic() + 3
+            while time.monotonic() < end:  # three times as long as a leader may be silent
+                assert not led_by_the_other()
+                time.sleep(0.1)
+            leader.send_signal(signal.SIGSTOP)
+            until(led_by_the_other)
+            with other.waves.leading() as there:
+                assert there
+                leader.send_signal(signal.SIGCONT)
+                assert "does not lead the waves any more" in leader.stdout.readline()
+        finally:
+            leader.kill()
     other.close()
 
 

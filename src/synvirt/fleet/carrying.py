@@ -123,6 +123,7 @@ class Carrying:
             with self._rows.leading() as leads:
                 for wave_id in waves:
                     if leads:
+                        self._rows.keep_lead()
                         self._guarded(wave_id, lambda seen: self._lead(seen, waves))
                     self._guarded(wave_id, lambda seen: self._follow_orders(seen, leads=leads))
         except PersistFailed as error:
@@ -172,6 +173,7 @@ class Carrying:
             seen = self._seen(wave.id)
         self._observe(seen, at)
         seen = self._seen(wave.id)
+        self._rows.keep_lead()
         if seen.wave.state in WAVE_ENDS:
             self._cancel_what_is_left(seen)
             return
@@ -201,6 +203,8 @@ class Carrying:
             canary_approved=wave.canary_approval is not None,
             hold=self._why_held(wave),
         )
+        # What was decided before this process stood still is not done after it.
+        self._rows.keep_lead()
         if decision.canary_waits and wave.hooks:
             self._hooks.add_once(wave.id, deliveries(wave, "canary_waits"))
         self._begin(wave, decision, at)
@@ -328,6 +332,7 @@ class Carrying:
             if time.monotonic() - began > SUBMITTING_S:
                 self.wake()
                 return
+            self._rows.keep_lead()
             if seen.job_of(member) is None and not self._submitted(seen, member, member.job_id):
                 continue
             change_members(self._rows, seen.wave.id, [member], {member.state}, {}, submitted=True)

@@ -12,8 +12,9 @@ from uuid import UUID
 
 from pydantic import BaseModel
 from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, select, text, update
+from sqlalchemy.exc import SQLAlchemyError
 
-from synvirt.errors import Conflict, NotFound
+from synvirt.errors import Conflict, NotFound, PersistFailed
 from synvirt.store.documents import VERSION, is_known, parsed, rewritten, version_after
 from synvirt.store.hosts import now
 from synvirt.store.tables import migrations, wave_events, wave_members, waves
@@ -28,8 +29,8 @@ EVENTS_KEPT = 50_000
 EVENTS_LOCK = 0x77766576
 # One host of all leads the waves at a time. "wave".
 LEADER_LOCK = 0x77617665
-# A look at all waves may take longer than another transaction may idle; a leader that hangs gives the lead up all the same.
-LEADER_IDLE_S = 300
+# A leader says more often that it is there (`keep_lead`). One that hangs, or was frozen, loses the lead by then.
+LEADER_IDLE_S = 30
 # SQLite takes 32,766 parameters a statement.
 ROWS_A_STATEMENT = 1000
 
@@ -102,6 +103,8 @@ def _no_deliveries(*_: object) -> Sequence[NewDelivery]:
 class WaveRows:
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
+        # The transaction that holds the lead; the one thread that ticks uses it.
+        self._lead: Connection | None = None
 
     # ── waves ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -339,7 +342,7 @@ class WaveRows:
 
     @contextmanager
     def leading(self) -> Iterator[bool]:
-        """False: another host leads now. SQLite is one host's."""
+        """False: another host leads now. SQLite is one host's. A leader calls `keep_lead` before LEADER_IDLE_S are over."""
         with self._reading() as db:
             if db.dialect.name != "postgresql":
                 yield True
@@ -347,7 +350,21 @@ class WaveRows:
             # It ends with this transaction, and so with this process.
             asked = text("SELECT pg_try_advisory_xact_lock(:lock)")
             db.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = '{LEADER_IDLE_S}s'"))
-            yield bool(db.execute(asked, {"lock": LEADER_LOCK}).scalar())
+            leads = bool(db.execute(asked, {"lock": LEADER_LOCK}).scalar())
+            self._lead = db if leads else None
+            try:
+                yield leads
+            finally:
+                self._lead = None
+
+    def keep_lead(self) -> None:
+        """PersistFailed, where the lead was lost: this process stood still, and another host may lead by now."""
+        if self._lead is None:
+            return
+        try:
+            self._lead.execute(text("SELECT 1"))
+        except SQLAlchemyError as error:
+            raise PersistFailed("this host does not lead the waves any more: it stood still for too long") from error
 
     def last_event_id(self) -> int:
         with self._reading() as db:
