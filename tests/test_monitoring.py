@@ -56,6 +56,7 @@ def test_the_board_names_what_is_told(told: set[str]) -> None:
     assert {name for name in told if name.startswith("synvirt_") and not name.endswith("_sum")} - named <= {
         "synvirt_downtime_seconds_count",
         "synvirt_outage_error_seconds_count",
+        "synvirt_wave_forecast_error_seconds_count",
     }, "the board shows all that the service tells"
 
 

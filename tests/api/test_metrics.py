@@ -1,6 +1,7 @@
 """/metrics: what is told of jobs, bytes and answers; who may read it; and that it stays small."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -9,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import event
 
 from synvirt.api.metrics import CODES, METHODS, Metrics
+from synvirt.fleet.model import MemberState as S
+from synvirt.fleet.waves import Waves, change_members
 from synvirt.jobs.board import Board
 from synvirt.model.job import Progress
 from synvirt.model.kinds import OfflineKind, State
@@ -17,6 +20,7 @@ from synvirt.model.problems import Problem
 from synvirt.model.values import now
 from synvirt.store import Store
 from tests.fakes.service import PASSWORD, PLAN, USER, Service, failed
+from tests.fleet.made import member, wave
 
 MIB = 1 << 20
 
@@ -194,3 +198,17 @@ def test_a_look_at_5000_jobs_reads_no_document_and_grows_by_no_line(full: Store)
     queries = [query for query in asked if query.startswith("SELECT")]
     # Ended events, jobs by state and host, slots held and waited for, jobs under way.
     assert len(queries) == 4, queries
+
+
+def test_a_wave_tells_by_how_much_its_forecast_was_missed(service: Service, metrics: Metrics) -> None:
+    waves = Waves(service.store.waves)
+    made = waves.create(wave(member("early"), member("late"), member("unplanned")))
+    for one, late_s in zip(made.members or waves.whole(made.id).members, (-90, 4000, None), strict=True):
+        at = now()
+        planned = None if late_s is None else at - timedelta(seconds=late_s)
+        moved = {"cut_over_at": at, "planned_at": planned}
+        change_members(service.store.waves, made.id, [one], {S.WAITING}, {"state": S.CUTTING_OVER, **moved})
+        change_members(service.store.waves, made.id, [one], {S.CUTTING_OVER}, {"state": S.HEALTHY})
+    assert value(metrics, "synvirt_wave_forecast_error_seconds_count") == 2
+    assert value(metrics, "synvirt_wave_forecast_error_seconds_sum") == pytest.approx(4090, abs=1)
+    assert value(metrics, "synvirt_wave_forecast_error_seconds_bucket", le="300.0") == 1

@@ -72,7 +72,7 @@ class Site:
             row, rows = self.waves.load(wave_id)
             whole = self.waves.whole(wave_id)
             assert row.id == wave_id
-            why = self.placing.look(whole, {one.member_id: one for one in rows}, {}, under_way=waves)
+            why, _ = self.placing.look(whole, {one.member_id: one for one in rows}, {}, under_way=waves)
         left = {one.id for one in self.wave(waves[-1]).members if one.host is None}
         return {name: told for name, told in why.items() if name in left}
 

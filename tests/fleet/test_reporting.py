@@ -27,9 +27,9 @@ def test_it_counts_outages_causes_and_how_late_it_was() -> None:
         starts_at=AT, ends_p50=AT + timedelta(hours=4), ends_p95=AT + timedelta(hours=6), bottleneck="esx1", made_at=AT
     )
     members = [
-        moved("a", outage_s=60, outage_budget_s=90),
+        moved("a", outage_s=60, outage_budget_s=90, planned_at=AT, cut_over_at=AT + timedelta(minutes=10)),
         moved("b", outage_s=120, outage_budget_s=90),
-        moved("c", outage_s=600),
+        moved("c", outage_s=600, planned_at=AT, cut_over_at=AT - timedelta(minutes=4)),
         moved("d", state=MemberState.FAILED, cause="its disk is full"),
         moved("e", state=MemberState.FAILED, cause="its disk is full"),
         moved("f", state=MemberState.SKIPPED, cause="It was skipped."),
@@ -40,6 +40,8 @@ def test_it_counts_outages_causes_and_how_late_it_was() -> None:
     assert list(report.causes.items()) == [("its disk is full", 2), ("It was skipped.", 1)]
     assert report.outages is not None
     assert report.outages.model_dump() == {"members": 3, "median_s": 120, "longest_s": 600, "over_budget": 1}
+    assert report.forecast_error is not None
+    assert report.forecast_error.model_dump() == {"members": 2, "median_s": 420, "p95_s": 600}
     assert WaveReport.model_validate_json(report.model_dump_json()) == report
     lines = list(csv.DictReader(io.StringIO(as_csv(report))))
     assert tuple(lines[0]) == COLUMNS
@@ -52,11 +54,12 @@ def test_it_counts_outages_causes_and_how_late_it_was() -> None:
     )
     assert "1 of 3 over their budget" in shown
     assert "60 min later" in shown
+    assert "half of 2 within 7 min of it, 95 % within 10 min" in shown
 
 
 def test_a_wave_that_has_not_begun_has_a_report_too() -> None:
     report = report_of(wave(state=WaveState.DRAFT), [])
-    assert (report.late_s, report.outages, report.counts, report.causes) == (None, None, {}, {})
+    assert (report.late_s, report.outages, report.forecast_error, report.counts, report.causes) == (None, None, None, {}, {})
     assert as_csv(report) == ",".join(COLUMNS) + "\r\n"
     assert "Draft" not in as_html(report)
     assert "draft" in as_html(report)

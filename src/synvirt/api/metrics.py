@@ -38,6 +38,8 @@ from synvirt.store import Store
 # Events of a look: what one that comes after days without any makes a caller wait. The next look goes on.
 EVENTS_A_LOOK = 2000
 EVENTS_A_PAGE = 200
+# From the next look of the scheduler to a window that was missed.
+FORECAST_BUCKETS_S = (60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86400.0, 7 * 86400.0)
 # From an answer out of memory to a source that is asked over a slow line; a stream counts until it begins.
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 DOWNTIME_BUCKETS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -88,6 +90,13 @@ class Metrics:
             buckets=DOWNTIME_BUCKETS_S,
             registry=self.registry,
         )
+        self._wave_error = Histogram(
+            "synvirt_wave_forecast_error_seconds",
+            "By how much the cut-over of a wave's member missed its forecast; of all hosts, the same on each",
+            buckets=FORECAST_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._wave_cursor = store.waves.last_event_id()
         self._outages = Counter(
             "synvirt_outages_forecast",
             "Outages that were forecast, by whether they kept the p95",
@@ -154,6 +163,14 @@ class Metrics:
                 self._count(json.loads(event.document))
                 self._cursor = event.id
             if len(page) < EVENTS_A_PAGE:
+                break
+        for _ in range(EVENTS_A_LOOK // EVENTS_A_PAGE):
+            told = self._store.waves.events_after(self._wave_cursor, job_id=None, limit=EVENTS_A_PAGE)
+            for one in told:
+                if (late := json.loads(one.document).get("late_s")) is not None:
+                    self._wave_error.observe(abs(late))
+                self._wave_cursor = one.id
+            if len(told) < EVENTS_A_PAGE:
                 break
         for id_, (_, progress) in self._board.latest().items():
             # A job of before our start that has not moved since: its document tells the way, once.

@@ -299,7 +299,8 @@ class WaveSummary(Model):
 
 
 class WaveUpdate(Model):
-    """Data of the stream's `event: wave`: what became of a wave, or of the `member` that is named."""
+    """Data of the stream's `event: wave`: what became of a wave, or of the `member` that is named. `late_s`: of one that is
+    healthy, how much later than forecast its cut-over began; below zero: earlier."""
 
     id: UUID
     state: WaveState | None = None
@@ -308,6 +309,7 @@ class WaveUpdate(Model):
     member_state: MemberState | None = None
     job_id: UUID | None = None
     cause: str | None = None
+    late_s: float | None = None
 
 
 class ApprovalRequest(Received):

@@ -59,9 +59,11 @@ class Placing:
         self._refused: dict[tuple[UUID, str], tuple[float, str]] = {}
         self._shared: dict[tuple[str, str], str] = {}
 
-    def look(self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Jobs, *, under_way: Iterable[UUID]) -> dict[str, str]:
-        """Chooses places, and answers why those that had none still have none. `under_way`: all waves, whose members take room
-        too."""
+    def look(
+        self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Jobs, *, under_way: Iterable[UUID]
+    ) -> tuple[dict[str, str], bool]:
+        """Chooses places. Answers why those that had none still have none, and whether any member got or lost its place.
+        `under_way`: all waves, whose members take room too."""
         at, known = self._clock(), self._hosts()
         hosts = [_host(one) for one in known if one.state == "alive"]
         self._shared |= {(host.name, one.name): one.shared_id for host in hosts for one in host.stores if one.shared_id}
@@ -73,14 +75,15 @@ class Placing:
         if account is None or todo or at >= account.at + AGAIN_S:
             account = self._accounts[wave.id] = _Account(at, list(self._taken(wave, jobs)))
             todo += self._to_move(wave, account, hosts, movable)
+        moved = False
         # A host that begins to lead places nothing before it knows what all waves take.
         if todo and all(id_ in self._accounts for id_ in under_way):
             # A group that is apart and larger than the fleet would wait for ever.
             count = sum(one.state != "fenced" for one in known)
             sizes = Counter(one.group for one in wave.members)
             spread = {group.name for group in wave.groups if group.rule == "apart" and sizes[group.name] > count}
-            self._place(wave, todo, jobs, hosts, at=at, spread=spread)
-        return {one.id: self._refused.get((wave.id, one.id), (at, _NEXT))[1] for one in (*unplaced, *todo)}
+            moved = self._place(wave, todo, jobs, hosts, at=at, spread=spread)
+        return {one.id: self._refused.get((wave.id, one.id), (at, _NEXT))[1] for one in (*unplaced, *todo)}, moved
 
     def where(self, host: str, destination: str) -> str:
         """A destination by a name of its own: the same from each host that reaches it."""
@@ -115,7 +118,7 @@ class Placing:
 
     def _place(
         self, wave: Wave, todo: Sequence[Member], jobs: Jobs, hosts: Sequence[Host], *, at: float, spread: set[str]
-    ) -> None:
+    ) -> bool:
         names = {one.id for one in todo}
         account = self._accounts[wave.id]
         taken = [one for one in account.taken if one.need.member not in names]
@@ -149,6 +152,7 @@ class Placing:
         ]
         stay = [one for one in account.taken if one.need.member in names and one.need.member not in fields]
         account.taken = [*taken, *stay, *now_taken]
+        return bool(fields)
 
     def _taken(self, wave: Wave, jobs: Jobs) -> Iterator[Taken]:
         for one in wave.members:

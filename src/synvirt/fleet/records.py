@@ -46,8 +46,20 @@ def told_of(wave: Wave) -> str:
 def told_of_member(wave_id: UUID, member: BaseModel) -> str:
     assert isinstance(member, Member)
     return WaveUpdate(
-        id=wave_id, member=member.id, member_state=member.state, job_id=member.job_id, cause=member.cause
+        id=wave_id,
+        member=member.id,
+        member_state=member.state,
+        job_id=member.job_id,
+        cause=member.cause,
+        late_s=late_s(member) if member.state is MemberState.HEALTHY else None,
     ).model_dump_json()
+
+
+def late_s(member: Member) -> float | None:
+    """How much later than the forecast had it its cut-over began; None, where it did not, or nobody forecast it."""
+    if member.planned_at is None or member.cut_over_at is None:
+        return None
+    return (member.cut_over_at - member.planned_at).total_seconds()
 
 
 def member_json(row: MemberRow) -> str:

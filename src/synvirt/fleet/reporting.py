@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from synvirt.fleet.model import Member, MemberState, Wave, WaveForecast, WaveState
+from synvirt.fleet.records import late_s
 from synvirt.fleet.scheduling import told_s, told_time
 from synvirt.fleet.sheets import guarded
 from synvirt.model.values import Model, Time
@@ -48,6 +49,15 @@ class Outages(Model):
     over_budget: int
 
 
+class ForecastError(Model):
+    """Of the members whose cut-over was forecast and came: by how much it was missed, earlier or later: half of them
+    by no more than `median_s`, 95 % by no more than `p95_s`."""
+
+    members: int
+    median_s: float
+    p95_s: float
+
+
 class WaveReport(Model):
     """`causes`: how many members each cause of a failure, a skip or a roll-back stopped, the most frequent first. `late_s`: how
     much later than the forecast's even chance it ended, less than nothing where earlier; null before its end or without one."""
@@ -63,11 +73,13 @@ class WaveReport(Model):
     counts: dict[MemberState, int]
     causes: dict[str, int]
     outages: Outages | None
+    forecast_error: ForecastError | None
     members: tuple[ReportedMember, ...]
 
 
 def report_of(wave: Wave, members: Iterable[Member]) -> WaveReport:
-    reported = tuple(ReportedMember(**{name: getattr(one, name) for name in COLUMNS}) for one in members)
+    known = list(members)
+    reported = tuple(ReportedMember(**{name: getattr(one, name) for name in COLUMNS}) for one in known)
     counted = Counter(one.state for one in reported)
     causes = Counter(one.cause for one in reported if one.cause is not None)
     late_s = None
@@ -85,6 +97,7 @@ def report_of(wave: Wave, members: Iterable[Member]) -> WaveReport:
         counts={state: counted[state] for state in MemberState if state in counted},
         causes=dict(causes.most_common()),
         outages=_outages(reported),
+        forecast_error=_forecast_error(known),
         members=reported,
     )
 
@@ -99,6 +112,15 @@ def _outages(members: Iterable[ReportedMember]) -> Outages | None:
         median_s=statistics.median(seconds),
         longest_s=max(seconds),
         over_budget=sum(budget is not None and took > budget for took, budget in known),
+    )
+
+
+def _forecast_error(members: Iterable[Member]) -> ForecastError | None:
+    missed = sorted(abs(late) for one in members if (late := late_s(one)) is not None)
+    if not missed:
+        return None
+    return ForecastError(
+        members=len(missed), median_s=statistics.median(missed), p95_s=missed[min(len(missed) - 1, len(missed) * 95 // 100)]
     )
 
 
@@ -133,6 +155,9 @@ def as_html(report: WaveReport) -> str:
         facts.append(("Forecast", f"{even}, with a chance of 95 % by {late}"))
     if report.late_s is not None:
         facts.append(("Against it", f"{_duration(abs(report.late_s))} {'later' if report.late_s > 0 else 'earlier'}"))
+    if (error := report.forecast_error) is not None:
+        told = f"half of {error.members} within {_duration(error.median_s)} of it, 95 % within {_duration(error.p95_s)}"
+        facts.append(("Cut-overs against it", told))
     facts += [(state.replace("_", " ").capitalize(), count) for state, count in report.counts.items()]
     if report.outages is not None:
         told = f"median {_duration(report.outages.median_s)}, longest {_duration(report.outages.longest_s)}"
