@@ -196,8 +196,8 @@ def test_a_look_at_5000_jobs_reads_no_document_and_grows_by_no_line(full: Store)
     assert 'synvirt_jobs{state="Completed"} 5000.0' in text.decode()
     assert len(text.splitlines()) < 200
     queries = [query for query in asked if query.startswith("SELECT")]
-    # Ended events, jobs by state and host, slots held and waited for, jobs under way.
-    assert len(queries) == 4, queries
+    # Ended events, events of waves, jobs by state and host, slots held and waited for, jobs under way.
+    assert len(queries) == 5, queries
 
 
 def test_a_wave_tells_by_how_much_its_forecast_was_missed(service: Service, metrics: Metrics) -> None:
