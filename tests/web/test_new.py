@@ -409,6 +409,32 @@ def test_several_machines_of_a_source_become_one_wave(page: Page, service: Servi
     service.waves.remove(made.id)
 
 
+def test_a_question_of_a_source_becomes_one_wave(page: Page, service: Service, source: Source) -> None:
+    page.goto("/waves/new")
+    page.select_option("#f-source", label=source.name)
+    page.fill("#f-wave-name", "webs")
+    page.fill("#f-vm", "vm-wep-*")
+    page.locator("#look").click()
+    expect(page.locator("#query").get_by_role("alert")).to_contain_text("vm-wep-*")
+    expect(page.locator("#f-wave-name")).to_have_value("webs")
+    page.fill("#f-vm", "vm-web-*")
+    page.fill("#f-budget", "soon")
+    page.locator("#look").click()
+    expect(page.locator("#query").get_by_role("alert")).to_contain_text("Outage allowed")
+    page.fill("#f-budget", "600")
+    page.locator("#look").click()
+    expect(page.locator("#meant")).to_contain_text("4 VMs match")
+    expect(page.locator("#meant")).to_contain_text("vm-web-0, vm-web-1")
+    look_at(page, "wave-new-query")
+    assert service.waves.page(limit=5, cursor=None)[0] == [], "to look makes nothing"
+    page.locator("#make").click()
+    expect(page.locator("#state")).to_have_text("Draft")
+    (made,) = service.waves.page(limit=5, cursor=None)[0]
+    members = service.waves.whole(made.id).members
+    assert [(one.vm, one.outage_budget_s) for one in members] == [(f"vm-web-{number}", 600) for number in range(4)]
+    service.waves.remove(made.id)
+
+
 def test_a_stranger_gets_no_form_to_send(page: Page, service: Service) -> None:
     """A page that was made up, or is of a time before an upgrade."""
     before = len(service.begun)

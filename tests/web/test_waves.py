@@ -143,7 +143,7 @@ def test_a_large_wave_is_shown_a_page_at_a_time(page: Page, service: Service) ->
 
 def chosen_file(page: Page, name: str, content: bytes) -> None:
     page.locator("#f-file").set_input_files({"name": name, "mimeType": "application/octet-stream", "buffer": content})
-    page.get_by_role("button", name="Make a draft").click()
+    page.get_by_role("button", name="Make a draft", exact=True).click()
 
 
 def test_a_wave_is_made_of_a_file_and_what_is_wrong_with_its_rows_is_listed(page: Page, service: Service) -> None:

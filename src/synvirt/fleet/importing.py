@@ -80,11 +80,20 @@ class Importer:
 
     async def select(self, query: VmQuery, *, dry_run: bool) -> WaveImport:
         """A draft of all VMs of a source that are meant. BadRequest where none is; NotFound, SourceUnreachable, AuthFailed."""
+        request = await self.meant(query)
+        made = None if dry_run else (await asyncio.to_thread(self._waves.create, request)).id
+        return WaveImport(waves=(ImportedWave(id=made, name=request.name, members=len(request.members)),))
+
+    async def meant(self, query: VmQuery) -> WaveRequest:
+        """The wave that `select` would make; the same errors."""
         inventory = await self._inventory(query.source_id)
         request = await asyncio.to_thread(wave_of_query, query, known_vms(inventory), inventory.vms)
         check(request)
-        made = None if dry_run else (await asyncio.to_thread(self._waves.create, request)).id
-        return WaveImport(waves=(ImportedWave(id=made, name=request.name, members=len(request.members)),))
+        return request
+
+    def sources(self) -> Sequence[Source]:
+        """Those that can be asked. Blocks."""
+        return self._sources()
 
     async def _read(
         self, content: bytes, name: str | None, into: UUID | None

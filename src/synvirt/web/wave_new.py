@@ -1,8 +1,8 @@
-"""{base_url}/waves/new: a wave made of a spreadsheet, or of the machines of a source that were chosen at /new/several. A draft
-either way: nothing moves before somebody lets it go.
+"""{base_url}/waves/new: a wave made of a spreadsheet, of a query («all that are on in folder X»), or of the machines of a
+source that were chosen at /new/several. A draft each way: nothing moves before somebody lets it go.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -16,7 +16,7 @@ from synvirt.api.received import bounded
 from synvirt.errors import BadRequest, SynvirtError
 from synvirt.fleet.importing import Importer, WaveImport
 from synvirt.fleet.model import MEMBERS_MAX, WaveRequest
-from synvirt.fleet.querying import ids
+from synvirt.fleet.querying import VmQuery, ids
 from synvirt.fleet.sheets import CSV_BYTES_MAX, SheetProblem
 from synvirt.fleet.waves import Waves
 from synvirt.mistakes import worded
@@ -28,6 +28,9 @@ from synvirt.web.pages import Pages
 
 # A page with more rows is not read; a dry run of the command line lists all.
 PROBLEMS_SHOWN = 500
+# Enough to see whether the right ones are meant.
+MEANT_SHOWN = 200
+QUERY_FIELDS = tuple(VmQuery.model_fields)
 
 
 class Sheet:
@@ -53,6 +56,18 @@ class NewWavePages:
     def begin(self) -> Response:
         return self._page()
 
+    async def of_query(self, form: Sent) -> Response:
+        """The VMs that match, to be looked at; or a draft of them."""
+        typed = {name: form.text(name) for name in QUERY_FIELDS}
+        try:
+            meant = await self._importer.meant(query_of(typed))
+            if form.text("act") == "make":
+                made = await run_in_threadpool(self._waves.create, meant)
+                return self._pages.see(f"/waves/{made.id}")
+        except SynvirtError as error:
+            return await run_in_threadpool(self._page, typed=typed, wrong=error)
+        return await run_in_threadpool(self._page, typed=typed, meant=meant)
+
     async def of_file(self, request: Request) -> Response:
         """All that is wrong with its rows is listed; or it becomes a draft a wave that it names."""
         body = await bounded(request, CSV_BYTES_MAX + FRAMING_BYTES)
@@ -77,11 +92,26 @@ class NewWavePages:
         made = self._waves.create(asked(form, plans))
         return self._pages.see(f"/waves/{made.id}")
 
-    def _page(self, filename: str = "", problems: Sequence[SheetProblem] = ()) -> Response:
+    def _page(
+        self,
+        filename: str = "",
+        problems: Sequence[SheetProblem] = (),
+        *,
+        typed: Mapping[str, str] | None = None,
+        wrong: SynvirtError | None = None,
+        meant: WaveRequest | None = None,
+    ) -> Response:
+        status = BadRequest.status if problems else 200 if wrong is None else wrong.status
+        members = () if meant is None else meant.members
         return self._pages.page(
             "waves/new.html",
-            status=BadRequest.status if problems else 200,
+            status=status,
             filename=filename,
+            typed=typed or dict.fromkeys(QUERY_FIELDS, ""),
+            wrong=wrong,
+            sources=self._importer.sources(),
+            meant=members[:MEANT_SHOWN],
+            meant_count=None if meant is None else len(members),
             problems=problems[:PROBLEMS_SHOWN],
             more=max(0, len(problems) - PROBLEMS_SHOWN),
             most_bytes=CSV_BYTES_MAX,
@@ -122,3 +152,24 @@ def asked(form: Form, plans: Sequence[MigrationPlan]) -> WaveRequest:
 
 
 _SHOWN = {"name": "the wave's name", "windows": "the window", "limits": "copies at once", "members": "a member"}
+
+
+def query_of(typed: Mapping[str, str]) -> VmQuery:
+    """BadRequest, which names the field."""
+    try:
+        return VmQuery.model_validate({name: value for name, value in typed.items() if value})
+    except ValidationError as error:
+        mistakes = [f"{_QUERY_WORDS.get(str(one['loc'][0]), 'the query')}: {worded(one)}" for one in error.errors()]
+        raise BadRequest("; ".join(mistakes)) from None
+
+
+_QUERY_WORDS = {
+    "source_id": "Source",
+    "name": "Name of the wave",
+    "vm": "VMs named",
+    "folder": "Folder",
+    "host": "Host",
+    "power_state": "Power",
+    "guest_os": "Guest system",
+    "outage_budget_s": "Outage allowed",
+}

@@ -347,6 +347,7 @@ def waves_router(pages: Pages, waves: Waves, forecaster: Forecaster, deliveries:
             "GET /waves": made.waves,
             "GET /waves/new": new.begin,
             "POST /waves/new/file": new.of_file,
+            "POST /waves/new/query": new.of_query,
             "POST /waves/new/selection": new.of_selection,
             f"GET {here}": made.wave,
             f"POST {here}/simulate": made.simulate,
