@@ -12,10 +12,10 @@ import pytest
 from synvirt.errors import SourceUnreachable
 from synvirt.fleet.forecasting import SIZE_ASSUMED, Forecaster, WhatIf, loads_of, site_of
 from synvirt.fleet.model import Member, MemberState, Wave, WaveLimits
-from synvirt.fleet.simulate import COPY_BPS_ASSUMED, RESIDUALS_ASSUMED
+from synvirt.fleet.simulate import CHANGE_BPS_ASSUMED, COPY_BPS_ASSUMED, OUTAGE_ASSUMED_S, RESIDUALS_ASSUMED
 from synvirt.fleet.waves import Waves, change_members
 from synvirt.live import VmRow
-from synvirt.model.job import Migration, OutageForecast, OutagePart, Pass, Progress
+from synvirt.model.job import Forecast, Migration, OutageForecast, OutagePart, Pass, Progress
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.model.values import now
@@ -86,12 +86,23 @@ def test_a_site_is_as_fast_as_its_jobs_were() -> None:
                 Pass(number=2, kind="final", bytes=1, seconds=9),
             ),
             downtime_s=30,
+            forecast=Forecast(
+                change_rate_bps=4096,
+                throughput_bps=1,
+                expected_delta_bytes=1,
+                expected_downtime_s=1,
+                converges=True,
+                at=now(),
+            ),
             outage=OutageForecast(p50_s=20, p95_s=40, parts=(), at=now()),
         )
         for speed in speeds
     ]
     site = site_of(done)
     assert site.copy_bps == statistics.median(speeds)
+    assert (site.outage_s, site.change_bps) == (21, 4096), "what its guests took without the bytes of the last pass"
+    unknown = site_of([job("x", downtime_s=500)])
+    assert (unknown.outage_s, unknown.change_bps) == (OUTAGE_ASSUMED_S, CHANGE_BPS_ASSUMED)
     assert sorted(site.residuals) == sorted([1.5, 1.5, 1.5, *RESIDUALS_ASSUMED])
 
 

@@ -278,3 +278,21 @@ def test_a_fleet_of_no_vms_is_no_error() -> None:
     found = simulate(wave(), {}, Site(), NOW)
     assert found.forecast is None
     assert found.members == ()
+
+
+def test_a_busy_guest_is_kept_fresh_more_often_as_its_job_does() -> None:
+    """The pace of the job that holds: a delta grows to what a cut-over may copy, or for an hour."""
+    quiet, busy = 16.0 * 1024, float(MIB)
+    site = Site(copy_bps=100.0 * MIB, source_host_bps=None, residuals=EXACT)
+    loads = {
+        name: Load(100 * GIB, "esx-1", "d", change_bps=change, outage_s=100.0) for name, change in (("a", quiet), ("b", busy))
+    }
+    found = {one.id: one for one in forecast(wave(member("a"), member("b")), loads, site).members}
+    took = {
+        name: (one.healthy_at - one.planned_at).total_seconds()
+        for name, one in found.items()
+        if one.healthy_at and one.planned_at
+    }
+    # An hour of 16 KiB a second is not half a second of copying; 300 s of 1 MiB a second are three seconds.
+    assert took["a"] == pytest.approx(100.6, abs=0.5)
+    assert took["b"] == pytest.approx(103, abs=0.5)

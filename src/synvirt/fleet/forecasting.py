@@ -156,7 +156,7 @@ def loads_of(
         if size is None:
             unknown.append(member.id)
         goes_to = f"{member.host}/{member.destination}" if member.host else destination(member.plan.target.destination)
-        load = Load(size or 0, host, goes_to, state=member.state)
+        load = Load(size or 0, host, goes_to, delta_bytes=member.plan.warm.delta_threshold_bytes, state=member.state)
         found[member.id] = load if job is None else _as_it_goes(load, job)
     known = [one.size_bytes for name, one in found.items() if name not in set(unknown)]
     assumed = int(statistics.median(known)) if known else SIZE_ASSUMED
@@ -206,8 +206,23 @@ def site_of(past: Iterable[Migration]) -> Site:
     ]
     if len(residuals) < RESIDUALS_LEAST:
         residuals += RESIDUALS_ASSUMED
-    site = Site(residuals=tuple(residuals))
-    return replace(site, copy_bps=statistics.median(speeds)) if speeds else site
+    changes = [job.forecast.change_rate_bps for job in jobs if job.forecast is not None]
+    outages = [outage for job in jobs if (outage := _outage_without_copy_s(job)) is not None]
+    assumed = Site()
+    return Site(
+        copy_bps=statistics.median(speeds or [assumed.copy_bps]),
+        change_bps=statistics.median(changes or [assumed.change_bps]),
+        outage_s=statistics.median(outages or [assumed.outage_s]),
+        residuals=tuple(residuals),
+    )
+
+
+def _outage_without_copy_s(job: Migration) -> float | None:
+    """What its outage took apart from the bytes of the last pass. None, where its guest was never away for a last pass only."""
+    last = job.passes[-1] if job.passes else None
+    if job.downtime_s is None or last is None or last.kind != "final":
+        return None
+    return max(0.0, job.downtime_s - last.seconds)
 
 
 def _change(what_if: WhatIf) -> Change:

@@ -25,6 +25,8 @@ from synvirt.fleet.model import MemberState, Wave, WaveForecast, WaveLimits, Wav
 from synvirt.fleet.order import Order, order
 from synvirt.fleet.scheduling import Estimate, Facts, Scheduler, spans_of, told_s, told_time
 from synvirt.fleet.windows import Span
+from synvirt.migrations.forecast import hold_interval_s
+from synvirt.model.plan import Warm
 from synvirt.model.values import Model, Time
 from synvirt.sizes import MIB
 
@@ -37,8 +39,6 @@ HOST_BPS_ASSUMED = 600.0 * MIB
 OUTAGE_ASSUMED_S = 180.0
 CHANGE_BPS_ASSUMED = 64.0 * 1024
 RESIDUALS_ASSUMED = (0.7, 0.8, 0.9, 0.95, 1.0, 1.0, 1.05, 1.15, 1.3, 1.6, 2.2)
-# A ready copy is kept fresh this often; what changes meanwhile is copied while the guest is off.
-DELTA_EVERY_S = 3600.0
 # Runs besides the plan's own: as many as fit into ten seconds for five thousand members, and enough for a percentile.
 RUNS_TIMES_MEMBERS, RUNS_LEAST, RUNS_MOST = 20_000, 4, 40
 # A guest that does not come up within its window so often will not in the next one either.
@@ -49,27 +49,32 @@ _COPIES_LEAST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a member weighs. `outage_s`: shutdown, last delta's fixed cost, conversion and boot, without the delta's bytes.
-    `state`, `left_bytes`: of a wave that runs, how far it is."""
+    """What a member weighs. `outage_s`: shutdown, last delta's fixed cost, conversion and boot, without the delta's bytes. It
+    and `change_bps` are None where its own job has not said: then they are the site's. `state`, `left_bytes`: of a wave that
+    runs, how far it is. `delta_bytes`: how large a delta may grow before it is copied."""
 
     size_bytes: int
     source_host: str
     destination: str
-    change_bps: float = CHANGE_BPS_ASSUMED
-    outage_s: float = OUTAGE_ASSUMED_S
+    change_bps: float | None = None
+    outage_s: float | None = None
     state: MemberState = S.WAITING
     left_bytes: int | None = None
+    delta_bytes: int = Warm().delta_threshold_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """Bytes a second: of one copy, of all from one source host, to one destination, over the network (None: no bound that is
-    known). `residuals`: real duration by forecast one, of jobs that ended here."""
+    known). `change_bps`, `outage_s`: of a guest of which nothing is known yet. `residuals`: real duration by forecast one, of
+    jobs that ended here."""
 
     copy_bps: float = COPY_BPS_ASSUMED
     source_host_bps: float | None = HOST_BPS_ASSUMED
     destination_bps: float | None = None
     network_bps: float | None = None
+    change_bps: float = CHANGE_BPS_ASSUMED
+    outage_s: float = OUTAGE_ASSUMED_S
     residuals: tuple[float, ...] = RESIDUALS_ASSUMED
 
 
@@ -244,13 +249,19 @@ class _Run:
         drawn = [1.0 if draws is None else draws.one() for _ in each]
         # A copy that takes twice as long has twice as many bytes of this run.
         self._left = np.array(left, dtype=np.float64) * np.array(drawn)
-        self._change = np.array([load.change_bps for load in each], dtype=np.float64)
+        changes = [site.change_bps if load.change_bps is None else load.change_bps for load in each]
+        self._change = np.array(changes, dtype=np.float64)
         self._fresh_by_host = np.zeros(len(hosts))
         self._bound_s: NDArray[np.float64] = np.zeros((len(names), len(_BOUNDS)))
         self._shared_bps = setting.wave.limits.bandwidth_bps or math.inf
         own = min(site.copy_bps, self._shared_bps)
         self._own_bps = own
-        self._outage_s = [load.outage_s + min(load.change_bps * DELTA_EVERY_S, load.size_bytes) / own for load in each]
+        # A ready copy is kept fresh at the pace of its job; what changes meanwhile is copied while the guest is off.
+        self._outage_s = [
+            (site.outage_s if load.outage_s is None else load.outage_s)
+            + min(change * hold_interval_s(change, load.delta_bytes), load.size_bytes) / own
+            for load, change in zip(each, changes, strict=True)
+        ]
         slow = _quantile(sorted(site.residuals), 0.95) if site.residuals else 1.0
         facts = {
             name: Facts(

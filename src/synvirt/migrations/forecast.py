@@ -13,6 +13,9 @@ from synvirt.sizes import MIB
 
 # Guests change by fits and starts: the last few deltas say more than the last one.
 DELTAS_LOOKED_AT = 3
+# A job that holds for its cut-over, with no interval of its own: the next delta is due when it has grown to what a cut-over may
+# copy. Each is a snapshot of a guest that works, and Forklift takes one an hour, others one in ten minutes.
+HOLD_LEAST_S, HOLD_MOST_S = 300.0, 3600.0
 # What is copied in less than this long measures connecting, not copying.
 MEASURED_LEAST_S = 0.5
 
@@ -36,6 +39,13 @@ def forecast(passes: Sequence[Pass], *, at: datetime) -> Forecast | None:
         converges=round(rate, 1) < round(throughput, 1),
         at=at,
     )
+
+
+def hold_interval_s(
+    change_bps: float, threshold_bytes: int, *, least_s: float = HOLD_LEAST_S, most_s: float = HOLD_MOST_S
+) -> float:
+    """How long a job that is held waits from one delta to the next: `threshold_bytes` are what a cut-over may copy."""
+    return most_s if not change_bps else min(max(threshold_bytes / change_bps, least_s), most_s)
 
 
 def why_not(passes: Sequence[Pass]) -> str:

@@ -30,7 +30,7 @@ from synvirt.errors import (
 )
 from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
 from synvirt.migrations import source_vm
-from synvirt.migrations.forecast import forecast, why_not
+from synvirt.migrations.forecast import HOLD_LEAST_S, HOLD_MOST_S, forecast, hold_interval_s, why_not
 from synvirt.migrations.job import Job, converts, copied_disks
 from synvirt.migrations.outage import outage_forecast, too_long
 from synvirt.migrations.passes import PassDisk, run_opened_pass
@@ -53,9 +53,8 @@ log = structlog.get_logger(__name__)
 CBT_RESETS_MAX = 1
 # A snapshot is gone when its host was restarted in the middle of a pass. One that never lasts for a pass is no use.
 RETAKES_MAX = 3
-# A job that holds for its cut-over, with no interval of its own: the next delta is due when it has grown to what a cut-over may
-# copy. Each is a snapshot of a guest that works, and Forklift takes one an hour, others one in ten minutes.
-HOLD_LEAST_S, HOLD_MOST_S, HOLD_UNKNOWN_S = 300.0, 3600.0, 600.0
+# Of a job that is held, before its first delta says how fast its guest changes.
+HOLD_UNKNOWN_S = 600.0
 # A job that holds is woken when it is asked to cut over. This is for what is missed.
 HOLD_LOOK_S = 600.0
 # The operator asks for the cut-over: what has changed since an older snapshot is copied once more while the guest still runs.
@@ -289,9 +288,9 @@ def _left_s(job: Job, began: float) -> float:
 
 def _hold_interval_s(job: Job) -> float:
     found, warm = job.migration.forecast, job.migration.plan.warm
-    if found is None or not found.change_rate_bps:
-        return HOLD_UNKNOWN_S if found is None else HOLD_MOST_S
-    return min(max(warm.delta_threshold_bytes / found.change_rate_bps, HOLD_LEAST_S), HOLD_MOST_S)
+    if found is None:
+        return HOLD_UNKNOWN_S
+    return hold_interval_s(found.change_rate_bps, warm.delta_threshold_bytes, least_s=HOLD_LEAST_S, most_s=HOLD_MOST_S)
 
 
 async def _is_asked(job: Job) -> bool:
