@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -51,15 +52,13 @@ def told_of_member(wave_id: UUID, member: BaseModel) -> str:
         member_state=member.state,
         job_id=member.job_id,
         cause=member.cause,
-        late_s=late_s(member) if member.state is MemberState.HEALTHY else None,
+        late_s=late_s(member.planned_at, member.cut_over_at) if member.state is MemberState.HEALTHY else None,
     ).model_dump_json()
 
 
-def late_s(member: Member) -> float | None:
-    """How much later than the forecast had it its cut-over began; None, where it did not, or nobody forecast it."""
-    if member.planned_at is None or member.cut_over_at is None:
-        return None
-    return (member.cut_over_at - member.planned_at).total_seconds()
+def late_s(planned_at: datetime | None, cut_over_at: datetime | None) -> float | None:
+    """How much later than forecast a cut-over began; None, where it did not, or had no forecast."""
+    return None if planned_at is None or cut_over_at is None else (cut_over_at - planned_at).total_seconds()
 
 
 def member_json(row: MemberRow) -> str:

@@ -78,8 +78,7 @@ class WaveReport(Model):
 
 
 def report_of(wave: Wave, members: Iterable[Member]) -> WaveReport:
-    known = list(members)
-    reported = tuple(ReportedMember(**{name: getattr(one, name) for name in COLUMNS}) for one in known)
+    reported = tuple(ReportedMember(**{name: getattr(one, name) for name in COLUMNS}) for one in members)
     counted = Counter(one.state for one in reported)
     causes = Counter(one.cause for one in reported if one.cause is not None)
     late_s = None
@@ -97,7 +96,7 @@ def report_of(wave: Wave, members: Iterable[Member]) -> WaveReport:
         counts={state: counted[state] for state in MemberState if state in counted},
         causes=dict(causes.most_common()),
         outages=_outages(reported),
-        forecast_error=_forecast_error(known),
+        forecast_error=_forecast_error(reported),
         members=reported,
     )
 
@@ -115,8 +114,8 @@ def _outages(members: Iterable[ReportedMember]) -> Outages | None:
     )
 
 
-def _forecast_error(members: Iterable[Member]) -> ForecastError | None:
-    missed = sorted(abs(late) for one in members if (late := late_s(one)) is not None)
+def _forecast_error(members: Iterable[ReportedMember]) -> ForecastError | None:
+    missed = sorted(abs(late) for one in members if (late := late_s(one.planned_at, one.cut_over_at)) is not None)
     if not missed:
         return None
     return ForecastError(
