@@ -16,6 +16,7 @@ from synvirt.copying import request_bytes
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.carrying import AROUND_COPY, Carrying, failed, outage_of
 from synvirt.fleet.checks import Checker
+from synvirt.fleet.facts import Estimate
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
     ApprovalRequest,
@@ -27,7 +28,6 @@ from synvirt.fleet.model import (
     Window,
 )
 from synvirt.fleet.records import member_of
-from synvirt.fleet.scheduling import Estimate
 from synvirt.fleet.waves import Waves, change_members, give_back
 from synvirt.migrations.engine import Engine
 from synvirt.model.job import Forecast, Migration, OutageForecast

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 from bench.fleet import NOW, fleet
 from synvirt.fleet.gantt import ROWS_MAX, gantt
-from synvirt.fleet.scheduling import spans_of
+from synvirt.fleet.openings import spans_of
 from synvirt.fleet.simulate import Load, MemberForecast, Simulation, Site, simulate
 from synvirt.sizes import GIB
 from tests.fleet.made import member, wave

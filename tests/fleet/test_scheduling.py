@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from synvirt.errors import InvalidPlan
+from synvirt.fleet.facts import Estimate, Facts
 from synvirt.fleet.model import Canary, Group, LockOut, MemberState, WaveLimits, WaveRequest, Window
-from synvirt.fleet.scheduling import Decision, Estimate, Facts, Scheduler, decide, spans_of
+from synvirt.fleet.openings import spans_of
+from synvirt.fleet.scheduling import Decision, Scheduler, decide
 from tests.fleet.made import member, wave
 
 S = MemberState

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synvirt.fleet.model import Canary, Group, LockOut, MemberState, Wave, WaveLimits, WaveRequest, Window
+from synvirt.fleet.openings import spans_of
 from synvirt.fleet.order import order, problems
-from synvirt.fleet.scheduling import spans_of
 from synvirt.fleet.simulate import (
     Change,
     Load,

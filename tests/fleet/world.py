@@ -25,8 +25,8 @@ from synvirt.fleet.carrying import Carrying, failed
 from synvirt.fleet.checks import Checker
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import ApprovalRequest, MemberState, Wave, WaveRequest, WaveState
+from synvirt.fleet.openings import spans_of
 from synvirt.fleet.placing import Placing
-from synvirt.fleet.scheduling import spans_of
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.live import VmRow

@@ -19,12 +19,14 @@ import structlog
 
 from synvirt.errors import NotFound, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.fleet.delivering import Delivering
+from synvirt.fleet.facts import Estimate, Facts
 from synvirt.fleet.hooks import deliveries, of_wave
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
+from synvirt.fleet.openings import spans_of
 from synvirt.fleet.placing import Placing
 from synvirt.fleet.records import member_of, told_of, wave_of
-from synvirt.fleet.scheduling import Decision, Estimate, Facts, decide, spans_of
+from synvirt.fleet.scheduling import Decision, decide
 from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
 from synvirt.fleet.windows import Span
 from synvirt.live import VmRow

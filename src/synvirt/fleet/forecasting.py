@@ -20,7 +20,7 @@ from synvirt.errors import SynvirtError
 from synvirt.fleet.gantt import gantt
 from synvirt.fleet.listed_vms import Rows
 from synvirt.fleet.model import Member, Wave, WaveForecast, WaveLimits, WaveRequest, Window
-from synvirt.fleet.scheduling import spans_of
+from synvirt.fleet.openings import spans_of
 from synvirt.fleet.simulate import (
     RESIDUALS_ASSUMED,
     Change,

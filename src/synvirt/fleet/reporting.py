@@ -15,8 +15,8 @@ from uuid import UUID
 
 from synvirt.fleet.model import Member, MemberState, Wave, WaveForecast, WaveState
 from synvirt.fleet.records import late_s
-from synvirt.fleet.scheduling import told_s, told_time
 from synvirt.fleet.sheets import guarded
+from synvirt.fleet.words import told_s, told_time
 from synvirt.model.values import Model, Time
 
 

@@ -11,26 +11,24 @@ Full copies and cut-overs are counted each by itself against the limits: a windo
 """
 
 import heapq
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache, partial
+from datetime import datetime, timedelta
+from functools import partial
 
-from synvirt.fleet.model import Group, MemberRequest, MemberState, Wave, WaveRequest, Window
+from synvirt.fleet.facts import UNKNOWN, Estimate, Facts
+from synvirt.fleet.model import Group, MemberRequest, MemberState, Wave, WaveRequest
+from synvirt.fleet.openings import ALWAYS, HORIZON, Openings, spans_of
 from synvirt.fleet.order import Order, order
-from synvirt.fleet.windows import Span, joined, occurrences
+from synvirt.fleet.queueing import Key, Queues, Rank, Running
+from synvirt.fleet.windows import Span
+from synvirt.fleet.words import capital, listed, told_s, told_time
 
 # A copy made sooner must be kept fresh longer, which loads the source each hour; a fortnight is what plans are changed in.
 LEAD = timedelta(days=14)
 # A copy that takes long begins this many times its own length before its window.
 LEAD_COPIES = 3
-# Windows are looked at this far ahead.
-HORIZON = timedelta(days=3 * 366)
-ALWAYS = Span(datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
-# Names in a sentence.
-_NAMED_MAX = 3
 
 S = MemberState
 _HELD_READY = frozenset({S.READY, S.CUTTING_OVER, S.HEALTHY})
@@ -48,101 +46,12 @@ _IN_WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds: with a chance of one half, and of 95 %."""
-
-    p50: float
-    p95: float
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of a member apart from the wave. `destination`: where its volumes go, with the host: `kvm1/fast`. `outage`:
-    from the guest's shutdown to its boot seen; None: not known yet. `placed`: its source has said which host it runs on.
-    `unplaced`: why no host of ours takes it yet, in a sentence."""
-
-    source_host: str
-    destination: str
-    copy: Estimate = Estimate(0, 0)
-    outage: Estimate | None = Estimate(0, 0)
-    placed: bool = True
-    unplaced: str | None = None
-
-
-UNKNOWN = Facts("unknown", "unknown", outage=None)
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     """In the order in which they should begin. `canary_waits`: the canary is healthy, and its approval is what is missing."""
 
     begin: tuple[str, ...]
     cut_over: tuple[str, ...]
     canary_waits: bool = False
-
-
-class _Running:
-    """Who runs, by place."""
-
-    def __init__(self) -> None:
-        self.all: set[str] = set()
-        self.by_host: defaultdict[str, set[str]] = defaultdict(set)
-        self.by_destination: defaultdict[str, set[str]] = defaultdict(set)
-
-    def put(self, member: str, facts: Facts, runs: bool) -> None:
-        for place in (self.all, self.by_host[facts.source_host], self.by_destination[facts.destination]):
-            (place.add if runs else place.discard)(member)
-
-
-_Key = tuple[str, str]
-_Rank = tuple[object, ...]
-
-
-class _Queues:
-    """Members by pair of source host and destination, best rank first."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[_Key, list[tuple[_Rank, str]]] = {}
-
-    def push(self, key: _Key, rank: _Rank, member: str) -> None:
-        heapq.heappush(self._by_key.setdefault(key, []), (rank, member))
-
-    def __bool__(self) -> bool:
-        return any(self._by_key.values())
-
-    def taken(self, is_free: Callable[[_Key], bool], takes: Callable[[str], bool | None]) -> list[str]:
-        """The best first, as long as there is room. `takes`: True, it begins; False, it leaves the queue; None, it stays."""
-        heads = [(queue[0][0], key) for key, queue in self._by_key.items() if queue and is_free(key)]
-        heapq.heapify(heads)
-        found: list[str] = []
-        kept: list[tuple[_Key, _Rank, str]] = []
-        while heads:
-            _, key = heapq.heappop(heads)
-            if not is_free(key):
-                continue
-            queue = self._by_key[key]
-            rank, member = heapq.heappop(queue)
-            match takes(member):
-                case True:
-                    found.append(member)
-                case None:
-                    kept.append((key, rank, member))
-            if queue:
-                heapq.heappush(heads, (queue[0][0], key))
-        for key, rank, member in kept:
-            self.push(key, rank, member)
-        return found
-
-
-def spans_of(wave: WaveRequest | Wave, after: datetime) -> dict[str, tuple[Span, ...]]:
-    """Of each window by its id, as far as HORIZON. InvalidPlan."""
-    day = after.replace(hour=0, minute=0, second=0, microsecond=0)
-    return {window.id: _spans_from(window, day) for window in wave.windows}
-
-
-@lru_cache(maxsize=1000)  # the windows of a wave at their most; a tick need not read their rules again
-def _spans_from(window: Window, day: datetime) -> tuple[Span, ...]:
-    return occurrences(window, day, day + HORIZON)
 
 
 def decide(
@@ -192,13 +101,10 @@ class Scheduler:
         self._facts = {member.id: facts.get(member.id, UNKNOWN) for member in wave.members}
         self._members: dict[str, MemberRequest] = {member.id: member for member in wave.members}
         self._groups: dict[str, Group] = {group.name: group for group in wave.groups}
-        self._spans = {name: tuple(found) for name, found in spans.items()}
-        self._any = tuple(joined(span for found in self._spans.values() for span in found)) if wave.windows else (ALWAYS,)
-        self._starts = {name: [span.start for span in found] for name, found in (*self._spans.items(), ("", self._any))}
-        self._openings = sorted({start for starts in self._starts.values() for start in starts} - {ALWAYS.start})
+        self._openings = Openings(spans, has_windows=bool(wave.windows))
         self._place = {name: place for place, name in enumerate(self.order.sequence)}
         self._state = dict.fromkeys(self._members, S.WAITING)
-        self._copies, self._cuts = _Running(), _Running()
+        self._copies, self._cuts = Running(), Running()
         self._missing = {name: self._approvers_missing(name, approved or {}) for name in self._members}
         self._begun_at: dict[str, datetime] = {}
         self._moved_in: dict[str, set[str]] = {name: set() for name in self._groups}
@@ -207,7 +113,7 @@ class Scheduler:
         self._canary = self._canaries()
         self._canary_left = len(self._canary)
         self._canary_approved = canary_approved
-        self._to_begin, self._to_cut = _Queues(), {name: _Queues() for name in (*self._spans, "")}
+        self._to_begin, self._to_cut = Queues(), {name: Queues() for name in self._openings.names}
         self._later: list[tuple[datetime, int, str]] = []
         self._parked: dict[str, list[str]] = {}
         self._span_of: dict[str, Span | None] = {}
@@ -280,7 +186,7 @@ class Scheduler:
 
     def open_span_of(self, member: str, now: datetime) -> Span | None:
         """The opening of its window that `now` lies in."""
-        return self._open_span_only(self._window(member), now)
+        return self._openings.open(self._window(member), now)
 
     def next_change(self, now: datetime) -> datetime | None:
         """When time alone may change what is decided: None, where it will not."""
@@ -289,8 +195,8 @@ class Scheduler:
             found.append(self._wave.start_at)
         if not self._parked and not any(self._to_cut.values()):
             return min((at for at in found if at > now), default=None)
-        place = bisect_right(self._openings, now)
-        found += self._openings[place : place + 1]
+        if (opens := self._openings.next_start(now)) is not None:
+            found.append(opens)
         return min((at for at in found if at > now), default=None)
 
     def _begin(self, now: datetime) -> tuple[str, ...]:
@@ -405,7 +311,7 @@ class Scheduler:
 
     def _why_approval(self, member: str, _now: datetime) -> str | None:
         missing = self._missing[member]
-        return f"It waits for the approval of {_listed(missing)}." if missing else None
+        return f"It waits for the approval of {listed(missing)}." if missing else None
 
     def _why_after(self, member: str, _now: datetime) -> str | None:
         for name in self.order.after.get(member, ()):
@@ -436,12 +342,12 @@ class Scheduler:
 
     def _why_cut(self, member: str, now: datetime) -> str | None:
         window = self._window(member)
-        span = self._open_span_only(window, now)
+        span = self._openings.open(window, now)
         if span is None:
-            upcoming = self._upcoming(window, now)
+            upcoming = self._openings.upcoming(window, now)
             if upcoming is None:
-                return f"{_capital(self._window_told(member))} does not open again: give it another window."
-            return f"{_capital(self._window_told(member))} opens on {told_time(upcoming.start)}."
+                return f"{capital(self._window_told(member))} does not open again: give it another window."
+            return f"{capital(self._window_told(member))} opens on {told_time(upcoming.start)}."
         return (
             self._why_not_in(member, span, now)
             or self._why_apart(member)
@@ -485,7 +391,9 @@ class Scheduler:
         if outage is None or (budget is not None and outage.p95 > budget):
             return None
         needed, _ = self._needed_s(member, outage)
-        found = next((span for span in self._after(self._window(member), now) if span.left_s(span.start) >= needed), None)
+        found = next(
+            (span for span in self._openings.after(self._window(member), now) if span.left_s(span.start) >= needed), None
+        )
         return None if found is None or self._is_late(member, found) else found
 
     def _why_apart(self, member: str) -> str | None:
@@ -495,7 +403,7 @@ class Scheduler:
         others = sorted(one for one in self._moved_in[name] if one != member and self._state[one] is S.CUTTING_OVER)
         return f"{others[0]} of its group {name} is being cut over, and no two of them are at once." if others else None
 
-    def _why_full(self, member: str, running: _Running, what: str) -> str | None:
+    def _why_full(self, member: str, running: Running, what: str) -> str | None:
         facts, limits = self._facts[member], self._limits
         places = (
             (limits.wave, running.all, "of the wave"),
@@ -504,7 +412,7 @@ class Scheduler:
         )
         for limit, names, where in places:
             if limit is not None and len(names) >= limit:
-                return f"{len(names)} of {limit} {what} {where} run: {_listed(sorted(names, key=self._place.__getitem__))}."
+                return f"{len(names)} of {limit} {what} {where} run: {listed(sorted(names, key=self._place.__getitem__))}."
         return None
 
     # ── canary, dependencies, groups ─────────────────────────────────────────────────────────────────────────────────
@@ -642,36 +550,17 @@ class Scheduler:
         window = self._window(member)
         return f"window {window}" if window else "a window of the wave"
 
-    def _spans_of(self, window: str) -> Sequence[Span]:
-        return self._spans[window] if window else self._any
-
-    def _open_span_only(self, window: str, now: datetime) -> Span | None:
-        place = bisect_right(self._starts[window], now) - 1
-        if place < 0:
-            return None
-        span = self._spans_of(window)[place]
-        return span if now < span.end else None
-
     def _open_span(self, window: str, now: datetime) -> Span | None:
-        span = self._open_span_only(window, now)
+        span = self._openings.open(window, now)
         if span is not None and self._span_of.get(window) != span:
             self._span_of[window] = span
             for member in self._parked.pop(window, ()):
                 self._enqueue(member)
         return span
 
-    def _after(self, window: str, now: datetime) -> Sequence[Span]:
-        return self._spans_of(window)[bisect_right(self._starts[window], now) :]
-
-    def _upcoming(self, window: str, now: datetime) -> Span | None:
-        spans, place = self._spans_of(window), bisect_right(self._starts[window], now)
-        return spans[place] if place < len(spans) else None
-
     def _first_opening(self, member: str, now: datetime) -> datetime | None:
         """When its window opens, or did; None: it never does again."""
-        window = self._window(member)
-        span = self._open_span_only(window, now) or self._upcoming(window, now)
-        return None if span is None else span.start
+        return self._openings.first(self._window(member), now)
 
     def _begins_at(self, member: str, now: datetime) -> datetime:
         """Not before this is a copy worth its while. One whose window never opens again begins: it can be given another."""
@@ -680,17 +569,17 @@ class Scheduler:
             return now
         return opens - max(LEAD, LEAD_COPIES * timedelta(seconds=min(self._facts[member].copy.p95, HORIZON.total_seconds())))
 
-    def _rank(self, member: str, now: datetime) -> _Rank:
+    def _rank(self, member: str, now: datetime) -> Rank:
         opens = self._first_opening(member, now) or ALWAYS.end
         return (opens, self._members[member].priority, self._place[member])
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _key(self, member: str) -> _Key:
+    def _key(self, member: str) -> Key:
         facts = self._facts[member]
         return facts.source_host, facts.destination
 
-    def _is_free(self, running: _Running) -> Callable[[_Key], bool]:
+    def _is_free(self, running: Running) -> Callable[[Key], bool]:
         limits, everyone = self._limits, len(self._members) + 1
         wave, host = limits.wave or everyone, limits.per_source_host or everyone
         destination = limits.per_destination or everyone
@@ -710,30 +599,4 @@ class Scheduler:
         return tuple(name for name in self._members[member].approvers if name not in given)
 
     def _named(self, members: Sequence[str]) -> str:
-        return _listed([f"{name} ({_IN_WORDS[self._state[name]]})" for name in members])
-
-
-# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def told_time(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def told_s(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 72 * 3600 else f"{seconds / 86400:.1f} days"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED_MAX
-    if more > 0:
-        return f"{', '.join(names[:_NAMED_MAX])} and {more} more"
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+        return listed([f"{name} ({_IN_WORDS[self._state[name]]})" for name in members])

@@ -21,10 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synvirt.fleet.facts import Estimate, Facts
 from synvirt.fleet.model import MemberState, Wave, WaveForecast, WaveLimits, WaveRequest, Window
+from synvirt.fleet.openings import spans_of
 from synvirt.fleet.order import Order, order
-from synvirt.fleet.scheduling import Estimate, Facts, Scheduler, spans_of, told_s, told_time
+from synvirt.fleet.scheduling import Scheduler
 from synvirt.fleet.windows import Span
+from synvirt.fleet.words import told_s, told_time
 from synvirt.migrations.forecast import hold_interval_s
 from synvirt.model.plan import Warm
 from synvirt.model.values import Model, Time

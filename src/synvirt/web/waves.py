@@ -27,8 +27,8 @@ from synvirt.fleet.model import (
     WaveState,
     Window,
 )
+from synvirt.fleet.openings import spans_of
 from synvirt.fleet.records import member_of, wave_of
-from synvirt.fleet.scheduling import spans_of
 from synvirt.fleet.waves import GOING, MOVED, REMOVABLE, UNDER_WAY, Waves
 from synvirt.mistakes import worded
 from synvirt.model.values import now
