@@ -17,14 +17,16 @@ import pytest
 
 from synvirt.cli.client import Client
 from synvirt.cli.program import sized
-from synvirt.cli.watching import Bars, Lines, described
+from synvirt.cli.watching import Bars, Lines, described, stage
 from synvirt.errors import ServiceUnreachable
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import Mode, State
+from synvirt.model.plan import Target
 from synvirt.model.values import now
 from synvirt.sizes import MIB
+from synvirt.web.words import state_words
 from tests.cli.conftest import Run
-from tests.fakes.service import Service, failed
+from tests.fakes.service import PLAN, Service, failed
 from tests.house import live_plan
 
 SYNVIRT: list[str | Path] = [sys.executable, "-c", "from synvirt.cli import app; app()"]
@@ -271,3 +273,12 @@ def test_sizes(count: int, text: str) -> None:
 
 def test_figures_without_a_total() -> None:
     assert described(Progress()) == "…, 0 B of 0 B, 0 B/s"
+
+
+def test_of_a_guest_that_is_not_to_be_started_nothing_says_that_it_starts() -> None:
+    quiet = PLAN.model_copy(update={"target": Target(start=False)})
+    for plan, said, shown_as in ((PLAN, "Starting", "Starting"), (quiet, "Defining", "Defining")):
+        job = Migration(id=uuid4(), name="a", plan=plan, state=State.STARTING, mode_effective=Mode.COLD, created_at=now())
+        assert stage(job) == said
+        assert state_words(job.state, plan.target.start) == shown_as
+        assert stage(job.model_copy(update={"state": State.COMPLETED})) == "Completed"

@@ -22,6 +22,11 @@ LINES_A_COPY = 10
 LINE_EVERY_S = 10.0
 
 
+def stage(job: Migration) -> str:
+    """Its state as a person reads it: of a guest that is not to be started, the domain is defined and no more."""
+    return "Defining" if job.state is State.STARTING and not job.plan.target.start else str(job.state)
+
+
 class Display(Protocol):
     def moved(self, job: Migration) -> None: ...
     def stands(self, state: str, name: str, progress: Progress) -> None: ...
@@ -101,7 +106,7 @@ class Lines:
 
     def moved(self, job: Migration) -> None:
         before = self._state
-        self.stands(str(job.state), job.name, job.progress)
+        self.stands(stage(job), job.name, job.progress)
         if job.held and job.state == State.DELTA_SYNCING and before != job.state:
             self.said(f"held until it is asked to cut over: synvirt migrations cutover {job.id}")
         if job.last_error is not None and job.last_error != self._error and not job.last_error.fatal:
@@ -156,7 +161,7 @@ class Bars(AbstractContextManager["Bars"]):
 
     def moved(self, job: Migration) -> None:
         self._lines.moved(job)
-        self.stands(str(job.state), job.name, job.progress)
+        self.stands(stage(job), job.name, job.progress)
         self.disks(job.disks)
 
     def disks(self, rows: Sequence[DiskProgress]) -> None:

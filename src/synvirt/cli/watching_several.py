@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from synvirt.cli.client import PATIENCE_S
 from synvirt.cli.program import shown, sized
-from synvirt.cli.watching import described
+from synvirt.cli.watching import described, stage
 from synvirt.errors import ServiceUnreachable
 from synvirt.model.job import Migration
 
@@ -85,7 +85,7 @@ def _lines(*, as_json: bool) -> Showing:
         for job in jobs:
             if states.get(job.id) != job.state:
                 states[job.id] = job.state
-                text = f"{time.strftime('%H:%M:%S')} {str(job.id)[:8]} {job.state}  {shown(job.name)}"
+                text = f"{time.strftime('%H:%M:%S')} {str(job.id)[:8]} {stage(job)}  {shown(job.name)}"
                 print(job.model_dump_json() if as_json else text, flush=True)
 
 
@@ -115,5 +115,5 @@ def table(jobs: list[Migration]) -> "Table":
     for job in (running + others)[:ROWS_MAX]:
         said = described(job.progress, state=job.state) if job.progress.bytes_total and not job.ended else ""
         said = job.last_error.code if job.last_error is not None and job.ended else said
-        made.add_row(str(job.id)[:8], Text(shown(job.name)), str(job.state), Text(said))
+        made.add_row(str(job.id)[:8], Text(shown(job.name)), stage(job), Text(said))
     return made

@@ -44,8 +44,9 @@ def kind_words(kind: LiveKind | OfflineKind) -> str:
     return KINDS[kind]
 
 
-def state_words(state: State) -> str:
-    return STATES[state]
+def state_words(state: State, starts: bool = True) -> str:
+    """`starts`: the guest is started here; of one that is not, its domain is defined and no more."""
+    return "Defining" if state is State.STARTING and not starts else STATES[state]
 
 
 def tone(state: State) -> str:
