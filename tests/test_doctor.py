@@ -123,7 +123,7 @@ def test_a_conversion_tool_without_the_hyperv_driver_is_missing(
 
 
 def test_what_the_services_user_may_not_do_on_zfs_is_said_as_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = "canmount,compression,create,destroy,mount,userprop"
+    allowed = "canmount,clone,compression,create,destroy,mount,snapshot,userprop"
     program(tmp_path, "zfs", f"printf 'Local+Descendent permissions:\\n\\tuser synvirt {allowed}\\n'")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     settings = Settings(data_dir=tmp_path, zfs_pool="tank")

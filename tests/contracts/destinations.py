@@ -122,16 +122,57 @@ class DestinationContract:
 
     @pytest.mark.parametrize("name", ["../../etc/passwd", "elsewhere/disk", "", "a/../../b", "/etc/passwd", "x@y", "-r", "%"])
     def test_names_that_are_not_of_this_destination_are_refused(self, case: DestinationCase, name: str) -> None:
-        destination = case.destination
+        destination, good = case.destination, case.destination.volume_name(uuid4(), "disk")
         calls: tuple[Callable[[], object], ...] = (
             lambda: destination.create(name, SIZE),
             lambda: destination.destroy(name),
             lambda: destination.device(name),
             lambda: destination.open(name, SIZE),
+            lambda: destination.clone(name, good),
+            lambda: destination.clone(good, name),
+            lambda: destination.unclone(good, name),
         )
         for call in calls:
             with pytest.raises(DiskWriteFailed):
                 call()
+
+    def test_a_clone_is_the_volume_of_that_moment(self, case: DestinationCase) -> None:
+        name, to = self.volume(case), case.destination.volume_name(uuid4(), "Hard disk 1")
+        write(case.destination, name, SIZE, 70_000, b"before")
+        if case.destination.why_no_clones() is not None:
+            with pytest.raises(DiskWriteFailed) as caught:
+                case.destination.clone(name, to)
+            assert caught.value.hint
+        else:
+            case.destination.clone(name, to)
+            write(case.destination, name, SIZE, 70_000, b"after ")
+            assert read(case.destination, to, 70_000, 6) == b"before"
+            write(case.destination, to, SIZE, 70_000, b"rehear")
+            assert read(case.another(), name, 70_000, 6) == b"after "
+            assert case.destination.open(to, SIZE).size_bytes == SIZE
+            assert len(case.volumes()) == 2
+            case.another().clone(name, to)
+            assert read(case.destination, to, 70_000, 6) == b"after "
+        for _ in range(2):
+            case.another().unclone(name, to)
+        assert len(case.volumes()) == 1
+        assert read(case.destination, name, 70_000, 1) in b"ab"
+        case.destination.destroy(name)
+        case.destination.unclone(name, to)
+        assert case.volumes() == []
+
+    def test_a_volume_has_several_clones(self, case: DestinationCase) -> None:
+        if case.destination.why_no_clones() is not None:
+            return
+        name, clones = self.volume(case), [case.destination.volume_name(uuid4(), "disk") for _ in range(2)]
+        for number, to in enumerate(clones):
+            write(case.destination, name, SIZE, 0, b"%d" % number)
+            case.destination.clone(name, to)
+        case.destination.unclone(name, clones[0])
+        assert read(case.destination, clones[1], 0, 1) == b"1"
+        case.destination.unclone(name, clones[1])
+        case.destination.destroy(name)
+        assert case.volumes() == []
 
     def test_free_is_what_can_be_written(self, case: DestinationCase) -> None:
         assert MIB < case.destination.free_bytes() < 1 << 60

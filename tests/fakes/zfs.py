@@ -104,14 +104,45 @@ def create(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
     state["datasets"][name] = {"kind": "filesystem" if size is None else "volume", "options": options}
 
 
+def snapshot(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
+    (name,) = arguments
+    volume = name.partition("@")[0]
+    refuse_missing(state, volume)
+    if name in state["datasets"]:
+        raise Refused(f"cannot create snapshot '{name}': dataset already exists")
+    # What was written by the device is in its cache until then.
+    subprocess.run(["blockdev", "--flushbufs", folder / "dev" / volume], check=True)
+    subprocess.run(["cp", "--sparse=always", folder / "bytes" / volume, folder / "bytes" / name], check=True)
+    state["datasets"][name] = {"kind": "snapshot"}
+
+
+def clone(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
+    *options, origin, name = arguments
+    refuse_missing(state, origin)
+    volume = state["datasets"][origin.partition("@")[0]]["options"]
+    size = (folder / "bytes" / origin).stat().st_size
+    words = ["-o", f"volblocksize={volume['volblocksize']}", *options]
+    create(folder, state, ["-V", str(size), *words, name])
+    subprocess.run(["dd", f"if={folder / 'bytes' / origin}", f"of={folder / 'dev' / name}", "bs=1M", "conv=fsync"], check=True)
+    state["datasets"][name]["origin"] = origin
+
+
 def destroy(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
     (name,) = arguments
+    if "@" in name and name.partition("@")[0] in state["datasets"] and name not in state["datasets"]:
+        raise Refused("could not find any snapshots to destroy; check snapshot names.")
     refuse_missing(state, name)
+    if "@" in name:
+        if any(other.get("origin") == name for other in state["datasets"].values()):
+            raise Refused(f"cannot destroy '{name}': snapshot has dependent clones\nuse '-R' to destroy")
+        (folder / "bytes" / name).unlink()
+        del state["datasets"][name]
+        return
     busy = folder / BUSY_TURNS
     if busy.exists() and (turns := int(busy.read_text())):
         busy.write_text(str(turns - 1))
         raise Refused(f"cannot destroy '{name}': dataset is busy")
-    if any(other.startswith(f"{name}/") for other in state["datasets"]):
+    if any(other.startswith((f"{name}/", f"{name}@")) for other in state["datasets"]):
         raise Refused(f"cannot destroy '{name}': {state['datasets'][name]['kind']} has children\nuse '-r' to destroy")
     if state["datasets"][name]["kind"] == "volume":
         link = folder / "dev" / name
@@ -152,10 +183,12 @@ def show(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[Path, dict[str, Any], list[str]], None]] = {
+    "clone": clone,
     "create": create,
     "destroy": destroy,
     "get": get,
     "list": show,
+    "snapshot": snapshot,
 }
 
 

@@ -9,15 +9,21 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 from typing import ClassVar
 from uuid import UUID
 
 from synvirt.destinations.naming import sanitized_label
+from synvirt.disks.raw.cloning import clone_file
 from synvirt.disks.raw.files import HINTS
 from synvirt.disks.specs import FileWriterSpec, WriterSpec
 from synvirt.durable import sync_folder
 from synvirt.errors import DiskWriteFailed
+
+# What a file system says that shares no bytes between files, ioctl_ficlone(2).
+NO_REFLINKS = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EXDEV, errno.ENOSYS})
+NO_REFLINKS_HINT = "keep the volumes on XFS or Btrfs, on zfs, or in Ceph"
 
 # What volume_name gives: no path leaves the folder.
 NAME = re.compile(r"[0-9a-f-]{36}/\w[\w.-]*\.raw", re.ASCII)
@@ -68,6 +74,48 @@ class DirectoryDestination:
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):  # another disk of the job is still there
                     raise
+
+    def why_no_clones(self) -> str | None:
+        """Tried with two files without a name: what a mount can is not seen from its type alone."""
+        with _failing("the folder of the volumes cannot be looked at"):
+            with tempfile.TemporaryFile(dir=self.folder) as one, tempfile.TemporaryFile(dir=self.folder) as other:
+                one.write(b"x" * 4096)
+                one.flush()
+                try:
+                    clone_file(one.fileno(), other.fileno())
+                except OSError as error:
+                    if error.errno not in NO_REFLINKS:
+                        raise
+                    return "the file system of the volumes cannot share bytes between files (reflinks)"
+        return None
+
+    def clone(self, name: str, to: str) -> None:
+        source, path = self._path(name), self._path(to)
+        self.unclone(name, to)
+        try:
+            with _failing(f"volume {name} cannot be cloned"):
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+                with (
+                    open(os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as original,
+                    open(os.open(path, flags, 0o640), "rb+") as cloned,
+                ):
+                    try:
+                        clone_file(original.fileno(), cloned.fileno())
+                    except OSError as error:
+                        if error.errno not in NO_REFLINKS:
+                            raise
+                        raise DiskWriteFailed(
+                            f"volume {name} cannot be cloned: its file system shares no bytes between files (reflinks)",
+                            hint=NO_REFLINKS_HINT,
+                        ) from error
+        except BaseException:
+            self.unclone(name, to)
+            raise
+
+    def unclone(self, name: str, to: str) -> None:
+        self._path(name)
+        self.destroy(to)
 
     def shared_id(self) -> str | None:
         return None

@@ -2,12 +2,14 @@
 
     {pool}/synvirt.{job_id}.{sanitized label}             the volume
     {pool}/synvirt.{job_id}.{sanitized label}.unmarked    one that is being made: it has no mark yet, and no bytes
+    {the volume}@synvirt-{job_id of its clone}            what a clone begins with
 
 What is ours carries our mark in the image's metadata: `synvirt.job`, `synvirt.disk`, and `synvirt.size` (the disk's true size).
 Nothing without the mark is ever removed. No namespaces of the pool: libvirt 9 cannot say them. QEMU opens an image by librbd
 itself: `device` is in QEMU's words.
 """
 
+import contextlib
 import re
 from typing import Any, ClassVar
 from uuid import UUID
@@ -82,6 +84,37 @@ class RbdDestination:
             if self._is_ours(pool, name, job):
                 rbd.RBD().remove(pool.ioctx, name)
 
+    def why_no_clones(self) -> str | None:
+        return None
+
+    def clone(self, name: str, to: str) -> None:
+        _parts(name)
+        job, disk = _parts(to)
+        self.unclone(name, to)
+        unmarked = f"{to}.unmarked"
+        with RbdPool(self._place) as pool, failing(f"volume {name} cannot be cloned"):
+            import rbd
+
+            images = rbd.RBD()
+            with rbd.Image(pool.ioctx, name) as image:
+                size = str(image.metadata_get(SIZE))
+                image.create_snap(_snapshot(job))
+            images.clone(pool.ioctx, name, _snapshot(job), pool.ioctx, unmarked)
+            with rbd.Image(pool.ioctx, unmarked) as image:
+                set_marks(image, {JOB: job, DISK: disk, SIZE: size})
+            images.rename(pool.ioctx, unmarked, to)
+
+    def unclone(self, name: str, to: str) -> None:
+        _parts(name)
+        job, _ = _parts(to)
+        self.destroy(to)
+        with RbdPool(self._place) as pool, failing(f"what a clone of volume {name} began with cannot be removed"):
+            import rbd
+
+            with contextlib.suppress(rbd.ImageNotFound), rbd.Image(pool.ioctx, name) as image:
+                with contextlib.suppress(rbd.ImageNotFound):
+                    image.remove_snap(_snapshot(job))
+
     def shared_id(self) -> str | None:
         """By the cluster's own id: two clusters may have pools of one name."""
         if self._shared_id is None:
@@ -127,6 +160,10 @@ def _parts(name: str) -> tuple[str, str]:
     if found is None:
         raise DiskWriteFailed(f"{name!r} is no name of a volume in a Ceph pool")
     return found["job"], found["disk"]
+
+
+def _snapshot(job: str) -> str:
+    return f"synvirt-{job}"
 
 
 def _mark(pool: RbdPool, name: str, key: str) -> str | None:

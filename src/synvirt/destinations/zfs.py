@@ -1,6 +1,7 @@
 """Volumes as sparse zfs volumes, as the specification (part 1) wants them: lz4, blocks of 64 KiB.
 
     {pool}/{namespace}/migrations/{job_id}/{sanitized label}
+    {the volume}@synvirt-{job_id of its clone}                  what a clone begins with
 
 What is ours carries our mark, user properties of its own: `synvirt:job` and, on volumes, `synvirt:disk` and `synvirt:size`
 (the disk's true size: a volume is whole blocks). Nothing without the mark is ever destroyed, and nothing recursively.
@@ -104,6 +105,27 @@ class ZfsDestination:
                 if refused.reason != "in use":  # another disk of the job is still there
                     raise
 
+    def why_no_clones(self) -> str | None:
+        return None
+
+    def clone(self, name: str, to: str) -> None:
+        self._parts(name)
+        job, disk = self._parts(to)
+        self.unclone(name, to)
+        size = self._zfs.properties(name, "synvirt:size").get("synvirt:size", "")
+        self._make_parents(job)
+        self._zfs("snapshot", _snapshot(name, job))
+        marks = {"volmode": "dev", "synvirt:job": job, "synvirt:disk": disk, "synvirt:size": size}
+        self._zfs("clone", *_as_arguments(marks), _snapshot(name, job), to)
+        self.device(to)
+
+    def unclone(self, name: str, to: str) -> None:
+        self._parts(name)
+        job, _ = self._parts(to)
+        self.destroy(to)
+        # Its name is one that nobody else makes.
+        self._destroy(_snapshot(name, job))
+
     def shared_id(self) -> str | None:
         return None
 
@@ -194,6 +216,10 @@ class ZfsDestination:
         except ZfsRefused as refused:
             if refused.reason != "missing":
                 raise
+
+
+def _snapshot(name: str, job: str) -> str:
+    return f"{name}@synvirt-{job}"
 
 
 def _as_arguments(options: dict[str, str]) -> list[str]:

@@ -20,7 +20,7 @@ from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 
 # All that ZfsDestination asks for; docs/zfs.md tells people to allow it, and a test on real zfs that it is enough.
 NEEDED = frozenset(
-    "canmount compression create destroy mount userprop volmode".split()  # noqa: SIM905
+    "canmount clone compression create destroy mount snapshot userprop volmode".split()  # noqa: SIM905
 )
 # Who may open the devices of volumes: Debian's udev gives all disks to it.
 DEVICE_GROUP = "disk"

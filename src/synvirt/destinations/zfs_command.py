@@ -22,6 +22,7 @@ BUSY_PAUSES_S = (0.1, 0.2, 0.5, 1, 2, 4, 8)
 REFUSALS: tuple[tuple[str, Reason, str | None], ...] = (
     ("no such pool", "no pool", "`zpool list` shows the pools of this host; the setting zfs_pool names one"),
     ("does not exist", "missing", None),
+    ("could not find any snapshots", "missing", None),
     ("already exists", "exists", None),
     ("out of space", "no space", "free space in the pool, or choose another destination"),
     ("quota exceeded", "no space", "raise the quota of the namespace, or choose another destination"),
