@@ -343,7 +343,7 @@ SHOWN: Final[dict[str, dict[str, str]]] = {
     "remote/smb.py": {"smbprotocol": "goes to an address that was checked"},
     "remote/smb_shares.py": {"smbprotocol": "the connection is that of smb.py"},
     "repository/peer.py": {"HTTPConnection": _HANDED},
-    "fleet/asking.py": {"HTTPConnection": _HANDED},
+    "transport/asking.py": {"HTTPConnection": _HANDED},
     "live/hyperv/session.py": {"HTTPAdapter": "its pools are transport's"},
     "live/vsphere/session.py": {"pyVmomi": "its connections are transport's"},
     "live/ssh.py": {"runs ssh": "to an address that was checked", "runs ssh-keyscan": "of an address that was checked"},

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from synvirt.migrations.uploads import Uploads
     from synvirt.model.job import Migration
     from synvirt.proof.keeping import Receipts
+    from synvirt.rehearsals.asking import Rehearsing
+    from synvirt.rehearsals.engine import Rehearsals
     from synvirt.settings import DestinationSetting, Settings
     from synvirt.store import Store
 
@@ -134,17 +136,17 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             claim=partial(check_free, rooms),
             taking_over=taking_over,
         )
+        rehearsing, rehearsals = _rehearsals(settings, rooms, engine)
         fleet, carrying = _waves(stack, settings, rooms, intake, about, sources=sources, keyring=keyring)
-        kinds.append(carrying)
         checkup = Checkup(settings)
         checkup.begin()
         backups = _backups(stack, settings, store, rooms)
-        kinds.append(backups)
+        kinds += [rehearsals, carrying, backups]
         app = create_app(
             intake,
             settings,
             authenticate=authenticator(settings, announce=announce),
-            routers=_routers(settings, store, rooms, uploads=uploads, sources=sources, looking=looking),
+            routers=_routers(settings, store, rooms, uploads=uploads, sources=sources, looking=looking, rehearsing=rehearsing),
             pages=_pages(
                 intake,
                 settings,
@@ -156,6 +158,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
                 backups=backups,
                 looking=looking,
                 fleet=fleet,
+                rehearsing=rehearsing,
             ),
             checkup=checkup.latest,
         )
@@ -164,7 +167,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         server = Server(app, settings)
         stack.enter_context(swept(uploads))
         stack.enter_context(trials_swept(sources.trials))
-        _begin(stack, engine, carrying, taking_over, among_hosts=bool(settings.database_url))
+        _begin(stack, engine, rehearsals, carrying, taking_over, among_hosts=bool(settings.database_url))
         yield Service(server, rooms)
 
 
@@ -214,15 +217,39 @@ def _engine(
     return engine, kinds, taking_over
 
 
-def _begin(stack: ExitStack, engine: "Engine", carrying: "Carrying", taking_over: "TakingOver", *, among_hosts: bool) -> None:
+def _begin(
+    stack: ExitStack,
+    engine: "Engine",
+    rehearsals: "Rehearsals",
+    carrying: "Carrying",
+    taking_over: "TakingOver",
+    *,
+    among_hosts: bool,
+) -> None:
     """Jobs go on from here, and waves with them."""
     from synvirt.fleet.carrying import carried
     from synvirt.migrations.taking_over import looking
 
     engine.start()
     stack.callback(engine.close)
+    rehearsals.start()
+    stack.callback(rehearsals.close)
     stack.enter_context(carried(carrying))
     stack.enter_context(looking(taking_over, among_hosts=among_hosts))
+
+
+def _rehearsals(settings: "Settings", rooms: "Rooms", engine: "Engine") -> "tuple[Rehearsing, Rehearsals]":
+    from synvirt.outgoing import Guard
+    from synvirt.proof.health import Checker
+    from synvirt.rehearsals.asking import Rehearsing
+    from synvirt.rehearsals.engine import Rehearsals
+
+    checker = Checker(rooms.hypervisor, Guard(settings.remote_allowed_hosts), settings.remote_ca_file)
+    rehearsals = Rehearsals(rooms, checker, settings.data_dir / "rehearsals")
+    rehearsing = Rehearsing(
+        rooms.store, rehearsals, host=rooms.host, destination_named=rooms.destination_named, wake=engine.wake
+    )
+    return rehearsing, rehearsals
 
 
 def _waves(
@@ -237,7 +264,6 @@ def _waves(
 ) -> "tuple[Fleet, Carrying]":
     from synvirt.api.waves import Fleet
     from synvirt.fleet.carrying import Carrying, failed
-    from synvirt.fleet.checks import Checker
     from synvirt.fleet.deliveries import Deliveries
     from synvirt.fleet.delivering import Delivering, Ways
     from synvirt.fleet.forecasting import Forecaster
@@ -249,6 +275,7 @@ def _waves(
     from synvirt.fleet.waves import Waves
     from synvirt.migrations.hosts import host_of
     from synvirt.outgoing import Guard
+    from synvirt.proof.health import Checker
 
     rows = rooms.store.waves
     checker = Checker(rooms.hypervisor, Guard(settings.remote_allowed_hosts), settings.remote_ca_file)
@@ -289,12 +316,20 @@ def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal
 
 
 def _routers(
-    settings: "Settings", store: "Store", rooms: "Rooms", *, uploads: "Uploads", sources: "Sources", looking: "Looking"
+    settings: "Settings",
+    store: "Store",
+    rooms: "Rooms",
+    *,
+    uploads: "Uploads",
+    sources: "Sources",
+    looking: "Looking",
+    rehearsing: "Rehearsing",
 ) -> "tuple[APIRouter, ...]":
     from synvirt.api.destinations import destinations_router
     from synvirt.api.host_files import host_files_router
     from synvirt.api.hosts import hosts_router
     from synvirt.api.receipts import receipts_router
+    from synvirt.api.rehearsals import rehearsals_router
     from synvirt.api.remote_files import remote_files_router
     from synvirt.api.screenshots import screenshots_router
     from synvirt.api.sources import sources_router
@@ -310,6 +345,7 @@ def _routers(
         hosts_router(Hosts(store, settings.host_id)),
         screenshots_router(store, rooms.hypervisor.screenshot),
         receipts_router(store, rooms.receipts),
+        rehearsals_router(rehearsing),
         remote_files_router(rooms.remote_rules, free_bytes=free_bytes, looking=looking),
     )
 
@@ -326,6 +362,7 @@ def _pages(
     backups: "Backups",
     looking: "Looking",
     fleet: "Fleet",
+    rehearsing: "Rehearsing",
 ) -> "Callable[[Callable[[], bool]], tuple[APIRouter, ...]]":
     from synvirt.web import web_routers
     from synvirt.web.finding import Finder
@@ -345,6 +382,7 @@ def _pages(
         deliveries=fleet.deliveries,
         importer=fleet.importer,
         receipts=rooms.receipts,
+        rehearsing=rehearsing,
         stopping=stopping,
     )
 

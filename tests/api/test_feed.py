@@ -171,7 +171,7 @@ def test_a_job_s_page_is_drawn_once_for_all_who_look() -> None:
 
     async def run() -> None:
         intake = SimpleNamespace(board=SimpleNamespace(commits=1, latest=dict))
-        view = Counted(cast(Any, None), cast(Any, intake), lambda _: None)
+        view = Counted(cast(Any, None), cast(Any, intake), lambda _: None, cast(Any, None))
         pace = Pace(progress_every_s=60, ask_every_s=60)
         looking = [view.parts(ONE, pace, lambda: False) for _ in range(100)]
         for each in looking:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -144,6 +144,29 @@ class HypervisorContract:
             assert case.running(uuid) is False, "another job's domain stays"
         beside = job(_with_identity("theirs", domain.uuid, "52:54:00:aa:bb:01"), name="a copy", identity="new")
         case.hypervisor.check_free(identity_of(case.hypervisor.domain_xml(machine_of(beside), []).xml))
+
+    def test_a_rehearsed_guest_runs_next_to_the_one_that_it_is_a_copy_of(self, case: HypervisorCase) -> None:
+        """Its own name and UUID; the address of its card is the other's, and nobody hears it."""
+        mac, number = "52:54:00:11:22:33", uuid4()
+        migration = job(_with_identity("erp", str(uuid4()), mac))
+        moved = define(case, migration)
+        image = case.folder / f"{number}.raw"
+        image.write_bytes(bytes(MIB))
+        machine = replace(machine_of(migration), id=number, rehearsed=True)
+        rehearsed = case.hypervisor.domain_xml(machine, [Volume("disk1", str(image), "file")])
+        case.hypervisor.define(rehearsed)
+        assert rehearsed.name.startswith("erp-rehearsal-")
+        assert rehearsed.uuid == str(number) != moved.uuid
+        assert mac in rehearsed.xml
+        assert '<link state="down"' in rehearsed.xml
+        assert case.hypervisor.picture(number) is None, "it is off"
+        case.hypervisor.start(number)
+        assert case.running(number)
+        assert (case.hypervisor.picture(number) or b"").startswith(b"\x89PNG")
+        case.hypervisor.check_free(identity_of(moved.xml))
+        case.hypervisor.undefine(number, number)
+        assert case.running(number) is None
+        assert case.running(UUID(moved.uuid)) is False
 
     def test_leaves_foreign_domains_alone(self, case: HypervisorCase) -> None:
         migration, other = job(name="foreign"), uuid4()

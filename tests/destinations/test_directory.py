@@ -10,6 +10,7 @@ import pytest
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.errors import DiskWriteFailed
 from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract
+from tests.fakes.clones import CopyingDirectory
 from tests.needs import need, need_root
 
 MIB = 1 << 20
@@ -51,6 +52,24 @@ class TestDestination(DestinationContract):
             another=lambda: DirectoryDestination(folder),
             volumes=lambda: [str(path) for path in folder.rglob("*") if path.is_file()],
         )
+
+
+class TestTheFakeThatCopies(DestinationContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> DestinationCase:
+        folder = tmp_path / "volumes"
+        folder.mkdir()
+        return DestinationCase(
+            destination=CopyingDirectory(folder),
+            another=lambda: CopyingDirectory(folder),
+            volumes=lambda: [str(path) for path in folder.rglob("*") if path.is_file()],
+        )
+
+
+@pytest.mark.parametrize(("mounted", "shares"), [("tmpfs", False), ("xfs", True), ("btrfs", True)], indirect=["mounted"])
+def test_whether_a_file_system_shares_bytes_is_tried(mounted: Path, *, shares: bool) -> None:
+    assert (DirectoryDestination(mounted).why_no_clones() is None) is shares
+    assert list(mounted.glob("[!l]*")) == []
 
 
 def test_a_link_in_place_of_a_volume_is_not_followed(tmp_path: Path) -> None:

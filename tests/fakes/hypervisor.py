@@ -134,6 +134,10 @@ class FakeHypervisor:
                 raise GuestBootFailed(f"no sign of life within {timeout_s:g} s")
             time.sleep(0.01)
 
+    def picture(self, uuid: UUID) -> bytes | None:
+        found = self.domains.get(uuid)
+        return PICTURE if found is not None and found.running else None
+
     def read_guest_file(self, uuid: UUID, path: str) -> bytes:
         if not self.domains[uuid].running:
             raise GuestBootFailed("the agent does not answer")

@@ -17,6 +17,7 @@ from synvirt.api.destinations import destinations_router
 from synvirt.api.host_files import host_files_router
 from synvirt.api.hosts import hosts_router
 from synvirt.api.receipts import receipts_router
+from synvirt.api.rehearsals import rehearsals_router
 from synvirt.api.remote_files import remote_files_router
 from synvirt.api.screenshots import screenshots_router
 from synvirt.api.sources import sources_router
@@ -50,11 +51,13 @@ from synvirt.model.values import now
 from synvirt.offline.elsewhere import Rules
 from synvirt.proof.keeping import Receipts
 from synvirt.proof.signing import HostKey
+from synvirt.rehearsals.asking import Rehearsing
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
 from synvirt.web import web_routers
 from synvirt.web.finding import Finder
 from tests.fakes.backups import FakeGuests, backups_of
+from tests.fakes.clones import CopyingDirectory
 
 PREFIX = "/api/v1/migrator"
 USER, PASSWORD = "admin", "correct horse"
@@ -75,6 +78,19 @@ def unseen(plan: MigrationPlan) -> DryRun:
     """What a service says whose source does not answer."""
     problem = PlanProblem(field="source_ref", detail="the source does not answer")
     return DryRun(plan=plan, manifest=None, concerns=(), ways=(), forecast=None, differences=(), problems=(problem,))
+
+
+class NoRehearsals:
+    """An engine that does nothing: the test moves the rehearsals itself."""
+
+    def __init__(self, screenshots: Mapping[UUID, bytes]) -> None:
+        self._screenshots, self.begun = screenshots, list[UUID]()
+
+    def begin(self, rehearsal_id: UUID) -> None:
+        self.begun.append(rehearsal_id)
+
+    def screenshot(self, rehearsal_id: UUID) -> bytes | None:
+        return self._screenshots.get(rehearsal_id)
 
 
 class Service:
@@ -128,7 +144,15 @@ class Service:
         self.backups = backups_of(self.store, self.guests, data_dir)
         rules = Rules(self.settings.remote_allowed_hosts or ("nothing.invalid",))
         self.destinations: dict[str, Destination] = {"directory": DirectoryDestination(self.settings.volumes_dir)}
+        self.clonable = CopyingDirectory(self.settings.volumes_dir)
         self.receipts = Receipts(self.settings.receipts_dir, HostKey(self.settings.keyring_dir / "receipts.key", "local"))
+        self.rehearsing = Rehearsing(
+            self.store,
+            NoRehearsals(self.screenshots),
+            host="local",
+            destination_named=lambda name: self.clonable,
+            wake=self.woken.append,
+        )
         routers = (
             host_files_router(self.settings.imports_dir),
             uploads_router(self.uploads, idle_s=idle_s),
@@ -138,6 +162,7 @@ class Service:
             remote_files_router(rules),
             screenshots_router(self.store, self.screenshots.get),
             receipts_router(self.store, self.receipts),
+            rehearsals_router(self.rehearsing),
         )
         self.waves = Waves(self.store.waves, own=Hooks(keyring, "local", frozenset(self.settings.wave_commands)))
         deliveries = Deliveries(self.store.wave_hooks)
@@ -164,6 +189,7 @@ class Service:
                 deliveries=deliveries,
                 importer=importer,
                 receipts=self.receipts,
+                rehearsing=self.rehearsing,
                 stopping=stopping,
                 pace=pace,
             ),

@@ -15,7 +15,6 @@ import pytest
 from synvirt.copying import request_bytes
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.carrying import AROUND_COPY, Carrying, failed, outage_of
-from synvirt.fleet.checks import Checker
 from synvirt.fleet.facts import Estimate
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
@@ -35,6 +34,7 @@ from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.times import Schedule
 from synvirt.model.values import now
+from synvirt.proof.health import Checker
 from synvirt.sizes import KIB, MIB
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process

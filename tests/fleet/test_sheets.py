@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from synvirt.errors import BadRequest
 from synvirt.fleet import xlsx
-from synvirt.fleet.model import Check, Group, MemberRequest
+from synvirt.fleet.model import Group, MemberRequest
 from synvirt.fleet.sheets import KnownVm, SheetFacts, TakenIn, from_json, guarded, take_in, to_csv, to_json, unguarded
+from synvirt.model.checks import Check
 from synvirt.sizes import MIB
 from tests.fleet.made import member, plan, wave
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.fleet.carrying import Carrying, carried, failed
-from synvirt.fleet.checks import Checker
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.placing import Placing
 from synvirt.live import VmRow
@@ -28,6 +27,7 @@ from synvirt.migrations.hosts import host_of
 from synvirt.model.job import Domain
 from synvirt.model.values import now
 from synvirt.outgoing import Guard
+from synvirt.proof.health import Checker
 from synvirt.sizes import MIB
 from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
 from tests.house import House, SharedDirectory

@@ -22,7 +22,6 @@ import pytest
 from synvirt.errors import Conflict, SourceUnreachable
 from synvirt.fleet import host_side
 from synvirt.fleet.carrying import Carrying, failed
-from synvirt.fleet.checks import Checker
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import ApprovalRequest, MemberState, Wave, WaveRequest, WaveState
 from synvirt.fleet.openings import spans_of
@@ -38,6 +37,7 @@ from synvirt.model.kinds import ENDS, State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.problems import Problem
+from synvirt.proof.health import Checker
 from synvirt.sizes import GIB
 from synvirt.store import Store
 from synvirt.store import store as store_module

@@ -12,6 +12,7 @@ from synvirt.disks.checking.sampling import BLOCK_BYTES, would_see
 from synvirt.migrations.outage import Record, measured_parts, outage_forecast, record, too_long
 from synvirt.model.job import BootAttempt, Migration, OutageForecast, Pass
 from synvirt.model.kinds import Mode, State
+from synvirt.model.rehearsal import Rehearsal, RehearsalState
 from synvirt.sizes import MIB
 from tests.house import live_plan
 
@@ -112,6 +113,27 @@ def test_it_is_there_from_the_first_pass_on() -> None:
     assert [(part.name, part.p50_s, part.measured) for part in found.parts] == [("shutdown", 20, 9), ("last copy", 3, 9)]
     cold = running((first,)).model_copy(update={"mode_effective": Mode.COLD})
     assert outage_forecast(cold, [], converts=False, starts=True, at=later(5)) is None
+
+
+def test_what_was_rehearsed_is_what_is_expected() -> None:
+    """This guest's own conversion and boot, however long those of others took; of a rehearsal that failed, nothing."""
+    first = Pass(number=1, kind="full", bytes=MIB, seconds=5, snapshot_at=START, finished_at=later(5))
+
+    def parts(*rehearsals: Rehearsal) -> dict[str, tuple[float, int]]:
+        past = [done_job(20, 3, 45)] * 9
+        found = outage_forecast(running((first,)), past, converts=True, starts=True, rehearsals=rehearsals, at=later(5))
+        assert found is not None
+        return {part.name: (part.p50_s, part.measured) for part in found.parts}
+
+    passed = Rehearsal(
+        id=uuid4(), migration_id=uuid4(), state=RehearsalState.PASSED, created_at=START, conversion_s=80, boot_s=120
+    )
+    failed = passed.model_copy(update={"state": RehearsalState.FAILED, "boot_s": 600.0})
+    assert parts()["boot"] == (45, 9)
+    assert parts(failed)["boot"] == (45, 9)
+    assert parts(failed, passed)["boot"] == (120, 1)
+    assert parts(failed, passed)["conversion"] == (80, 1)
+    assert parts(passed)["shutdown"] == parts()["shutdown"]
 
 
 def test_who_lies_is_compared_whole_while_the_guest_is_away() -> None:

@@ -1,6 +1,7 @@
 """The list and a job's page, in a real browser: what they show, live; by keyboard alone, on a phone, in the dark, and for
 people who do not see them."""
 
+import re
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from synvirt.model.job import OutageForecast, Pass, Progress
 from synvirt.model.kinds import State
+from synvirt.model.rehearsal import CheckResult, RehearsalState
 from synvirt.model.values import now
 from tests.fakes.service import PLAN, Service
 from tests.web import jobs
@@ -105,6 +107,39 @@ def test_a_jobs_proof_has_a_tab_with_its_outage_its_verification_and_its_receipt
     with tarfile.open(download.value.path()) as tar:
         assert any(name.endswith("/data/statement.json") for name in tar.getnames())
     look_at(page, "proof")
+
+
+def test_a_job_is_rehearsed_and_its_proof_says_what_came_of_it(page: Page, service: Service) -> None:
+    job_id = jobs.warm(service, "rehearsed")
+    page.goto(f"/migrations/{job_id}")
+    page.click("#ask-rehearse")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Rehearse this move?")
+    page.click("#content form button")
+    expect(page).to_have_url(re.compile(f"/migrations/{job_id}/proof$"))
+    rehearsals = page.locator("#rehearsals")
+    expect(rehearsals).to_contain_text("Waiting for the end of a pass")
+    expect(page.locator("#ask-rehearse")).to_have_count(0)
+    (found,) = service.store.rehearsals.of(job_id)
+    service.screenshots[found.id] = page.screenshot()
+    done = {
+        "state": RehearsalState.FAILED,
+        "moment": now(),
+        "conversion_s": 61.0,
+        "boot_s": 34.0,
+        "outage_s": 131.0,
+        "checks": (
+            CheckResult(name="boot", ok=True, detail="seen by its agent, disks on virtio"),
+            CheckResult(name="systemctl is-active <nginx>", ok=False, detail="systemctl ended with 3"),
+        ),
+        "screenshot_url": f"/migrations/{job_id}/rehearsals/{found.id}/screenshot",
+    }
+    service.store.rehearsals.change(found.id, found.state, lambda one: one.model_copy(update=done))
+    expect(rehearsals).to_contain_text("systemctl is-active <nginx>")
+    expect(rehearsals.locator(".pill")).to_have_text("Failed")
+    expect(rehearsals.locator("li.bad")).to_have_count(1)
+    expect(rehearsals).to_contain_text("2 min 11 s")
+    expect(rehearsals.locator("img")).to_have_js_property("naturalWidth", 1280)
+    look_at(page, "rehearsed")
 
 
 def test_the_forecast_of_a_job_that_is_held_is_followed_on_its_proof(page: Page, service: Service) -> None:

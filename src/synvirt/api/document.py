@@ -25,6 +25,7 @@ from synvirt.model.files import HostFileRequest, UploadInspectRequest
 from synvirt.model.job import Migration, ProgressUpdate
 from synvirt.model.plan import PlanEnvelope, RetryRequest
 from synvirt.model.problems import ProblemDetails
+from synvirt.model.rehearsal import RehearsalRequest
 from synvirt.model.sources import SourceChange, SourceRequest
 
 _REF = "#/components/schemas/{model}"
@@ -32,6 +33,7 @@ _REF = "#/components/schemas/{model}"
 _MODELS = (
     PlanEnvelope,
     RetryRequest,
+    RehearsalRequest,
     HostFileRequest,
     UploadInspectRequest,
     RemoteFileRequest,

@@ -19,6 +19,7 @@ from synvirt.cli import (
     migrations,
     password,
     receipt,
+    rehearsals,
     sources,
     support_bundle,
     uploads,
@@ -80,6 +81,7 @@ app.add_typer(sources.app, name="sources")
 app.add_typer(sources.keyring, name="keyring")
 app.add_typer(uploads.app, name="uploads")
 app.add_typer(receipt.app, name="receipt")
+app.add_typer(rehearsals.app, name="rehearsals")
 app.add_typer(config.app, name="config")
 app.add_typer(destinations.app, name="destinations")
 app.add_typer(hosts.app, name="hosts")
@@ -89,6 +91,7 @@ app.add_typer(accounts.tokens, name="tokens")
 app.add_typer(accounts.audit, name="audit")
 app.add_typer(backups.app, name="backup")
 app.command("files")(host_files.files)
+app.command("rehearse")(rehearsals.rehearse)
 app.command("import")(importing.import_)
 app.command("inspect")(importing.inspect)
 app.command("password")(password.password)

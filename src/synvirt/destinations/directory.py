@@ -8,8 +8,8 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 from uuid import UUID
@@ -77,16 +77,19 @@ class DirectoryDestination:
 
     def why_no_clones(self) -> str | None:
         """Tried with two files without a name: what a mount can is not seen from its type alone."""
-        with _failing("the folder of the volumes cannot be looked at"):
-            with tempfile.TemporaryFile(dir=self.folder) as one, tempfile.TemporaryFile(dir=self.folder) as other:
-                one.write(b"x" * 4096)
-                one.flush()
-                try:
-                    clone_file(one.fileno(), other.fileno())
-                except OSError as error:
-                    if error.errno not in NO_REFLINKS:
-                        raise
-                    return "the file system of the volumes cannot share bytes between files (reflinks)"
+        with (
+            _failing("the folder of the volumes cannot be looked at"),
+            tempfile.TemporaryFile(dir=self.folder) as one,
+            tempfile.TemporaryFile(dir=self.folder) as other,
+        ):
+            one.write(b"x" * 4096)
+            one.flush()
+            try:
+                clone_file(one.fileno(), other.fileno())
+            except OSError as error:
+                if error.errno not in NO_REFLINKS:
+                    raise
+                return "the file system of the volumes cannot share bytes between files (reflinks)"
         return None
 
     def clone(self, name: str, to: str) -> None:

@@ -111,9 +111,9 @@ class RbdDestination:
         with RbdPool(self._place) as pool, failing(f"what a clone of volume {name} began with cannot be removed"):
             import rbd
 
+            # Neither the volume nor the snapshot need be there.
             with contextlib.suppress(rbd.ImageNotFound), rbd.Image(pool.ioctx, name) as image:
-                with contextlib.suppress(rbd.ImageNotFound):
-                    image.remove_snap(_snapshot(job))
+                image.remove_snap(_snapshot(job))
 
     def shared_id(self) -> str | None:
         """By the cluster's own id: two clusters may have pools of one name."""

@@ -5,7 +5,7 @@ members may cut over. Read `model.py` first: it has every noun. Then:
 
     what to do now   scheduling.py, by order.py, windows.py, openings.py, queueing.py, facts.py, words.py
     where            placement.py (pure), placing.py (of waves under way), listed_vms.py
-    done             carrying.py (the leader), host_side.py (the host of a job), checks.py, sharing.py
+    done             carrying.py (the leader), host_side.py (the host of a job), sharing.py
     foreseen         forecasting.py, simulate.py, gantt.py
     in and out       importing.py, sheets.py, xlsx.py, querying.py, reporting.py
     told to others   hooks.py, delivering.py, deliveries.py

@@ -28,7 +28,6 @@ import structlog
 
 from synvirt import __version__, programs
 from synvirt.errors import Internal, NotFound, PersistFailed, SynvirtError
-from synvirt.fleet.asking import status_of
 from synvirt.fleet.hooks import Hooks
 from synvirt.fleet.model import HookShown
 from synvirt.fleet.records import wave_of
@@ -38,6 +37,7 @@ from synvirt.settings import WaveCommandSetting
 from synvirt.store.documents import Unreadable
 from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, PENDING, DeliveryRow, HookRows
 from synvirt.store.waves import WaveRows
+from synvirt.transport.asking import status_of
 
 log = structlog.get_logger(__name__)
 

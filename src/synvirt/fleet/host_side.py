@@ -16,13 +16,13 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import PersistFailed, SynvirtError
-from synvirt.fleet.checks import Checker
 from synvirt.fleet.model import Member, MemberState, Wave
 from synvirt.fleet.waves import change_members
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import now
+from synvirt.proof.health import Checker
 from synvirt.repeating import Pauses
 from synvirt.store.waves import MemberRow
 

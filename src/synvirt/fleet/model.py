@@ -11,6 +11,7 @@ from uuid import UUID
 from pydantic import Field, SecretStr, StringConstraints, model_validator
 
 from synvirt.model.access import Endpoint
+from synvirt.model.checks import Check
 from synvirt.model.plan import DestinationName, MigrationPlan
 from synvirt.model.times import LocalTime, Moment, TimeZone
 from synvirt.model.values import WHOLE, Model, Name, Received, Time
@@ -94,26 +95,6 @@ class Group(Received):
     name: MemberId
     rule: Literal["together", "apart"] = "together"
     outage_budget_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
-
-
-class Check(Received):
-    """How a moved guest is seen to be healthy, beside its boot sign: a TCP port that answers, an HTTP page, a command by its
-    agent."""
-
-    kind: Literal["port", "http", "command"]
-    port: Annotated[int, Field(ge=1, le=65535), WHOLE] | None = None
-    url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://")] | None = None
-    argv: Annotated[tuple[Annotated[str, StringConstraints(max_length=4096)], ...], Field(max_length=64)] = ()
-    within_s: Annotated[float, Field(gt=0, le=3600)] = 120
-
-    @model_validator(mode="after")
-    def _its_own_field(self) -> Self:
-        given = {name for name, value in (("port", self.port), ("http", self.url), ("command", self.argv)) if value}
-        if given != {self.kind}:
-            raise ValueError(
-                "a check of kind port has a port, of kind http a url, of kind command an argv, and no other of them"
-            )
-        return self
 
 
 class MemberRequest(Received):

@@ -24,8 +24,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from synvirt.errors import BadRequest
 from synvirt.fleet import xlsx
-from synvirt.fleet.model import MEMBERS_MAX, Check, Group, MemberRequest, Wave, WaveRequest
+from synvirt.fleet.model import MEMBERS_MAX, Group, MemberRequest, Wave, WaveRequest
 from synvirt.mistakes import worded
+from synvirt.model.checks import Check
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import Model
 from synvirt.sizes import MIB

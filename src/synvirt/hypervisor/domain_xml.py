@@ -73,12 +73,15 @@ def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
     """
     manifest = machine.manifest
     name = safe_name(machine.target.name or manifest.name, fallback=f"vm-{str(machine.id)[:8]}")
+    if machine.rehearsed:
+        name = f"{name}-rehearsal-{str(machine.id)[:8]}"
     bus, identity = bus_now(machine), uuid_of(machine)
     root = ET.Element("domain", type="kvm" if host.accelerator == "kvm" else "qemu")
     _text(root, "name", name)
     _text(root, "uuid", str(identity))
     _text(root, "title", _NOT_XML.sub("", manifest.name).replace("\n", " ").strip() or name)
-    ET.SubElement(ET.SubElement(root, "metadata"), f"{{{JOB_NAMESPACE}}}job", id=str(machine.id), bus=bus)
+    mark = {"id": str(machine.id), "bus": str(bus), **({"unplugged": "yes"} if machine.rehearsed else {})}
+    ET.SubElement(ET.SubElement(root, "metadata"), f"{{{JOB_NAMESPACE}}}job", mark)
     _text(root, "memory", str(memory_bytes(machine)), unit="b")
     _firmware(root, manifest, BUSES[bus].chipset, host)
     _processor(root, machine, host)
@@ -206,6 +209,8 @@ def _rbd_words(device: str) -> tuple[str, str, str]:
 
 def _network(machine: Machine, nic: Nic, host: Host) -> tuple[str, str]:
     """What the card is plugged into: user, network or bridge, and its name."""
+    if machine.rehearsed:
+        return "user", ""  # and its link down: no packet leaves QEMU
     mapped = {entry.source: entry.target for entry in machine.target.network_map}
     kind, _, name = mapped.get(nic.network, host.network).partition(":")
     if kind not in ("user", "network", "bridge"):
@@ -220,7 +225,7 @@ def _interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, host: 
     if kind != "user":
         ET.SubElement(element, "source", {kind: name})
     ET.SubElement(element, "model", type=card(machine, nic))
-    if not nic.connected:
+    if machine.rehearsed or not nic.connected:
         ET.SubElement(element, "link", state="down")
     ET.SubElement(element, "rom", enabled="no")  # its network boot waits seconds for a key at each start; we boot from disks
 

@@ -146,7 +146,7 @@ def card(machine: Machine, nic: Nic) -> str:
 
 def uuid_of(machine: Machine) -> UUID:
     """The source's, which licences and cloud-init know the machine by; its own where that has none, or shall not be kept."""
-    if machine.target.identity == "keep":
+    if machine.target.identity == "keep" and not machine.rehearsed:
         try:
             known = UUID(machine.manifest.uuid or "")
         except ValueError:

@@ -297,6 +297,10 @@ class LibvirtHost:
         with contextlib.suppress(OSError):
             self._screen(job_id).unlink(missing_ok=True)
 
+    def picture(self, uuid: UUID) -> bytes | None:
+        domain = self._find("lookupByUUIDString", str(uuid))
+        return None if domain is None else eyes.screenshot(self._connection.use(), domain)
+
     def read_guest_file(self, uuid: UUID, path: str) -> bytes:
         return agent.read_file(self._defined(uuid), path)
 

@@ -12,7 +12,8 @@ from synvirt.model.plan import Target
 class Machine:
     """`id`: of who makes it; what the source has none of is derived from it. `target`: what the plan wants otherwise.
     `skipped`: keys of the disks that do not come along. `has_drivers`: virtio drivers were put into its disks. `attempts`: the
-    rungs of the ladder so far; it stands on the last."""
+    rungs of the ladder so far; it stands on the last. `rehearsed`: it runs next to the guest that it is a copy of: under a name
+    and a UUID of its own, its network cards as the guest knows them, and no cable in them."""
 
     id: UUID
     manifest: VmManifest
@@ -20,3 +21,4 @@ class Machine:
     skipped: frozenset[str] = frozenset()
     has_drivers: bool = False
     attempts: tuple[BootAttempt, ...] = ()
+    rehearsed: bool = False

@@ -1,6 +1,7 @@
 """Who a domain is: what no two on one host may share, and whose it is. Read from XML, ours or anybody's."""
 
 from dataclasses import dataclass
+from xml.etree import ElementTree as ET  # for its type: what is read goes through xml_document
 
 from synvirt import xml_document
 from synvirt.errors import Internal
@@ -11,7 +12,8 @@ JOB_NAMESPACE = "https://synvirt.org/xmlns/job/1"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`job_id`: of the job that made it, None where none of ours did; `bus`: the rung it was made for."""
+    """`job_id`: of the job that made it, None where none of ours did; `bus`: the rung it was made for. `macs`: of the cards
+    that others may hear: one that was made unplugged has none."""
 
     name: str
     uuid: str = ""
@@ -23,13 +25,18 @@ class Identity:
 def identity_of(xml: str) -> Identity:
     root = xml_document.parse(xml, "the hypervisor's description of a domain", wrong=Internal)
     job = root.find(f"metadata/{{{JOB_NAMESPACE}}}job")
+    unplugged = job is not None and job.get("unplugged") == "yes"
     return Identity(
         name=root.findtext("name", ""),
         uuid=root.findtext("uuid", ""),
         job_id=None if job is None else job.get("id"),
         bus=None if job is None else job.get("bus"),
-        macs=frozenset(mac.get("address", "").lower() for mac in root.iterfind("devices/interface/mac")),
+        macs=frozenset() if unplugged else _macs(root),
     )
+
+
+def _macs(root: ET.Element) -> frozenset[str]:
+    return frozenset(mac.get("address", "").lower() for mac in root.iterfind("devices/interface/mac"))
 
 
 def clash(wanted: Identity, other: Identity) -> str | None:

@@ -16,6 +16,7 @@ import structlog
 from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import source_vm
+from synvirt.migrations.cloning import wait_until_gone
 from synvirt.migrations.job import Job
 from synvirt.migrations.overrun import within_budget
 from synvirt.migrations.retrying import kept_on_failure
@@ -92,6 +93,7 @@ async def _move(job: Job, to: State, **fields: object) -> State:
 
 async def _end(job: Job) -> State:
     """Sweep, then Failed or Cancelled: whoever sees the end sees nothing of the job left but what it keeps."""
+    await wait_until_gone(job)
     cancelled = _failing(job.migration) == Cancelled.code
     keep: frozenset[str] = frozenset() if cancelled else kept_on_failure(job.migration)
     await sweep(job, keep)

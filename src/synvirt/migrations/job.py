@@ -154,6 +154,12 @@ def copied_disks(job: Job) -> list[tuple[Disk, str]]:
     return [(disk, volume) for disk in job.manifest.disks if (volume := volumes[disk.key]) is not None]
 
 
+def volume_label(disk: Disk, manifest: VmManifest) -> str:
+    """The disk's label, or label and key where two disks of the VM have the same label."""
+    alone = sum(other.label == disk.label for other in manifest.disks) == 1
+    return disk.label if alone else f"{disk.label} {disk.key}"
+
+
 def converts(job: Job, manifest: VmManifest) -> bool:
     choice = job.migration.plan.conversion
     return choice == "always" or (choice == "auto" and job.rooms.preparer.wants(manifest))

@@ -1,7 +1,8 @@
 """How long a guest will be away if its cut-over began now: p50 and p95, in the parts that it is made of. No I/O.
 
     shutdown ─▶ last copy ─▶ conversion ─▶ boot                 one after the other: they add up
-       └─ of past jobs of this site ─┘         (the last copy: of this job's own deltas, once it has some)
+       └─ of past jobs of this site ─┘         (the last copy: of this job's own deltas, once it has some;
+                                                conversion and boot: of its own rehearsals, once one has passed)
 
 Times of work are skewed to the right, so each part is taken for log-normal. Of few measurements a spread is not known, so that
 of many is taken with them: PRIOR_RUNS runs of PRIOR_SPREAD. The p95 is that of the next run, not of those that were (a
@@ -21,6 +22,7 @@ from synvirt.migrations.forecast import DELTAS_LOOKED_AT, MEASURED_LEAST_S, fore
 from synvirt.model.job import Migration, OutageForecast, OutagePart, OutagePartName, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
+from synvirt.model.rehearsal import Rehearsal, RehearsalState
 
 # Before anything was measured, as log-normal medians: a Linux server's. A Windows guest that installs updates takes longer, and
 # the first job of a site that meets one says so.
@@ -35,11 +37,18 @@ _Z95 = 1.6449
 
 
 def outage_forecast(
-    job: Migration, past: Iterable[Migration], *, converts: bool, starts: bool, whole: bool = False, at: datetime
+    job: Migration,
+    past: Iterable[Migration],
+    *,
+    converts: bool,
+    starts: bool,
+    rehearsals: Iterable[Rehearsal] = (),
+    whole: bool = False,
+    at: datetime,
 ) -> OutageForecast | None:
     """None, before the first pass is done, or where the guest is away from the beginning. `past`: jobs that completed here;
-    those of the same source count, and all of them where it has none. `whole`: the last copy compares whole disks, as it does
-    where change tracking was found to lie."""
+    those of the same source count, and all of them where it has none. `rehearsals`: of this job. `whole`: the last
+    copy compares whole disks, as it does where change tracking was found to lie."""
     if job.mode_effective is not Mode.WARM or not any(one.finished_at is not None for one in job.passes):
         return None
     measured = _measured(past, job.plan)
@@ -48,7 +57,9 @@ def outage_forecast(
         last = _part("last copy", [one.seconds for one in job.passes if one.finished_at and (one.whole or one.number == 1)])
     else:
         last = _last_copy(job.passes, [one["last copy"] for one in measured], shutdown, at=at)
-    return _added_up([shutdown, last, *_after(measured, converts=converts, starts=starts)], job.plan, at=at)
+    rehearsed = [one for one in rehearsals if one.state is RehearsalState.PASSED]
+    after = _after(measured, converts=converts, starts=starts, rehearsed=rehearsed)
+    return _added_up([shutdown, last, *after], job.plan, at=at)
 
 
 def planned_outage(
@@ -75,10 +86,16 @@ def _measured(past: Iterable[Migration], plan: MigrationPlan) -> list[dict[Outag
     return [found for one in _alike(past, plan) if (found := measured_parts(one)) is not None]
 
 
-def _after(measured: Sequence[dict[OutagePartName, float]], *, converts: bool, starts: bool) -> list[OutagePart]:
-    """What follows the last copy."""
+def _after(
+    measured: Sequence[dict[OutagePartName, float]], *, converts: bool, starts: bool, rehearsed: Sequence[Rehearsal] = ()
+) -> list[OutagePart]:
+    """What follows the last copy: as this guest was seen to do it, else as others were."""
+    own: dict[OutagePartName, list[float]] = {
+        "conversion": [one.conversion_s for one in rehearsed if one.conversion_s is not None],
+        "boot": [one.boot_s for one in rehearsed if one.boot_s is not None],
+    }
     follows: tuple[tuple[OutagePartName, bool], ...] = (("conversion", converts), ("boot", starts))
-    return [_part(name, [one[name] for one in measured if name in one]) for name, wanted in follows if wanted]
+    return [_part(name, own[name] or [one[name] for one in measured if name in one]) for name, wanted in follows if wanted]
 
 
 def _added_up(parts: Sequence[OutagePart], plan: MigrationPlan, *, at: datetime) -> OutageForecast:

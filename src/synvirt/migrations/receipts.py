@@ -3,6 +3,7 @@
 A receipt that cannot be made costs nobody the guest: the job says so, and completes.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,6 +15,7 @@ from synvirt.jobs.orders import HashesOrder
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode
+from synvirt.model.rehearsal import Rehearsal
 from synvirt.proof.keeping import CopiedDisk, MovedJob
 
 log = structlog.get_logger(__name__)
@@ -98,7 +100,8 @@ def _made(job: Job) -> Any:
         for number, (disk, volume) in enumerate(copied_disks(job))
     )
     plan = (job.migration.plan.model_dump_json(indent=1) + "\n").encode()
-    return receipts.make(MovedJob(job.id, said(job.migration), plan, disks, _token(job)))
+    rehearsals = job.rooms.store.rehearsals.of(job.id)
+    return receipts.make(MovedJob(job.id, said(job.migration, rehearsals), plan, disks, _token(job)))
 
 
 def _file(job: Job, number: int) -> Path:
@@ -106,7 +109,7 @@ def _file(job: Job, number: int) -> Path:
     return job.rooms.receipts.hashes_file(job.id, number)
 
 
-def said(job: Migration) -> dict[str, Any]:
+def said(job: Migration, rehearsals: Sequence[Rehearsal] = ()) -> dict[str, Any]:
     """What the statement says of the job: what, from where, when, by whom, how long. No secret: a plan has none."""
     manifest, plan = job.manifest, job.plan
     waived = set(plan.waive_concerns)
@@ -141,11 +144,15 @@ def said(job: Migration) -> dict[str, Any]:
             if one.id in waived
         ],
         "passes": [one.model_dump(mode="json") for one in job.passes],
+        "rehearsals": [one.model_dump(mode="json", include=_OF_REHEARSALS) for one in rehearsals if one.ended],
         "outage": {
             "measured_s": job.downtime_s,
             "forecast": None if job.outage is None else job.outage.model_dump(mode="json"),
         },
     }
+
+
+_OF_REHEARSALS = {"id", "state", "moment", "finished_at", "conversion_s", "boot_s", "outage_s", "checks"}
 
 
 def _at(moment: Any) -> str | None:

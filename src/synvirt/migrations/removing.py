@@ -71,6 +71,8 @@ class Removal:
             log.warning("old jobs cannot be removed now", cause=error.detail)
 
     def _refuse(self, job: Migration) -> None:
+        if self.store.rehearsals.has_unended(job.id):
+            raise Conflict(f"a rehearsal of job {job.id} has not ended", hint="what it made is being removed: try again soon")
         if not job.ended:
             raise Conflict(f"job {job.id} has not ended: it is {job.state}", hint="cancel it first")
         if (host := self.store.host_of(job.id)) != self._here:

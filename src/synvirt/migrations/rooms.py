@@ -1,5 +1,6 @@
 """What the steps of a job work with: the rooms of the house, put together by main.py."""
 
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -85,6 +86,8 @@ class Rooms:
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0
+    # Held while volumes are cloned for a rehearsal, or it is called off before they are.
+    cloning: threading.Lock = field(default_factory=threading.Lock)
     # Of the jobs; made of `connect`.
     sessions: Sessions = field(init=False)
 

@@ -16,7 +16,7 @@ from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
 from synvirt.migrations import receipts, source_vm, warm
 from synvirt.migrations.critical import refuse_critical
-from synvirt.migrations.job import Job, converts, copied_disks
+from synvirt.migrations.job import Job, converts, copied_disks, volume_label
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
@@ -24,7 +24,7 @@ from synvirt.migrations.retrying import look_at_volumes
 from synvirt.migrations.states import Facts
 from synvirt.model.job import Conversion, ConversionMessage, DiskProgress, MessageKind
 from synvirt.model.kinds import Mode, State
-from synvirt.model.machine import Disk, VmManifest
+from synvirt.model.machine import VmManifest
 from synvirt.model.values import now
 from synvirt.offline import OfflineImporter
 from synvirt.offline.elsewhere import joined
@@ -130,19 +130,13 @@ def _chosen_disks(job: Job, manifest: VmManifest) -> tuple[DiskProgress, ...]:
         DiskProgress(key=disk.key, label=disk.label, state="skipped")
         if disk.key in skipped
         else DiskProgress(
-            key=disk.key, label=disk.label, volume=job.destination.volume_name(job.id, _volume_label(disk, manifest))
+            key=disk.key, label=disk.label, volume=job.destination.volume_name(job.id, volume_label(disk, manifest))
         )
         for disk in manifest.disks
     )
     if not any(disk.volume for disk in chosen):
         raise InvalidPlan(f"{manifest.name} has no disk to import", hint="choose another VM, or fewer skip_disks")
     return chosen
-
-
-def _volume_label(disk: Disk, manifest: VmManifest) -> str:
-    """The disk's label, or label and key where two disks of the VM have the same label."""
-    alone = sum(other.label == disk.label for other in manifest.disks) == 1
-    return disk.label if alone else f"{disk.label} {disk.key}"
 
 
 async def _refuse_too_large(job: Job, manifest: VmManifest) -> None:

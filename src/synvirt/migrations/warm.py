@@ -30,6 +30,7 @@ from synvirt.errors import (
 )
 from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
 from synvirt.migrations import source_vm
+from synvirt.migrations.cloning import call_off, clone_asked
 from synvirt.migrations.forecast import HOLD_LEAST_S, HOLD_MOST_S, forecast, hold_interval_s, why_not
 from synvirt.migrations.job import Job, converts, copied_disks
 from synvirt.migrations.outage import outage_forecast, too_long
@@ -115,12 +116,13 @@ async def _fits(job: Job) -> bool:
 
 
 async def _forecast_outage(job: Job) -> None:
-    """From what the jobs took that completed here, and from this one's passes."""
+    """From what the jobs took that completed here, and from this one's passes and rehearsals."""
     found = outage_forecast(
         job.migration,
         await job.in_thread(completed, job.rooms.store, job.migration.plan),
         converts=converts(job, job.manifest),
         starts=job.migration.plan.target.start,
+        rehearsals=await job.in_thread(job.rooms.store.rehearsals.of, job.id),
         whole=await _is_distrusted(job),
         at=now(),
     )
@@ -168,6 +170,7 @@ async def _is_to_be_verified(job: Job, last: Pass) -> bool:
 
 async def cut_over(job: Job) -> None:
     """The source off, and the last of its changes copied."""
+    await call_off(job)
     last = job.migration.passes[-1]
     if last.finished_at is None and last.kind != "final":
         await _copy(job, last.number, last.kind)
@@ -269,6 +272,7 @@ async def _asked_while_waiting(job: Job) -> bool:
     while not asked and (left := float("inf") if distrusted else _left_s(job, began)) > 0:
         job.leave_turn()
         await job.stop.sleep_or_wake(min(left, HOLD_LOOK_S))
+        await clone_asked(job)
         asked = await _is_asked(job)
     await job.take_turn()
     return asked
@@ -335,6 +339,7 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
     await _released(job, number)
     await job.change(forecast=forecast(job.migration.passes, at=now()))
     await _forecast_outage(job)
+    await clone_asked(job)
     return done
 
 

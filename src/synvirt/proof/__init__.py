@@ -1,4 +1,5 @@
-"""Receipts: what was moved, signed, so that anybody can check it later without us.
+"""What shows that a move went well: `health.py` asks a guest that booted, and receipts say what was moved, signed, so that
+anybody can check it later without us.
 
 `signing.py` (a host's key, SSHSIG, DSSE), `bag.py` (the folder of a receipt, written), `verifying.py` (read, and doubted),
 `keeping.py` (a host's receipts, each chained to the one before).

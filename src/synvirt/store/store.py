@@ -42,9 +42,10 @@ from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritt
 from synvirt.store.filters import ALL, Only
 from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
+from synvirt.store.rehearsals import RehearsalRows
 from synvirt.store.slots import SlotRows
 from synvirt.store.sources import SourceRows
-from synvirt.store.tables import events, hosts, ledger, migrations, notes, secrets, slots, watermarks
+from synvirt.store.tables import events, hosts, ledger, migrations, notes, rehearsals, secrets, slots, watermarks
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
 from synvirt.store.wave_hooks import HookRows
@@ -107,7 +108,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an operator asked of a job: to cancel, or else to cut over."""
+    """What an operator asked of a job: to cancel, or else to cut over or to be rehearsed."""
 
     job_id: UUID
     cancel: bool
@@ -121,6 +122,7 @@ class Store:
         self.backups = BackupRows(reading=self._reading, writing=self._writing)
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
         self.slots = SlotRows(reading=self._reading, writing=self._writing)
+        self.rehearsals = RehearsalRows(reading=self._reading, writing=self._writing)
         self.waves = WaveRows(reading=self._reading, writing=self._writing)
         self.wave_hooks = HookRows(reading=self._reading, writing=self._writing)
         self.tokens = TokenRows(reading=self._reading, writing=self._unfenced)
@@ -219,7 +221,8 @@ class Store:
     def wishes(self, *, host: str) -> list[Wish]:
         """What operators asked of the jobs that have not ended."""
         chosen = (migrations.c.host == host, migrations.c.state.not_in(_ENDED))
-        asked = migrations.c.cancel_requested | migrations.c.cutover_requested
+        rehearsed = exists().where(rehearsals.c.migration_id == migrations.c.id, rehearsals.c.state == "Waiting")
+        asked = migrations.c.cancel_requested | migrations.c.cutover_requested | rehearsed
         query = select(migrations.c.id, migrations.c.cancel_requested).where(*chosen, asked)
         with self._reading() as db:
             return [Wish(UUID(row.id), bool(row.cancel_requested)) for row in db.execute(query)]

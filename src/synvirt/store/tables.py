@@ -5,6 +5,7 @@ migrations ──< events        a row a move, with the job as it was then: what
            ──< ledger        what the job made anywhere, written before it is made
            ──< secrets       the sealed credentials of a job that reads from elsewhere
            ──< notes         what a job must remember beyond what it shows (snapshots, change ids)
+           ──< rehearsals    what it made of its guest's start from clones; the oldest are swept
 hosts                        each host's lease and epoch: what it writes, it writes under these
 slots                        who reads a source's host, or writes a destination, and who waits in which line
 uploads                      the archives that were uploaded whole; their bytes are files of their host
@@ -130,6 +131,21 @@ secrets = Table(
     Column("migration_id", _ID, ForeignKey("migrations.id", ondelete="CASCADE"), primary_key=True),
     Column("host", String(255), nullable=False),
     Column("sealed", LargeBinary, nullable=False),
+)
+
+# `document` is the Rehearsal as the API answers it. It is done by the host that has the job.
+rehearsals = Table(
+    "rehearsals",
+    METADATA,
+    Column("number", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", _ID, nullable=False, unique=True),
+    _job(),
+    Column("state", String(32), nullable=False),
+    Column("cancel_requested", Boolean, nullable=False, server_default=false()),
+    Column("document", Text, nullable=False),
+    _version(),
+    Index("ix_rehearsals_migration_id", "migration_id"),
+    sqlite_autoincrement=True,
 )
 
 # Times in seconds since 1970, of the database's clock. `document`: what the host says of itself.

@@ -15,6 +15,7 @@ from synvirt.fleet.waves import Waves
 from synvirt.migrations.intake import Intake
 from synvirt.migrations.sources import Sources
 from synvirt.proof.keeping import Receipts
+from synvirt.rehearsals.asking import Rehearsing
 from synvirt.settings import Settings
 from synvirt.web.audit import audit_router
 from synvirt.web.backups import backups_router
@@ -51,6 +52,7 @@ def web_routers(
     deliveries: Deliveries,
     importer: Importer,
     receipts: Receipts | None,
+    rehearsing: Rehearsing,
     stopping: Callable[[], bool],
     pace: Pace | None = None,
 ) -> tuple[APIRouter, ...]:
@@ -63,7 +65,7 @@ def web_routers(
         static_router(pages),
         login_router(pages),
         jobs_router(pages, intake, stopping=stopping, pace=pace),
-        job_router(JobView(pages, intake, screenshot, receipts), stopping=stopping, pace=pace),
+        job_router(JobView(pages, intake, screenshot, rehearsing, receipts), stopping=stopping, pace=pace),
         new_router(pages, beginning, sources, finder.uploads),
         machine_router(setup, beginning),
         several_router(Several(setup)),

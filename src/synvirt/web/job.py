@@ -22,7 +22,9 @@ from synvirt.migrations.removing import has_kept_volumes
 from synvirt.migrations.retrying import has_whole_copy
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
+from synvirt.model.rehearsal import RehearsalRequest
 from synvirt.proof.keeping import Receipts, Said
+from synvirt.rehearsals.asking import Rehearsing, why_not
 from synvirt.web.chart import chart
 from synvirt.web.jobs import STREAM_HEADERS
 from synvirt.web.pages import Pages
@@ -31,13 +33,15 @@ from synvirt.web.stations import stations
 # The parts of the pages, in their order; each is a template, and an element of this id.
 ABOVE = ("banner", "way")
 JOB = ("figures", "actions", "chart", "disks", "passes", "boot", "conversion", "differences", "facts")
-PROOF = ("outage", "verification", "receipt")
+PROOF = ("outage", "rehearsals", "verification", "receipt")
 PARTS = (*ABOVE, *JOB, *PROOF)
 # The tabs below `ABOVE`: the end of the address, the name, the parts. A page has all parts, those of other tabs hidden: so one
 # stream of parts serves each.
 TABS = (("", "Job", JOB), ("/proof", "Proof", PROOF))
 
-Asked = Literal["cancel", "cutover", "retry", "again", "remove", "destroy"]
+REHEARSALS_SHOWN = 5
+
+Asked = Literal["cancel", "cutover", "rehearse", "retry", "again", "remove", "destroy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,13 @@ ACTIONS = {
             "Cut over now?",
             "The guest is shut down at its source, what has changed since the last pass is copied, and it is started here. "
             "It is away from the first to the last of these.",
+        ),
+        Action(
+            "rehearse",
+            "Rehearse",
+            "Rehearse this move?",
+            "The guest is started here from clones of its volumes, without a network, looked at, and removed again. "
+            "The source runs on, and so does the copying.",
         ),
         Action(
             "cancel",
@@ -115,6 +126,7 @@ class JobView:
     pages: Pages
     intake: Intake
     screenshot: Callable[[UUID], bytes | None]
+    rehearsing: Rehearsing
     receipts: Receipts | None = None
     shown: dict[UUID, Shown] = field(default_factory=dict)
 
@@ -125,12 +137,17 @@ class JobView:
         job, store = self.current(job_id), self.intake.store
         cancelling = not job.ended and store.cancel_requested(job.id)
         cutting = not job.ended and store.cutover_requested(job.id)
+        rehearsals = self.rehearsing.of(job.id)
+        rehearsable = why_not(job) is None and not cancelling and not cutting and all(one.ended for one in rehearsals)
         return {
+            "rehearsals": rehearsals[:REHEARSALS_SHOWN],
             "job": job,
             "stations": stations(job),
             "actions": [
                 ACTIONS[name]
-                for name in possible(job, cancelling=cancelling, cutting=cutting, kept=has_kept_volumes(store, job))
+                for name in possible(
+                    job, cancelling=cancelling, cutting=cutting, kept=has_kept_volumes(store, job), rehearsable=rehearsable
+                )
             ],
             "chart": chart(self.intake.board.courses().get(job.id) or course.noted(store.noted(job.id, course.NOTE))),
             "has_screen": job.state == State.FAILED and bool(job.boot_attempts) and self.screenshot(job.id) is not None,
@@ -192,6 +209,9 @@ class JobView:
                 return self.intake.cancel(job_id)
             case "cutover":
                 return self.intake.cutover(job_id)
+            case "rehearse":
+                self.rehearsing.ask(job_id, RehearsalRequest())
+                return self.intake.store.get(job_id)
             case "retry":
                 return self.intake.retry(job_id, {})
             case "again":
@@ -237,16 +257,19 @@ def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> AP
     @router.post("/migrations/{job_id}/{asked}")
     def act(job_id: UUID, asked: Asked) -> Response:
         job = view.act(job_id, asked)
-        return RedirectResponse(f"{pages.root}/migrations/{job.id}" if job else f"{pages.root}/", status_code=303)
+        tab = "/proof" if asked == "rehearse" else ""
+        return RedirectResponse(f"{pages.root}/migrations/{job.id}{tab}" if job else f"{pages.root}/", status_code=303)
 
     return router
 
 
-def possible(job: Migration, *, cancelling: bool, cutting: bool, kept: bool = False) -> list[Asked]:
+def possible(job: Migration, *, cancelling: bool, cutting: bool, kept: bool = False, rehearsable: bool = False) -> list[Asked]:
     """What the page offers. What is asked all the same is judged again where it is done."""
     names: list[Asked] = []
     if job.held and not cutting and not cancelling:
         names.append("cutover")
+    if rehearsable:
+        names.append("rehearse")
     if not job.ended and not cancelling:
         names.append("cancel")
     if job.retried_by is None and has_whole_copy(job):

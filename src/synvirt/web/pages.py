@@ -66,6 +66,8 @@ class Pages:
         )
         names = (
             "kind_words",
+            "rehearsal_tone",
+            "rehearsal_words",
             "state_words",
             "tone",
             "problem_tone",

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from synvirt.model.kinds import LiveKind, OfflineKind, State
 from synvirt.model.problems import Problem
+from synvirt.model.rehearsal import RehearsalState
 from synvirt.sizes import GIB, KIB, MIB, TIB
 
 STATES: dict[State, str] = {
@@ -53,6 +54,26 @@ def tone(state: State) -> str:
     """Which colour a state has: a class of the style sheet."""
     tones = {State.COMPLETED: "good", State.FAILED: "bad", State.CANCELLED: "quiet", State.QUEUED: "quiet"}
     return tones.get(state, "busy")
+
+
+REHEARSAL_STATES: dict[RehearsalState, tuple[str, str]] = {
+    RehearsalState.WAITING: ("Waiting for the end of a pass", "quiet"),
+    RehearsalState.PREPARING: ("Preparing guest", "busy"),
+    RehearsalState.BOOTING: ("Booting", "busy"),
+    RehearsalState.CHECKING: ("Checking", "busy"),
+    RehearsalState.SWEEPING: ("Removing what it made", "busy"),
+    RehearsalState.PASSED: ("Passed", "good"),
+    RehearsalState.FAILED: ("Failed", "bad"),
+    RehearsalState.CANCELLED: ("Cancelled", "quiet"),
+}
+
+
+def rehearsal_words(state: RehearsalState) -> str:
+    return REHEARSAL_STATES[state][0]
+
+
+def rehearsal_tone(state: RehearsalState) -> str:
+    return REHEARSAL_STATES[state][1]
 
 
 def problem_tone(problem: Problem) -> str:

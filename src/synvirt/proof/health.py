@@ -13,9 +13,9 @@ import structlog
 
 from synvirt import __version__
 from synvirt.errors import SynvirtError
-from synvirt.fleet.asking import status_of
-from synvirt.fleet.model import Check
+from synvirt.model.checks import Check
 from synvirt.outgoing import Guard
+from synvirt.transport.asking import status_of
 
 log = structlog.get_logger(__name__)
 

@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import Internal
-from synvirt.fleet.checks import Checker
-from synvirt.fleet.model import Check
+from synvirt.model.checks import Check
 from synvirt.outgoing import Guard
+from synvirt.proof.health import Checker
 from tests.certificates import self_signed
 
 GUEST = UUID(int=1)

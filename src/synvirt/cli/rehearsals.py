@@ -1,0 +1,176 @@
+"""synvirt rehearse, and synvirt rehearsals list|show|cancel|screenshot"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from synvirt.cli.listing import Listed, at, full_id, id_of, print_table
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import FAILED, shown
+
+if TYPE_CHECKING:
+    from synvirt.cli.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="Guests started from clones of what is copied so far, to see whether they boot.")
+
+POLL_S = 1.0
+ENDS = ("Passed", "Failed", "Cancelled")
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or its beginning")]
+RehearsalId = Annotated[str, typer.Argument(metavar="ID", help="The rehearsal's id, or its beginning")]
+
+
+@with_options
+def rehearse(
+    options: Options,
+    job: JobId,
+    *,
+    checks: Annotated[
+        list[str] | None,
+        typer.Option("--check", help="A program in the guest that must end with 0, with its arguments; may be repeated"),
+    ] = None,
+    within_s: Annotated[float, typer.Option("--within", min=1, max=3600, help="Seconds that each check may take")] = 120,
+    wait: Annotated[bool, typer.Option(help="Wait for its end")] = True,
+) -> None:
+    """Start a job's guest from clones of its volumes, look at it, and remove it again. The copying goes on. Exit 1: it failed.
+
+    Example: synvirt rehearse 1f3a --check "systemctl is-active nginx"
+    """
+    import json
+    import shlex
+
+    asked = [{"kind": "command", "argv": shlex.split(check), "within_s": within_s} for check in checks or ()]
+    with options.connect() as client:
+        job_id = full_id(client, "migration", job)
+        answer = client.ask("POST", f"/migrations/{job_id}/rehearse", json={"checks": asked})
+        if wait:
+            answer = _until_its_end(client, job_id, answer, say=not options.json)
+    found = json.loads(answer)
+    if options.json:
+        print(answer)
+    elif wait:
+        _sheet(found)
+    else:
+        print(f"Rehearsal {found['id']} waits for its clones. See it: synvirt rehearsals show {job_id} {found['id']}")
+    if found["state"] in ("Failed", "Cancelled"):
+        raise typer.Exit(FAILED)
+
+
+def _until_its_end(client: "Client", job_id: str, answer: str, *, say: bool) -> str:
+    import json
+    import time
+
+    state = ""
+    while (found := json.loads(answer))["state"] not in ENDS:
+        if say and found["state"] != state:
+            print(found["state"], flush=True)
+        state = found["state"]
+        time.sleep(POLL_S)
+        answer = client.ask("GET", f"/migrations/{job_id}/rehearsals/{found['id']}")
+    return answer
+
+
+@app.command("list")
+@with_options
+def list_(options: Options, job: JobId) -> None:
+    """List the rehearsals of a job, newest first.
+
+    Example: synvirt rehearsals list 1f3a
+    """
+    import json
+
+    with options.connect() as client:
+        answer = client.ask("GET", f"/migrations/{full_id(client, 'migration', job)}/rehearsals")
+    if options.json:
+        print(answer)
+        return
+    items = json.loads(answer)["items"]
+    if not items:
+        print("This job was never rehearsed.")
+        return
+    print_table(
+        ("ID", "STATE", "BEGAN", "BOOT", "OUTAGE", "CHECKS"),
+        (
+            (
+                shown(one["id"]),
+                shown(one["state"]),
+                at(one["started_at"] or one["created_at"]),
+                _seconds(one["boot_s"]),
+                _seconds(one["outage_s"]),
+                f"{sum(check['ok'] for check in one['checks'])} of {len(one['checks'])}",
+            )
+            for one in items
+        ),
+    )
+
+
+@app.command()
+@with_options
+def show(options: Options, job: JobId, rehearsal: RehearsalId) -> None:
+    """Show one rehearsal, and what its checks came to.
+
+    Example: synvirt rehearsals show 1f3a 9c02
+    """
+    import json
+
+    with options.connect() as client:
+        answer = client.ask("GET", _path(client, job, rehearsal))
+    if options.json:
+        print(answer)
+    else:
+        _sheet(json.loads(answer))
+
+
+@app.command()
+@with_options
+def cancel(options: Options, job: JobId, rehearsal: RehearsalId) -> None:
+    """Stop a rehearsal, and remove what it made.
+
+    Example: synvirt rehearsals cancel 1f3a 9c02
+    """
+    with options.connect() as client:
+        answer = client.ask("POST", f"{_path(client, job, rehearsal)}/cancel")
+    print(answer if options.json else "It ends as soon as what it made is gone.")
+
+
+@app.command()
+@with_options
+def screenshot(
+    options: Options,
+    job: JobId,
+    rehearsal: RehearsalId,
+    file: Annotated[Path, typer.Argument(metavar="FILE.png", help="Where it is written")],
+) -> None:
+    """Save what the rehearsed guest's screen showed last.
+
+    Example: synvirt rehearsals screenshot 1f3a 9c02 screen.png
+    """
+    from synvirt.cli.pictures import save
+
+    with options.connect() as client:
+        save(options, client, f"{_path(client, job, rehearsal)}/screenshot", file)
+
+
+def _path(client: "Client", job: str, rehearsal: str) -> str:
+    path = f"/migrations/{full_id(client, 'migration', job)}/rehearsals"
+    return f"{path}/{id_of(client, Listed('rehearsal', path, f'synvirt rehearsals list {job}'), rehearsal)}"
+
+
+def _sheet(found: dict[str, Any]) -> None:
+    print(
+        f"{shown(found['state'])}: the source as it was on {at(found['moment'])}" if found["moment"] else shown(found["state"])
+    )
+    for check in found["checks"]:
+        print(f"  {'ok  ' if check['ok'] else 'BAD '} {shown(check['name'])}: {shown(check['detail'])}")
+    for name, title in (("conversion_s", "Conversion"), ("boot_s", "Boot"), ("outage_s", "Outage, had it been the cut-over")):
+        if found[name] is not None:
+            print(f"  {title}: {_seconds(found[name])}")
+    if found["error"] is not None:
+        print(f"  {shown(found['error']['code'])}: {shown(found['error']['message'])}")
+        if found["error"]["hint"]:
+            print(f"  {shown(found['error']['hint'])}")
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} s"

@@ -1,0 +1,27 @@
+"""What is asked of a guest that booted, to see that it is healthy."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from synvirt.model.values import WHOLE, Received
+
+
+class Check(Received):
+    """How a moved guest is seen to be healthy, beside its boot sign: a TCP port that answers, an HTTP page, a command by its
+    agent."""
+
+    kind: Literal["port", "http", "command"]
+    port: Annotated[int, Field(ge=1, le=65535), WHOLE] | None = None
+    url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://")] | None = None
+    argv: Annotated[tuple[Annotated[str, StringConstraints(max_length=4096)], ...], Field(max_length=64)] = ()
+    within_s: Annotated[float, Field(gt=0, le=3600)] = 120
+
+    @model_validator(mode="after")
+    def _its_own_field(self) -> Self:
+        given = {name for name, value in (("port", self.port), ("http", self.url), ("command", self.argv)) if value}
+        if given != {self.kind}:
+            raise ValueError(
+                "a check of kind port has a port, of kind http a url, of kind command an argv, and no other of them"
+            )
+        return self

@@ -1,0 +1,84 @@
+"""A rehearsal: a job's guest, started from clones of its volumes while the copying goes on."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+from uuid import UUID
+
+from pydantic import Field, StringConstraints
+
+from synvirt.model.problems import Problem
+from synvirt.model.values import Model, Received, Time
+
+CHECKS_MAX = 32
+
+
+class RehearsalState(StrEnum):
+    WAITING = "Waiting"
+    PREPARING = "Preparing"
+    BOOTING = "Booting"
+    CHECKING = "Checking"
+    SWEEPING = "Sweeping"
+    PASSED = "Passed"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+
+REHEARSED = frozenset({RehearsalState.PASSED, RehearsalState.FAILED, RehearsalState.CANCELLED})
+
+
+class CommandCheck(Received):
+    """A program that the guest's agent runs; it must end with 0 before `within_s` is over, and is run again until then."""
+
+    kind: Literal["command"]
+    argv: Annotated[tuple[Annotated[str, StringConstraints(max_length=4096)], ...], Field(min_length=1, max_length=64)]
+    within_s: Annotated[float, Field(gt=0, le=3600)] = 120
+
+
+class RehearsalRequest(Received):
+    """`checks`: what is asked of the guest once it has booted. Its network cards lead nowhere: commands by its agent alone."""
+
+    checks: Annotated[tuple[CommandCheck, ...], Field(max_length=CHECKS_MAX)] = ()
+
+
+class CheckResult(Model):
+    """`detail`: the sign that was seen, or what was not as it should be."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+class Rehearsal(Model):
+    """`started_at`: the volumes were cloned. `moment`: of the source, as the clones have it. `outage_s`: what the outage would
+    have been: the forecast's shutdown and last copy, and the conversion and the boot as they were rehearsed. `outcome`: what it
+    ends as once all that it made is gone. `screenshot_url`: beneath /api/v1/migrator."""
+
+    id: UUID
+    migration_id: UUID
+    state: RehearsalState = RehearsalState.WAITING
+    asked: RehearsalRequest = RehearsalRequest()
+    submitted_by: str | None = None
+    created_at: Time
+    started_at: Time | None = None
+    finished_at: Time | None = None
+    moment: Time | None = None
+    # Where the clones are.
+    host: str | None = None
+    conversion_s: float | None = None
+    boot_s: float | None = None
+    boot_sign: str | None = None
+    outage_s: float | None = None
+    checks: tuple[CheckResult, ...] = ()
+    screenshot_url: str | None = None
+    error: Problem | None = None
+    outcome: RehearsalState | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in REHEARSED
+
+
+class RehearsalPage(Model):
+    """Of one job, newest first: all that are kept."""
+
+    items: tuple[Rehearsal, ...]

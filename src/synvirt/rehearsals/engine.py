@@ -1,0 +1,104 @@
+"""Runs the rehearsals of this host's jobs to their ends, through crashes and restarts: a thread each, by the kernel's
+runner."""
+
+import asyncio
+from pathlib import Path
+from threading import Event
+from uuid import UUID
+
+import structlog
+
+from synvirt.errors import Cancelled, Internal, NotFound, PersistFailed, SynvirtError
+from synvirt.jobs.runner import Runner
+from synvirt.migrations.rooms import Rooms
+from synvirt.model.rehearsal import RehearsalState
+from synvirt.proof.health import Checker
+from synvirt.rehearsals.steps import STEPS, LetGo, UnderWay, failed
+
+log = structlog.get_logger(__name__)
+
+
+class Rehearsals:
+    """`screens`: the folder that keeps what their guests' screens showed."""
+
+    def __init__(self, rooms: Rooms, checker: Checker, screens: Path) -> None:
+        self._rooms, self._checker, self.screens = rooms, checker, screens
+        self._let_go: dict[UUID, Event] = {}
+        rows = rooms.store.rehearsals
+        self._runner = Runner(self._run, lambda: rows.unended_ids(host=rooms.host), name="rehearsals")
+
+    def start(self) -> None:
+        self._forget_screens()
+        self._runner.start()
+
+    def begin(self, rehearsal_id: UUID) -> None:
+        self._runner.begin(rehearsal_id)
+
+    def pause(self) -> None:
+        """This host has lost its lease: nothing of them runs when this returns."""
+        self._runner.pause()
+
+    def resume(self) -> None:
+        self._runner.resume()
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def screenshot(self, rehearsal_id: UUID) -> bytes | None:
+        """What the guest's screen showed last, a PNG."""
+        try:
+            return (self.screens / f"{rehearsal_id}.png").read_bytes()
+        except OSError:
+            return None
+
+    async def _run(self, rehearsal_id: UUID) -> None:
+        """To its end. PersistFailed, where the store is away."""
+        let_go = self._let_go[rehearsal_id] = Event()
+        try:
+            await asyncio.to_thread(self.run, rehearsal_id, let_go)
+        finally:
+            # Its thread may go on after its task was cancelled.
+            let_go.set()
+
+    def run(self, rehearsal_id: UUID, let_go: Event) -> None:
+        """Blocks until it has ended, or was let go of."""
+        try:
+            rehearsal = self._rooms.store.rehearsals.get(rehearsal_id)
+        except NotFound:
+            return
+        under_way = UnderWay(rehearsal, self._rooms, self._checker, self.screens, let_go)
+        with structlog.contextvars.bound_contextvars(rehearsal=str(rehearsal_id), job=str(rehearsal.migration_id)):
+            try:
+                while not under_way.rehearsal.ended:
+                    self._move(under_way)
+            except LetGo:
+                return
+        log.info("a rehearsal has ended", rehearsal=str(rehearsal_id), state=str(under_way.rehearsal.state))
+
+    def _move(self, under_way: UnderWay) -> None:
+        state = under_way.rehearsal.state
+        try:
+            if state is not RehearsalState.SWEEPING and state is not RehearsalState.WAITING:
+                under_way.check()
+            changes = STEPS[state](under_way)
+        except (PersistFailed, LetGo):
+            raise
+        except SynvirtError as error:
+            if not isinstance(error, Cancelled):
+                log.warning("a rehearsal fails", state=str(state), code=error.code, detail=error.detail)
+            changes = failed(under_way, error)
+        except Exception as error:
+            log.exception("a step of a rehearsal failed in a way that it should not", state=str(state))
+            changes = failed(under_way, Internal(f"{type(error).__name__} in {state}", hint="the service's log has the cause"))
+        if changes:
+            under_way.move(**changes)
+
+    def _forget_screens(self) -> None:
+        """The pictures of rehearsals that are known no more."""
+        try:
+            known = self._rooms.store.rehearsals.ids()
+            for path in self.screens.glob("*.p*"):
+                if UUID(path.stem) not in known:
+                    path.unlink()
+        except (OSError, ValueError, SynvirtError) as error:
+            log.warning("pictures of old rehearsals cannot be removed now", cause=str(error))

@@ -1,0 +1,292 @@
+"""A function a state: what a rehearsal does there. Blocking; running it again after a crash is how a rehearsal resumes.
+
+Each takes the rehearsal under way and answers what changes with its move to the next state.
+"""
+
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+import structlog
+
+from synvirt.errors import Cancelled, DomainDefineFailed, GuestBootFailed, Interrupted, SynvirtError
+from synvirt.hypervisor import Volume
+from synvirt.hypervisor.hardware import ladder
+from synvirt.hypervisor.machine import Machine
+from synvirt.jobs.stop import Stop
+from synvirt.migrations.cloning import clones
+from synvirt.migrations.job import Job, converts
+from synvirt.migrations.rooms import Rooms
+from synvirt.model.checks import Check
+from synvirt.model.job import BootAttempt, Migration
+from synvirt.model.kinds import State
+from synvirt.model.machine import DiskBus
+from synvirt.model.rehearsal import CheckResult, CommandCheck, Rehearsal, RehearsalState
+from synvirt.model.values import now
+from synvirt.proof.health import Checker
+
+log = structlog.get_logger(__name__)
+
+# The job is looked at so often: it clones between two passes.
+WAIT_POLL_S = 0.5
+# An operator's wish to cancel is a row of the store, and any host's API may write it.
+WISH_POLL_S = 1.0
+CHECK_PAUSE_S = 1.0
+# What is shown of a command; the whole of it is in what was asked.
+NAME_CHARS = 200
+# What cannot be removed now may be in a moment: a volume that its guest still has open.
+SWEEP_PAUSES_S = (0.5, 2, 5, 15, 60)
+# From here on the job's volumes are those of the guest itself.
+BEFORE_CUT_OVER = frozenset({State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING})
+
+
+class LetGo(Exception):
+    """This process has to stop working, as by a crash."""
+
+
+@dataclass
+class UnderWay:
+    """A rehearsal while a step of it runs. `rehearsal` is as the store has it; every change goes through `move`. `let_go`: this
+    process has lost its lease, or ends."""
+
+    rehearsal: Rehearsal
+    rooms: Rooms
+    checker: Checker
+    screens: Path
+    let_go: Event = field(default_factory=Event)
+    _asked_at: float = 0.0
+    _cancelled: bool = False
+
+    @property
+    def job(self) -> Job:
+        return Job(self.rooms.store.get(self.rehearsal.migration_id), self.rooms, Stop())
+
+    def move(self, **changes: object) -> None:
+        rows, before = self.rooms.store.rehearsals, self.rehearsal
+        self.rehearsal = rows.change(before.id, before.state, lambda found: found.model_copy(update=changes))
+
+    def stop(self) -> bool:
+        """Is it to be cancelled? LetGo."""
+        if self.let_go.is_set():
+            raise LetGo
+        if not self._cancelled and time.monotonic() - self._asked_at >= WISH_POLL_S:
+            self._cancelled = self.rooms.store.rehearsals.is_cancelled(self.rehearsal.id)
+            self._asked_at = time.monotonic()
+        return self._cancelled
+
+    def check(self) -> None:
+        """Cancelled, LetGo."""
+        if self.stop():
+            raise Cancelled
+
+    def pause(self, seconds: float) -> None:
+        if self.let_go.wait(seconds):
+            raise LetGo
+
+    @property
+    def screen(self) -> Path:
+        return self.screens / f"{self.rehearsal.id}.png"
+
+
+def waiting(under_way: UnderWay) -> dict[str, object]:
+    """Until the job has cloned its volumes. Cancelled, where the job will not any more."""
+    rows, rooms = under_way.rooms.store.rehearsals, under_way.rooms
+    while True:
+        under_way.rehearsal = rows.get(under_way.rehearsal.id)
+        if under_way.rehearsal.state is not RehearsalState.WAITING:
+            return {}
+        if under_way.stop() or under_way.job.migration.state not in BEFORE_CUT_OVER:
+            with rooms.cloning:  # not while the job clones
+                under_way.rehearsal = rows.get(under_way.rehearsal.id)
+                if under_way.rehearsal.state is RehearsalState.WAITING:
+                    under_way.move(state=RehearsalState.SWEEPING, outcome=RehearsalState.CANCELLED)
+                return {}
+        under_way.pause(WAIT_POLL_S)
+
+
+def preparing(under_way: UnderWay) -> dict[str, object]:
+    """The guest's drivers go into the clones, as they will into the volumes."""
+    rehearsal, job, preparer = under_way.rehearsal, under_way.job, under_way.rooms.preparer
+    if rehearsal.host != under_way.rooms.host:
+        raise Interrupted(f"host {rehearsal.host}, which had the rehearsal, is lost", hint="rehearse again")
+    if converts(job, job.manifest):
+        name, devices = str(rehearsal.id), [volume.path for volume in _volumes(under_way, job)]
+        if rehearsal.conversion_s is None:
+            began = time.monotonic()
+            preparer.convert(name, job.manifest, devices, lambda kind, text: None, under_way.stop)
+            under_way.move(conversion_s=round(time.monotonic() - began, 1))
+        preparer.adopt(name, devices)
+        preparer.discard(name)
+    return {"state": RehearsalState.BOOTING}
+
+
+def booting(under_way: UnderWay) -> dict[str, object]:
+    """Up the ladder, as the job itself will: the first bus that the guest boots from."""
+    rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
+    # Of a service that was killed here: a guest that ran on says nothing of how long a boot takes.
+    hypervisor.undefine(rehearsal.id, rehearsal.id)
+    volumes, began = _volumes(under_way, job), time.monotonic()
+    tried: list[BootAttempt] = []
+    buses = ladder(_machine(rehearsal, job.migration, ()))
+    for bus in buses:
+        tried.append(BootAttempt(disk_bus=bus, began_at=now()))
+        try:
+            sign = _booted(under_way, _machine(rehearsal, job.migration, tuple(tried)), volumes)
+        except GuestBootFailed as error:
+            if not error.other_bus_may_help or bus == buses[-1]:
+                _keep(under_way, hypervisor.screenshot(rehearsal.id))
+                raise
+        else:
+            return {
+                "state": RehearsalState.CHECKING,
+                "boot_s": round(time.monotonic() - began, 1),
+                "boot_sign": sign,
+                "checks": (CheckResult(name="boot", ok=True, detail=_seen(sign, bus)),),
+            }
+    raise DomainDefineFailed(f"{job.manifest.name} has no bus to boot from")
+
+
+def _booted(under_way: UnderWay, machine: Machine, volumes: list[Volume]) -> str:
+    hypervisor, rooms = under_way.rooms.hypervisor, under_way.rooms
+    under_way.check()
+    domain = hypervisor.domain_xml(machine, volumes)
+    hypervisor.define(domain)
+    hypervisor.start(machine.id)
+    return hypervisor.wait_until_booted(machine.id, rooms.boot_timeout_s, under_way.stop)
+
+
+def _machine(rehearsal: Rehearsal, job: Migration, attempts: tuple[BootAttempt, ...]) -> Machine:
+    assert job.manifest is not None
+    return Machine(
+        id=rehearsal.id,
+        manifest=job.manifest,
+        target=job.plan.target,
+        skipped=frozenset(disk.key for disk in job.disks if disk.state == "skipped"),
+        has_drivers=rehearsal.conversion_s is not None,
+        attempts=attempts,
+        rehearsed=True,
+    )
+
+
+def _seen(sign: str, bus: DiskBus) -> str:
+    return f"seen by its {sign}, disks on {bus}"
+
+
+def checking(under_way: UnderWay) -> dict[str, object]:
+    """What was asked of the guest; each is asked again until its time is over."""
+    rehearsal, hypervisor = under_way.rehearsal, under_way.rooms.hypervisor
+    results = [one for one in rehearsal.checks if one.name == "boot"]
+    for check in rehearsal.asked.checks:
+        trouble = _asked(under_way, check)
+        results.append(
+            CheckResult(name=shlex.join(check.argv)[:NAME_CHARS], ok=trouble is None, detail=trouble or "as it should be")
+        )
+    kept = _keep(under_way, hypervisor.picture(rehearsal.id))
+    passed = all(one.ok for one in results)
+    outage = under_way.job.migration.outage
+    before_s = None if outage is None else sum(part.p50_s for part in outage.parts if part.name in ("shutdown", "last copy"))
+    after_s = (rehearsal.conversion_s or 0.0) + (rehearsal.boot_s or 0.0)
+    return {
+        "state": RehearsalState.SWEEPING,
+        "outcome": RehearsalState.PASSED if passed else RehearsalState.FAILED,
+        "checks": tuple(results),
+        "outage_s": None if before_s is None else round(before_s + after_s, 1),
+        "screenshot_url": _url(rehearsal) if kept else None,
+    }
+
+
+def _asked(under_way: UnderWay, asked: CommandCheck) -> str | None:
+    check = Check.model_validate(asked.model_dump())
+    deadline = time.monotonic() + check.within_s
+    while True:
+        under_way.check()
+        left_s = deadline - time.monotonic()
+        trouble = under_way.checker.trouble(check, under_way.rehearsal.id, max(left_s, CHECK_PAUSE_S))
+        if trouble is None or time.monotonic() >= deadline:
+            return trouble
+        under_way.pause(min(CHECK_PAUSE_S, max(deadline - time.monotonic(), 0.0)))
+
+
+def _keep(under_way: UnderWay, picture: bytes | None) -> bool:
+    """For people: nothing depends on it."""
+    if picture is None:
+        return False
+    path = under_way.screen
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(picture)
+        partial.replace(path)
+    except OSError as error:
+        log.warning("a screen cannot be kept", cause=str(error))
+        return False
+    return True
+
+
+def _url(rehearsal: Rehearsal) -> str:
+    return f"/migrations/{rehearsal.migration_id}/rehearsals/{rehearsal.id}/screenshot"
+
+
+def failed(under_way: UnderWay, error: SynvirtError) -> dict[str, object]:
+    """What changes where a step could not be done. Cancelled is its operator's wish, or the job's."""
+    job, rehearsal = under_way.job, under_way.rehearsal
+    cancelled = isinstance(error, Cancelled)
+    checks = rehearsal.checks
+    if isinstance(error, GuestBootFailed):
+        checks = (CheckResult(name="boot", ok=False, detail=error.summary),)
+    return {
+        "state": RehearsalState.SWEEPING,
+        "outcome": RehearsalState.CANCELLED if cancelled else RehearsalState.FAILED,
+        "error": None if cancelled else job.problem(error, fatal=True),
+        "checks": checks,
+        "screenshot_url": _url(rehearsal) if under_way.screen.exists() else None,
+    }
+
+
+def sweeping(under_way: UnderWay) -> dict[str, object]:
+    """All that it made goes, the guest first. It has not ended before that is done."""
+    rehearsal, rooms = under_way.rehearsal, under_way.rooms
+    job = under_way.job
+    steps: list[Callable[[], object]] = [
+        lambda: rooms.hypervisor.undefine(rehearsal.id, rehearsal.id),
+        lambda: rooms.hypervisor.forget_screenshot(rehearsal.id),
+        lambda: rooms.preparer.discard(str(rehearsal.id)),
+    ]
+    if job.migration.manifest is not None:
+        steps += [
+            lambda volume=volume, clone=clone: job.destination.unclone(volume, clone)  # type: ignore[misc]
+            for _, volume, clone in clones(job, rehearsal.id)
+        ]
+    pauses = iter(SWEEP_PAUSES_S)
+    while steps:
+        left = []
+        for step in steps:
+            try:
+                step()
+            except SynvirtError as error:
+                log.warning("what a rehearsal made cannot be removed now", rehearsal=str(rehearsal.id), cause=error.detail)
+                left.append(step)
+        steps = left
+        if steps:
+            under_way.pause(next(pauses, SWEEP_PAUSES_S[-1]))
+    return {"state": rehearsal.outcome or RehearsalState.FAILED, "finished_at": now()}
+
+
+def _volumes(under_way: UnderWay, job: Job) -> list[Volume]:
+    destination = job.destination
+    return [
+        Volume(disk.key, destination.device(clone), destination.device_type)
+        for disk, _, clone in clones(job, under_way.rehearsal.id)
+    ]
+
+
+STEPS: dict[RehearsalState, Callable[[UnderWay], dict[str, object]]] = {
+    RehearsalState.WAITING: waiting,
+    RehearsalState.PREPARING: preparing,
+    RehearsalState.BOOTING: booting,
+    RehearsalState.CHECKING: checking,
+    RehearsalState.SWEEPING: sweeping,
+}

@@ -1,0 +1,115 @@
+"""Queries about rehearsals, in the store's transactions. A rehearsal belongs to the host that has its job."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from uuid import UUID
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from synvirt.errors import Conflict, NotFound
+from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalState
+from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
+from synvirt.store.tables import migrations, rehearsals
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+# Of a job, ended: an operator compares the last few.
+KEPT = 20
+_ENDED = tuple(str(state) for state in REHEARSED)
+
+
+class RehearsalRows:
+    def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
+        self._reading, self._writing = reading, writing
+
+    def add(self, rehearsal: Rehearsal) -> None:
+        """Conflict, where one of the same job has not ended; NotFound, where there is no such job. The oldest that have ended
+        go."""
+        job_id = str(rehearsal.migration_id)
+        of_job = rehearsals.c.migration_id == job_id
+        with self._writing() as db:
+            # The job's row, so that of two that are asked for at once one sees the other.
+            if db.execute(select(migrations.c.id).where(migrations.c.id == job_id).with_for_update()).first() is None:
+                raise NotFound(f"there is no migration {job_id}")
+            present = db.execute(select(rehearsals.c.id).where(of_job, rehearsals.c.state.not_in(_ENDED))).first()
+            if present is not None:
+                raise Conflict(
+                    f"rehearsal {present.id} of job {job_id} has not ended", hint="wait for its end, or cancel it first"
+                )
+            ended = select(rehearsals.c.number).where(of_job).order_by(rehearsals.c.number.desc()).offset(KEPT - 1)
+            old = [row.number for row in db.execute(ended.limit(KEPT)).all()]
+            db.execute(delete(rehearsals).where(rehearsals.c.number.in_(old)))
+            values = {"id": str(rehearsal.id), "migration_id": job_id, "state": str(rehearsal.state)}
+            db.execute(insert(rehearsals).values(**values, document=rehearsal.model_dump_json(), version=VERSION))
+
+    def get(self, rehearsal_id: UUID) -> Rehearsal:
+        """NotFound."""
+        with self._reading() as db:
+            row = db.execute(select(rehearsals).where(rehearsals.c.id == str(rehearsal_id))).first()
+        if row is None:
+            raise NotFound(f"there is no rehearsal {rehearsal_id}")
+        return parsed(Rehearsal, row.document, row.version)
+
+    def of(self, job_id: UUID) -> list[Rehearsal]:
+        """Of one job, newest first."""
+        query = select(rehearsals.c.document).where(rehearsals.c.migration_id == str(job_id), is_known(rehearsals.c.version))
+        with self._reading() as db:
+            return readable(Rehearsal, db.execute(query.order_by(rehearsals.c.number.desc())).scalars())
+
+    def waiting(self, job_id: UUID) -> Rehearsal | None:
+        """The one that waits for the job's volumes to be whole; None, where none does or it is to be cancelled."""
+        return next(
+            (one for one in self.of(job_id) if one.state is RehearsalState.WAITING and not self.is_cancelled(one.id)), None
+        )
+
+    def has_unended(self, job_id: UUID) -> bool:
+        chosen = (rehearsals.c.migration_id == str(job_id), rehearsals.c.state.not_in(_ENDED))
+        with self._reading() as db:
+            return db.execute(select(rehearsals.c.id).where(*chosen)).first() is not None
+
+    def unended_ids(self, *, host: str) -> list[UUID]:
+        """Of the jobs of that host, oldest first."""
+        query = select(rehearsals.c.id).join(migrations, migrations.c.id == rehearsals.c.migration_id)
+        chosen = (migrations.c.host == host, rehearsals.c.state.not_in(_ENDED))
+        with self._reading() as db:
+            return [UUID(row.id) for row in db.execute(query.where(*chosen).order_by(rehearsals.c.number))]
+
+    def ids(self) -> set[UUID]:
+        with self._reading() as db:
+            return {UUID(row.id) for row in db.execute(select(rehearsals.c.id))}
+
+    def is_cancelled(self, rehearsal_id: UUID) -> bool:
+        """Whether somebody asked for its end."""
+        with self._reading() as db:
+            return bool(db.execute(select(rehearsals.c.cancel_requested).where(rehearsals.c.id == str(rehearsal_id))).scalar())
+
+    def cancel(self, rehearsal_id: UUID) -> None:
+        """Ask for its end. NotFound; Conflict, where it has ended."""
+        with self._writing() as db:
+            row = db.execute(select(rehearsals.c.state).where(rehearsals.c.id == str(rehearsal_id))).first()
+            if row is None:
+                raise NotFound(f"there is no rehearsal {rehearsal_id}")
+            if row.state in _ENDED:
+                raise Conflict(f"rehearsal {rehearsal_id} has ended: it is {row.state}")
+            db.execute(update(rehearsals).where(rehearsals.c.id == str(rehearsal_id)).values(cancel_requested=True))
+
+    def cancel_of(self, job_id: UUID) -> None:
+        """Ask for the end of the one that the job has; of none is well too."""
+        chosen = (rehearsals.c.migration_id == str(job_id), rehearsals.c.state.not_in(_ENDED))
+        with self._writing() as db:
+            db.execute(update(rehearsals).where(*chosen).values(cancel_requested=True))
+
+    def change(self, rehearsal_id: UUID, expected: RehearsalState, change: Callable[[Rehearsal], Rehearsal]) -> Rehearsal:
+        """Rewrite one that is still in `expected`, else Conflict."""
+        with self._writing() as db:
+            query = select(rehearsals).where(rehearsals.c.id == str(rehearsal_id))
+            row = db.execute(query.with_for_update()).first()
+            if row is None:
+                raise NotFound(f"there is no rehearsal {rehearsal_id}")
+            before = parsed(Rehearsal, row.document, row.version)
+            if before.state is not expected:
+                raise Conflict(f"rehearsal {rehearsal_id} is {before.state}, not {expected}")
+            after = change(before)
+            document = rewritten(row.document, before, after)
+            values = {"state": str(after.state), "document": document, "version": version_after(row.version)}
+            db.execute(update(rehearsals).where(rehearsals.c.number == row.number).values(**values))
+        return after

@@ -1,0 +1,107 @@
+"""synvirt rehearse and rehearsals against a service whose rehearsals the test moves itself."""
+
+import json
+import threading
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.model.job import Migration
+from synvirt.model.kinds import Mode, State
+from synvirt.model.rehearsal import CheckResult, Rehearsal, RehearsalState
+from synvirt.model.values import now
+from tests.cli.conftest import Run
+from tests.fakes.service import Service
+from tests.house import live_plan
+from tests.processes import until
+
+PICTURE = b"\x89PNG a screen"
+
+
+def held(service: Service) -> Migration:
+    job = service.submit(live_plan(warm={"cutover": "manual"}))
+    service.move(job.id, State.COPYING_FULL)
+    assert job.mode_effective is Mode.WARM
+    return service.move(job.id, State.DELTA_SYNCING)
+
+
+def move(service: Service, rehearsal_id: UUID, **changes: object) -> Rehearsal:
+    rows = service.store.rehearsals
+    return rows.change(rehearsal_id, rows.get(rehearsal_id).state, lambda found: found.model_copy(update=changes))
+
+
+def passed(service: Service, rehearsal_id: UUID, *checks: CheckResult) -> None:
+    good = all(check.ok for check in checks)
+    move(
+        service,
+        rehearsal_id,
+        state=RehearsalState.PASSED if good else RehearsalState.FAILED,
+        moment=now(),
+        started_at=now(),
+        boot_s=12.0,
+        outage_s=40.0,
+        checks=checks,
+    )
+
+
+def test_a_rehearsal_is_waited_for_and_its_checks_are_shown(run: Run, service: Service) -> None:
+    job = held(service)
+
+    def go_on() -> None:
+        until(lambda: service.store.rehearsals.of(job.id))
+        found = service.store.rehearsals.of(job.id)[0]
+        move(service, found.id, state=RehearsalState.BOOTING)
+        passed(service, found.id, CheckResult(name="boot", ok=True, detail="seen by its agent, disks on virtio"))
+
+    mover = threading.Thread(target=go_on)
+    mover.start()
+    done = run("rehearse", str(job.id)[:8], "--check", "systemctl is-active 'my app'", "--within", 9)
+    mover.join()
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert "ok   boot: seen by its agent, disks on virtio" in done.stdout
+    assert "Outage, had it been the cut-over: 40 s" in done.stdout
+    (found,) = service.store.rehearsals.of(job.id)
+    assert [(check.argv, check.within_s) for check in found.asked.checks] == [(("systemctl", "is-active", "my app"), 9)]
+    assert service.woken == [job.id]
+
+
+def test_one_that_failed_is_an_exit_code(run: Run, service: Service) -> None:
+    job = held(service)
+
+    def go_on() -> None:
+        until(lambda: service.store.rehearsals.of(job.id))
+        passed(service, service.store.rehearsals.of(job.id)[0].id, CheckResult(name="true", ok=False, detail="it ended with 1"))
+
+    mover = threading.Thread(target=go_on)
+    mover.start()
+    done = run("rehearse", job.id, "--json")
+    mover.join()
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["state"] == "Failed"
+
+
+def test_listed_shown_cancelled(run: Run, service: Service, tmp_path: Path) -> None:
+    job = held(service)
+    assert "never rehearsed" in run("rehearsals", "list", job.id).stdout
+    asked = run("rehearse", job.id, "--no-wait")
+    assert "waits for its clones" in asked.stdout
+    found = service.store.rehearsals.of(job.id)[0]
+    short = str(found.id)[:8]
+    assert "It ends as soon as" in run("rehearsals", "cancel", job.id, short).stdout
+    assert service.store.rehearsals.is_cancelled(found.id)
+    passed(service, found.id, CheckResult(name="boot", ok=True, detail="seen"), CheckResult(name="x", ok=False, detail="no"))
+    assert "1 of 2" in run("rehearsals", "list", job.id).stdout
+    assert "BAD  x: no" in run("rehearsals", "show", job.id, short).stdout
+    assert json.loads(run("rehearsals", "show", job.id, short, "--json").stdout)["id"] == str(found.id)
+    assert run("rehearsals", "cancel", job.id, found.id).exit_code == 1
+    picture = tmp_path / "screen.png"
+    assert run("rehearsals", "screenshot", job.id, found.id, picture).exit_code == 1
+    service.screenshots[found.id] = PICTURE
+    assert run("rehearsals", "screenshot", job.id, found.id, picture).exit_code == 0
+    assert picture.read_bytes() == PICTURE
+
+
+def test_why_a_job_cannot_be_rehearsed_is_said(run: Run, service: Service) -> None:
+    job = service.submit(live_plan("Cold"))
+    done = run("rehearse", job.id)
+    assert done.exit_code == 1
+    assert "it copies cold" in done.stderr

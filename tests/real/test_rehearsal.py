@@ -1,0 +1,130 @@
+"""A guest that keeps writing is rehearsed twice while it is synced, and moved: by the service as it is run, on XFS with
+reflinks."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synvirt.cli.client import Client
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalState
+from synvirt.sample import Sample, build
+from synvirt.sizes import MIB
+from tests.libvirt_lab import LibvirtLab, lab, until
+from tests.needs import need, need_root
+from tests.real.test_libvirt_remote_warm import WRITER, Guest, check_chain, read_guest, register
+from tests.real.test_service import _guests, service
+
+BUSYBOX = "/bin/busybox"
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[LibvirtLab]:
+    with lab() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    need("syslinux", "syslinux")
+    return build(tmp_path_factory.mktemp("sample"), payload_mib=8, keep_raw=True)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    """Its volumes on a new XFS."""
+    need_root("mount")
+    image, data_dir = tmp_path / "xfs", tmp_path / "data"
+    with image.open("wb") as file:
+        file.truncate(2048 * MIB)
+    subprocess.run([need("mkfs.xfs", "xfsprogs"), "-q", image], check=True)
+    (data_dir / "volumes").mkdir(parents=True)
+    subprocess.run(["mount", "-o", "loop", image, data_dir / "volumes"], check=True)
+    try:
+        yield data_dir
+    finally:
+        for pid in _guests(data_dir):
+            subprocess.run(["kill", "-9", str(pid)], check=False)
+        until(lambda: _guests(data_dir) == [])
+        subprocess.run(["umount", "--lazy", data_dir / "volumes"], check=True)
+
+
+def rehearse(client: Client, job: Migration, *commands: str) -> Rehearsal:
+    asked = {"checks": [{"kind": "command", "argv": [BUSYBOX, "sh", "-c", command], "within_s": 10} for command in commands]}
+    found = Rehearsal.model_validate_json(client.ask("POST", f"/migrations/{job.id}/rehearse", json=asked))
+
+    def ended() -> Rehearsal | None:
+        seen = Rehearsal.model_validate_json(client.ask("GET", f"/migrations/{job.id}/rehearsals/{found.id}"))
+        return seen if seen.state in REHEARSED else None
+
+    until(ended, 300)
+    seen = ended()
+    assert seen is not None
+    return seen
+
+
+def bytes_used(folder: Path) -> int:
+    """Of its file system: shared extents count once."""
+    found = subprocess.run(["df", "--output=used", "-B1", folder], check=True, capture_output=True, text=True)
+    return int(found.stdout.split()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
+    host: LibvirtLab, sample: Sample, data_dir: Path
+) -> None:
+    guest = Guest(host, sample)
+    vm_id = guest.domain.UUIDString()
+    guest.run(BUSYBOX, "sh", "-c", WRITER, wait=False)
+    until(lambda: guest.lines() > 3)
+    with service(data_dir) as (_, client):
+        source = register(client, host, "ssh")
+        plan = {
+            "source": {"Live": "libvirt_remote"},
+            "source_ref": {"kind": "live_vm", "source_id": str(source.id), "vm_id": vm_id},
+            "mode": "Warm",
+            "skip_disks": ["vdb"],
+            "warm": {"cutover": "manual", "interval_s": 3},
+        }
+        job = client.submit(MigrationPlan.model_validate(plan))
+        until(lambda: client.migration(job.id).state == State.DELTA_SYNCING, 300)
+        volumes = data_dir / "volumes"
+        before = bytes_used(volumes)
+        first = rehearse(client, job, "test -s /chain", "false")
+        assert first.state is RehearsalState.FAILED, first
+        assert first.error is None
+        assert [(check.name.split()[-1], check.ok) for check in first.checks] == [
+            ("boot", True),
+            ("/chain", True),
+            ("false", False),
+        ]
+        passes = client.migration(job.id).passes[-1].number
+        until(lambda: client.migration(job.id).passes[-1].number > passes + 1, 120)
+        second = rehearse(client, job, "test -s /chain")
+        assert second.state is RehearsalState.PASSED, second
+        assert second.boot_sign == "agent"
+        assert second.boot_s is not None
+        assert second.outage_s is not None
+        assert first.moment is not None
+        assert second.moment is not None
+        assert second.moment > first.moment
+        # Nothing was copied for it, and nothing stays.
+        assert bytes_used(volumes) - before < 64 * MIB
+        assert [path.parent.name for path in volumes.rglob("*.raw")] == [str(job.id)]
+        assert len(_guests(data_dir)) == 0
+        picture = client.fetch(f"/migrations/{job.id}/rehearsals/{second.id}/screenshot")
+        assert picture.startswith(b"\x89PNG")
+        assert guest.domain.isActive(), "the source runs on"
+        lines = guest.lines()
+        client.ask("POST", f"/migrations/{job.id}/cutover")
+        until(lambda: client.migration(job.id).ended, 300)
+        ended = client.migration(job.id)
+        assert ended.state == State.COMPLETED, ended.last_error
+        assert host.snapshots(guest.domain) == []
+    assert ended.domain is not None
+    assert check_chain(read_guest(data_dir, ended.domain.uuid, "/chain")) >= lines

@@ -1,0 +1,521 @@
+"""The laws of rehearsals, in a house of fakes: nothing of one stays, and neither the source nor the copy is touched by it."""
+
+import contextlib
+import random
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from synvirt.errors import Conflict, DiskWriteFailed, HostLacks, NotFound
+from synvirt.migrations import source_vm
+from synvirt.migrations.removing import Removal
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.rehearsal import REHEARSED, CommandCheck, Rehearsal, RehearsalRequest, RehearsalState
+from synvirt.proof.health import Checker
+from synvirt.rehearsals.asking import Rehearsing
+from synvirt.rehearsals.engine import Rehearsals
+from synvirt.sizes import KIB, MIB
+from synvirt.store.rehearsals import KEPT
+from tests.fakes.clones import CopyingDirectory
+from tests.fakes.guests import MARK
+from tests.fakes.hypervisor import PICTURE, FakeHypervisor
+from tests.fakes.workers import in_process
+from tests.house import VM, Crash, House, live_plan
+
+DISK = "disk-0"
+CONTENT = random.Random(5).randbytes(700 * KIB) + bytes(200 * KIB)
+COMMITS_MAX = 150
+HELD = {"cutover": "manual", "interval_s": 0.2}
+
+
+class Writing(FakeHypervisor):
+    """A guest that writes to its disk as soon as it runs. `seen`: what its disk was when it was started, by its UUID."""
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__(**fields)  # type: ignore[arg-type]
+        self.seen: dict[UUID, bytes] = {}
+
+    def start(self, uuid: UUID) -> None:
+        super().start(uuid)
+        source = ET.fromstring(self.domains[uuid].domain.xml).find("devices/disk/source")
+        assert source is not None
+        path = Path(source.get("file", ""))
+        self.seen[uuid] = path.read_bytes()
+        with path.open("r+b") as disk:
+            disk.write(b"the guest was here")
+
+
+class Stage:
+    """A house, its rehearsals, and a job that holds and syncs on, each in a thread, as the service has them."""
+
+    def __init__(self, folder: Path, hypervisor: FakeHypervisor, *, conversion: str = "auto") -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "volumes").mkdir(exist_ok=True)
+        self.house = House(folder, hypervisor=hypervisor, workers=in_process, destination=CopyingDirectory(folder / "volumes"))
+        self.rehearsals = Rehearsals(self.house.rooms, Checker(hypervisor), folder / "rehearsals")
+        rooms = self.house.rooms
+        self.asking = Rehearsing(
+            rooms.store, self.rehearsals, host=rooms.host, destination_named=rooms.destination_named, wake=self.house.wake
+        )
+        # The runner is not started: a test runs a rehearsal itself, in a thread.
+        self._threads: list[threading.Thread] = []
+        self.died: list[BaseException] = []
+        self.let_go = threading.Event()
+        self._conversion = conversion
+
+    def submit(self) -> Migration:
+        self.house.platform.add_vm(VM, {DISK: CONTENT})
+        return self.house.intake.submit(live_plan(warm=HELD, conversion=self._conversion))
+
+    def begin_job(self, job_id: UUID) -> None:
+        self._begin(lambda: self.house.run(job_id))
+
+    def begin(self, rehearsal_id: UUID) -> None:
+        self._begin(lambda: self.rehearsals.run(rehearsal_id, self.let_go))
+
+    def _begin(self, run: Callable[[], object]) -> None:
+        def noted() -> None:
+            try:
+                run()
+            except BaseException as error:
+                self.died.append(error)
+
+        thread = threading.Thread(target=noted, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        self._threads.clear()
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not happened():
+            assert time.monotonic() < deadline, "it does not happen"
+            assert not self.died, self.died
+            time.sleep(0.01)
+
+    def holds(self, job_id: UUID) -> None:
+        self.until(lambda: self.house.store.get(job_id).state is State.DELTA_SYNCING)
+
+    def rehearse(self, job_id: UUID, *checks: CommandCheck) -> Rehearsal:
+        """To its end."""
+        rehearsal = self.asking.ask(job_id, RehearsalRequest(checks=checks))
+        self.begin(rehearsal.id)
+        self.until(lambda: self.asking.get(job_id, rehearsal.id).state in REHEARSED)
+        return self.asking.get(job_id, rehearsal.id)
+
+    def cut_over(self, job_id: UUID) -> Migration:
+        self.house.intake.cutover(job_id)
+        self.join()
+        return self.house.store.get(job_id)
+
+    def cancel(self, job_id: UUID) -> Migration:
+        self.house.intake.cancel(job_id)
+        self.join()
+        return self.house.store.get(job_id)
+
+    def close(self) -> None:
+        """As a service that ends, whatever the test has come to."""
+        with contextlib.suppress(Crash):
+            for job in self.house.store.unended():
+                self.house.store.request_cancel(job.id)
+                self.house.wake(job.id)
+        self.die()
+
+    def die(self) -> None:
+        """As a service that was killed: its jobs are as they are."""
+        self.join()
+        self.rehearsals.close()
+        self.house.close()
+
+    def leftovers(self, job: Migration) -> list[str]:
+        """Of rehearsals: what is there and not the job's own."""
+        own = {str(self.house.volume(job)) for disk in job.disks if disk.volume}
+        own |= {f"domain {job.domain.uuid}"} if job.domain else set()
+        left = [one for one in self.house.leftovers() if one not in own and "receipts" not in one]
+        return [one for one in left if not Path(one).is_dir() or Path(one).parent.name == "conversions"]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path / "house", Writing())
+    yield stage
+    stage.close()
+
+
+def source_bytes(stage: Stage) -> bytes:
+    return stage.house.platform.disk_path(VM, DISK).read_bytes()
+
+
+def test_a_job_that_syncs_on_is_rehearsed(stage: Stage) -> None:
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    passes = len(stage.house.store.get(job.id).passes)
+    found = stage.rehearse(job.id)
+    assert (found.state, found.error) == (RehearsalState.PASSED, None)
+    assert [(one.name, one.ok) for one in found.checks] == [("boot", True)]
+    assert found.boot_sign == "agent"
+    assert found.boot_s is not None
+    assert found.moment is not None
+    assert found.outage_s is not None
+    assert found.outage_s >= found.boot_s
+    assert stage.rehearsals.screenshot(found.id) == PICTURE
+    hypervisor = stage.house.hypervisor
+    assert isinstance(hypervisor, Writing)
+    assert hypervisor.seen[found.id] == CONTENT
+    assert stage.leftovers(stage.house.store.get(job.id)) == []
+    stage.until(lambda: stage.house.store.get(job.id).passes[-1].number > passes)
+    vm = stage.house.platform.vm(VM)
+    assert vm["power"] == "on", "the source is not touched"
+    ended = stage.cut_over(job.id)
+    assert ended.state == State.COMPLETED, ended.last_error
+    assert hypervisor.seen[UUID(ended.domain.uuid if ended.domain else "")] == source_bytes(stage)
+    assert ended.outage is not None
+    assert [part.measured for part in ended.outage.parts if part.name == "boot"] == [1]
+    receipts = stage.house.rooms.receipts
+    assert receipts is not None
+    told = receipts.said(ended.id)
+    assert told is not None
+    assert [one["state"] for one in told.statement["rehearsals"]] == ["Passed"]
+
+
+def test_each_rehearsal_has_the_newest_moment(stage: Stage) -> None:
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    first = stage.rehearse(job.id)
+    stage.house.platform.guest_writes(VM, DISK, 4096, b"written between two rehearsals")
+    passes = stage.house.store.get(job.id).passes[-1].number
+    stage.until(lambda: stage.house.store.get(job.id).passes[-1].number > passes + 1)
+    second = stage.rehearse(job.id)
+    hypervisor = stage.house.hypervisor
+    assert isinstance(hypervisor, Writing)
+    assert hypervisor.seen[first.id] == CONTENT
+    assert hypervisor.seen[second.id] == source_bytes(stage)
+    assert [one.id for one in stage.asking.of(job.id)] == [second.id, first.id]
+    assert first.moment is not None
+    assert second.moment is not None
+    assert first.moment < second.moment
+    stage.cancel(job.id)
+
+
+def test_a_guest_is_converted_on_the_clone_alone(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "house", Writing(), conversion="always")
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    found = stage.rehearse(job.id)
+    assert found.state is RehearsalState.PASSED
+    assert found.conversion_s is not None
+    hypervisor = stage.house.hypervisor
+    assert isinstance(hypervisor, Writing)
+    assert hypervisor.seen[found.id].startswith(MARK)
+    held = stage.house.store.get(job.id)
+    assert stage.house.volume(held).read_bytes() == CONTENT
+    assert stage.leftovers(held) == []
+    stage.cancel(job.id)
+    stage.close()
+
+
+def test_checks_are_a_row_each(stage: Stage) -> None:
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    good, bad = (CommandCheck(kind="command", argv=(name,), within_s=0.1) for name in ("true", "false"))
+    found = stage.rehearse(job.id, good, bad)
+    assert found.state is RehearsalState.FAILED
+    assert [(one.name, one.ok) for one in found.checks] == [("boot", True), ("true", True), ("false", False)]
+    assert "false ended with 1" in found.checks[-1].detail
+    assert found.screenshot_url == f"/migrations/{job.id}/rehearsals/{found.id}/screenshot"
+    stage.cancel(job.id)
+
+
+@pytest.mark.parametrize(("fail", "code"), [("boot", "E_MIG_GUEST_BOOT_FAILED"), ("define", "E_MIG_DOMAIN_DEFINE_FAILED")])
+def test_a_guest_that_does_not_start_fails_the_rehearsal_and_not_the_job(tmp_path: Path, fail: str, code: str) -> None:
+    hypervisor = FakeHypervisor(fail=fail)
+    stage = Stage(tmp_path / "house", hypervisor)
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    found = stage.rehearse(job.id)
+    assert found.state is RehearsalState.FAILED
+    assert found.error is not None
+    assert found.error.code == code
+    assert stage.leftovers(stage.house.store.get(job.id)) == []
+    hypervisor.fail = None
+    assert stage.rehearse(job.id).state is RehearsalState.PASSED
+    assert stage.cut_over(job.id).state == State.COMPLETED
+    stage.close()
+
+
+def test_the_ladder_is_climbed(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "house", FakeHypervisor(boots_from=("sata",)))
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    found = stage.rehearse(job.id)
+    assert found.state is RehearsalState.PASSED
+    assert "disks on sata" in found.checks[0].detail
+    stage.cancel(job.id)
+    stage.close()
+
+
+def test_a_clone_that_fails_is_the_rehearsals_trouble(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: CopyingDirectory, name: str, to: str) -> None:
+        raise DiskWriteFailed("no room for another clone", hint="free some")
+
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    monkeypatch.setattr(CopyingDirectory, "clone", refuse)
+    found = stage.rehearse(job.id)
+    assert found.state is RehearsalState.FAILED
+    assert found.error is not None
+    assert found.error.message == "no room for another clone"
+    assert stage.cut_over(job.id).state == State.COMPLETED
+
+
+def test_what_cannot_be_rehearsed_is_said_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.house.platform.add_vm(VM, {DISK: CONTENT})
+    cold = stage.house.intake.submit(live_plan("Cold"))
+    with pytest.raises(Conflict, match="it copies cold"):
+        stage.asking.ask(cold.id, RehearsalRequest())
+    assert stage.house.run(cold.id).state == State.COMPLETED
+    with pytest.raises(Conflict, match="it has ended"):
+        stage.asking.ask(cold.id, RehearsalRequest())
+    with pytest.raises(NotFound):
+        stage.asking.ask(UUID(int=9), RehearsalRequest())
+    stage.house.platform.vm(VM)
+    warm = stage.house.intake.submit(live_plan(warm=HELD, target={"identity": "new", "name": "other"}))
+    first = stage.asking.ask(warm.id, RehearsalRequest())
+    with pytest.raises(Conflict, match=f"rehearsal {first.id} of job {warm.id} has not ended"):
+        stage.asking.ask(warm.id, RehearsalRequest())
+    monkeypatch.setattr(CopyingDirectory, "why_no_clones", lambda self: "it shares nothing")
+    with pytest.raises(HostLacks, match="it shares nothing"):
+        stage.asking.ask(warm.id, RehearsalRequest())
+    with pytest.raises(NotFound):
+        stage.asking.get(cold.id, first.id)
+    stage.asking.cancel(warm.id, first.id)
+    stage.begin(first.id)
+    stage.until(lambda: stage.asking.get(warm.id, first.id).state is RehearsalState.CANCELLED)
+    with pytest.raises(Conflict, match="has ended"):
+        stage.asking.cancel(warm.id, first.id)
+
+
+def test_one_that_is_asked_for_early_waits_for_the_first_pass(stage: Stage) -> None:
+    job = stage.submit()
+    rehearsal = stage.asking.ask(job.id, RehearsalRequest())
+    stage.begin(rehearsal.id)
+    stage.begin_job(job.id)
+    stage.until(lambda: stage.asking.get(job.id, rehearsal.id).state is RehearsalState.PASSED)
+    stage.cancel(job.id)
+
+
+def test_the_cut_over_calls_it_off(tmp_path: Path) -> None:
+    """A guest that never shows a sign: the rehearsal would wait for it for seconds."""
+    hypervisor = FakeHypervisor(fail="silent")
+    stage = Stage(tmp_path / "house", hypervisor)
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    rehearsal = stage.asking.ask(job.id, RehearsalRequest())
+    stage.begin(rehearsal.id)
+    stage.until(lambda: rehearsal.id in hypervisor.domains)
+    hypervisor.fail = None
+    hypervisor.domains[rehearsal.id].running = True
+    ended = stage.cut_over(job.id)
+    assert ended.state == State.COMPLETED
+    assert stage.asking.get(job.id, rehearsal.id).state in REHEARSED
+    assert stage.leftovers(ended) == []
+    stage.close()
+
+
+def test_a_cancelled_job_takes_its_rehearsal_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_vm, "SHUTTING_DOWN_S", 0.0)
+    hypervisor = FakeHypervisor(fail="silent")
+    stage = Stage(tmp_path / "house", hypervisor)
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    rehearsal = stage.asking.ask(job.id, RehearsalRequest())
+    stage.begin(rehearsal.id)
+    stage.until(lambda: rehearsal.id in hypervisor.domains)
+    stage.house.intake.cancel(job.id)
+    stage.until(lambda: stage.house.store.get(job.id).ended)
+    assert stage.asking.get(job.id, rehearsal.id).state is RehearsalState.CANCELLED
+    assert stage.house.leftovers(VM) == []
+    stage.join()
+    stage.close()
+
+
+def test_a_job_is_not_removed_while_its_rehearsal_is_swept(stage: Stage) -> None:
+    job = stage.submit()
+    rehearsal = stage.asking.ask(job.id, RehearsalRequest())
+    removal = Removal(stage.house.store, here=stage.house.rooms.host, destroy=lambda job: None, forget=lambda job: None)
+    with pytest.raises(Conflict, match="has not ended"):
+        removal.remove(job.id, None)
+    stage.asking.cancel(job.id, rehearsal.id)
+    stage.begin(rehearsal.id)
+    stage.join()
+    stage.begin_job(job.id)
+    stage.cancel(job.id)
+    removal.remove(job.id, None)
+    with pytest.raises(NotFound):
+        stage.house.store.rehearsals.get(rehearsal.id)
+
+
+def test_the_oldest_go(stage: Stage) -> None:
+    job = stage.submit()
+    asked = []
+    for _ in range(KEPT + 3):
+        rehearsal = stage.asking.ask(job.id, RehearsalRequest())
+        stage.asking.cancel(job.id, rehearsal.id)
+        stage.rehearsals.run(rehearsal.id, threading.Event())
+        asked.append(rehearsal.id)
+    assert [one.id for one in stage.asking.of(job.id)] == asked[:2:-1]
+
+
+def test_a_picture_goes_with_its_rehearsal(stage: Stage) -> None:
+    screens = stage.rehearsals.screens
+    screens.mkdir()
+    (screens / f"{UUID(int=3)}.png").write_bytes(PICTURE)
+    (screens / f"{UUID(int=3)}.partial").write_bytes(PICTURE)
+    stage.rehearsals.start()
+    stage.rehearsals.close()
+    assert list(screens.iterdir()) == []
+
+
+# ── at every commit ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _counted(stage: Stage, at: int, then: Callable[[], None]) -> list[int]:
+    """`then` after the commit of that number, and after each one that follows."""
+    made: list[int] = []
+
+    def committed() -> None:
+        made.append(1)
+        if len(made) >= at:
+            then()
+
+    stage.house.store.on_commit = committed
+    return made
+
+
+def _rehearsed(stage: Stage, job: Migration) -> Rehearsal:
+    found = stage.asking.of(job.id)[0]
+    assert found.state in REHEARSED, found
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("conversion", ["never", "always"])
+def test_a_crash_after_every_commit_is_survived(conversion: str, part: int, tmp_path: Path) -> None:
+    """From the question on. Both threads die, as in a service that is killed."""
+    for commit in range(1 + part, COMMITS_MAX, 2):
+        folder, hypervisor = tmp_path / f"crash-{commit}", Writing()
+        stage = Stage(folder, hypervisor, conversion=conversion)
+        job = stage.submit()
+        stage.begin_job(job.id)
+        stage.holds(job.id)
+
+        def crash() -> None:
+            stage.let_go.set()  # noqa: B023 - a rehearsal that waits for the job writes nothing, and dies all the same
+            raise Crash
+
+        _counted(stage, commit, crash)
+        with contextlib.suppress(Crash):
+            rehearsal = stage.asking.ask(job.id, RehearsalRequest())
+            stage.begin(rehearsal.id)
+        stage.die()  # the job syncs on, and dies at a commit at the latest
+        again = Stage(folder, hypervisor, conversion=conversion)
+        asked = again.asking.of(job.id)
+        before = bool(asked) and asked[0].state in REHEARSED
+        again.begin_job(job.id)
+        for one in asked:
+            again.begin(one.id)
+        again.until(lambda: all(one.state in REHEARSED for one in again.asking.of(job.id)))  # noqa: B023
+        if asked:
+            assert _rehearsed(again, job).state is RehearsalState.PASSED
+        ended = again.cut_over(job.id)
+        assert ended.state == State.COMPLETED, ended.last_error
+        assert again.leftovers(ended) == []
+        found = hypervisor.seen[UUID(ended.domain.uuid if ended.domain else "")]
+        source = source_bytes(again)
+        assert found == (MARK + source[len(MARK) :] if conversion == "always" else source)
+        again.close()
+        if before:
+            return
+    raise AssertionError(f"after {COMMITS_MAX} commits the rehearsal has not ended")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_cancel_at_every_commit_leaves_nothing(tmp_path: Path) -> None:
+    for commit in range(1, COMMITS_MAX):
+        stage = Stage(tmp_path / f"cancel-{commit}", Writing(), conversion="always")
+        job = stage.submit()
+        stage.begin_job(job.id)
+        stage.holds(job.id)
+        rehearsal = stage.asking.ask(job.id, RehearsalRequest())
+
+        def cancel() -> None:
+            stage.house.store.on_commit = lambda: None  # noqa: B023
+            with contextlib.suppress(Conflict):
+                stage.asking.cancel(job.id, rehearsal.id)  # noqa: B023
+
+        _counted(stage, commit, cancel)
+        stage.begin(rehearsal.id)
+        stage.until(lambda: stage.asking.get(job.id, rehearsal.id).state in REHEARSED)  # noqa: B023
+        found = stage.asking.get(job.id, rehearsal.id)
+        assert found.error is None
+        assert stage.leftovers(stage.house.store.get(job.id)) == []
+        ended = stage.cut_over(job.id)
+        assert ended.state == State.COMPLETED, ended.last_error
+        stage.close()
+        if found.state is RehearsalState.PASSED:
+            return
+        assert found.state is RehearsalState.CANCELLED
+    raise AssertionError(f"after {COMMITS_MAX} commits the rehearsal has not passed")
+
+
+def test_a_host_that_was_lost_ends_it(tmp_path: Path) -> None:
+    """Its job is another host's by now: what the rehearsal made is swept there, as far as that host reaches it."""
+    stage = Stage(tmp_path / "house", FakeHypervisor(fail="silent"))
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    rehearsal = stage.asking.ask(job.id, RehearsalRequest())
+    stage.until(lambda: stage.asking.get(job.id, rehearsal.id).state is RehearsalState.PREPARING)
+    object.__setattr__(stage.house.rooms, "host", "another")
+    stage.begin(rehearsal.id)
+    stage.until(lambda: stage.asking.get(job.id, rehearsal.id).state in REHEARSED)
+    found = stage.asking.get(job.id, rehearsal.id)
+    assert found.state is RehearsalState.FAILED
+    assert found.error is not None
+    assert "is lost" in found.error.message
+    stage.cancel(job.id)
+    stage.close()
+
+
+def test_a_delta_threshold_is_no_matter(stage: Stage) -> None:
+    """A job that cuts over by itself may be rehearsed as long as it has not begun to."""
+    stage.house.platform.add_vm(VM, {DISK: CONTENT})
+    job = stage.house.intake.submit(live_plan(warm={"delta_threshold_bytes": 8 * MIB}))
+    rehearsal = stage.asking.ask(job.id, RehearsalRequest())
+    stage.begin(rehearsal.id)
+    stage.begin_job(job.id)
+    stage.join()
+    assert stage.house.store.get(job.id).state == State.COMPLETED
+    assert stage.asking.get(job.id, rehearsal.id).state in (RehearsalState.PASSED, RehearsalState.CANCELLED)
