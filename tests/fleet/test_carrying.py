@@ -448,3 +448,38 @@ def test_a_scheduler_that_is_killed_after_each_of_its_commits_does_nothing_twice
     assert killed_at_each_commit(night, made.id, lambda seen: seen.state is W.ROLLED_BACK) >= 5
     assert night.house.hypervisor.domains == {}
     assert [night.house.platform.vm(name)["power"] for name in ("db", "web")] == ["on", "on"]
+
+
+class Interrupted:
+    """A Placing in whose first look, of a wave that was read before, an operator tries a member again."""
+
+    def __init__(self, interrupt: Callable[[], object]) -> None:
+        self._interrupt, self.looks = interrupt, 0
+
+    def release(self, *_: object) -> bool:
+        return False
+
+    def look(self, *_: object, **__: object) -> tuple[dict[str, str], bool]:
+        self.looks += 1
+        if self.looks == 1:
+            self._interrupt()
+        return {}, self.looks == 1
+
+    def where(self, host: str, destination: str) -> str:
+        return f"{host}/{destination}"
+
+
+def test_a_member_that_is_tried_again_while_others_are_placed_waits_for_its_place(night: Night) -> None:
+    """It lost its place with the retry: where it began all the same, no host's reason would stand with it."""
+    night.vms("web", "app")
+    made = night.waves.create(wave({"id": "web"}, {"id": "app", "after": ["web"]}, on_failure="continue"))
+    night.waves.go(made.id)
+    whole = night.waves.whole(made.id)
+    (web,) = [one for one in whole.members if one.id == "web"]
+    change_members(night.store.waves, made.id, [web], {S.WAITING}, {"state": S.ROLLED_BACK})
+    placing = Interrupted(lambda: night.waves.retry(made.id, "web"))
+    night.carrying = Carrying(night.house.intake, night.side, placing, clock=now)  # type: ignore[arg-type]
+    night.carrying.tick()
+    assert placing.looks == 1
+    (web,) = [one for one in night.waves.whole(made.id).members if one.id == "web"]
+    assert (web.state, web.job_id, web.waits_for) == (S.WAITING, None, "A host for it is chosen next.")

@@ -24,7 +24,7 @@ from synvirt.fleet.hooks import deliveries, of_wave
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
 from synvirt.fleet.openings import spans_of
-from synvirt.fleet.placing import Placing
+from synvirt.fleet.placing import NEXT, Placing, is_placed
 from synvirt.fleet.records import member_of, told_of, wave_of
 from synvirt.fleet.scheduling import Decision, decide
 from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
@@ -190,15 +190,17 @@ class Carrying:
         elif seen.wave.state in (WaveState.RUNNING, WaveState.HELD):
             unplaced: Mapping[str, str] = {}
             if self._placing is not None:
-                unplaced, moved = self._placing.look(wave, seen.rows, seen.jobs, under_way=under_way)
+                told, moved = self._placing.look(seen.wave, seen.rows, seen.jobs, under_way=under_way)
                 seen = self._seen(wave.id) if moved else seen
+                left = [one for one in seen.wave.members if one.host is None]
+                # One that is tried again only now is placed at the next tick, and does not begin before.
+                new = {one.id: NEXT for one in left if one.state is S.WAITING and is_placed(one)}
+                unplaced = new | {one.id: told[one.id] for one in left if one.id in told}
             self._decide(seen, unplaced, at)
         self._finish(self._seen_again(seen))
 
     def _decide(self, seen: Seen, unplaced: Mapping[str, str], at: datetime) -> None:
         wave = seen.wave
-        left = {one.id for one in wave.members if one.host is None}
-        unplaced = {name: why for name, why in unplaced.items() if name in left}
         # A member that is being rolled back does not go on, and no other cut-over may depend on it.
         states = {one.id: S.ROLLED_BACK if seen.rows[one.id].rolling_back else one.state for one in wave.members}
         decision, reasons = decide(

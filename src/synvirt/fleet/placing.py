@@ -27,7 +27,7 @@ PLACED_A_LOOK = 500
 # Hosts say what they have once a minute.
 AGAIN_S = 30.0
 _NOT_LISTED = "Its source has not said yet how large it is."
-_NEXT = "A host for it is chosen next."
+NEXT = "A host for it is chosen next."
 
 S = MemberState
 _UNBEGUN = frozenset({S.WAITING, S.READY})
@@ -68,8 +68,8 @@ class Placing:
         hosts = [_host(one) for one in known if one.state == "alive"]
         self._shared |= {(host.name, one.name): one.shared_id for host in hosts for one in host.stores if one.shared_id}
         self._accounts = {id_: self._accounts[id_] for id_ in under_way if id_ in self._accounts}
-        movable = {one.id for one in wave.members if _is_placed_here(one) and _may_move(one, rows[one.id], jobs)}
-        unplaced = [one for one in wave.members if _is_placed_here(one) and one.id in movable and one.host is None]
+        movable = {one.id for one in wave.members if is_placed(one) and _may_move(one, rows[one.id], jobs)}
+        unplaced = [one for one in wave.members if is_placed(one) and one.id in movable and one.host is None]
         todo = [one for one in unplaced if self._refused.get((wave.id, one.id), (at, ""))[0] <= at][:PLACED_A_LOOK]
         account = self._accounts.get(wave.id)
         if account is None or todo or at >= account.at + AGAIN_S:
@@ -83,7 +83,7 @@ class Placing:
             sizes = Counter(one.group for one in wave.members)
             spread = {group.name for group in wave.groups if group.rule == "apart" and sizes[group.name] > count}
             moved = self._place(wave, todo, jobs, hosts, at=at, spread=spread)
-        return {one.id: self._refused.get((wave.id, one.id), (at, _NEXT))[1] for one in (*unplaced, *todo)}, moved
+        return {one.id: self._refused.get((wave.id, one.id), (at, NEXT))[1] for one in (*unplaced, *todo)}, moved
 
     def where(self, host: str, destination: str) -> str:
         """A destination by a name of its own: the same from each host that reaches it."""
@@ -191,7 +191,7 @@ class Placing:
         )
 
 
-def _is_placed_here(member: Member) -> bool:
+def is_placed(member: Member) -> bool:
     return member.plan.source_ref.kind in ("live_vm", "remote_url")
 
 
