@@ -1,7 +1,8 @@
 """python -m bench.load: how long the API and the page answer with 5,000 jobs and a wave of 5,000 members in the tables.
 
 Half of the members are healthy, the others wait; the wave is held, so that the service itself looks at it meanwhile. The
-service is a process of its own; each address is asked several times over its Unix socket.
+service is a process of its own; each address is asked several times over its Unix socket. The tables are SQLite's, or with
+--postgresql those of a server of the bench's own.
 """
 
 import argparse
@@ -9,9 +10,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
+
+import psycopg
 
 from bench.fleet import NOW, fleet
 from bench.listing import job
@@ -21,24 +25,29 @@ from synvirt.fleet.records import member_of
 from synvirt.fleet.waves import Waves, change_members
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
+from tests import postgres
 
 VMS, REACH_S = 5000, 0.3
-API = "/api/v1"
+API, HOST = "/api/v1", "load"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
     parser.add_argument("--vms", type=int, default=VMS)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--postgresql", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="synvirt-bench-", dir="/dev/shm") as folder:
-        data_dir = Path(folder) / "data"
-        settings = Settings(data_dir=data_dir, listen="127.0.0.1:0")
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="synvirt-bench-", dir="/dev/shm"))
+        database = {"database_url": _database(stack)} if options.postgresql else {}
+        settings = Settings.model_validate(
+            {"data_dir": Path(folder) / "data", "listen": "127.0.0.1:0", "host_id": HOST} | database
+        )
         prepare_data_dir(settings)
         store = Store(settings.store_url)
         wave_id, job_id = _filled(store, options.vms)
         store.close()
-        with service(Path(folder)) as (_, _):
+        with service(Path(folder), **database, host_id=HOST) as (_, _):
             asked = {name: path.format(wave=wave_id, job=job_id) for name, path in PATHS.items()}
             for path in asked.values():
                 _took(settings.socket_path, path)
@@ -78,11 +87,18 @@ PATHS = {
 }
 
 
+def _database(stack: ExitStack) -> str:
+    server = stack.enter_context(postgres.server())
+    with psycopg.connect(server % "postgres", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE load")
+    return server % "load"
+
+
 def _filled(store: Store, vms: int) -> tuple[UUID, UUID]:
     """The ids of the wave and of a job."""
     jobs = [job() for _ in range(vms)]
     for one in jobs:
-        store.add(one, host="local")
+        store.add(one, host=HOST)
     asked, _ = fleet(vms, 40, 26)
     waves = Waves(store.waves)
     wave = waves.create(asked)

@@ -88,13 +88,14 @@ def _tell(alone: list[Seen], crowded: list[Seen], heard: int, options: argparse.
 
 
 @contextmanager
-def service(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Its process, and its folder."""
+def service(folder: Path, **settings: str) -> Iterator[tuple[int, Path]]:
+    """Its process, and its folder. `settings` beside those of its folder."""
     data_dir = folder / "data"
     argv = [sys.executable, "-m", "synvirt", "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
     # A file, not a pipe: a pipe that nobody empties is full after some hundred jobs, and then the service waits for us.
     log = folder / "log"
-    with log.open("w") as lines, subprocess.Popen(argv, stderr=lines) as service:
+    environment = os.environ | {f"SYNVIRT_{name.upper()}": value for name, value in settings.items()}
+    with log.open("w") as lines, subprocess.Popen(argv, stderr=lines, env=environment) as service:
         try:
             while "SynVirt serves at" not in log.read_text():
                 if service.poll() is not None:
