@@ -239,13 +239,10 @@ def _begin(
 
 
 def _rehearsals(settings: "Settings", rooms: "Rooms", engine: "Engine") -> "tuple[Rehearsing, Rehearsals]":
-    from synvirt.outgoing import Guard
-    from synvirt.proof.health import Checker
     from synvirt.rehearsals.asking import Rehearsing
     from synvirt.rehearsals.engine import Rehearsals
 
-    checker = Checker(rooms.hypervisor, Guard(settings.remote_allowed_hosts), settings.remote_ca_file)
-    rehearsals = Rehearsals(rooms, checker, settings.data_dir / "rehearsals")
+    rehearsals = Rehearsals(rooms, settings.remote_ca_file, settings.data_dir / "rehearsals")
     rehearsing = Rehearsing(
         rooms.store, rehearsals, host=rooms.host, destination_named=rooms.destination_named, wake=engine.wake
     )

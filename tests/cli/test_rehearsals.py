@@ -7,7 +7,7 @@ from uuid import UUID
 
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
-from synvirt.model.rehearsal import CheckResult, Rehearsal, RehearsalState
+from synvirt.model.rehearsal import CheckResult, CommandCheck, PortCheck, Rehearsal, RehearsalState
 from synvirt.model.values import now
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
@@ -54,13 +54,16 @@ def test_a_rehearsal_is_waited_for_and_its_checks_are_shown(run: Run, service: S
 
     mover = threading.Thread(target=go_on)
     mover.start()
-    done = run("rehearse", str(job.id)[:8], "--check", "systemctl is-active 'my app'", "--within", 9)
+    done = run("rehearse", str(job.id)[:8], "--check", "systemctl is-active 'my app'", "--port", 443, "--within", 9)
     mover.join()
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "ok   boot: seen by its agent, disks on virtio" in done.stdout
     assert "Outage, had it been the cut-over: 40 s" in done.stdout
     (found,) = service.store.rehearsals.of(job.id)
-    assert [(check.argv, check.within_s) for check in found.asked.checks] == [(("systemctl", "is-active", "my app"), 9)]
+    assert found.asked.checks == (
+        CommandCheck(kind="command", argv=("systemctl", "is-active", "my app"), within_s=9),
+        PortCheck(kind="port", port=443, within_s=9),
+    )
     assert service.woken == [job.id]
 
 

@@ -159,6 +159,11 @@ class HypervisorContract:
         assert rehearsed.uuid == str(number) != moved.uuid
         assert mac in rehearsed.xml
         assert '<link state="down"' in rehearsed.xml
+        wired = case.hypervisor.domain_xml(replace(machine, wires=(4711,)), [Volume("disk1", str(image), "file")])
+        assert '<source address="127.0.0.1" port="4711"' in wired.xml
+        assert '<link state="down"' not in wired.xml
+        case.hypervisor.define(wired)
+        case.hypervisor.define(rehearsed)
         assert case.hypervisor.picture(number) is None, "it is off"
         case.hypervisor.start(number)
         assert case.running(number)

@@ -62,13 +62,13 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 class Guest:
     """The sample, running on its old host."""
 
-    def __init__(self, host: LibvirtLab, sample: Sample) -> None:
+    def __init__(self, host: LibvirtLab, sample: Sample, cards: str = "") -> None:
         assert sample.raw is not None
         disk = host.disk("1M")
         subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(sample.raw), str(disk)], check=True)
         channel = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
         # The second one holds nothing, and could not be tracked.
-        self.domain = host.domain(disk, host.disk("2G", "raw"), extra=channel, memory_mib=256)
+        self.domain = host.domain(disk, host.disk("2G", "raw"), extra=channel + cards, memory_mib=256)
         self.domain.create()
         until(lambda: self.ask("guest-ping") is not None, BOOT_TIMEOUT_S)
 

@@ -4,6 +4,7 @@ reflinks."""
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,12 @@ from tests.real.test_libvirt_remote_warm import WRITER, Guest, check_chain, read
 from tests.real.test_service import _guests, service
 
 BUSYBOX = "/bin/busybox"
+CARD = "<interface type='user'><mac address='52:54:00:77:00:05'/><model type='virtio'/></interface>"
+RC_LOCAL = """#!/bin/busybox sh
+ip link set eth0 up; ip addr add 10.77.0.5/24 dev eth0; ip route add default via 10.77.0.1
+while :; do printf "HTTP/1.0 200 OK\\r\\n\\r\\nok" | nc -l -p 8080; done &
+ping -c 1000 10.77.0.1 > /dev/null &
+"""
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +60,12 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", data_dir / "volumes"], check=True)
 
 
-def rehearse(client: Client, job: Migration, *commands: str) -> Rehearsal:
-    asked = {"checks": [{"kind": "command", "argv": [BUSYBOX, "sh", "-c", command], "within_s": 10} for command in commands]}
+def command(words: str) -> dict[str, Any]:
+    return {"kind": "command", "argv": [BUSYBOX, "sh", "-c", words], "within_s": 10}
+
+
+def rehearse(client: Client, job: Migration, *checks: dict[str, Any]) -> Rehearsal:
+    asked = {"checks": checks}
     found = Rehearsal.model_validate_json(client.ask("POST", f"/migrations/{job.id}/rehearse", json=asked))
 
     def ended() -> Rehearsal | None:
@@ -78,7 +89,9 @@ def bytes_used(folder: Path) -> int:
 def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
     host: LibvirtLab, sample: Sample, data_dir: Path
 ) -> None:
-    guest = Guest(host, sample)
+    guest = Guest(host, sample, CARD)
+    # A server, at an address that it has in the rehearsal as at home.
+    guest.run(BUSYBOX, "sh", "-c", f"echo '{RC_LOCAL}' > /etc/rc.local; chmod +x /etc/rc.local; sync")
     vm_id = guest.domain.UUIDString()
     guest.run(BUSYBOX, "sh", "-c", WRITER, wait=False)
     until(lambda: guest.lines() > 3)
@@ -95,19 +108,18 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
         until(lambda: client.migration(job.id).state == State.DELTA_SYNCING, 300)
         volumes = data_dir / "volumes"
         before = bytes_used(volumes)
-        first = rehearse(client, job, "test -s /chain", "false")
+        first = rehearse(client, job, command("test -s /chain"), command("false"))
         assert first.state is RehearsalState.FAILED, first
         assert first.error is None
-        assert [(check.name.split()[-1], check.ok) for check in first.checks] == [
-            ("boot", True),
-            ("/chain", True),
-            ("false", False),
-        ]
+        assert [check.ok for check in first.checks] == [True, True, True, False]
+        assert [check.name for check in first.checks][:2] == ["boot", "network"]
         passes = client.migration(job.id).passes[-1].number
         until(lambda: client.migration(job.id).passes[-1].number > passes + 1, 120)
-        second = rehearse(client, job, "test -s /chain")
+        answers = {"kind": "http", "url": "http://web01.example:8080/", "within_s": 30}
+        second = rehearse(client, job, command("test -s /chain"), {"kind": "port", "port": 8080, "within_s": 30}, answers)
         assert second.state is RehearsalState.PASSED, second
         assert second.boot_sign == "agent"
+        assert [check.detail for check in second.checks if check.name == "network"] == ["one of its own, which leads nowhere"]
         assert second.boot_s is not None
         assert second.outage_s is not None
         assert first.moment is not None

@@ -2,22 +2,32 @@
 
 import contextlib
 import random
+import socket
 import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 from uuid import UUID
 
 import pytest
 
-from synvirt.errors import Conflict, DiskWriteFailed, HostLacks, NotFound
+from synvirt.errors import Conflict, DiskWriteFailed, HostLacks, NotFound, SourceUnreachable
 from synvirt.migrations import source_vm
 from synvirt.migrations.removing import Removal
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
-from synvirt.model.rehearsal import REHEARSED, CommandCheck, Rehearsal, RehearsalRequest, RehearsalState
-from synvirt.proof.health import Checker
+from synvirt.model.rehearsal import (
+    REHEARSED,
+    AnyCheck,
+    CommandCheck,
+    PageCheck,
+    PortCheck,
+    Rehearsal,
+    RehearsalRequest,
+    RehearsalState,
+)
 from synvirt.rehearsals.asking import Rehearsing
 from synvirt.rehearsals.engine import Rehearsals
 from synvirt.sizes import KIB, MIB
@@ -51,14 +61,36 @@ class Writing(FakeHypervisor):
             disk.write(b"the guest was here")
 
 
+class FakeNetwork:
+    """Of guests without a stack. `open`: those that were not closed."""
+
+    open: ClassVar[list["FakeNetwork"]] = []
+
+    def __init__(self, cards: int) -> None:
+        self.ports = tuple(range(9, 9 + cards))
+        self.open.append(self)
+
+    def addresses(self) -> list[str]:
+        return []
+
+    def connect(self, port: int, timeout_s: float) -> Any:
+        raise SourceUnreachable("there is nobody")
+
+    def close(self) -> None:
+        if self in self.open:
+            self.open.remove(self)
+
+
 class Stage:
     """A house, its rehearsals, and a job that holds and syncs on, each in a thread, as the service has them."""
 
-    def __init__(self, folder: Path, hypervisor: FakeHypervisor, *, conversion: str = "auto") -> None:
+    def __init__(
+        self, folder: Path, hypervisor: FakeHypervisor, *, conversion: str = "auto", begin_network: Any = None
+    ) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "volumes").mkdir(exist_ok=True)
         self.house = House(folder, hypervisor=hypervisor, workers=in_process, destination=CopyingDirectory(folder / "volumes"))
-        self.rehearsals = Rehearsals(self.house.rooms, Checker(hypervisor), folder / "rehearsals")
+        self.rehearsals = Rehearsals(self.house.rooms, None, folder / "rehearsals", begin_network=begin_network)
         rooms = self.house.rooms
         self.asking = Rehearsing(
             rooms.store, self.rehearsals, host=rooms.host, destination_named=rooms.destination_named, wake=self.house.wake
@@ -106,7 +138,7 @@ class Stage:
     def holds(self, job_id: UUID) -> None:
         self.until(lambda: self.house.store.get(job_id).state is State.DELTA_SYNCING)
 
-    def rehearse(self, job_id: UUID, *checks: CommandCheck) -> Rehearsal:
+    def rehearse(self, job_id: UUID, *checks: AnyCheck) -> Rehearsal:
         """To its end."""
         rehearsal = self.asking.ask(job_id, RehearsalRequest(checks=checks))
         self.begin(rehearsal.id)
@@ -163,7 +195,7 @@ def test_a_job_that_syncs_on_is_rehearsed(stage: Stage) -> None:
     passes = len(stage.house.store.get(job.id).passes)
     found = stage.rehearse(job.id)
     assert (found.state, found.error) == (RehearsalState.PASSED, None)
-    assert [(one.name, one.ok) for one in found.checks] == [("boot", True)]
+    assert [(one.name, one.ok) for one in found.checks] == [("boot", True), ("network", True)]
     assert found.boot_sign == "agent"
     assert found.boot_s is not None
     assert found.moment is not None
@@ -234,10 +266,33 @@ def test_checks_are_a_row_each(stage: Stage) -> None:
     good, bad = (CommandCheck(kind="command", argv=(name,), within_s=0.1) for name in ("true", "false"))
     found = stage.rehearse(job.id, good, bad)
     assert found.state is RehearsalState.FAILED
-    assert [(one.name, one.ok) for one in found.checks] == [("boot", True), ("true", True), ("false", False)]
+    assert [(one.name, one.ok) for one in found.checks] == [("boot", True), ("network", True), ("true", True), ("false", False)]
     assert "false ended with 1" in found.checks[-1].detail
     assert found.screenshot_url == f"/migrations/{job.id}/rehearsals/{found.id}/screenshot"
     stage.cancel(job.id)
+
+
+def test_a_guest_whose_network_this_host_cannot_make_is_rehearsed_without(tmp_path: Path) -> None:
+    """And no check of a port or a page goes to the guest that runs."""
+
+    def refuse(cards: int) -> Any:
+        raise HostLacks("no tap device")
+
+    stage = Stage(tmp_path / "house", Writing(), begin_network=refuse)
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        page = PageCheck(kind="http", url=url, within_s=0.1)
+        found = stage.rehearse(job.id, page, PortCheck(kind="port", port=22, within_s=0.1))
+        server.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert [(one.name, one.ok) for one in found.checks] == [("boot", True), ("network", True), (url, False), ("port 22", False)]
+    assert found.checks[1].detail == "none: no tap device"
+    stage.cancel(job.id)
+    stage.close()
 
 
 @pytest.mark.parametrize(("fail", "code"), [("boot", "E_MIG_GUEST_BOOT_FAILED"), ("define", "E_MIG_DOMAIN_DEFINE_FAILED")])
@@ -425,7 +480,7 @@ def test_a_crash_after_every_commit_is_survived(conversion: str, part: int, tmp_
     """From the question on. Both threads die, as in a service that is killed."""
     for commit in range(1 + part, COMMITS_MAX, 2):
         folder, hypervisor = tmp_path / f"crash-{commit}", Writing()
-        stage = Stage(folder, hypervisor, conversion=conversion)
+        stage = Stage(folder, hypervisor, conversion=conversion, begin_network=FakeNetwork)
         job = stage.submit()
         stage.begin_job(job.id)
         stage.holds(job.id)
@@ -439,7 +494,8 @@ def test_a_crash_after_every_commit_is_survived(conversion: str, part: int, tmp_
             rehearsal = stage.asking.ask(job.id, RehearsalRequest())
             stage.begin(rehearsal.id)
         stage.die()  # the job syncs on, and dies at a commit at the latest
-        again = Stage(folder, hypervisor, conversion=conversion)
+        assert FakeNetwork.open == []
+        again = Stage(folder, hypervisor, conversion=conversion, begin_network=FakeNetwork)
         asked = again.asking.of(job.id)
         before = bool(asked) and asked[0].state in REHEARSED
         again.begin_job(job.id)
@@ -447,13 +503,15 @@ def test_a_crash_after_every_commit_is_survived(conversion: str, part: int, tmp_
             again.begin(one.id)
         again.until(lambda: all(one.state in REHEARSED for one in again.asking.of(job.id)))  # noqa: B023
         if asked:
-            assert _rehearsed(again, job).state is RehearsalState.PASSED
+            found = _rehearsed(again, job)
+            assert found.state is RehearsalState.PASSED
+            assert [one.name for one in found.checks] == ["boot", "network"]
         ended = again.cut_over(job.id)
         assert ended.state == State.COMPLETED, ended.last_error
         assert again.leftovers(ended) == []
-        found = hypervisor.seen[UUID(ended.domain.uuid if ended.domain else "")]
+        moved = hypervisor.seen[UUID(ended.domain.uuid if ended.domain else "")]
         source = source_bytes(again)
-        assert found == (MARK + source[len(MARK) :] if conversion == "always" else source)
+        assert moved == (MARK + source[len(MARK) :] if conversion == "always" else source)
         again.close()
         if before:
             return

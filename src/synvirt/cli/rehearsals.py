@@ -28,22 +28,28 @@ def rehearse(
     *,
     checks: Annotated[
         list[str] | None,
-        typer.Option("--check", help="A program in the guest that must end with 0, with its arguments; may be repeated"),
+        typer.Option("--check", help="A program in the guest that must end with 0, with its arguments"),
     ] = None,
+    ports: Annotated[list[int] | None, typer.Option("--port", help="A TCP port that must take a connection")] = None,
+    urls: Annotated[list[str] | None, typer.Option("--url", help="A page that must answer with a status below 400")] = None,
     within_s: Annotated[float, typer.Option("--within", min=1, max=3600, help="Seconds that each check may take")] = 120,
     wait: Annotated[bool, typer.Option(help="Wait for its end")] = True,
 ) -> None:
     """Start a job's guest from clones of its volumes, look at it, and remove it again. The copying goes on. Exit 1: it failed.
 
-    Example: synvirt rehearse 1f3a --check "systemctl is-active nginx"
+    Example: synvirt rehearse 1f3a --check "systemctl is-active nginx" --port 443 --url http://web01.example/health
     """
     import json
     import shlex
 
-    asked = [{"kind": "command", "argv": shlex.split(check), "within_s": within_s} for check in checks or ()]
+    asked: list[dict[str, Any]] = [{"kind": "command", "argv": shlex.split(check)} for check in checks or ()]
+    asked += [{"kind": "port", "port": port} for port in ports or ()]
+    asked += [{"kind": "http", "url": url} for url in urls or ()]
     with options.connect() as client:
         job_id = full_id(client, "migration", job)
-        answer = client.ask("POST", f"/migrations/{job_id}/rehearse", json={"checks": asked})
+        answer = client.ask(
+            "POST", f"/migrations/{job_id}/rehearse", json={"checks": [{**one, "within_s": within_s} for one in asked]}
+        )
         if wait:
             answer = _until_its_end(client, job_id, answer, say=not options.json)
     found = json.loads(answer)

@@ -91,8 +91,11 @@ def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
     devices = ET.SubElement(root, "devices")
     _disks(devices, machine, manifest, volumes, bus)
     addresses = macs(machine)
-    for nic in manifest.nics:
-        _interface(devices, machine, nic, addresses[nic.key], host)
+    for number, nic in enumerate(manifest.nics):
+        if machine.rehearsed:
+            _rehearsed_interface(devices, machine, nic, addresses[nic.key], number)
+        else:
+            _interface(devices, machine, nic, addresses[nic.key], host)
     _fixtures(devices, identity, manifest, BUSES[bus].chipset, host)
     ET.indent(root)
     xml = ET.tostring(root, encoding="unicode") + "\n"
@@ -209,8 +212,6 @@ def _rbd_words(device: str) -> tuple[str, str, str]:
 
 def _network(machine: Machine, nic: Nic, host: Host) -> tuple[str, str]:
     """What the card is plugged into: user, network or bridge, and its name."""
-    if machine.rehearsed:
-        return "user", ""  # and its link down: no packet leaves QEMU
     mapped = {entry.source: entry.target for entry in machine.target.network_map}
     kind, _, name = mapped.get(nic.network, host.network).partition(":")
     if kind not in ("user", "network", "bridge"):
@@ -225,9 +226,23 @@ def _interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, host: 
     if kind != "user":
         ET.SubElement(element, "source", {kind: name})
     ET.SubElement(element, "model", type=card(machine, nic))
-    if machine.rehearsed or not nic.connected:
+    if not nic.connected:
         ET.SubElement(element, "link", state="down")
     ET.SubElement(element, "rom", enabled="no")  # its network boot waits seconds for a key at each start; we boot from disks
+
+
+def _rehearsed_interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, number: int) -> None:
+    """In the same slot, but its frames go to the process at the end of its wire; of its type user, and its link down, no packet
+    leaves QEMU."""
+    wired = number < len(machine.wires)
+    element = ET.SubElement(devices, "interface", type="client" if wired else "user")
+    ET.SubElement(element, "mac", address=mac)
+    if wired:
+        ET.SubElement(element, "source", address="127.0.0.1", port=str(machine.wires[number]))
+    ET.SubElement(element, "model", type=card(machine, nic))
+    if not wired or not nic.connected:
+        ET.SubElement(element, "link", state="down")
+    ET.SubElement(element, "rom", enabled="no")
 
 
 def _fixtures(devices: ET.Element, identity: uuid.UUID, manifest: VmManifest, chipset: Chipset, host: Host) -> None:

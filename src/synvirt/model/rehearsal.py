@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import Field, StringConstraints
 
 from synvirt.model.problems import Problem
-from synvirt.model.values import Model, Received, Time
+from synvirt.model.values import WHOLE, Model, Received, Time
 
 CHECKS_MAX = 32
 
@@ -26,18 +26,41 @@ class RehearsalState(StrEnum):
 REHEARSED = frozenset({RehearsalState.PASSED, RehearsalState.FAILED, RehearsalState.CANCELLED})
 
 
+Within = Annotated[float, Field(gt=0, le=3600)]
+
+
 class CommandCheck(Received):
     """A program that the guest's agent runs; it must end with 0 before `within_s` is over, and is run again until then."""
 
     kind: Literal["command"]
     argv: Annotated[tuple[Annotated[str, StringConstraints(max_length=4096)], ...], Field(min_length=1, max_length=64)]
-    within_s: Annotated[float, Field(gt=0, le=3600)] = 120
+    within_s: Within = 120
+
+
+class PortCheck(Received):
+    """A TCP port of the guest that takes a connection."""
+
+    kind: Literal["port"]
+    port: Annotated[int, Field(ge=1, le=65535), WHOLE]
+    within_s: Within = 120
+
+
+class PageCheck(Received):
+    """A page that the guest answers with a status below 400. The URL's host is what it is asked for as; the guest is asked,
+    whatever address that name has."""
+
+    kind: Literal["http"]
+    url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://")]
+    within_s: Within = 120
+
+
+AnyCheck = Annotated[CommandCheck | PortCheck | PageCheck, Field(discriminator="kind")]
 
 
 class RehearsalRequest(Received):
-    """`checks`: what is asked of the guest once it has booted. Its network cards lead nowhere: commands by its agent alone."""
+    """`checks`: what is asked of the guest once it has booted."""
 
-    checks: Annotated[tuple[CommandCheck, ...], Field(max_length=CHECKS_MAX)] = ()
+    checks: Annotated[tuple[AnyCheck, ...], Field(max_length=CHECKS_MAX)] = ()
 
 
 class CheckResult(Model):

@@ -2,6 +2,7 @@
 runner."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from uuid import UUID
@@ -12,17 +13,20 @@ from synvirt.errors import Cancelled, Internal, NotFound, PersistFailed, Synvirt
 from synvirt.jobs.runner import Runner
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.rehearsal import RehearsalState
-from synvirt.proof.health import Checker
+from synvirt.rehearsals.network import Bubble
 from synvirt.rehearsals.steps import STEPS, LetGo, UnderWay, failed
 
 log = structlog.get_logger(__name__)
 
 
 class Rehearsals:
-    """`screens`: the folder that keeps what their guests' screens showed."""
+    """`ca_file`: authorities that pages by https are trusted with, beside this host's own. `screens`: the folder that keeps
+    what their guests' screens showed. `begin_network`: see UnderWay."""
 
-    def __init__(self, rooms: Rooms, checker: Checker, screens: Path) -> None:
-        self._rooms, self._checker, self.screens = rooms, checker, screens
+    def __init__(
+        self, rooms: Rooms, ca_file: Path | None, screens: Path, *, begin_network: Callable[[int], Bubble] | None = Bubble
+    ) -> None:
+        self._rooms, self._ca_file, self.screens, self._begin_network = rooms, ca_file, screens, begin_network
         self._let_go: dict[UUID, Event] = {}
         rows = rooms.store.rehearsals
         self._runner = Runner(self._run, lambda: rows.unended_ids(host=rooms.host), name="rehearsals")
@@ -66,13 +70,15 @@ class Rehearsals:
             rehearsal = self._rooms.store.rehearsals.get(rehearsal_id)
         except NotFound:
             return
-        under_way = UnderWay(rehearsal, self._rooms, self._checker, self.screens, let_go)
+        under_way = UnderWay(rehearsal, self._rooms, self._ca_file, self.screens, let_go, self._begin_network)
         with structlog.contextvars.bound_contextvars(rehearsal=str(rehearsal_id), job=str(rehearsal.migration_id)):
             try:
                 while not under_way.rehearsal.ended:
                     self._move(under_way)
             except LetGo:
                 return
+            finally:
+                under_way.close()
         log.info("a rehearsal has ended", rehearsal=str(rehearsal_id), state=str(under_way.rehearsal.state))
 
     def _move(self, under_way: UnderWay) -> None:

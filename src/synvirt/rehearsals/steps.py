@@ -12,7 +12,7 @@ from threading import Event
 
 import structlog
 
-from synvirt.errors import Cancelled, DomainDefineFailed, GuestBootFailed, Interrupted, SynvirtError
+from synvirt.errors import Cancelled, DomainDefineFailed, GuestBootFailed, HostLacks, Interrupted, SynvirtError
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
@@ -24,9 +24,10 @@ from synvirt.model.checks import Check
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus
-from synvirt.model.rehearsal import CheckResult, CommandCheck, Rehearsal, RehearsalState
+from synvirt.model.rehearsal import AnyCheck, CheckResult, Rehearsal, RehearsalState
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
+from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork
 
 log = structlog.get_logger(__name__)
 
@@ -54,9 +55,12 @@ class UnderWay:
 
     rehearsal: Rehearsal
     rooms: Rooms
-    checker: Checker
+    ca_file: Path | None
     screens: Path
     let_go: Event = field(default_factory=Event)
+    # Makes a network for so many cards; None: guests are rehearsed without one.
+    begin_network: Callable[[int], Bubble] | None = None
+    network: Bubble | None = None
     _asked_at: float = 0.0
     _cancelled: bool = False
 
@@ -85,6 +89,29 @@ class UnderWay:
     def pause(self, seconds: float) -> None:
         if self.let_go.wait(seconds):
             raise LetGo
+
+    def renew_network(self, cards: int) -> CheckResult:
+        """For a guest that is started next. One that this host cannot give a network to has no cable in its cards."""
+        self.close()
+        if self.begin_network is None:
+            return CheckResult(name="network", ok=True, detail="none: there is no cable in its cards")
+        try:
+            self.network = self.begin_network(cards)
+        except HostLacks as error:
+            self.begin_network = None
+            return CheckResult(name="network", ok=True, detail=f"none: {error.detail}")
+        return CheckResult(name="network", ok=True, detail="one of its own, which leads nowhere")
+
+    def checks_by(self) -> Checker:
+        """Asks the guest where it is: in its network."""
+        if self.network is None:
+            return Checker(NoNetwork(self.rooms.hypervisor), InBubble())
+        return Checker(GuestInBubble(self.rooms.hypervisor, self.network), InBubble(bubble=self.network), self.ca_file)
+
+    def close(self) -> None:
+        if self.network is not None:
+            self.network.close()
+        self.network = None
 
     @property
     def screen(self) -> Path:
@@ -128,13 +155,15 @@ def booting(under_way: UnderWay) -> dict[str, object]:
     rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
     # Of a service that was killed here: a guest that ran on says nothing of how long a boot takes.
     hypervisor.undefine(rehearsal.id, rehearsal.id)
+    network = under_way.renew_network(len(job.manifest.nics))
+    wires = () if under_way.network is None else under_way.network.ports
     volumes, began = _volumes(under_way, job), time.monotonic()
     tried: list[BootAttempt] = []
     buses = ladder(_machine(rehearsal, job.migration, ()))
     for bus in buses:
         tried.append(BootAttempt(disk_bus=bus, began_at=now()))
         try:
-            sign = _booted(under_way, _machine(rehearsal, job.migration, tuple(tried)), volumes)
+            sign = _booted(under_way, _machine(rehearsal, job.migration, tuple(tried), wires), volumes)
         except GuestBootFailed as error:
             if not error.other_bus_may_help or bus == buses[-1]:
                 _keep(under_way, hypervisor.screenshot(rehearsal.id))
@@ -144,7 +173,7 @@ def booting(under_way: UnderWay) -> dict[str, object]:
                 "state": RehearsalState.CHECKING,
                 "boot_s": round(time.monotonic() - began, 1),
                 "boot_sign": sign,
-                "checks": (CheckResult(name="boot", ok=True, detail=_seen(sign, bus)),),
+                "checks": (CheckResult(name="boot", ok=True, detail=_seen(sign, bus)), network),
             }
     raise DomainDefineFailed(f"{job.manifest.name} has no bus to boot from")
 
@@ -158,7 +187,7 @@ def _booted(under_way: UnderWay, machine: Machine, volumes: list[Volume]) -> str
     return hypervisor.wait_until_booted(machine.id, rooms.boot_timeout_s, under_way.stop)
 
 
-def _machine(rehearsal: Rehearsal, job: Migration, attempts: tuple[BootAttempt, ...]) -> Machine:
+def _machine(rehearsal: Rehearsal, job: Migration, attempts: tuple[BootAttempt, ...], wires: tuple[int, ...] = ()) -> Machine:
     assert job.manifest is not None
     return Machine(
         id=rehearsal.id,
@@ -168,6 +197,7 @@ def _machine(rehearsal: Rehearsal, job: Migration, attempts: tuple[BootAttempt, 
         has_drivers=rehearsal.conversion_s is not None,
         attempts=attempts,
         rehearsed=True,
+        wires=wires,
     )
 
 
@@ -178,12 +208,13 @@ def _seen(sign: str, bus: DiskBus) -> str:
 def checking(under_way: UnderWay) -> dict[str, object]:
     """What was asked of the guest; each is asked again until its time is over."""
     rehearsal, hypervisor = under_way.rehearsal, under_way.rooms.hypervisor
-    results = [one for one in rehearsal.checks if one.name == "boot"]
+    if under_way.network is None and under_way.begin_network is not None:
+        return {"state": RehearsalState.BOOTING}  # of a service that was killed here: the guest's network went with it
+    checker = under_way.checks_by()
+    results = [one for one in rehearsal.checks if one.name in ("boot", "network")]
     for check in rehearsal.asked.checks:
-        trouble = _asked(under_way, check)
-        results.append(
-            CheckResult(name=shlex.join(check.argv)[:NAME_CHARS], ok=trouble is None, detail=trouble or "as it should be")
-        )
+        trouble = _asked(under_way, checker, Check.model_validate(check.model_dump()))
+        results.append(CheckResult(name=_named(check), ok=trouble is None, detail=trouble or "as it should be"))
     kept = _keep(under_way, hypervisor.picture(rehearsal.id))
     passed = all(one.ok for one in results)
     outage = under_way.job.migration.outage
@@ -198,16 +229,25 @@ def checking(under_way: UnderWay) -> dict[str, object]:
     }
 
 
-def _asked(under_way: UnderWay, asked: CommandCheck) -> str | None:
-    check = Check.model_validate(asked.model_dump())
+def _asked(under_way: UnderWay, checker: Checker, check: Check) -> str | None:
     deadline = time.monotonic() + check.within_s
     while True:
         under_way.check()
         left_s = deadline - time.monotonic()
-        trouble = under_way.checker.trouble(check, under_way.rehearsal.id, max(left_s, CHECK_PAUSE_S))
+        trouble = checker.trouble(check, under_way.rehearsal.id, max(left_s, CHECK_PAUSE_S))
         if trouble is None or time.monotonic() >= deadline:
             return trouble
         under_way.pause(min(CHECK_PAUSE_S, max(deadline - time.monotonic(), 0.0)))
+
+
+def _named(check: AnyCheck) -> str:
+    match check.kind:
+        case "command":
+            return shlex.join(check.argv)[:NAME_CHARS]
+        case "port":
+            return f"port {check.port}"
+        case "http":
+            return check.url[:NAME_CHARS]
 
 
 def _keep(under_way: UnderWay, picture: bytes | None) -> bool:

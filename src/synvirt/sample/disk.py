@@ -71,6 +71,7 @@ for port in /sys/class/virtio-ports/*; do
     name=$(cat $port/name 2>/dev/null); [ -n "$name" ] && ln -sf ../${port##*/} /dev/virtio-ports/$name
 done
 echo "SYNVIRT-SAMPLE $(cat /etc/synvirt-sample) runs from $1"
+[ -x /etc/rc.local ] && /etc/rc.local
 while :; do
     qemu-ga -m virtio-serial -p /dev/virtio-ports/org.qemu.guest_agent.0 -t /run -l /run/qemu-ga.log
     sleep 1

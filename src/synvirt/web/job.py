@@ -69,8 +69,8 @@ ACTIONS = {
             "rehearse",
             "Rehearse",
             "Rehearse this move?",
-            "The guest is started here from clones of its volumes, without a network, looked at, and removed again. "
-            "The source runs on, and so does the copying.",
+            "The guest is started here from clones of its volumes, in a network that leads nowhere, looked at, and removed "
+            "again. The source runs on, and so does the copying.",
         ),
         Action(
             "cancel",

@@ -1,0 +1,160 @@
+"""A rehearsed guest's network as the service sees it: ports that its cards connect to, and connections into it. Blocking.
+
+What the guest says is hostile. A process of its own reads it (`bubble.py`), and hands back numeric addresses and sockets.
+"""
+
+import contextlib
+import ipaddress
+import json
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from types import TracebackType
+from uuid import UUID
+
+from synvirt.errors import HostLacks, SourceUnreachable
+from synvirt.outgoing import Guard
+from synvirt.proof.health import Guests
+
+# A process that starts, a namespace and a tap: tens of milliseconds on an idle host.
+BEGIN_TIMEOUT_S = 20.0
+# For the answer, beyond what a probe itself may take.
+ANSWER_S = 5.0
+# A message is a few dozen addresses at the most.
+MESSAGE_BYTES = 16 << 10
+# By these QEMU may run: they may connect cards.
+QEMU_USERS = ("libvirt-qemu", "qemu")
+ENVIRONMENT = ("PATH", "PYTHONPATH")
+
+
+class Bubble:
+    """For so many network cards. HostLacks, where this host gives no network namespace or no tap device. `ports`: of
+    127.0.0.1, a card each, in order."""
+
+    def __init__(self, cards: int) -> None:
+        listeners = [_listening() for _ in range(cards)]
+        self.ports = tuple(one.getsockname()[1] for one in listeners)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        passed = [theirs.fileno(), *(one.fileno() for one in listeners)]
+        argv = [sys.executable, "-P", "-m", "synvirt.rehearsals.bubble", str(passed[0]), _uids(), *map(str, passed[1:])]
+        environment = {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
+        try:
+            self._child = subprocess.Popen(
+                argv, pass_fds=passed, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, start_new_session=True
+            )
+        finally:
+            theirs.close()
+            for one in listeners:
+                one.close()
+        self._control.settimeout(BEGIN_TIMEOUT_S)
+        with contextlib.suppress(OSError):
+            if self._control.recv(MESSAGE_BYTES):
+                return
+        self._control.close()
+        self._child.kill()
+        assert self._child.stderr is not None
+        with self._child.stderr as said:
+            words = said.read(MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
+        self._child.wait()
+        raise HostLacks(f"this host gives a rehearsed guest no network: {words[-1] if words else 'it did not begin in time'}")
+
+    def addresses(self) -> list[str]:
+        """Of the guest, as it showed by what it sent; numeric, of IPv4."""
+        self._control.settimeout(ANSWER_S)
+        said = self._asked({})[0].get("addresses")
+        found = []
+        for one in said if isinstance(said, list) else []:
+            with contextlib.suppress(ValueError):
+                found.append(str(ipaddress.IPv4Address(one)))
+        return found
+
+    def connect(self, port: int, timeout_s: float) -> socket.socket:
+        """To the guest. SourceUnreachable, with what each of its addresses said."""
+        self._control.settimeout(timeout_s + ANSWER_S)
+        said, descriptors = self._asked({"port": port, "timeout_s": timeout_s})
+        if not descriptors:
+            raise SourceUnreachable(str(said.get("trouble", "the guest's network gives no answer")))
+        made = socket.socket(fileno=descriptors[0])
+        made.settimeout(timeout_s)
+        return made
+
+    def close(self) -> None:
+        """Idempotent; the namespace and all in it go with the process."""
+        self._control.close()
+        self._child.kill()
+        self._child.wait()
+        if self._child.stderr is not None:
+            self._child.stderr.close()
+
+    def __enter__(self) -> "Bubble":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _asked(self, question: dict[str, object]) -> tuple[dict[str, object], list[int]]:
+        try:
+            self._control.send(json.dumps(question).encode())
+            line, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1)
+            said = json.loads(line)
+        except (OSError, ValueError) as error:
+            raise SourceUnreachable("the guest's network gives no answer") from error
+        return said if isinstance(said, dict) else {}, descriptors
+
+
+def _listening() -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(4)
+    return listener
+
+
+def _uids() -> str:
+    found = {0, os.geteuid()}
+    for name in QEMU_USERS:
+        with contextlib.suppress(KeyError):
+            found.add(pwd.getpwnam(name).pw_uid)
+    return ",".join(str(uid) for uid in sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
+class InBubble(Guard):
+    """The guard of checks: whatever name or address a check has, the guest is what is connected to, and nothing else is. None:
+    it has no network."""
+
+    bubble: Bubble | None = field(default=None)
+
+    def connect(self, host: str, port: int, *, timeout_s: float = ANSWER_S) -> socket.socket:
+        if self.bubble is None:
+            raise SourceUnreachable("the rehearsed guest has no network")
+        return self.bubble.connect(port, timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class NoNetwork:
+    """A guest without a cable in its cards: commands alone reach it."""
+
+    guests: Guests
+
+    def addresses(self, uuid: UUID) -> list[str]:
+        return []
+
+    def run_in_guest(self, uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int:
+        return self.guests.run_in_guest(uuid, argv, timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class GuestInBubble:
+    """Commands by its agent; where it is, by what it sends."""
+
+    guests: Guests
+    bubble: Bubble
+
+    def addresses(self, uuid: UUID) -> list[str]:
+        return self.bubble.addresses() or ["0.0.0.0"]  # noqa: S104 - none yet; connecting says so
+
+    def run_in_guest(self, uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int:
+        return self.guests.run_in_guest(uuid, argv, timeout_s)

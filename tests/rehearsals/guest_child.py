@@ -1,0 +1,91 @@
+"""A guest's side of a wire, in a network namespace of its own, with Linux' own stack.
+
+    python -m tests.rehearsals.guest_child PORT
+
+It has 10.77.0.5/24 and a gateway, 10.77.0.1. It reads lines of Python from its standard input, runs each, and says `done`.
+"""
+
+import contextlib
+import ctypes
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+
+from synvirt.rehearsals.bubble import CLONE_NEWNET, FRAME_BYTES_MAX, TAP, Tap
+
+ADDRESS, GATEWAY = "10.77.0.5", "10.77.0.1"
+
+
+def pump(tap: Tap, wire: socket.socket) -> None:
+    select, heard = selectors.DefaultSelector(), bytearray()
+    select.register(tap.descriptor, selectors.EVENT_READ)
+    select.register(wire, selectors.EVENT_READ)
+    while True:
+        for key, _ in select.select():
+            if key.fileobj is wire:
+                came = wire.recv(1 << 16)
+                if not came:
+                    os._exit(0)
+                heard += came
+                while len(heard) >= 4 and len(heard) >= (end := 4 + int.from_bytes(heard[:4], "big")):
+                    tap.write(bytes(heard[4:end]))
+                    del heard[:end]
+            else:
+                frame = os.read(tap.descriptor, FRAME_BYTES_MAX)
+                wire.sendall(len(frame).to_bytes(4, "big") + frame)
+
+
+def serve(port: int) -> None:
+    """Answers each connection as a page."""
+    listener = socket.create_server(("", port))
+
+    def answer() -> None:
+        while True:
+            with listener.accept()[0] as one:
+                one.recv(4096)
+                one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
+def reached(address: str, port: int) -> str:
+    """What comes of a connection there: connected, or why not."""
+    try:
+        socket.create_connection((address, port), 0.5).close()
+    except OSError as error:
+        return type(error).__name__
+    return "connected"
+
+
+def flood(address: str, port: int, count: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
+        for _ in range(count):
+            with contextlib.suppress(OSError):
+                sending.sendto(b"x" * 1400, (address, port))
+
+
+def main() -> None:
+    wire = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0
+    tap = Tap()
+    for words in (
+        f"link set {TAP} address 52:54:00:11:22:33",
+        "link set lo up",
+        f"addr add {ADDRESS}/24 dev {TAP}",
+        f"route add default via {GATEWAY}",
+    ):
+        subprocess.run(["ip", *words.split()], check=True)
+    threading.Thread(target=pump, args=(tap, wire), daemon=True).start()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        said = eval(line)
+        sys.stdout.write(f"{said!r}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

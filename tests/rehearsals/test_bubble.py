@@ -1,0 +1,256 @@
+"""The network of rehearsed guests: what is in it is reached by our probes, and reaches nothing."""
+
+import contextlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from synvirt.errors import HostLacks, SourceUnreachable
+from synvirt.model.checks import Check
+from synvirt.proof.health import Checker
+from synvirt.rehearsals import network
+from synvirt.rehearsals.bubble import FRAME_BYTES_MAX
+from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.needs import need, need_root
+from tests.processes import until
+
+MAC, ME, GATEWAY = bytes.fromhex("525400112233"), socket.inet_aton("10.77.0.5"), socket.inet_aton("10.77.0.1")
+ALL = b"\xff" * 6
+
+
+@pytest.fixture
+def bubble() -> Iterator[Bubble]:
+    need_root("a network namespace")
+    with Bubble(2) as made:
+        yield made
+
+
+class Guest:
+    """With Linux' own stack, on the first wire."""
+
+    def __init__(self, bubble: Bubble) -> None:
+        need("ip", "iproute2")
+        argv = [sys.executable, "-m", "tests.rehearsals.guest_child", str(bubble.ports[0])]
+        self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._child.stdout is not None
+        assert self._child.stdout.readline() == "ready\n"
+
+    def do(self, line: str) -> str:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(line + "\n")
+        self._child.stdin.flush()
+        return self._child.stdout.readline().strip()
+
+    def close(self) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+
+@pytest.fixture
+def guest(bubble: Bubble) -> Iterator[Guest]:
+    made = Guest(bubble)
+    yield made
+    made.close()
+
+
+class Wire:
+    """A card whose frames the test makes itself."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.settimeout(10)
+
+    def send(self, frame: bytes) -> None:
+        self.socket.sendall(len(frame).to_bytes(4, "big") + frame)
+
+    def receive(self) -> bytes:
+        length = int.from_bytes(self.socket.recv(4, socket.MSG_WAITALL), "big")
+        return self.socket.recv(length, socket.MSG_WAITALL)
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+def who_has(wanted: bytes, sender: bytes, mac: bytes = MAC) -> bytes:
+    return ALL + mac + b"\x08\x06" + bytes.fromhex("0001080006040001") + mac + sender + bytes(6) + wanted
+
+
+def checker(bubble: Bubble) -> Checker:
+    return Checker(GuestInBubble(FakeHypervisor(), bubble), InBubble(bubble=bubble))
+
+
+# ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_guest_is_found_and_its_ports_and_pages_are_probed(bubble: Bubble, guest: Guest) -> None:
+    guest.do("serve(8080)")
+    guest.do("reached('10.77.0.9', 1)")  # it says something: so it is seen where it is
+    until(lambda: bubble.addresses() == ["10.77.0.5"])
+    asked = checker(bubble)
+    assert asked.trouble(Check(kind="port", port=8080), uuid4(), 5) is None
+    assert "port 81" in (asked.trouble(Check(kind="port", port=81), uuid4(), 5) or "")
+    assert asked.trouble(Check(kind="http", url="http://web01.example:8080/health"), uuid4(), 5) is None
+    with bubble.connect(8080, 5) as made:
+        assert made.getpeername() == ("10.77.0.5", 8080)
+
+
+def test_a_guest_that_says_nothing_is_said_to(bubble: Bubble) -> None:
+    assert bubble.addresses() == []
+    with pytest.raises(SourceUnreachable, match="has sent nothing"):
+        bubble.connect(80, 1)
+
+
+def test_without_a_network_no_check_goes_anywhere_else() -> None:
+    """Least of all to the guest that runs, whose name the page has."""
+    asked = Checker(NoNetwork(FakeHypervisor()), InBubble())
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"http://127.0.0.1:{other.getsockname()[1]}/"
+        assert "has no network" in (asked.trouble(Check(kind="http", url=url), uuid4(), 1) or "")
+    assert asked.trouble(Check(kind="port", port=80), uuid4(), 1) is not None
+
+
+# ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_guest_that_scans_and_floods_reaches_nothing(bubble: Bubble, guest: Guest) -> None:
+    own = {one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    with socket.create_server(("", 0)) as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.bind(("", 0))
+        udp.setblocking(False)
+        for address in sorted({*own, "10.77.0.1", "10.77.0.77", "192.0.2.1", "8.8.8.8", "172.17.0.1", "169.254.169.254"}):
+            assert guest.do(f"reached('{address}', {tcp.getsockname()[1]})") != "'connected'"
+            guest.do(f"flood('{address}', {udp.getsockname()[1]}, 2000)")
+        guest.do(f"flood('10.77.0.255', {udp.getsockname()[1]}, 2000)")
+        tcp.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            tcp.accept()
+        with pytest.raises(BlockingIOError):
+            udp.recv(1)
+    status = Path(f"/proc/{bubble._child.pid}/status").read_text()
+    assert "Seccomp:\t2" in status, "what reads its frames is in a cage"
+    assert "Uid:\t0" not in status
+    interfaces = {line.split(":")[0].strip() for line in net(bubble, "dev").splitlines()[2:]}
+    assert interfaces == {"lo", "bubble0"}
+    assert Path(f"/proc/{bubble._child.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+    # It is there all the same, and is answered.
+    guest.do("serve(8080)")
+    bubble.connect(8080, 5).close()
+
+
+def net(bubble: Bubble, name: str) -> str:
+    return Path(f"/proc/{bubble._child.pid}/net/{name}").read_text()
+
+
+def test_frames_of_all_kinds_are_survived(bubble: Bubble) -> None:
+    chance = random.Random(7)
+    with Wire(bubble.ports[0]) as wire, Wire(bubble.ports[1]) as other:
+        for _ in range(3000):
+            kind = chance.choice((b"\x08\x06", b"\x08\x00", b"\x86\xdd", b"\x88\xcc", chance.randbytes(2)))
+            head = chance.choice((ALL, MAC, chance.randbytes(6))) + chance.choice((MAC, chance.randbytes(6)))
+            wire.send((head + kind + chance.randbytes(chance.randrange(120)))[: chance.choice((3, 13, 14, 41, 42, 200))])
+        wire.send(who_has(socket.inet_aton("10.77.0.254"), socket.inet_aton("10.77.0.9")))
+        while wire.receive()[28:32] != socket.inet_aton("10.77.0.254"):
+            pass  # all before it has been looked at
+        other.send(who_has(GATEWAY, ME))
+        until(lambda: "10.77.0.5" in bubble.addresses())
+        assert len(bubble.addresses()) <= 64
+    # One that never reads is no reason for anybody else to wait.
+    with Wire(bubble.ports[0]) as deaf, Wire(bubble.ports[1]) as talking:
+        deaf.send(who_has(GATEWAY, socket.inet_aton("10.77.0.6"), mac=b"\x52\x54\0\0\0\1"))
+        for _ in range(3000):
+            talking.send(ALL + MAC + b"\x88\xb5" + bytes(1400))
+        talking.send(who_has(GATEWAY, ME))
+        while talking.receive()[12:14] != b"\x08\x06":
+            pass
+
+
+def test_a_length_that_no_frame_has_ends_the_wire(bubble: Bubble) -> None:
+    with Wire(bubble.ports[0]) as wire:
+        wire.socket.sendall((FRAME_BYTES_MAX + 1).to_bytes(4, "big"))
+        assert wire.socket.recv(1) == b""
+    with Wire(bubble.ports[0]) as again:
+        again.send(who_has(GATEWAY, ME))
+        assert again.receive()[20:22] == b"\0\2"
+
+
+# ── whose addresses ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_its_gateways_are_there_and_its_own_address_is_free(bubble: Bubble) -> None:
+    with Wire(bubble.ports[0]) as wire:
+        wire.send(who_has(ME, bytes(4)))  # RFC 5227: is it free?
+        wire.send(who_has(ME, ME))  # it is mine
+        wire.send(who_has(GATEWAY, ME))
+        answer = wire.receive()
+        assert (answer[28:32], answer[38:42]) == (GATEWAY, ME), "the first answer is that of the gateway"
+
+
+def test_two_cards_reach_each_other(bubble: Bubble) -> None:
+    theirs = bytes.fromhex("525400445566")
+    with Wire(bubble.ports[0]) as one, Wire(bubble.ports[1]) as other:
+        other.send(who_has(GATEWAY, socket.inet_aton("10.77.0.6"), mac=theirs))
+        other.receive()
+        until(lambda: "10.77.0.6" in bubble.addresses())
+        one.send(who_has(socket.inet_aton("10.77.0.6"), ME))
+        while other.receive()[38:42] != socket.inet_aton("10.77.0.6"):
+            pass
+        one.send(theirs + MAC + b"\x88\xb5hello")
+        while other.receive()[14:] != b"hello":
+            pass
+
+
+def test_a_card_of_another_user_is_not_taken(bubble: Bubble) -> None:
+    code = (
+        f"import os, socket; os.setuid(65534); s = socket.create_connection(('127.0.0.1', {bubble.ports[0]})); print(s.recv(1))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "b''", done.stderr
+    with Wire(bubble.ports[0]) as wire:
+        wire.send(who_has(GATEWAY, ME))
+        assert wire.receive()[20:22] == b"\0\2"
+
+
+# ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_goes_with_the_service(tmp_path: Path) -> None:
+    need_root("a network namespace")
+    code = (
+        "import time; from synvirt.rehearsals.network import Bubble; made = Bubble(1);"
+        "print(made._child.pid, flush=True); time.sleep(99)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        pid = int(service.stdout.readline())
+        service.send_signal(signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{pid}/net/tcp").exists() or is_gone(pid))
+
+
+def is_gone(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    return True
+
+
+def test_a_host_without_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(HostLacks, match="did not begin"):
+        Bubble(1)
+    began = time.monotonic()
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(HostLacks):
+        Bubble(1)
+    assert time.monotonic() - began < network.BEGIN_TIMEOUT_S
