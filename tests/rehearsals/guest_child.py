@@ -1,8 +1,9 @@
 """A guest's side of a wire, in a network namespace of its own, with Linux' own stack.
 
-    python -m tests.rehearsals.guest_child PORT
+    python -m tests.rehearsals.guest_child PORT [static]
 
-It has 10.77.0.5/24 and a gateway, 10.77.0.1. It reads lines of Python from its standard input, runs each, and says `done`.
+It has 10.77.0.5/24 and a gateway, 10.77.0.1, where it is `static`. It reads lines of Python from its standard input, runs
+each, and says what came of it.
 """
 
 import contextlib
@@ -12,7 +13,9 @@ import selectors
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 from synvirt.rehearsals.bubble import CLONE_NEWNET, FRAME_BYTES_MAX, TAP, Tap
 
@@ -67,16 +70,31 @@ def flood(address: str, port: int, count: int) -> None:
                 sending.sendto(b"x" * 1400, (address, port))
 
 
+SCRIPT = """#!/bin/sh
+[ "$1" = bound ] || exit 0
+ip addr add $ip/$mask dev $interface; ip route add default via $router
+echo $ip/$mask $router $dns >&2
+"""
+
+
+def lease(*wanted: str) -> str:
+    """What busybox's client is given, which asks for an address or for none."""
+    with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as script:
+        script.write(SCRIPT)
+    Path(script.name).chmod(0o755)
+    asks = [word for address in wanted for word in ("-r", address)]
+    argv = ["busybox", "udhcpc", "-i", TAP, "-n", "-q", "-f", "-t", "5", "-s", script.name, *asks]
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False).stderr
+    Path(script.name).unlink()
+    return next((line for line in said.splitlines() if line.count(" ") == 2 and "/" in line), said)
+
+
 def main() -> None:
     wire = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
     assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0
     tap = Tap()
-    for words in (
-        f"link set {TAP} address 52:54:00:11:22:33",
-        "link set lo up",
-        f"addr add {ADDRESS}/24 dev {TAP}",
-        f"route add default via {GATEWAY}",
-    ):
+    static = (f"addr add {ADDRESS}/24 dev {TAP}", f"route add default via {GATEWAY}") if sys.argv[2:] == ["static"] else ()
+    for words in (f"link set {TAP} address 52:54:00:11:22:33", "link set lo up", *static):
         subprocess.run(["ip", *words.split()], check=True)
     threading.Thread(target=pump, args=(tap, wire), daemon=True).start()
     sys.stdout.write("ready\n")

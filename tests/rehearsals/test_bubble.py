@@ -4,6 +4,7 @@ import contextlib
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -12,11 +13,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from synvirt.errors import HostLacks, SourceUnreachable
 from synvirt.model.checks import Check
 from synvirt.proof.health import Checker
-from synvirt.rehearsals import network
+from synvirt.rehearsals import dhcp, network
 from synvirt.rehearsals.bubble import FRAME_BYTES_MAX
 from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork
 from tests.fakes.hypervisor import FakeHypervisor
@@ -37,9 +40,9 @@ def bubble() -> Iterator[Bubble]:
 class Guest:
     """With Linux' own stack, on the first wire."""
 
-    def __init__(self, bubble: Bubble) -> None:
+    def __init__(self, bubble: Bubble, *words: str) -> None:
         need("ip", "iproute2")
-        argv = [sys.executable, "-m", "tests.rehearsals.guest_child", str(bubble.ports[0])]
+        argv = [sys.executable, "-m", "tests.rehearsals.guest_child", str(bubble.ports[0]), *words]
         self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._child.stdout is not None
         assert self._child.stdout.readline() == "ready\n"
@@ -58,7 +61,7 @@ class Guest:
 
 @pytest.fixture
 def guest(bubble: Bubble) -> Iterator[Guest]:
-    made = Guest(bubble)
+    made = Guest(bubble, "static")
     yield made
     made.close()
 
@@ -221,6 +224,45 @@ def test_a_card_of_another_user_is_not_taken(bubble: Bubble) -> None:
     with Wire(bubble.ports[0]) as wire:
         wire.send(who_has(GATEWAY, ME))
         assert wire.receive()[20:22] == b"\0\2"
+
+
+# ── addresses by DHCP ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ("'10.77.3.9'", "10.77.3.9/24 10.77.3.1 10.77.3.1"),
+        ("'192.168.7.1'", "192.168.7.1/24 192.168.7.254 192.168.7.254"),
+        ("", "198.18."),
+        ("'127.0.0.1'", "198.18."),
+    ],
+)
+def test_a_guest_gets_the_address_that_it_had(bubble: Bubble, asked: str, given: str) -> None:
+    """By the client of busybox. One that had none, or asks for one that no host has, gets another; and is probed there."""
+    need("busybox", "busybox-static")
+    guest = Guest(bubble)
+    try:
+        said = guest.do(f"lease({asked})").strip("'")
+        assert said.startswith(given), said
+        guest.do("serve(8080)")
+        guest.do("reached('10.99.0.1', 1)")
+        until(lambda: said.partition("/")[0] in bubble.addresses())
+        bubble.connect(8080, 10).close()
+    finally:
+        guest.close()
+
+
+@given(st.binary(max_size=600), st.integers(0, 300))
+def test_no_message_breaks_it(noise: bytes, at: int) -> None:
+    """Of a whole question some bytes are others, or it ends too soon."""
+    head = ALL + MAC + b"\x08\x00"
+    question = head + bytes.fromhex("4500014800000000401100000000000000000000") + struct.pack("!HHHH", 68, 67, 308, 0)
+    question += struct.pack("!BBBB", 1, 1, 6, 0) + bytes(24) + MAC + bytes(202) + dhcp.COOKIE + bytes([53, 1, 1, 255])
+    assert dhcp.answer(question, MAC) is not None
+    for frame in (noise, head + noise, question[:at] + noise, question[: at + 42] + noise + question[at + 42 :]):
+        said = dhcp.answer(frame, MAC)
+        assert said is None or len(said) < 400
 
 
 # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────────

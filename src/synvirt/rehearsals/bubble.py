@@ -3,9 +3,10 @@
     card of the guest ── QEMU ══ TCP on loopback ══▶ this process, in a network namespace with nothing in it but ── bubble0
                                                        frames go from card to card, and to bubble0; there is no other way out
 
-The guest keeps its addresses. Whatever it asks for by ARP is answered with the address of bubble0, so its gateways and name
-servers are there, and swallow what they get: nothing is forwarded. Where the guest is shows by what it sends. From bubble0 a
-connection to it can be opened, and is handed to the service as an open socket: so probes come in, and nothing else does.
+The guest keeps its addresses; one that asks for them by DHCP gets what it had (`dhcp.py`). Whatever it asks for by ARP is
+answered with the address of bubble0, so its gateways and name servers are there, and swallow what they get: nothing is
+forwarded. Where the guest is shows by what it sends. From bubble0 a connection to it can be opened, and is handed to the
+service as an open socket: so probes come in, and nothing else does.
 
 Frames are hostile: what reads them is in a cage. To give bubble0 another address takes privileges that it has not; a second
 process has them, and takes four bytes at a time.
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Final, TextIO, TypeVar
 
 from synvirt.cage.confining import Cage, Network, enter
+from synvirt.rehearsals import dhcp
 from synvirt.sizes import GIB
 
 K = TypeVar("K")
@@ -283,6 +285,9 @@ class Bubble:
         to, source, kind = frame[:6], frame[6:12], int.from_bytes(frame[12:14], "big")
         if not source[0] & 1:
             _keep(self._macs, source, number)
+        if kind == IPV4 and (lease := dhcp.answer(frame, self._tap.mac)) is not None:
+            self._send(number, lease)
+            return
         if kind == IPV4 and len(frame) >= 34:
             self._is_at(socket.inet_ntoa(frame[26:30]), number)
         if kind == ARP and len(frame) >= 42 and self._answered(number, frame):
