@@ -262,6 +262,14 @@ def _network(settings: Settings) -> str:
     return "network:default"
 
 
+def _tun(_: Settings) -> str:
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        raise Missing(f"/dev/net/tun cannot be opened: {error.strerror}") from error
+    return "opens"
+
+
 def _is_system(settings: Settings) -> bool:
     return settings.hypervisor_uri.startswith("qemu:///system")
 
@@ -503,6 +511,7 @@ CHECKS = (
     Check("ovmf secure boot", "guests with secure boot", "apt-get install ovmf", _uefi(secure=True)),
     Check("swtpm", "guests with a TPM", "apt-get install swtpm swtpm-tools", _swtpm),
     Check("network", "guests whose network the plan does not map", "virsh net-start default", _network, _is_system),
+    Check("tun", "a network for rehearsed guests", "modprobe tun; the service's user must be able to open /dev/net/tun", _tun),
     Check("qemu-img", "disk images of every sort", "apt-get install qemu-utils", _program("qemu-img", "--version"), _always),
     Check(
         "qemu-nbd", "images our own readers refuse", "apt-get install qemu-utils", _program("qemu-nbd", "--version"), _always

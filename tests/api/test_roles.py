@@ -92,6 +92,22 @@ def test_every_route_by_every_role(served: tuple[Service, httpx.Client]) -> None
                 assert (answer.status_code == 403) is not role.reaches(needed), f"{role} {method} {path}: {answer.status_code}"
 
 
+def test_every_get_is_a_head_too(served: tuple[Service, httpx.Client]) -> None:
+    """RFC 9110, section 9.3.2: the same status and fields, and no content."""
+    service, client = served
+    asked = [path for method, path in routes(service) if method == "GET"]
+    assert len(asked) > 40
+    varies = {"date", "content-length", "set-cookie", "etag", "last-modified"}
+    for path in asked:
+        if path.endswith(("/stream", "/events")):
+            continue  # it has no end
+        got, told = (client.request(method, path, headers=basic("admin")) for method in ("GET", "HEAD"))
+        assert told.content == b"", path
+        assert told.status_code == got.status_code, f"{path}: HEAD {told.status_code}, GET {got.status_code}"
+        assert told.headers.keys() - varies == got.headers.keys() - varies, path
+        assert told.headers.get("content-type") == got.headers.get("content-type"), path
+
+
 def test_the_document_says_the_role_of_each_operation(served: tuple[Service, httpx.Client]) -> None:
     for path, operations in served[0].app.openapi()["paths"].items():
         for method, operation in operations.items():
