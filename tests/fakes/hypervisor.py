@@ -44,6 +44,7 @@ class FakeHypervisor:
         self.fail = fail
         self.boots_from = boots_from
         self.has = Capacity(64 * GIB, 16)
+        self.facts: dict[str, str] = {}
         self.screenshots: dict[UUID, bytes] = {}
         self.variables: dict[UUID, bytes] = {}
         self.domains: dict[UUID, FakeDomain] = {}
@@ -137,6 +138,9 @@ class FakeHypervisor:
     def picture(self, uuid: UUID) -> bytes | None:
         found = self.domains.get(uuid)
         return PICTURE if found is not None and found.running else None
+
+    def guest_facts(self, uuid: UUID) -> dict[str, str]:
+        return dict(self.facts)
 
     def read_guest_file(self, uuid: UUID, path: str) -> bytes:
         if not self.domains[uuid].running:

@@ -276,6 +276,10 @@ class FakeAdapter:
         self._faults()
         self._let_go(vm_id, name)
 
+    async def guest_facts(self, vm_id: str) -> dict[str, str]:
+        """What the test says that the guest says."""
+        return dict(self.platform.vm(vm_id).get("facts", {}))
+
     async def last_start(self, vm_id: str) -> str:
         self._faults()
         return str(self.platform.vm(vm_id)["starts"])

@@ -119,6 +119,13 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
         second = rehearse(client, job, command("test -s /chain"), {"kind": "port", "port": 8080, "within_s": 30}, answers)
         assert second.state is RehearsalState.PASSED, second
         assert second.boot_sign == "agent"
+        same = {one.item: one for one in second.sameness}
+        assert same["host name"].grade == "same"
+        assert same["host name"].clone == "synvirt-sample"
+        assert same["file system /"].grade in ("same", "expected"), same["file system /"]
+        # It is the address that the guest gets at its start, in the rehearsal alone.
+        assert same["addresses of 52:54:00:77:00:05"].clone == "10.77.0.5/24"
+        assert [one for one in second.sameness if one.grade == "wrong"] == []
         assert [check.detail for check in second.checks if check.name == "network"] == ["one of its own, which leads nowhere"]
         assert second.boot_s is not None
         assert second.outage_s is not None

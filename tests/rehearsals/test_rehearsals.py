@@ -313,6 +313,20 @@ def test_a_guest_that_does_not_start_fails_the_rehearsal_and_not_the_job(tmp_pat
     stage.close()
 
 
+def test_the_guest_is_held_against_its_source(stage: Stage) -> None:
+    job = stage.submit()
+    with stage.house.platform.change(VM) as vm:
+        vm["facts"] = {"host name": "web01", "kernel": "6.1"}
+    stage.house.hypervisor.facts = {"host name": "web01", "kernel": "5.10"}
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    found = stage.rehearse(job.id)
+    told = {one.item: one.grade for one in found.sameness if one.grade != "expected"}
+    assert told == {"host name": "same", "kernel": "look"}
+    assert found.sameness[0].item == "kernel"
+    stage.cancel(job.id)
+
+
 def test_the_ladder_is_climbed(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "house", FakeHypervisor(boots_from=("sata",)))
     job = stage.submit()

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from synvirt.model.job import OutageForecast, Pass, Progress
 from synvirt.model.kinds import State
-from synvirt.model.rehearsal import CheckResult, RehearsalState
+from synvirt.model.rehearsal import CheckResult, RehearsalState, Sameness
 from synvirt.model.values import now
 from tests.fakes.service import PLAN, Service
 from tests.web import jobs
@@ -131,11 +131,19 @@ def test_a_job_is_rehearsed_and_its_proof_says_what_came_of_it(page: Page, servi
             CheckResult(name="boot", ok=True, detail="seen by its agent, disks on virtio"),
             CheckResult(name="systemctl is-active <nginx>", ok=False, detail="systemctl ended with 3"),
         ),
+        "sameness": (
+            Sameness(
+                item="host name", source="erp", clone="<localhost>", grade="wrong", reason="it should have moved as it is"
+            ),
+            Sameness(item="kernel", source="6.1", clone="6.1", grade="same"),
+        ),
         "screenshot_url": f"/migrations/{job_id}/rehearsals/{found.id}/screenshot",
     }
     service.store.rehearsals.change(found.id, found.state, lambda one: one.model_copy(update=done))
     expect(rehearsals).to_contain_text("systemctl is-active <nginx>")
-    expect(rehearsals.locator(".pill")).to_have_text("Failed")
+    expect(rehearsals.locator("summary")).to_have_text("Against its source: 1 of 2 facts differ")
+    expect(rehearsals.locator("tbody td")).to_contain_text(["erp", "<localhost>", "it should have moved as it is"])
+    expect(rehearsals.locator(".pill")).to_have_text(["Failed", "wrong"])
     expect(rehearsals.locator("li.bad")).to_have_count(1)
     expect(rehearsals).to_contain_text("2 min 11 s")
     expect(rehearsals.locator("img")).to_have_js_property("naturalWidth", 1280)

@@ -169,6 +169,10 @@ def _sheet(found: dict[str, Any]) -> None:
     )
     for check in found["checks"]:
         print(f"  {'ok  ' if check['ok'] else 'BAD '} {shown(check['name'])}: {shown(check['detail'])}")
+    for one in found["sameness"]:
+        if one["grade"] in ("wrong", "look"):
+            was, here = (shown(str(one[side])) if one[side] is not None else "nothing" for side in ("source", "clone"))
+            print(f"  {one['grade']:<5}{shown(one['item'])}: {was} at the source, {here} here; {shown(one['reason'])}")
     for name, title in (("conversion_s", "Conversion"), ("boot_s", "Boot"), ("outage_s", "Outage, had it been the cut-over")):
         if found[name] is not None:
             print(f"  {title}: {_seconds(found[name])}")

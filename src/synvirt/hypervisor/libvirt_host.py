@@ -301,6 +301,9 @@ class LibvirtHost:
         domain = self._find("lookupByUUIDString", str(uuid))
         return None if domain is None else eyes.screenshot(self._connection.use(), domain)
 
+    def guest_facts(self, uuid: UUID) -> dict[str, str]:
+        return agent.facts(self._defined(uuid))
+
     def read_guest_file(self, uuid: UUID, path: str) -> bytes:
         return agent.read_file(self._defined(uuid), path)
 

@@ -5,7 +5,7 @@ import contextlib
 import ipaddress
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from synvirt.errors import Internal, SynvirtError
@@ -18,6 +18,8 @@ FILE_LIMIT_BYTES = 1 << 20
 # A guest that names more of them has no card for each: trying all would take hours.
 ADDRESSES_MAX = 16
 RUN_POLL_S = 0.2
+# Of a guest that says more of itself, the rest is not compared.
+FACTS_MAX, FACT_CHARS = 100, 200
 
 
 def answers(domain: Any) -> bool:
@@ -84,6 +86,55 @@ def run(domain: Any, argv: Sequence[str], timeout_s: float) -> int:
                 return code if isinstance(code, int) else -signal if isinstance(signal, int) else -1
             time.sleep(RUN_POLL_S)
     raise Internal(f"{argv[0]} in {domain.name()} did not end within {timeout_s:g} s")
+
+
+def facts(domain: Any) -> dict[str, str]:
+    """What the guest says of itself, by name: its host name, system, time zone, addresses, file systems, users who are logged
+    in. What it does not say is left out; none, where there is no agent. Texts of a guest are hostile, and cut short."""
+    libvirt = load()
+    try:
+        domain.agentSetResponseTimeout(ANSWER_TIMEOUT_S)
+        said = domain.guestInfo(0, 0)
+    except (libvirt.libvirtError, AttributeError):
+        return {}
+    found = {name: _short(said[key]) for name, key in _FACTS.items() if key in said}
+    for number in _numbers(said, "fs.count"):
+        mount = said.get(f"fs.{number}.mountpoint")
+        if mount is not None:
+            used, total = (said.get(f"fs.{number}.{what}-bytes") for what in ("used", "total"))
+            room = f", {used} of {total} bytes" if isinstance(used, int) and isinstance(total, int) else ""
+            found[f"file system {_short(mount)}"] = f"{_short(said.get(f'fs.{number}.fstype', ''))}{room}"
+    for number in _numbers(said, "if.count"):
+        mac = _short(said.get(f"if.{number}.hwaddr", "")).lower()
+        if mac and mac != "00:00:00:00:00:00":
+            found[f"addresses of {mac}"] = ", ".join(sorted(_addresses_of(said, f"if.{number}.addr")))
+    return dict(list(found.items())[:FACTS_MAX])
+
+
+_FACTS = {
+    "host name": "hostname",
+    "system": "os.pretty-name",
+    "kernel": "os.kernel-release",
+    "time zone": "timezone.name",
+}
+
+
+def _numbers(said: dict[str, Any], count: str) -> range:
+    found = said.get(count, 0)
+    return range(min(found, FACTS_MAX) if isinstance(found, int) else 0)
+
+
+def _addresses_of(said: dict[str, Any], card: str) -> Iterator[str]:
+    """Those that others reach it by."""
+    for number in _numbers(said, f"{card}.count"):
+        with contextlib.suppress(ValueError):
+            address = ipaddress.ip_address(_short(said.get(f"{card}.{number}.addr", "")))
+            if not address.is_link_local:
+                yield f"{address}/{_short(said.get(f'{card}.{number}.prefix', ''))}"
+
+
+def _short(text: object) -> str:
+    return "".join(character for character in str(text) if character.isprintable())[:FACT_CHARS]
 
 
 def ask(domain: Any, command: str, **arguments: object) -> object:

@@ -92,6 +92,16 @@ class KeepsUefiVariables(Protocol):
 
 
 @runtime_checkable
+class TellsOfGuest(Protocol):
+    """What an adapter is too whose platform says what runs inside a guest, by an agent in it (libvirt)."""
+
+    async def guest_facts(self, vm_id: str) -> dict[str, str]:
+        """By name: `host name`, `system`, `kernel`, `time zone`, `addresses of MAC`, `file system MOUNT`. What the guest does
+        not say is left out; none, where it runs no agent."""
+        ...
+
+
+@runtime_checkable
 class SwitchesTracking(Protocol):
     """What an adapter is too whose platform tracks changes by a setting of the VM, which a job's snapshots do not take along
     when they go (vSphere)."""

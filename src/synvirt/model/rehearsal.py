@@ -71,6 +71,20 @@ class CheckResult(Model):
     detail: str
 
 
+Grade = Literal["same", "expected", "look", "wrong"]
+
+
+class Sameness(Model):
+    """A fact of the source and of the rehearsed guest. `expected`: the move itself makes the difference; `look`: a person
+    should; `wrong`: the guest is not as it was."""
+
+    item: str
+    source: str | None
+    clone: str | None
+    grade: Grade
+    reason: str = ""
+
+
 class Rehearsal(Model):
     """`started_at`: the volumes were cloned. `moment`: of the source, as the clones have it. `outage_s`: what the outage would
     have been: the forecast's shutdown and last copy, and the conversion and the boot as they were rehearsed. `outcome`: what it
@@ -92,6 +106,8 @@ class Rehearsal(Model):
     boot_sign: str | None = None
     outage_s: float | None = None
     checks: tuple[CheckResult, ...] = ()
+    # Empty, where neither the source nor the guest says anything of itself.
+    sameness: tuple[Sameness, ...] = ()
     screenshot_url: str | None = None
     error: Problem | None = None
     outcome: RehearsalState | None = None

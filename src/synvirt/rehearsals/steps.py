@@ -3,6 +3,7 @@
 Each takes the rehearsal under way and answers what changes with its move to the next state.
 """
 
+import asyncio
 import shlex
 import time
 from collections.abc import Callable
@@ -17,17 +18,20 @@ from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
 from synvirt.jobs.stop import Stop
+from synvirt.live import TellsOfGuest
 from synvirt.migrations.cloning import clones
 from synvirt.migrations.job import Job, converts
+from synvirt.migrations.landing import machine_of
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.checks import Check
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus
-from synvirt.model.rehearsal import AnyCheck, CheckResult, Rehearsal, RehearsalState
+from synvirt.model.rehearsal import AnyCheck, CheckResult, Rehearsal, RehearsalState, Sameness
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
 from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork
+from synvirt.rehearsals.sameness import compared
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +40,8 @@ WAIT_POLL_S = 0.5
 # An operator's wish to cancel is a row of the store, and any host's API may write it.
 WISH_POLL_S = 1.0
 CHECK_PAUSE_S = 1.0
+# An agent answers in milliseconds, a platform in seconds.
+FACTS_WITHIN_S = 30.0
 # What is shown of a command; the whole of it is in what was asked.
 NAME_CHARS = 200
 # What cannot be removed now may be in a moment: a volume that its guest still has open.
@@ -224,9 +230,37 @@ def checking(under_way: UnderWay) -> dict[str, object]:
         "state": RehearsalState.SWEEPING,
         "outcome": RehearsalState.PASSED if passed else RehearsalState.FAILED,
         "checks": tuple(results),
+        "sameness": _sameness(under_way),
         "outage_s": None if before_s is None else round(before_s + after_s, 1),
         "screenshot_url": _url(rehearsal) if kept else None,
     }
+
+
+def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
+    """Of the guest that runs and the rehearsed one, each by its own word. A source that does not answer fails nothing."""
+    rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
+    draft = hypervisor.domain_xml(machine_of(job.migration), [])
+    try:
+        clone = hypervisor.guest_facts(rehearsal.id)
+        source = asyncio.run(_source_facts(under_way, job)) if clone else {}
+    except (SynvirtError, TimeoutError) as error:
+        log.warning("the source does not say what runs in its guest", rehearsal=str(rehearsal.id), cause=str(error))
+        source, clone = {}, {}
+    return compared(source, clone, draft.differences)
+
+
+async def _source_facts(under_way: UnderWay, job: Job) -> dict[str, str]:
+    """By a session of its own: those of jobs belong to their event loop."""
+    plan = job.migration.plan
+    if plan.source.Live is None or plan.source_ref.kind != "live_vm":
+        return {}
+    adapter = await under_way.rooms.connect(plan.source.Live, plan.source_ref.source_id)
+    try:
+        async with asyncio.timeout(FACTS_WITHIN_S):
+            await adapter.connect()
+            return await adapter.guest_facts(plan.source_ref.vm_id) if isinstance(adapter, TellsOfGuest) else {}
+    finally:
+        await adapter.close()
 
 
 def _asked(under_way: UnderWay, checker: Checker, check: Check) -> str | None:

@@ -32,6 +32,7 @@ from synvirt.errors import (
     SynvirtError,
     VmNotFound,
 )
+from synvirt.kvm import agent
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.libvirt import backup, scratch
 from synvirt.live.libvirt import domain as domains
@@ -192,6 +193,9 @@ class LibvirtRemote:
             return uefi_variables(self._host.connection, domains.described(domain))
 
         return await self._with_domain(vm_id, "give its UEFI variables", read)
+
+    async def guest_facts(self, vm_id: str) -> dict[str, str]:
+        return await self._with_domain(vm_id, "say what runs in it", agent.facts)
 
     # ── change tracking and snapshots ────────────────────────────────────────────────────────────────────────────────
 
