@@ -89,48 +89,55 @@ def run(domain: Any, argv: Sequence[str], timeout_s: float) -> int:
 
 
 def facts(domain: Any) -> dict[str, str]:
-    """What the guest says of itself, by name: its host name, system, time zone, addresses, file systems, users who are logged
-    in. What it does not say is left out; none, where there is no agent. Texts of a guest are hostile, and cut short."""
-    libvirt = load()
-    try:
-        domain.agentSetResponseTimeout(ANSWER_TIMEOUT_S)
-        said = domain.guestInfo(0, 0)
-    except (libvirt.libvirtError, AttributeError):
+    """What the guest says of itself, by name: its host name, system, kernel, time zone, addresses, file systems. What it does
+    not say is left out; none, where there is no agent. Texts of a guest are hostile, and cut short.
+
+    Command by command, each with its own time: libvirt's guestInfo would want a time limit that stays with the domain."""
+    if not answers(domain):
         return {}
-    found = {name: _short(said[key]) for name, key in _FACTS.items() if key in said}
-    for number in _numbers(said, "fs.count"):
-        mount = said.get(f"fs.{number}.mountpoint")
-        if mount is not None:
-            used, total = (said.get(f"fs.{number}.{what}-bytes") for what in ("used", "total"))
-            room = f", {used} of {total} bytes" if isinstance(used, int) and isinstance(total, int) else ""
-            found[f"file system {_short(mount)}"] = f"{_short(said.get(f'fs.{number}.fstype', ''))}{room}"
-    for number in _numbers(said, "if.count"):
-        mac = _short(said.get(f"if.{number}.hwaddr", "")).lower()
+    found: dict[str, str] = {}
+    for command, keys in _FACTS.items():
+        said = _said(domain, command)
+        found |= {name: _short(said[key]) for name, key in keys.items() if isinstance(said, dict) and key in said}
+    for one in _listed(domain, "guest-get-fsinfo"):
+        used, total = one.get("used-bytes"), one.get("total-bytes")
+        room = f", {used} of {total} bytes" if isinstance(used, int) and isinstance(total, int) else ""
+        found[f"file system {_short(one.get('mountpoint'))}"] = f"{_short(one.get('type'))}{room}"
+    for one in _listed(domain, "guest-network-get-interfaces"):
+        mac = _short(one.get("hardware-address", "")).lower()
         if mac and mac != "00:00:00:00:00:00":
-            found[f"addresses of {mac}"] = ", ".join(sorted(_addresses_of(said, f"if.{number}.addr")))
+            found[f"addresses of {mac}"] = ", ".join(sorted(_addresses_of(one)))
     return dict(list(found.items())[:FACTS_MAX])
 
 
 _FACTS = {
-    "host name": "hostname",
-    "system": "os.pretty-name",
-    "kernel": "os.kernel-release",
-    "time zone": "timezone.name",
+    "guest-get-host-name": {"host name": "host-name"},
+    "guest-get-osinfo": {"system": "pretty-name", "kernel": "kernel-release"},
+    "guest-get-timezone": {"time zone": "zone"},
 }
 
 
-def _numbers(said: dict[str, Any], count: str) -> range:
-    found = said.get(count, 0)
-    return range(min(found, FACTS_MAX) if isinstance(found, int) else 0)
+def _said(domain: Any, command: str) -> object:
+    """None, where this agent does not know that command, or has nothing to say."""
+    try:
+        return ask(domain, command)
+    except (load().libvirtError, SynvirtError):
+        return None
 
 
-def _addresses_of(said: dict[str, Any], card: str) -> Iterator[str]:
+def _listed(domain: Any, command: str) -> list[dict[str, Any]]:
+    said = _said(domain, command)
+    return [one for one in said[:FACTS_MAX] if isinstance(one, dict)] if isinstance(said, list) else []
+
+
+def _addresses_of(card: dict[str, Any]) -> Iterator[str]:
     """Those that others reach it by."""
-    for number in _numbers(said, f"{card}.count"):
-        with contextlib.suppress(ValueError):
-            address = ipaddress.ip_address(_short(said.get(f"{card}.{number}.addr", "")))
+    listed = card.get("ip-addresses")
+    for one in listed[:FACTS_MAX] if isinstance(listed, list) else []:
+        with contextlib.suppress(ValueError, AttributeError):
+            address = ipaddress.ip_address(_short(one.get("ip-address")))
             if not address.is_link_local:
-                yield f"{address}/{_short(said.get(f'{card}.{number}.prefix', ''))}"
+                yield f"{address}/{_short(one.get('prefix'))}"
 
 
 def _short(text: object) -> str:
