@@ -11,7 +11,7 @@ import pytest
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import CbtReset, VmNotFound
-from synvirt.live import LiveAdapter, SnapshotRef
+from synvirt.live import LiveAdapter, SnapshotRef, TellsOfGuest
 from synvirt.live.sessions import StaysLoggedIn
 from synvirt.model.kinds import LiveKind
 from synvirt.model.machine import Disk
@@ -144,6 +144,15 @@ class LiveContract:
         assert manifest.disks[0].capacity_bytes == len(case.content())
         assert len({disk.key for disk in manifest.disks}) == len(manifest.disks)
         assert manifest.cbt_available == (manifest.cbt_reason is None)
+
+    def test_a_guest_says_what_it_says_or_nothing(self, case: LiveCase) -> None:
+        """Where a platform asks guests at all: its test VMs have no system in them, and so say little or nothing."""
+
+        async def ask(adapter: LiveAdapter) -> dict[str, str]:
+            return await adapter.guest_facts(case.vm_id) if isinstance(adapter, TellsOfGuest) else {}
+
+        found = self.ask(case, ask)
+        assert all(name and isinstance(value, str) for name, value in found.items())
 
     def test_a_vm_that_is_not_there(self, case: LiveCase) -> None:
         for use in (

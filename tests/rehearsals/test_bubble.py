@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from synvirt.errors import HostLacks, SourceUnreachable
 from synvirt.model.checks import Check
+from synvirt.model.machine import Nic
 from synvirt.proof.health import Checker
 from synvirt.rehearsals import dhcp, network
 from synvirt.rehearsals.bubble import FRAME_BYTES_MAX
@@ -28,12 +29,16 @@ from tests.processes import until
 
 MAC, ME, GATEWAY = bytes.fromhex("525400112233"), socket.inet_aton("10.77.0.5"), socket.inet_aton("10.77.0.1")
 ALL = b"\xff" * 6
+CARDS = (
+    Nic(key="1", mac="52:54:00:11:22:33", network="lan", ip_addresses=("2001:db8::5", "10.77.8.8")),
+    Nic(key="2", mac=None, network="lan"),
+)
 
 
 @pytest.fixture
 def bubble() -> Iterator[Bubble]:
     need_root("a network namespace")
-    with Bubble(2) as made:
+    with Bubble(CARDS) as made:
         yield made
 
 
@@ -234,12 +239,13 @@ def test_a_card_of_another_user_is_not_taken(bubble: Bubble) -> None:
     [
         ("'10.77.3.9'", "10.77.3.9/24 10.77.3.1 10.77.3.1"),
         ("'192.168.7.1'", "192.168.7.1/24 192.168.7.254 192.168.7.254"),
-        ("", "198.18."),
-        ("'127.0.0.1'", "198.18."),
+        ("", "10.77.8.8/24 10.77.8.1 10.77.8.1"),
+        ("'127.0.0.1'", "10.77.8.8/24"),
     ],
 )
 def test_a_guest_gets_the_address_that_it_had(bubble: Bubble, asked: str, given: str) -> None:
-    """By the client of busybox. One that had none, or asks for one that no host has, gets another; and is probed there."""
+    """By the client of busybox. One that asks for none, or for one that no host has, gets what its platform said; and is probed
+    there."""
     need("busybox", "busybox-static")
     guest = Guest(bubble)
     try:
@@ -253,15 +259,27 @@ def test_a_guest_gets_the_address_that_it_had(bubble: Bubble, asked: str, given:
         guest.close()
 
 
+def test_one_of_whom_nothing_is_known_gets_one_that_nobody_has() -> None:
+    question = discover(bytes.fromhex("525400000001"))
+    said = dhcp.answer(question, MAC, {})
+    assert said is not None
+    assert socket.inet_ntoa(said[58:62]).startswith("198.18.")
+
+
+def discover(mac: bytes) -> bytes:
+    head = ALL + mac + b"\x08\x00" + bytes.fromhex("4500014800000000401100000000000000000000")
+    fixed = struct.pack("!BBBB", 1, 1, 6, 0) + bytes(24) + mac + bytes(202)
+    return head + struct.pack("!HHHH", 68, 67, 308, 0) + fixed + dhcp.COOKIE + bytes([53, 1, 1, 255])
+
+
 @given(st.binary(max_size=600), st.integers(0, 300))
 def test_no_message_breaks_it(noise: bytes, at: int) -> None:
     """Of a whole question some bytes are others, or it ends too soon."""
-    head = ALL + MAC + b"\x08\x00"
-    question = head + bytes.fromhex("4500014800000000401100000000000000000000") + struct.pack("!HHHH", 68, 67, 308, 0)
-    question += struct.pack("!BBBB", 1, 1, 6, 0) + bytes(24) + MAC + bytes(202) + dhcp.COOKIE + bytes([53, 1, 1, 255])
-    assert dhcp.answer(question, MAC) is not None
+    question = discover(MAC)
+    head = question[:14]
+    assert dhcp.answer(question, MAC, {}) is not None
     for frame in (noise, head + noise, question[:at] + noise, question[: at + 42] + noise + question[at + 42 :]):
-        said = dhcp.answer(frame, MAC)
+        said = dhcp.answer(frame, MAC, {})
         assert said is None or len(said) < 400
 
 
@@ -271,7 +289,7 @@ def test_no_message_breaks_it(noise: bytes, at: int) -> None:
 def test_it_goes_with_the_service(tmp_path: Path) -> None:
     need_root("a network namespace")
     code = (
-        "import time; from synvirt.rehearsals.network import Bubble; made = Bubble(1);"
+        "import time; from synvirt.rehearsals.network import Bubble; made = Bubble([]);"
         "print(made._child.pid, flush=True); time.sleep(99)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as service:
@@ -290,9 +308,9 @@ def is_gone(pid: int) -> bool:
 def test_a_host_without_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(HostLacks, match="did not begin"):
-        Bubble(1)
+        Bubble(CARDS)
     began = time.monotonic()
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(HostLacks):
-        Bubble(1)
+        Bubble(CARDS)
     assert time.monotonic() - began < network.BEGIN_TIMEOUT_S

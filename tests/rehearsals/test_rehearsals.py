@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
@@ -18,6 +18,7 @@ from synvirt.migrations import source_vm
 from synvirt.migrations.removing import Removal
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
+from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import (
     REHEARSED,
     AnyCheck,
@@ -66,8 +67,8 @@ class FakeNetwork:
 
     open: ClassVar[list["FakeNetwork"]] = []
 
-    def __init__(self, cards: int) -> None:
-        self.ports = tuple(range(9, 9 + cards))
+    def __init__(self, cards: Sequence[Nic]) -> None:
+        self.ports = tuple(range(9, 9 + len(cards)))
         self.open.append(self)
 
     def addresses(self) -> list[str]:
@@ -275,7 +276,7 @@ def test_checks_are_a_row_each(stage: Stage) -> None:
 def test_a_guest_whose_network_this_host_cannot_make_is_rehearsed_without(tmp_path: Path) -> None:
     """And no check of a port or a page goes to the guest that runs."""
 
-    def refuse(cards: int) -> Any:
+    def refuse(cards: Sequence[Nic]) -> Any:
         raise HostLacks("no tap device")
 
     stage = Stage(tmp_path / "house", Writing(), begin_network=refuse)

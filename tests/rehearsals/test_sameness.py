@@ -32,6 +32,7 @@ def test_a_guest_that_is_as_it_was_has_nothing_to_look_at() -> None:
     ("item", "here", "grade"),
     [
         ("host name", "localhost", "wrong"),
+        ("host name", "WEB01.example", "expected"),
         ("host name", None, "wrong"),
         ("system", "Debian GNU/Linux 11", "wrong"),
         ("kernel", "5.10.0", "look"),
@@ -45,6 +46,8 @@ def test_a_guest_that_is_as_it_was_has_nothing_to_look_at() -> None:
         ("file system /", "ext4, 5000000000 of 8000000000 bytes", "look"),
         ("file system /", "xfs, 5000000000 of 9000000000 bytes", "wrong"),
         ("file system /", "ext4", "look"),
+        ("file system /", ", 5000000000 of 8900000000 bytes", "expected"),
+        ("file system /", "EXT4, 5000000001 of 9000000000 bytes", "expected"),
         ("file system /srv", None, "wrong"),
     ],
 )

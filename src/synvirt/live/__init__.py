@@ -93,7 +93,7 @@ class KeepsUefiVariables(Protocol):
 
 @runtime_checkable
 class TellsOfGuest(Protocol):
-    """What an adapter is too whose platform says what runs inside a guest, by an agent in it (libvirt)."""
+    """What an adapter is too whose platform says what runs inside a guest, by an agent in it (libvirt, vSphere)."""
 
     async def guest_facts(self, vm_id: str) -> dict[str, str]:
         """By name: `host name`, `system`, `kernel`, `time zone`, `addresses of MAC`, `file system MOUNT`. What the guest does

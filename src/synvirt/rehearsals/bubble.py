@@ -1,4 +1,4 @@
-"""The network of a rehearsed guest, a process of its own: python -P -m synvirt.rehearsals.bubble CONTROL UIDS LISTENER...
+"""The network of a rehearsed guest, a process of its own: python -P -m synvirt.rehearsals.bubble CONTROL UIDS HAD LISTENER...
 
     card of the guest ── QEMU ══ TCP on loopback ══▶ this process, in a network namespace with nothing in it but ── bubble0
                                                        frames go from card to card, and to bubble0; there is no other way out
@@ -25,7 +25,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO, TypeVar
@@ -162,7 +162,8 @@ class Addresser:
 
 
 class Bubble:
-    """`uids`: users whose QEMU may connect. `net`: the TCP connections of the service's own namespace."""
+    """`uids`: users whose QEMU may connect. `net`: the TCP connections of the service's own namespace.
+    `had`: see dhcp.py."""
 
     def __init__(
         self,
@@ -173,7 +174,9 @@ class Bubble:
         *,
         uids: Collection[int],
         net: TextIO,
+        had: Mapping[bytes, str],
     ) -> None:
+        self._had = had
         self._tap, self._addresser, self._control, self._uids, self._net = tap, addresser, control, uids, net
         self._cards = [Card(listener) for listener in listeners]
         self._selector = selectors.DefaultSelector()
@@ -285,7 +288,7 @@ class Bubble:
         to, source, kind = frame[:6], frame[6:12], int.from_bytes(frame[12:14], "big")
         if not source[0] & 1:
             _keep(self._macs, source, number)
-        if kind == IPV4 and (lease := dhcp.answer(frame, self._tap.mac)) is not None:
+        if kind == IPV4 and (lease := dhcp.answer(frame, self._tap.mac, self._had)) is not None:
             self._send(number, lease)
             return
         if kind == IPV4 and len(frame) >= 34:
@@ -370,7 +373,7 @@ def _keep(seen: dict[K, int], what: K, number: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    control, uids, *listening = argv[1:]
+    control, uids, had, *listening = argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with Path(f"/proc/{os.getppid()}/net/tcp").open() as net:
@@ -389,7 +392,9 @@ def main(argv: list[str]) -> int:
         enter(Cage(network=Network.ANY, memory_bytes=MEMORY_BYTES, files=64, written_bytes=0))
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # again: it is another user than the one that asked for it
         asked.send(b"{}")
-        Bubble(tap, addresser, asked, listeners, uids={int(uid) for uid in uids.split(",")}, net=net).serve()
+        addresses = {bytes.fromhex(mac): address for mac, address in json.loads(had).items()}
+        users = {int(uid) for uid in uids.split(",")}
+        Bubble(tap, addresser, asked, listeners, uids=users, net=net, had=addresses).serve()
     return 0
 
 

@@ -1,12 +1,14 @@
 """A DHCP server for a rehearsed guest (RFC 2131, 2132): it gives the address that the guest had. Pure.
 
 A client that was given an address before asks for it (option 50), whether it goes on with its lease or begins anew; it gets
-that. One that asks for none gets one of a network that nobody uses (RFC 2544), so that what waits for the network begins.
+that. One that asks for none gets the one that its platform said it had, or else one of a network that nobody uses (RFC 2544),
+so that what waits for the network begins.
 """
 
 import ipaddress
 import socket
 import struct
+from collections.abc import Mapping
 from typing import Final
 
 CLIENT_PORT, SERVER_PORT = 68, 67
@@ -26,8 +28,9 @@ _UDP = struct.Struct("!HHHH")
 _HEAD = 14
 
 
-def answer(frame: bytes, mac: bytes) -> bytes | None:
-    """What a server at the hardware address `mac` says to a frame of a client; None, where it is none, or wants no answer."""
+def answer(frame: bytes, mac: bytes, had: Mapping[bytes, str]) -> bytes | None:
+    """What a server at the hardware address `mac` says to a frame of a client; None, where it is none, or wants no answer.
+    `had`: by a card's hardware address, the address that it had."""
     message = _message(frame)
     if message is None or len(message) < _FIXED.size:
         return None
@@ -39,7 +42,8 @@ def answer(frame: bytes, mac: bytes) -> bytes | None:
     if says is None:
         return None
     wanted = options.get(WANTED, b"")
-    address = _usable(wanted) or _usable(own) or _stranger(hardware[:6])
+    known = socket.inet_aton(had[hardware[:6]]) if hardware[:6] in had else b""
+    address = _usable(wanted) or _usable(own) or _usable(known) or _stranger(hardware[:6])
     server = _gateway(address)
     given = address.packed if own == bytes(4) else bytes(4)
     fixed = _FIXED.pack(

@@ -2,7 +2,7 @@
 runner."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 from uuid import UUID
@@ -12,6 +12,7 @@ import structlog
 from synvirt.errors import Cancelled, Internal, NotFound, PersistFailed, SynvirtError
 from synvirt.jobs.runner import Runner
 from synvirt.migrations.rooms import Rooms
+from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import RehearsalState
 from synvirt.rehearsals.network import Bubble
 from synvirt.rehearsals.steps import STEPS, LetGo, UnderWay, failed
@@ -24,7 +25,12 @@ class Rehearsals:
     what their guests' screens showed. `begin_network`: see UnderWay."""
 
     def __init__(
-        self, rooms: Rooms, ca_file: Path | None, screens: Path, *, begin_network: Callable[[int], Bubble] | None = Bubble
+        self,
+        rooms: Rooms,
+        ca_file: Path | None,
+        screens: Path,
+        *,
+        begin_network: Callable[[Sequence[Nic]], Bubble] | None = Bubble,
     ) -> None:
         self._rooms, self._ca_file, self.screens, self._begin_network = rooms, ca_file, screens, begin_network
         self._let_go: dict[UUID, Event] = {}

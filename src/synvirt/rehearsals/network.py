@@ -11,11 +11,13 @@ import pwd
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from uuid import UUID
 
 from synvirt.errors import HostLacks, SourceUnreachable
+from synvirt.model.machine import Nic
 from synvirt.outgoing import Guard
 from synvirt.proof.health import Guests
 
@@ -31,15 +33,16 @@ ENVIRONMENT = ("PATH", "PYTHONPATH")
 
 
 class Bubble:
-    """For so many network cards. HostLacks, where this host gives no network namespace or no tap device. `ports`: of
+    """For these network cards. HostLacks, where this host gives no network namespace or no tap device. `ports`: of
     127.0.0.1, a card each, in order."""
 
-    def __init__(self, cards: int) -> None:
-        listeners = [_listening() for _ in range(cards)]
+    def __init__(self, cards: Sequence[Nic]) -> None:
+        listeners = [_listening() for _ in cards]
         self.ports = tuple(one.getsockname()[1] for one in listeners)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         passed = [theirs.fileno(), *(one.fileno() for one in listeners)]
-        argv = [sys.executable, "-P", "-m", "synvirt.rehearsals.bubble", str(passed[0]), _uids(), *map(str, passed[1:])]
+        argv = [sys.executable, "-P", "-m", "synvirt.rehearsals.bubble", str(passed[0]), _uids()]
+        argv += [json.dumps(_addresses_of(cards)), *map(str, passed[1:])]
         environment = {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
         try:
             self._child = subprocess.Popen(
@@ -103,6 +106,18 @@ class Bubble:
         except (OSError, ValueError) as error:
             raise SourceUnreachable("the guest's network gives no answer") from error
         return said if isinstance(said, dict) else {}, descriptors
+
+
+def _addresses_of(cards: Sequence[Nic]) -> dict[str, str]:
+    """By hardware address, in hexadecimal: the first address of IPv4 that the platform said a card has."""
+    found: dict[str, str] = {}
+    for card in cards:
+        mac = "".join(character for character in (card.mac or "").lower() if character in "0123456789abcdef")
+        for text in card.ip_addresses:
+            with contextlib.suppress(ValueError):
+                if len(mac) == 12:
+                    found.setdefault(mac, str(ipaddress.IPv4Address(text.partition("/")[0])))
+    return found
 
 
 def _listening() -> socket.socket:

@@ -12,6 +12,8 @@ from synvirt.model.rehearsal import Grade, Sameness
 
 # A guest that runs writes: so much more or less is used by the time that its clone is looked at.
 USED_SHARE, USED_BYTES = 0.1, 256 << 20
+# Agents differ in whether what only root may use counts: one part in twenty of ext4.
+RESERVED_SHARE = 0.06
 _FILE_SYSTEM = re.compile(r"(?P<kind>.*?)(, (?P<used>[0-9]+) of (?P<total>[0-9]+) bytes)?")
 
 Judge = Callable[[str, str], tuple[Grade, str]]
@@ -48,6 +50,13 @@ def _wrong(_source: str, _clone: str) -> tuple[Grade, str]:
     return "wrong", "it should have moved as it is"
 
 
+def _host_name(source: str, clone: str) -> tuple[Grade, str]:
+    """Agents differ in whether they tell the domain."""
+    if source.partition(".")[0].casefold() == clone.partition(".")[0].casefold():
+        return "expected", "one of them has its domain with it"
+    return _wrong(source, clone)
+
+
 def _look(_source: str, _clone: str) -> tuple[Grade, str]:
     return "look", "it differs"
 
@@ -59,11 +68,18 @@ def _addresses(source: str, clone: str) -> tuple[Grade, str]:
     return "look", "it has more of them"
 
 
+def _differ(kind: str, other: str) -> bool:
+    """Old tools do not tell which file system it is."""
+    return bool(kind and other) and kind.casefold() != other.casefold()
+
+
 def _file_system(source: str, clone: str) -> tuple[Grade, str]:
     here, there = _FILE_SYSTEM.fullmatch(source), _FILE_SYSTEM.fullmatch(clone)
-    if here is None or there is None or here["kind"] != there["kind"]:
+    if here is None or there is None or _differ(here["kind"], there["kind"]):
         return "wrong", "it is another file system"
-    if here["total"] != there["total"] or here["used"] is None:
+    if here["used"] is None or there["used"] is None:
+        return "look", "one of them does not say how much of it is used"
+    if abs(int(here["total"]) - int(there["total"])) > RESERVED_SHARE * int(here["total"]):
         return "look", "it is of another size"
     grown = abs(int(here["used"]) - int(there["used"]))
     if grown <= max(USED_BYTES, USED_SHARE * int(here["used"])):
@@ -72,7 +88,7 @@ def _file_system(source: str, clone: str) -> tuple[Grade, str]:
 
 
 JUDGES: dict[str, Judge] = {
-    "host name": _wrong,
+    "host name": _host_name,
     "system": _wrong,
     "kernel": _look,
     "time zone": _wrong,

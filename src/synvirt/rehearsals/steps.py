@@ -6,7 +6,7 @@ Each takes the rehearsal under way and answers what changes with its move to the
 import asyncio
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -26,7 +26,7 @@ from synvirt.migrations.rooms import Rooms
 from synvirt.model.checks import Check
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
-from synvirt.model.machine import DiskBus
+from synvirt.model.machine import DiskBus, Nic
 from synvirt.model.rehearsal import AnyCheck, CheckResult, Rehearsal, RehearsalState, Sameness
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
@@ -64,8 +64,8 @@ class UnderWay:
     ca_file: Path | None
     screens: Path
     let_go: Event = field(default_factory=Event)
-    # Makes a network for so many cards; None: guests are rehearsed without one.
-    begin_network: Callable[[int], Bubble] | None = None
+    # Makes a network for these cards; None: guests are rehearsed without one.
+    begin_network: Callable[[Sequence[Nic]], Bubble] | None = None
     network: Bubble | None = None
     _asked_at: float = 0.0
     _cancelled: bool = False
@@ -96,7 +96,7 @@ class UnderWay:
         if self.let_go.wait(seconds):
             raise LetGo
 
-    def renew_network(self, cards: int) -> CheckResult:
+    def renew_network(self, cards: Sequence[Nic]) -> CheckResult:
         """For a guest that is started next. One that this host cannot give a network to has no cable in its cards."""
         self.close()
         if self.begin_network is None:
@@ -161,7 +161,7 @@ def booting(under_way: UnderWay) -> dict[str, object]:
     rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
     # Of a service that was killed here: a guest that ran on says nothing of how long a boot takes.
     hypervisor.undefine(rehearsal.id, rehearsal.id)
-    network = under_way.renew_network(len(job.manifest.nics))
+    network = under_way.renew_network(job.manifest.nics)
     wires = () if under_way.network is None else under_way.network.ports
     volumes, began = _volumes(under_way, job), time.monotonic()
     tried: list[BootAttempt] = []

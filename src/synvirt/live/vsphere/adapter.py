@@ -47,6 +47,7 @@ from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.form import Form
 from synvirt.live.vsphere import changes as vim_changes
 from synvirt.live.vsphere import files as vim_files
+from synvirt.live.vsphere import guest_facts as vim_guest
 from synvirt.live.vsphere import hosts as vim_hosts
 from synvirt.live.vsphere import nvram as vim_nvram
 from synvirt.live.vsphere import power as vim_power
@@ -264,6 +265,9 @@ class VimApi:
         if not found:
             raise VmNotFound(f"{self._session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered anew")
         return found
+
+    async def guest_facts(self, vm_id: str) -> dict[str, str]:
+        return await asyncio.to_thread(lambda: vim_guest.guest_facts(self._vm(vm_id, vim_guest.WANTED)))
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:
         return await asyncio.to_thread(self._uefi_variables, vm_id)
