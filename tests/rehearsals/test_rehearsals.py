@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.errors import Conflict, DiskWriteFailed, HostLacks, NotFound, SourceUnreachable
+from synvirt.errors import Cancelled, Conflict, DiskWriteFailed, HostLacks, NotFound, SourceUnreachable
 from synvirt.migrations import source_vm
 from synvirt.migrations.removing import Removal
 from synvirt.model.job import Migration
@@ -34,7 +34,7 @@ from synvirt.rehearsals.engine import Rehearsals
 from synvirt.sizes import KIB, MIB
 from synvirt.store.rehearsals import KEPT
 from tests.fakes.clones import CopyingDirectory
-from tests.fakes.guests import MARK
+from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import PICTURE, FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, live_plan
@@ -453,6 +453,45 @@ def test_the_oldest_go(stage: Stage) -> None:
         stage.rehearsals.run(rehearsal.id, threading.Event())
         asked.append(rehearsal.id)
     assert [one.id for one in stage.asking.of(job.id)] == asked[:2:-1]
+
+
+class Slow(FakePreparer):
+    """Converts until it is told to stop, as a program does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running, self.ended = threading.Event(), threading.Event()
+
+    def convert(self, name: str, manifest: Any, devices: list[str], tell: Any, stop: Callable[[], bool]) -> None:
+        self.running.set()
+        while not stop():
+            time.sleep(0.01)
+        self.ended.set()
+        raise Cancelled
+
+
+def test_a_service_that_loses_its_lease_stops_what_runs_and_goes_on_later(tmp_path: Path) -> None:
+    """The program is ended, the rehearsal is not: its next run converts anew."""
+    stage = Stage(tmp_path / "house", Writing(), conversion="always")
+    slow = Slow()
+    slow.folder = stage.house.preparer.folder
+    object.__setattr__(stage.house.rooms, "preparer", slow)
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    rehearsal = stage.asking.ask(job.id, RehearsalRequest())
+    stage.until(lambda: stage.asking.get(job.id, rehearsal.id).state is RehearsalState.PREPARING)
+    stage.rehearsals.start()
+    assert slow.running.wait(60)
+    stage.rehearsals.pause()
+    assert slow.ended.is_set(), "nothing of it runs when the pause returns"
+    assert stage.asking.get(job.id, rehearsal.id).state is RehearsalState.PREPARING
+    object.__setattr__(stage.house.rooms, "preparer", stage.house.preparer)
+    stage.rehearsals.resume()
+    stage.until(lambda: stage.asking.get(job.id, rehearsal.id).state in REHEARSED)
+    assert stage.asking.get(job.id, rehearsal.id).state is RehearsalState.PASSED
+    stage.cancel(job.id)
+    stage.close()
 
 
 def test_a_picture_goes_with_its_rehearsal(stage: Stage) -> None:

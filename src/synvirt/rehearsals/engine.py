@@ -19,6 +19,9 @@ from synvirt.rehearsals.steps import STEPS, LetGo, UnderWay, failed
 
 log = structlog.get_logger(__name__)
 
+# A program that runs for it is ended within a second.
+LET_GO_WITHIN_S = 5.0
+
 
 class Rehearsals:
     """`ca_file`: authorities that pages by https are trusted with, beside this host's own. `screens`: the folder that keeps
@@ -33,7 +36,6 @@ class Rehearsals:
         begin_network: Callable[[Sequence[Nic]], Bubble] | None = Bubble,
     ) -> None:
         self._rooms, self._ca_file, self.screens, self._begin_network = rooms, ca_file, screens, begin_network
-        self._let_go: dict[UUID, Event] = {}
         rows = rooms.store.rehearsals
         self._runner = Runner(self._run, lambda: rows.unended_ids(host=rooms.host), name="rehearsals")
 
@@ -63,12 +65,14 @@ class Rehearsals:
 
     async def _run(self, rehearsal_id: UUID) -> None:
         """To its end. PersistFailed, where the store is away."""
-        let_go = self._let_go[rehearsal_id] = Event()
+        let_go = Event()
+        running = asyncio.ensure_future(asyncio.to_thread(self.run, rehearsal_id, let_go))
         try:
-            await asyncio.to_thread(self.run, rehearsal_id, let_go)
-        finally:
-            # Its thread may go on after its task was cancelled.
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
             let_go.set()
+            await asyncio.wait({running}, timeout=LET_GO_WITHIN_S)
+            raise
 
     def run(self, rehearsal_id: UUID, let_go: Event) -> None:
         """Blocks until it has ended, or was let go of."""
@@ -96,6 +100,8 @@ class Rehearsals:
         except (PersistFailed, LetGo):
             raise
         except SynvirtError as error:
+            if under_way.let_go.is_set():  # what ran for it was stopped
+                raise LetGo from error
             if not isinstance(error, Cancelled):
                 log.warning("a rehearsal fails", state=str(state), code=error.code, detail=error.detail)
             changes = failed(under_way, error)

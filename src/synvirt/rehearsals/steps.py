@@ -79,9 +79,11 @@ class UnderWay:
         self.rehearsal = rows.change(before.id, before.state, lambda found: found.model_copy(update=changes))
 
     def stop(self) -> bool:
-        """Is it to be cancelled? LetGo."""
-        if self.let_go.is_set():
-            raise LetGo
+        """Shall what runs for it stop? Never raises: programs are ended by who asks this."""
+        return self.let_go.is_set() or self.cancelled()
+
+    def cancelled(self) -> bool:
+        """Did an operator, or the job, ask for its end?"""
         if not self._cancelled and time.monotonic() - self._asked_at >= WISH_POLL_S:
             self._cancelled = self.rooms.store.rehearsals.is_cancelled(self.rehearsal.id)
             self._asked_at = time.monotonic()
@@ -89,7 +91,9 @@ class UnderWay:
 
     def check(self) -> None:
         """Cancelled, LetGo."""
-        if self.stop():
+        if self.let_go.is_set():
+            raise LetGo
+        if self.cancelled():
             raise Cancelled
 
     def pause(self, seconds: float) -> None:
@@ -131,7 +135,7 @@ def waiting(under_way: UnderWay) -> dict[str, object]:
         under_way.rehearsal = rows.get(under_way.rehearsal.id)
         if under_way.rehearsal.state is not RehearsalState.WAITING:
             return {}
-        if under_way.stop() or under_way.job.migration.state not in BEFORE_CUT_OVER:
+        if under_way.cancelled() or under_way.job.migration.state not in BEFORE_CUT_OVER:
             with rooms.cloning:  # not while the job clones
                 under_way.rehearsal = rows.get(under_way.rehearsal.id)
                 if under_way.rehearsal.state is RehearsalState.WAITING:
