@@ -115,6 +115,21 @@ def test_a_guest_is_found_and_its_ports_and_pages_are_probed(bubble: Bubble, gue
         assert made.getpeername() == ("10.77.0.5", 8080)
 
 
+def test_an_answer_that_comes_too_late_is_none(bubble: Bubble, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a port which swallows what it gets, to the question for another."""
+    guest.do("serve(8080)")
+    guest.do("reached('10.77.0.9', 1)")
+    until(lambda: bubble.addresses() == ["10.77.0.5"])
+    guest.do("subprocess.run('ip route add blackhole 10.77.0.9'.split())")
+    monkeypatch.setattr(network, "ANSWER_S", -0.9)
+    with pytest.raises(SourceUnreachable, match="gives no answer"):
+        bubble.connect(81, 1)
+    monkeypatch.undo()
+    guest.do("subprocess.run('ip route del blackhole 10.77.0.9'.split())")
+    bubble.connect(8080, 5).close()
+    assert bubble.addresses() == ["10.77.0.5"]
+
+
 def test_a_guest_that_says_nothing_is_said_to(bubble: Bubble) -> None:
     assert bubble.addresses() == []
     with pytest.raises(SourceUnreachable, match="has sent nothing"):

@@ -332,19 +332,22 @@ class Bubble:
     # ── what the service asks ────────────────────────────────────────────────────────────────────────────────────────
 
     def _asked(self) -> bool:
-        """A line of JSON: `{}` asks where the guest is, `{"port", "timeout_s"}` for a connection to it. False: the service has
+        """A line of JSON: `{"id"}` asks where the guest is, with `port` and `timeout_s` for a connection to it; the answer has
+        the same id. False: the service has
         gone."""
         line = self._control.recv(4096)
         if not line:
             return False
         question = json.loads(line)
         if "port" in question:
-            threading.Thread(target=self._connect, args=(question["port"], question["timeout_s"]), daemon=True).start()
+            threading.Thread(
+                target=self._connect, args=(question["id"], question["port"], question["timeout_s"]), daemon=True
+            ).start()
         else:
-            self._control.send(json.dumps({"addresses": list(self._addresses)}).encode())
+            self._control.send(json.dumps({"id": question["id"], "addresses": list(self._addresses)}).encode())
         return True
 
-    def _connect(self, port: int, timeout_s: float) -> None:
+    def _connect(self, number: int, port: int, timeout_s: float) -> None:
         """To the first of the guest's addresses that answers there."""
         trouble = "the guest has sent nothing that shows an address of it"
         with self._probing:
@@ -356,12 +359,14 @@ class Bubble:
             for address in addresses:
                 try:
                     with socket.create_connection((address, port), timeout_s / len(addresses)) as made:
-                        socket.send_fds(self._control, [json.dumps({"address": address}).encode()], [made.fileno()])
+                        socket.send_fds(
+                            self._control, [json.dumps({"id": number, "address": address}).encode()], [made.fileno()]
+                        )
                         return
                 except OSError as error:
                     trouble = f"{address} does not answer at port {port}: {error.strerror or error}"
             with contextlib.suppress(OSError):
-                self._control.send(json.dumps({"trouble": trouble}).encode())
+                self._control.send(json.dumps({"id": number, "trouble": trouble}).encode())
 
 
 def _keep(seen: dict[K, int], what: K, number: int) -> None:

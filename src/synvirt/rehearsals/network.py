@@ -39,6 +39,7 @@ class Bubble:
     def __init__(self, cards: Sequence[Nic]) -> None:
         listeners = [_listening() for _ in cards]
         self.ports = tuple(one.getsockname()[1] for one in listeners)
+        self._questions = 0
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         passed = [theirs.fileno(), *(one.fileno() for one in listeners)]
         argv = [sys.executable, "-P", "-m", "synvirt.rehearsals.bubble", str(passed[0]), _uids()]
@@ -99,13 +100,19 @@ class Bubble:
         self.close()
 
     def _asked(self, question: dict[str, object]) -> tuple[dict[str, object], list[int]]:
+        """The answer to this question: one to an earlier, that came too late, is none."""
+        self._questions += 1
         try:
-            self._control.send(json.dumps(question).encode())
-            line, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1)
-            said = json.loads(line)
+            self._control.send(json.dumps({"id": self._questions, **question}).encode())
+            while True:
+                line, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1)
+                said = json.loads(line)
+                if isinstance(said, dict) and said.get("id") == self._questions:
+                    return said, descriptors
+                for descriptor in descriptors:
+                    os.close(descriptor)
         except (OSError, ValueError) as error:
             raise SourceUnreachable("the guest's network gives no answer") from error
-        return said if isinstance(said, dict) else {}, descriptors
 
 
 def _addresses_of(cards: Sequence[Nic]) -> dict[str, str]:
