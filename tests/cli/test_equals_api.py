@@ -134,7 +134,7 @@ FIELDS = {
     "POST /backup/restore-points/{}/restore": {"bandwidth_bps": "--bandwidth", "disks": "--disk"},
     "POST /migrator/host-files/inspect": {"path": "PATH"},
     "POST /migrator/migrations": {"plan": "migrations submit PLAN.json"},
-    "POST /migrator/migrations/{}/rehearse": {"checks": "--check --port --url --within"},
+    "POST /migrator/migrations/{}/rehearse": {"checks": "--check --port --role --url --within"},
     "POST /migrator/migrations/{}/retry": {"plan": "--set"},
     "POST /migrator/remote-files/inspect": {"url": "PATH", "options": "--endpoint --region --remote-fingerprint"},
     "POST /migrator/sources": {

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
-from synvirt.model.rehearsal import CheckResult, CommandCheck, PortCheck, Rehearsal, RehearsalState
+from synvirt.model.rehearsal import CheckResult, CommandCheck, PortCheck, Rehearsal, RehearsalState, RoleCheck
 from synvirt.model.values import now
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
@@ -54,7 +54,9 @@ def test_a_rehearsal_is_waited_for_and_its_checks_are_shown(run: Run, service: S
 
     mover = threading.Thread(target=go_on)
     mover.start()
-    done = run("rehearse", str(job.id)[:8], "--check", "systemctl is-active 'my app'", "--port", 443, "--within", 9)
+    done = run(
+        "rehearse", str(job.id)[:8], "--check", "systemctl is-active 'my app'", "--port", 443, "--role", "dns", "--within", 9
+    )
     mover.join()
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "ok   boot: seen by its agent, disks on virtio" in done.stdout
@@ -63,6 +65,7 @@ def test_a_rehearsal_is_waited_for_and_its_checks_are_shown(run: Run, service: S
     assert found.asked.checks == (
         CommandCheck(kind="command", argv=("systemctl", "is-active", "my app"), within_s=9),
         PortCheck(kind="port", port=443, within_s=9),
+        RoleCheck(kind="role", role="dns", within_s=9),
     )
     assert service.woken == [job.id]
 
@@ -101,6 +104,12 @@ def test_listed_shown_cancelled(run: Run, service: Service, tmp_path: Path) -> N
     service.screenshots[found.id] = PICTURE
     assert run("rehearsals", "screenshot", job.id, found.id, picture).exit_code == 0
     assert picture.read_bytes() == PICTURE
+
+
+def test_a_role_that_nobody_knows_is_said_with_those_that_are_known(run: Run, service: Service) -> None:
+    done = run("rehearse", held(service).id, "--role", "postman")
+    assert done.exit_code == 2
+    assert "postgresql" in done.stderr
 
 
 def test_why_a_job_cannot_be_rehearsed_is_said(run: Run, service: Service) -> None:

@@ -28,6 +28,7 @@ from synvirt.model.rehearsal import (
     Rehearsal,
     RehearsalRequest,
     RehearsalState,
+    RoleCheck,
 )
 from synvirt.rehearsals.asking import Rehearsing
 from synvirt.rehearsals.engine import Rehearsals
@@ -286,11 +287,18 @@ def test_a_guest_whose_network_this_host_cannot_make_is_rehearsed_without(tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
         page = PageCheck(kind="http", url=url, within_s=0.1)
-        found = stage.rehearse(job.id, page, PortCheck(kind="port", port=22, within_s=0.1))
+        role = RoleCheck(kind="role", role="sql-server", within_s=0.1)
+        found = stage.rehearse(job.id, page, PortCheck(kind="port", port=22, within_s=0.1), role)
         server.settimeout(0.05)
         with pytest.raises(TimeoutError):
             server.accept()
-    assert [(one.name, one.ok) for one in found.checks] == [("boot", True), ("network", True), (url, False), ("port 22", False)]
+    assert [(one.name, one.ok) for one in found.checks] == [
+        ("boot", True),
+        ("network", True),
+        (url, False),
+        ("port 22", False),
+        ("sql-server: port 1433", False),
+    ]
     assert found.checks[1].detail == "none: no tap device"
     stage.cancel(job.id)
     stage.close()

@@ -31,6 +31,7 @@ def rehearse(
         typer.Option("--check", help="A program in the guest that must end with 0, with its arguments"),
     ] = None,
     ports: Annotated[list[int] | None, typer.Option("--port", help="A TCP port that must take a connection")] = None,
+    roles: Annotated[list[str] | None, typer.Option("--role", help="What the guest is for: dns, web, sql-server …")] = None,
     urls: Annotated[list[str] | None, typer.Option("--url", help="A page that must answer with a status below 400")] = None,
     within_s: Annotated[float, typer.Option("--within", min=1, max=3600, help="Seconds that each check may take")] = 120,
     wait: Annotated[bool, typer.Option(help="Wait for its end")] = True,
@@ -44,6 +45,7 @@ def rehearse(
 
     asked: list[dict[str, Any]] = [{"kind": "command", "argv": shlex.split(check)} for check in checks or ()]
     asked += [{"kind": "port", "port": port} for port in ports or ()]
+    asked += [{"kind": "role", "role": role} for role in roles or ()]
     asked += [{"kind": "http", "url": url} for url in urls or ()]
     with options.connect() as client:
         job_id = full_id(client, "migration", job)

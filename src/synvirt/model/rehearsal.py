@@ -45,6 +45,38 @@ class PortCheck(Received):
     within_s: Within = 120
 
 
+# fmt: off
+Role = Literal[
+    "dns", "domain-controller", "mail", "web", "web-tls", "sql-server", "mysql", "postgresql", "oracle", "ssh", "rdp", "smb",
+    "nfs",
+]
+# fmt: on
+# Where whoever has that role is reached, by TCP (IANA's registry of ports).
+ROLE_PORTS: dict[Role, int] = {
+    "dns": 53,
+    "domain-controller": 389,
+    "mail": 25,
+    "web": 80,
+    "web-tls": 443,
+    "sql-server": 1433,
+    "mysql": 3306,
+    "postgresql": 5432,
+    "oracle": 1521,
+    "ssh": 22,
+    "rdp": 3389,
+    "smb": 445,
+    "nfs": 2049,
+}
+
+
+class RoleCheck(Received):
+    """What the guest is for: the port of that role takes a connection."""
+
+    kind: Literal["role"]
+    role: Role
+    within_s: Within = 120
+
+
 class PageCheck(Received):
     """A page that the guest answers with a status below 400. The URL's host is what it is asked for as; the guest is asked,
     whatever address that name has."""
@@ -54,7 +86,7 @@ class PageCheck(Received):
     within_s: Within = 120
 
 
-AnyCheck = Annotated[CommandCheck | PortCheck | PageCheck, Field(discriminator="kind")]
+AnyCheck = Annotated[CommandCheck | PortCheck | RoleCheck | PageCheck, Field(discriminator="kind")]
 
 
 class RehearsalRequest(Received):

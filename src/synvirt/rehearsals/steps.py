@@ -27,7 +27,7 @@ from synvirt.model.checks import Check
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus, Nic
-from synvirt.model.rehearsal import AnyCheck, CheckResult, Rehearsal, RehearsalState, Sameness
+from synvirt.model.rehearsal import ROLE_PORTS, AnyCheck, CheckResult, Rehearsal, RehearsalState, Sameness
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
 from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork
@@ -223,7 +223,7 @@ def checking(under_way: UnderWay) -> dict[str, object]:
     checker = under_way.checks_by()
     results = [one for one in rehearsal.checks if one.name in ("boot", "network")]
     for check in rehearsal.asked.checks:
-        trouble = _asked(under_way, checker, Check.model_validate(check.model_dump()))
+        trouble = _asked(under_way, checker, _as_asked(check))
         results.append(CheckResult(name=_named(check), ok=trouble is None, detail=trouble or "as it should be"))
     kept = _keep(under_way, hypervisor.picture(rehearsal.id))
     passed = all(one.ok for one in results)
@@ -278,12 +278,20 @@ def _asked(under_way: UnderWay, checker: Checker, check: Check) -> str | None:
         under_way.pause(min(CHECK_PAUSE_S, max(deadline - time.monotonic(), 0.0)))
 
 
+def _as_asked(check: AnyCheck) -> Check:
+    if check.kind == "role":
+        return Check(kind="port", port=ROLE_PORTS[check.role], within_s=check.within_s)
+    return Check.model_validate(check.model_dump())
+
+
 def _named(check: AnyCheck) -> str:
     match check.kind:
         case "command":
             return shlex.join(check.argv)[:NAME_CHARS]
         case "port":
             return f"port {check.port}"
+        case "role":
+            return f"{check.role}: port {ROLE_PORTS[check.role]}"
         case "http":
             return check.url[:NAME_CHARS]
 
