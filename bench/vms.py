@@ -16,7 +16,7 @@ from bench.listed import row, took
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND
 from synvirt.live.vsphere.adapter import VimApi
-from synvirt.migrations.sources import Sources
+from synvirt.migrations.sources.registered import Sources
 from synvirt.model.kinds import LiveKind
 from synvirt.model.sources import SourceRequest
 from synvirt.store import Store

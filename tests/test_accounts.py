@@ -7,7 +7,7 @@ import pytest
 
 from synvirt import accounts
 from synvirt.accounts import Account, FileAccounts, add_first_account, set_password
-from synvirt.api.auth import Remembering, authenticator
+from synvirt.api.callers.auth import Remembering, authenticator
 from synvirt.errors import BadRequest, Internal, Unauthorized
 from synvirt.settings import Settings, prepare_data_dir
 

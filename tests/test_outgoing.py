@@ -31,7 +31,7 @@ from synvirt.live.hyperv import session as winrm
 from synvirt.live.libvirt.adapter import LibvirtRemote
 from synvirt.live.vsphere import hosts, versions
 from synvirt.live.vsphere.session import Login, VimSession
-from synvirt.migrations import probing
+from synvirt.migrations.sources import probing
 from synvirt.model.access import SourceOptions
 from synvirt.proof import stamping
 from synvirt.transport import HttpClient, Trust, tls

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from synvirt.cli import disk
+from synvirt.cli.disk import program as disk
 from synvirt.errors import BY_CODE
 from synvirt.main import app  # type: ignore[attr-defined]
 from tests import documents

@@ -10,7 +10,7 @@ def main() -> None:
     end_at_once()
     # What only looks at disks needs nothing of the service's, and does not wait for it to load.
     if sys.argv[1:2] == ["disk"]:
-        from synvirt.cli import disk
+        from synvirt.cli.disk import program as disk
 
         _leave(disk.main(sys.argv[2:]))
     from synvirt.main import main as every_command

@@ -25,7 +25,7 @@ from synvirt.hypervisor.accel import EMULATOR, accelerator
 from synvirt.keyring import KEY_BYTES
 from synvirt.kvm.connection import Connection, embedded_root
 from synvirt.model.values import now
-from synvirt.offline.vmcx_tool import vmcx_tool
+from synvirt.offline.hyperv.tool import vmcx_tool
 from synvirt.programs import ProgramFailed, find, run
 from synvirt.settings import RbdSetting, Settings, ZfsSetting
 from synvirt.sizes import GIB

@@ -21,8 +21,8 @@ from synvirt.cli.options import Options, with_options
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
+    from synvirt.api.routes.waves import Fleet
     from synvirt.api.server import Server
-    from synvirt.api.waves import Fleet
     from synvirt.backups.service import Backups
     from synvirt.destinations import Destination
     from synvirt.doctor import Checkup
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from synvirt.keyring import Keyring
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.hosts import AboutHost
-    from synvirt.migrations.intake import Intake
+    from synvirt.migrations.planning.intake import Intake
     from synvirt.migrations.removing import Removal
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.secrets import JobSecrets
-    from synvirt.migrations.sources import Sources
+    from synvirt.migrations.sources.registered import Sources
     from synvirt.migrations.taking_over import TakingOver
     from synvirt.migrations.uploads import Uploads
     from synvirt.model.job import Migration
@@ -83,19 +83,19 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     whoever cannot listen has begun nothing.
     """
     from synvirt.api.app import create_app
-    from synvirt.api.auth import authenticator
-    from synvirt.api.backups import mount
+    from synvirt.api.callers.auth import authenticator
+    from synvirt.api.routes.backups import mount
+    from synvirt.api.routes.waves import mount_waves
     from synvirt.api.server import Server, data_dir_locked
-    from synvirt.api.waves import mount_waves
     from synvirt.doctor import Checkup
     from synvirt.jobs.board import Board
     from synvirt.keyring import Keyring
     from synvirt.live.vsphere.session import warn_if_missing
-    from synvirt.migrations.foreseen import dry_run
     from synvirt.migrations.hosts import AboutHost
-    from synvirt.migrations.intake import Intake, check_corrected, check_free, check_plan
+    from synvirt.migrations.planning.foreseen import dry_run
+    from synvirt.migrations.planning.intake import Intake, check_corrected, check_free, check_plan
     from synvirt.migrations.secrets import JobSecrets
-    from synvirt.migrations.trials import swept as trials_swept
+    from synvirt.migrations.sources.trials import swept as trials_swept
     from synvirt.migrations.uploads import Uploads, swept
     from synvirt.settings import prepare_data_dir
     from synvirt.store import Store
@@ -174,7 +174,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
 def _sources(settings: "Settings", store: "Store", keyring: "Keyring") -> "Sources":
     from synvirt import outgoing
     from synvirt.live.registry import BY_KIND as PLATFORMS
-    from synvirt.migrations.sources import Sources
+    from synvirt.migrations.sources.registered import Sources
 
     outgoing.permit(settings.source_allowed_hosts)
     return Sources(store.sources, keyring, host=settings.host_id, platforms=PLATFORMS, folder=settings.data_dir / "sources")
@@ -259,17 +259,17 @@ def _waves(
     sources: "Sources",
     keyring: "Keyring",
 ) -> "tuple[Fleet, Carrying]":
-    from synvirt.api.waves import Fleet
+    from synvirt.api.routes.waves import Fleet
     from synvirt.fleet.carrying import Carrying, failed
-    from synvirt.fleet.deliveries import Deliveries
-    from synvirt.fleet.delivering import Delivering, Ways
     from synvirt.fleet.forecasting import Forecaster
-    from synvirt.fleet.hooks import Hooks
     from synvirt.fleet.host_side import HostSide
-    from synvirt.fleet.importing import SOURCES_MAX, Importer
     from synvirt.fleet.listed_vms import ListedVms
     from synvirt.fleet.placing import Placing
+    from synvirt.fleet.sheets.importing import SOURCES_MAX, Importer
     from synvirt.fleet.waves import Waves
+    from synvirt.fleet.webhooks.deliveries import Deliveries
+    from synvirt.fleet.webhooks.delivering import Delivering, Ways
+    from synvirt.fleet.webhooks.events import Hooks
     from synvirt.migrations.hosts import host_of
     from synvirt.outgoing import Guard
     from synvirt.proof.health import Checker
@@ -294,7 +294,7 @@ def _waves(
 
 
 def _removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":
-    from synvirt.api.audit import expiring
+    from synvirt.api.routes.audit import expiring
     from synvirt.migrations.removing import Removal, retained, volumes_of
 
     def destroy(job: "Migration") -> None:
@@ -322,15 +322,15 @@ def _routers(
     looking: "Looking",
     rehearsing: "Rehearsing",
 ) -> "tuple[APIRouter, ...]":
-    from synvirt.api.destinations import destinations_router
-    from synvirt.api.host_files import host_files_router
-    from synvirt.api.hosts import hosts_router
-    from synvirt.api.receipts import receipts_router
-    from synvirt.api.rehearsals import rehearsals_router
-    from synvirt.api.remote_files import remote_files_router
-    from synvirt.api.screenshots import screenshots_router
-    from synvirt.api.sources import sources_router
-    from synvirt.api.uploads import uploads_router
+    from synvirt.api.routes.destinations import destinations_router
+    from synvirt.api.routes.host_files import host_files_router
+    from synvirt.api.routes.hosts import hosts_router
+    from synvirt.api.routes.receipts import receipts_router
+    from synvirt.api.routes.rehearsals import rehearsals_router
+    from synvirt.api.routes.remote_files import remote_files_router
+    from synvirt.api.routes.screenshots import screenshots_router
+    from synvirt.api.routes.sources import sources_router
+    from synvirt.api.routes.uploads import uploads_router
     from synvirt.migrations.hosts import Hosts
 
     free_bytes = rooms.destination.free_bytes
@@ -385,13 +385,13 @@ def _pages(
 
 
 def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Rooms") -> "Backups":
-    from synvirt.backups import source
     from synvirt.backups.authors import Authors
     from synvirt.backups.limits import Limits
     from synvirt.backups.repositories import Repositories
-    from synvirt.backups.restore_host import RestoreHost
+    from synvirt.backups.restores.host import RestoreHost
     from synvirt.backups.service import Backups, running
-    from synvirt.backups.ways import scratch_folder, sources_of, tpm_folder
+    from synvirt.backups.sources import guest as source
+    from synvirt.backups.sources.ways import scratch_folder, sources_of, tpm_folder
     from synvirt.backups.working import Working
     from synvirt.kvm.connection import Connection
     from synvirt.proof.signing import HostKey
@@ -458,7 +458,7 @@ def _rooms(
     from synvirt.migrations.rooms import Rooms
     from synvirt.model.kinds import OfflineKind
     from synvirt.offline.elsewhere import Rules
-    from synvirt.offline.vmcx_tool import vmcx_tool
+    from synvirt.offline.hyperv.tool import vmcx_tool
 
     root = settings.imports_dir
     return Rooms(

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from synvirt import accounts
-from synvirt.api import auth
-from synvirt.api.auth import Remembering, Throttled, authenticator, pam_accounts
+from synvirt.api.callers import auth
+from synvirt.api.callers.auth import Remembering, Throttled, authenticator, pam_accounts
 from synvirt.errors import BadRequest, Unauthorized
 from synvirt.settings import Settings, prepare_data_dir
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service

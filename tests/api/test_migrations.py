@@ -8,7 +8,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from synvirt.api.migrations import JOBS_A_PIECE, page
+from synvirt.api.routes.migrations import JOBS_A_PIECE, page
 from synvirt.jobs.board import Board
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import LiveKind, Mode, State

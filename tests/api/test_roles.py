@@ -20,9 +20,9 @@ from sqlalchemy import delete, update
 
 from synvirt import outgoing
 from synvirt.accounts import FileAccounts, Role, set_password
-from synvirt.api.audit import expiring
-from synvirt.api.auth import Remembering, Throttled, network_of
-from synvirt.api.roles import connects_out, needed_role
+from synvirt.api.callers.auth import Remembering, Throttled, network_of
+from synvirt.api.callers.roles import connects_out, needed_role
+from synvirt.api.routes.audit import expiring
 from synvirt.backups import repositories
 from synvirt.backups.model import BackupRepositoryRequest
 from synvirt.errors import Unauthorized
@@ -338,7 +338,7 @@ def test_no_answer_is_kept_by_others(served: tuple[Service, httpx.Client]) -> No
 
 
 def test_an_account_without_a_group_is_nobody() -> None:
-    from synvirt.api.auth import role_by_group
+    from synvirt.api.callers.auth import role_by_group
     from synvirt.errors import Forbidden
 
     assert role_by_group({Role.ADMIN: "nogroup-of-this-name", Role.VIEWER: "root"}, "root") is Role.VIEWER

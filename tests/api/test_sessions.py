@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from synvirt.accounts import FileAccounts, Role, set_password
-from synvirt.api.auth import Throttled
-from synvirt.api.sessions import AGE_S, COOKIE, IDLE_S, SESSIONS_MAX, Sessions
+from synvirt.api.callers.auth import Throttled
+from synvirt.api.callers.sessions import AGE_S, COOKIE, IDLE_S, SESSIONS_MAX, Sessions
 from tests.fakes.service import PREFIX, Service
 
 BROWSER = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}

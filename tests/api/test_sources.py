@@ -334,7 +334,7 @@ def test_discovery_is_paged_by_name_and_asks_the_platform_once(
     assert len(opened) == 1
     assert [vm["vm_id"] for vm in client.get(path, params={"search": "M-0"}).json()["items"]] == ["vm-0"]
     assert len(opened) == 1, "a moment ago it was asked"
-    monkeypatch.setattr("synvirt.migrations.sources.LISTING_FRESH_S", 0.0)
+    monkeypatch.setattr("synvirt.migrations.sources.registered.LISTING_FRESH_S", 0.0)
     found = client.get(path, params={"search": "M-0"}).json()["items"]
     assert [vm["vm_id"] for vm in found] == ["vm-0", "vm-03", "vm-06"]
     assert len(opened) == 2

@@ -12,7 +12,7 @@ from uuid import UUID
 import nbd
 import pytest
 
-from synvirt.backups.mounting import mounted
+from synvirt.backups.restores.mounting import mounted
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import BackupBadRequest
 from synvirt.repository.disk import PointReader

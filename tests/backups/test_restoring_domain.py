@@ -6,8 +6,8 @@ from uuid import UUID
 import pytest
 from defusedxml import ElementTree
 
-from synvirt.backups import restoring_domain as rewriting
-from synvirt.backups.restoring_domain import Place, Rewritten
+from synvirt.backups.restores import domain as rewriting
+from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.errors import RepositoryDamaged
 from synvirt.kvm.identity import identity_of
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.backups.zfs_stream import MAGIC, RECORD_BYTES, TO_THE_END, Kind, changed_areas
+from synvirt.backups.sources.zfs_stream import MAGIC, RECORD_BYTES, TO_THE_END, Kind, changed_areas
 from synvirt.blocks import Extent
 from synvirt.errors import DeltaFallback
 from tests.cases import cases

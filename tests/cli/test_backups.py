@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from synvirt.cli import backup_jobs
-from synvirt.cli import backups as commands
+from synvirt.cli.backup import commands
+from synvirt.cli.backup import jobs as backup_jobs
 from tests.cli.conftest import Run
 from tests.cli.test_watching import SYNVIRT
 from tests.fakes.backups import ended

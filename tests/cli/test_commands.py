@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from synvirt.api.server import ELSEWHERE
-from synvirt.cli import app, importing
+from synvirt.cli import app
+from synvirt.cli.migrating import importing
 from synvirt.cli.options import SHARED, Options
 from synvirt.cli.program import shown
 from synvirt.model.job import Forecast, Pass, Progress

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.cli.dry_runs import as_options, patch_of
+from synvirt.cli.migrating.dry_runs import as_options, patch_of
 from synvirt.errors import BadRequest, Conflict
 from synvirt.kvm.identity import CLASH_HINT
-from synvirt.migrations.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
+from synvirt.migrations.planning.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
 from synvirt.model.job import Difference
 from synvirt.model.kinds import State
 from synvirt.model.machine import VmManifest

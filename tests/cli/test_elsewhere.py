@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.cli import elsewhere
-from synvirt.cli.elsewhere import is_url, request
+from synvirt.cli.migrating import elsewhere
+from synvirt.cli.migrating.elsewhere import is_url, request
 from tests import remote_servers as servers
 from tests.cli.conftest import Run
 from tests.fakes.service import Service

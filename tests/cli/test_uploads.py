@@ -17,7 +17,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.cli.upload_shown import Lines
+from synvirt.cli.migrating.upload_shown import Lines
 from synvirt.model.plan import UploadRef
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, PLAN, Service

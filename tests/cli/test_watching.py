@@ -16,8 +16,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.cli.client import Client
+from synvirt.cli.migrating.watching import Bars, Lines, described, stage
 from synvirt.cli.program import sized
-from synvirt.cli.watching import Bars, Lines, described, stage
 from synvirt.errors import ServiceUnreachable
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import Mode, State

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from synvirt.cli import watching_several
 from synvirt.cli.client import Client
+from synvirt.cli.migrating import watching_several
 from synvirt.model.job import Migration, Progress
 from synvirt.model.kinds import State
 from synvirt.model.values import now

@@ -18,8 +18,8 @@ from synvirt.disks.nbd.qemu import DRIVERS
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import GzipSpec, ImageSpec, QemuSpec, RawSpec
 from synvirt.errors import BadRequest, HostPathRejected, MalformedArchive, UnsupportedFormat
-from synvirt.offline import single_disk
 from synvirt.offline.registry import detect as detect_importer
+from synvirt.offline.single import disk as single_disk
 from tests.contracts.readers import read_all
 from tests.disks.block_images import qemu
 

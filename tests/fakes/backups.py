@@ -11,7 +11,7 @@ from synvirt.backups.limits import Limits
 from synvirt.backups.model import ENDS, BackupRun
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
-from synvirt.backups.source import Ask, Guest, SourceDisk
+from synvirt.backups.sources.guest import Ask, Guest, SourceDisk
 from synvirt.backups.working import Working
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import BackupNotFound, SourceRunning

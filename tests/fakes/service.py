@@ -11,37 +11,37 @@ import httpx
 
 from synvirt.accounts import Role
 from synvirt.api import Server, create_app
-from synvirt.api.auth import Check, Remembering
-from synvirt.api.backups import mount
-from synvirt.api.destinations import destinations_router
-from synvirt.api.host_files import host_files_router
-from synvirt.api.hosts import hosts_router
-from synvirt.api.receipts import receipts_router
-from synvirt.api.rehearsals import rehearsals_router
-from synvirt.api.remote_files import remote_files_router
-from synvirt.api.screenshots import screenshots_router
-from synvirt.api.sources import sources_router
+from synvirt.api.callers.auth import Check, Remembering
+from synvirt.api.routes.backups import mount
+from synvirt.api.routes.destinations import destinations_router
+from synvirt.api.routes.host_files import host_files_router
+from synvirt.api.routes.hosts import hosts_router
+from synvirt.api.routes.receipts import receipts_router
+from synvirt.api.routes.rehearsals import rehearsals_router
+from synvirt.api.routes.remote_files import remote_files_router
+from synvirt.api.routes.screenshots import screenshots_router
+from synvirt.api.routes.sources import sources_router
+from synvirt.api.routes.uploads import uploads_router
+from synvirt.api.routes.waves import Fleet, mount_waves
 from synvirt.api.stream import Pace
-from synvirt.api.uploads import uploads_router
-from synvirt.api.waves import Fleet, mount_waves
 from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.doctor import Checkup, Finding
 from synvirt.errors import Unauthorized
-from synvirt.fleet.deliveries import Deliveries
 from synvirt.fleet.forecasting import Forecaster
-from synvirt.fleet.hooks import Hooks
-from synvirt.fleet.importing import SOURCES_MAX, Importer
+from synvirt.fleet.sheets.importing import SOURCES_MAX, Importer
 from synvirt.fleet.waves import Waves
+from synvirt.fleet.webhooks.deliveries import Deliveries
+from synvirt.fleet.webhooks.events import Hooks
 from synvirt.jobs.board import Board
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
-from synvirt.migrations.foreseen import DryRun, PlanProblem
 from synvirt.migrations.hosts import Hosts
-from synvirt.migrations.intake import Intake
+from synvirt.migrations.planning.foreseen import DryRun, PlanProblem
+from synvirt.migrations.planning.intake import Intake
 from synvirt.migrations.removing import Removal, volumes_of
 from synvirt.migrations.secrets import JobSecrets
-from synvirt.migrations.sources import Sources
+from synvirt.migrations.sources.registered import Sources
 from synvirt.migrations.uploads import Uploads
 from synvirt.model.job import Migration, StateVisit
 from synvirt.model.kinds import LiveKind, Mode, OfflineKind, State

@@ -17,12 +17,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select, update
 
-from synvirt.fleet.delivering import FIRST_PAUSE_S, GIVEN_UP_AFTER_S, LONGEST_PAUSE_S, Delivering, Ways, confined
-from synvirt.fleet.hooks import Hooks
 from synvirt.fleet.model import MemberState, Wave, WaveState
 from synvirt.fleet.waves import Waves
+from synvirt.fleet.webhooks.delivering import FIRST_PAUSE_S, GIVEN_UP_AFTER_S, LONGEST_PAUSE_S, Delivering, Ways, confined
+from synvirt.fleet.webhooks.events import Hooks
 from synvirt.keyring import Keyring
-from synvirt.migrations.sources import Sources
+from synvirt.migrations.sources.registered import Sources
 from synvirt.outgoing import Guard
 from synvirt.settings import WaveCommandSetting
 from synvirt.store.tables import wave_deliveries, wave_hooks

@@ -7,7 +7,7 @@ import pytest
 from synvirt.errors import BadRequest
 from synvirt.fleet.model import MEMBERS_MAX
 from synvirt.fleet.querying import VmQuery, wave_of_query
-from synvirt.fleet.sheets import KnownVm
+from synvirt.fleet.sheets.rows import KnownVm
 from synvirt.live import VmRow
 from tests.fleet.made import SOURCE, plan
 

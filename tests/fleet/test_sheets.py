@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synvirt.errors import BadRequest
-from synvirt.fleet import xlsx
 from synvirt.fleet.model import Group, MemberRequest
-from synvirt.fleet.sheets import KnownVm, SheetFacts, TakenIn, from_json, guarded, take_in, to_csv, to_json, unguarded
+from synvirt.fleet.sheets import xlsx
+from synvirt.fleet.sheets.rows import KnownVm, SheetFacts, TakenIn, from_json, guarded, take_in, to_csv, to_json, unguarded
 from synvirt.model.checks import Check
 from synvirt.sizes import MIB
 from tests.fleet.made import member, plan, wave

@@ -30,7 +30,7 @@ from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.live import VmRow
 from synvirt.migrations.hosts import Host, HostDestination, HostRoom
-from synvirt.migrations.intake import Intake
+from synvirt.migrations.planning.intake import Intake
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Domain, Forecast, OutageForecast, Pass
 from synvirt.model.kinds import ENDS, State

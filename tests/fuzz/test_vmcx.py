@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.offline import vmcx_machine, vmcx_storage, vmcx_xml
-from synvirt.offline.vmcx_storage import Tree, Value
+from synvirt.offline.hyperv import machine as vmcx_machine
+from synvirt.offline.hyperv import storage as vmcx_storage
+from synvirt.offline.hyperv import xml as vmcx_xml
+from synvirt.offline.hyperv.storage import Tree, Value
 from tests.offline import hyperv_exports
 from tests.offline.hyperv_exports import PAGE, configuration, crc, drive, storage
 

@@ -13,16 +13,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups import source, source_zfs
 from synvirt.backups.model import ENDS, BackupJob, BackupJobRequest, BackupRepositoryRequest, BackupRun
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
-from synvirt.backups.source import Sources
-from synvirt.backups.source_ledger import Ledger, Made
-from synvirt.backups.source_zfs import OfZfs
+from synvirt.backups.sources import guest as source
+from synvirt.backups.sources import zfs as source_zfs
+from synvirt.backups.sources.guest import Sources
+from synvirt.backups.sources.ledger import Ledger, Made
+from synvirt.backups.sources.zfs import OfZfs
+from synvirt.backups.sources.zfs_moment import Moment
+from synvirt.backups.sources.zfs_stream import changed_since
 from synvirt.backups.working import Working
-from synvirt.backups.zfs_moment import Moment
-from synvirt.backups.zfs_stream import changed_since
 from synvirt.destinations.zfs_links import Links
 from synvirt.disks import open_writer
 from synvirt.disks.specs import BlockWriterSpec

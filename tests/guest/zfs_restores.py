@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.backups import in_place
-from synvirt.backups.restoring_domain import Place
+from synvirt.backups.restores import in_place
+from synvirt.backups.restores.domain import Place
 from synvirt.backups.undoing import Undoing
 from synvirt.blocks import Extent
 from synvirt.destinations.zfs_links import Links

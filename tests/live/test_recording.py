@@ -12,7 +12,7 @@ from synvirt.errors import BadRequest
 from synvirt.live import SourceAccess
 from synvirt.live.proxmox.adapter import PveApi
 from synvirt.live.recording import Scrubbed
-from synvirt.migrations.sources import Sources
+from synvirt.migrations.sources.registered import Sources
 from synvirt.model.machine import VmManifest
 from synvirt.model.sources import Source, SourceRequest
 from tests.contracts.live import in_session

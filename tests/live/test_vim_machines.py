@@ -20,7 +20,7 @@ from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.disks import chain, virtual_disks
 from synvirt.live.vsphere.machines import cbt_reason, manifest, network_names, row
 from synvirt.live.vsphere.ways import Way, WayName, way
-from synvirt.migrations.critical import refuse_critical
+from synvirt.migrations.planning.critical import refuse_critical
 from synvirt.model.machine import VmManifest
 from tests.house import live_plan
 

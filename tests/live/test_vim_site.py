@@ -19,8 +19,8 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import DatastoreSpec, LeaseSpec, ReaderSpec
 from synvirt.disks.vsphere.datastore import FileClosed, ReadForbidden
 from synvirt.errors import SourceUnreachable, UnsupportedFormat
-from synvirt.fleet.importing import known_vms
-from synvirt.fleet.sheets import TakenIn, take_in
+from synvirt.fleet.sheets.importing import known_vms
+from synvirt.fleet.sheets.rows import TakenIn, take_in
 from synvirt.live import SnapshotRef, VmRow
 from synvirt.live.vsphere import files as vim_files
 from synvirt.live.vsphere import machines
@@ -28,7 +28,7 @@ from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.session import library
 from synvirt.live.vsphere.versions import chosen
 from synvirt.migrations import passes
-from synvirt.migrations.sources import Inventory
+from synvirt.migrations.sources.registered import Inventory
 from synvirt.model.kinds import LiveKind, State
 from synvirt.model.sources import Source
 from synvirt.model.values import now

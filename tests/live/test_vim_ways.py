@@ -12,7 +12,7 @@ import pytest
 
 from synvirt.live.vsphere import hosts as vim_hosts
 from synvirt.live.vsphere.adapter import FORM, VimApi
-from synvirt.migrations.probing import measured_rates, probe
+from synvirt.migrations.sources.probing import measured_rates, probe
 from synvirt.model.sources import SourceCheck, SourceTest
 from synvirt.store.sources import Trial
 from synvirt.transport import tls

@@ -8,7 +8,7 @@ import pytest
 
 from synvirt.errors import InvalidPlan
 from synvirt.machines.concerns import with_room
-from synvirt.migrations.critical import refuse_critical
+from synvirt.migrations.planning.critical import refuse_critical
 from synvirt.model.kinds import State
 from synvirt.model.machine import Concern, Disk, VmManifest
 from tests.house import House, offline_plan

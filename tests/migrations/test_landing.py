@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import Conflict, Internal, SourceUnreachable, SynvirtError
-from synvirt.migrations.foreseen import check_host
+from synvirt.migrations.planning.foreseen import check_host
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus, VmManifest

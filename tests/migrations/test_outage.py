@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from synvirt.disks.checking.sampling import BLOCK_BYTES, would_see
-from synvirt.migrations.outage import Record, measured_parts, outage_forecast, record, too_long
+from synvirt.migrations.planning.outage import Record, measured_parts, outage_forecast, record, too_long
 from synvirt.model.job import BootAttempt, Migration, OutageForecast, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.rehearsal import Rehearsal, RehearsalState

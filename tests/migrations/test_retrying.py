@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from synvirt.errors import Conflict, InvalidPlan
-from synvirt.migrations.intake import Intake, check_free
+from synvirt.migrations.planning.intake import Intake, check_free
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan

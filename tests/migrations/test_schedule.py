@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from synvirt.errors import InvalidPlan
 from synvirt.migrations import steps, warm
 from synvirt.migrations.engine import Engine
-from synvirt.migrations.foreseen import foresee
-from synvirt.migrations.schedule import check, next_sync
+from synvirt.migrations.planning.foreseen import foresee
+from synvirt.migrations.planning.schedule import check, next_sync
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now

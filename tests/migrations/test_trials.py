@@ -15,8 +15,8 @@ from synvirt.errors import NotFound
 from synvirt.keyring import Keyring
 from synvirt.live import SnapshotRef
 from synvirt.live.registry import BY_KIND, Platform
-from synvirt.migrations import trials
-from synvirt.migrations.sources import Sources
+from synvirt.migrations.sources import trials
+from synvirt.migrations.sources.registered import Sources
 from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.model.sources import SourceRequest, SourceTest

@@ -23,9 +23,9 @@ from synvirt.jobs.slots import Resource, source, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import SnapshotRef
 from synvirt.migrations import warm
-from synvirt.migrations.forecast import forecast
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience
+from synvirt.migrations.planning.forecast import forecast
 from synvirt.model.job import Forecast, Migration, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import Shutdown

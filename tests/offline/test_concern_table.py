@@ -21,6 +21,6 @@ def test_no_two_concerns_share_an_id() -> None:
 
 
 def test_a_plan_knows_which_concerns_are_of_a_disk() -> None:
-    """`disk-…:KEY`: a disk that is skipped takes them along (migrations/critical.py)."""
+    """`disk-…:KEY`: a disk that is skipped takes them along (migrations/planning/critical.py)."""
     for concern in concern_table.made():
         assert concern.id.startswith("disk-") == concern.id.endswith(":KEY")

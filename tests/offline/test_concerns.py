@@ -9,8 +9,11 @@ import pytest
 from synvirt import programs, xml_document
 from synvirt.machines import concerns
 from synvirt.model.machine import VmManifest
-from synvirt.offline import ova_xml, ovf, virtualbox, vmx
+from synvirt.offline.ovf import description as ovf
 from synvirt.offline.registry import detect
+from synvirt.offline.vbox import machine as virtualbox
+from synvirt.offline.vmx import configuration as vmx
+from synvirt.offline.xva import ova_xml
 from tests.offline import appliances, ova_xml_text, test_partitions, vbox_machines
 from tests.offline.ova_xml_text import Value
 

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.offline.ova_archive import OvaArchive
-from synvirt.offline.ovf_folder import OvfFolder
-from synvirt.offline.qcow2 import Qcow2
+from synvirt.offline.hyperv.export import VmcxExport
+from synvirt.offline.ovf.archive import OvaArchive
+from synvirt.offline.ovf.folder import OvfFolder
 from synvirt.offline.registry import IMPORTERS
-from synvirt.offline.vbox_folder import VboxFolder
-from synvirt.offline.vhdx import Vhdx
-from synvirt.offline.vmcx_export import VmcxExport
-from synvirt.offline.vmdk import Vmdk
-from synvirt.offline.vmx_folder import VmxFolder
-from synvirt.offline.xva_archive import XvaArchive
+from synvirt.offline.single.qcow2 import Qcow2
+from synvirt.offline.single.vhdx import Vhdx
+from synvirt.offline.single.vmdk import Vmdk
+from synvirt.offline.vbox.folder import VboxFolder
+from synvirt.offline.vmx.folder import VmxFolder
+from synvirt.offline.xva.archive import XvaArchive
 from tests.contracts.importers import ImporterCase, ImporterContract
 from tests.disks import xva_archives
 from tests.offline import appliances, geneva_exports, hyperv_exports, ova_xml_text, vbox_machines

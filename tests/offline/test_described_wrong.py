@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.cli.disk_images import disks_in
+from synvirt.cli.disk.images import disks_in
 from synvirt.disks import open_reader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.model.machine import VmManifest
-from synvirt.offline import ovf, vmx
 from synvirt.offline.known_by import root_of
-from synvirt.offline.ovf_folder import OvfFolder
+from synvirt.offline.ovf import description as ovf
+from synvirt.offline.ovf.folder import OvfFolder
+from synvirt.offline.vmx import configuration as vmx
 from synvirt.sizes import GIB, MIB
 from synvirt.xml_document import parse as parse_xml
 from tests.offline import appliances, hyperv_exports

@@ -5,8 +5,8 @@ import hashlib
 import pytest
 
 from synvirt.errors import MalformedArchive
-from synvirt.offline import manifest_file
-from synvirt.offline.manifest_file import Digest
+from synvirt.offline.ovf import manifest_file
+from synvirt.offline.ovf.manifest_file import Digest
 
 HEX = {name: hashlib.new(name, b"x").hexdigest() for name in ("sha1", "sha256", "sha512")}
 

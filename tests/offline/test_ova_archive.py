@@ -16,7 +16,7 @@ from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 from synvirt.model.machine import VmManifest
 from synvirt.offline import OpenedDisk
-from synvirt.offline.ova_archive import OvaArchive
+from synvirt.offline.ovf.archive import OvaArchive
 from synvirt.offline.registry import detect
 from synvirt.sizes import MIB
 from tests.contracts.readers import read_all

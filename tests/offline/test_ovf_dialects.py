@@ -4,7 +4,7 @@ import pytest
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.model.machine import VmManifest
-from synvirt.offline import ovf
+from synvirt.offline.ovf import description as ovf
 from synvirt.sizes import GIB, MIB
 from tests.offline import appliances
 

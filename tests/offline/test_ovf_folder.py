@@ -6,7 +6,7 @@ import pytest
 
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
-from synvirt.offline.ovf_folder import OvfFolder
+from synvirt.offline.ovf.folder import OvfFolder
 from synvirt.offline.registry import detect
 from tests.contracts.readers import read_all
 from tests.offline import appliances

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from synvirt.errors import MalformedArchive
 from synvirt.model.machine import Concern
-from synvirt.offline import signature
-from synvirt.offline.ova_archive import OvaArchive
+from synvirt.offline.ovf import signature
+from synvirt.offline.ovf.archive import OvaArchive
 from tests.cases import cases
 from tests.needs import need
 from tests.offline import appliances

@@ -10,9 +10,9 @@ import pytest
 from synvirt.disks import open_reader
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 from synvirt.model.machine import VmManifest
-from synvirt.offline import virtualbox
 from synvirt.offline.registry import detect
-from synvirt.offline.vbox_folder import VboxFolder
+from synvirt.offline.vbox import machine as virtualbox
+from synvirt.offline.vbox.folder import VboxFolder
 from synvirt.sizes import GIB
 from tests.contracts.readers import read_all
 from tests.disks import vhd_images

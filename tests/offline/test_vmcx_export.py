@@ -11,9 +11,9 @@ import pytest
 from synvirt.disks import open_reader
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 from synvirt.model.machine import VmManifest
-from synvirt.offline import vmcx_machine
+from synvirt.offline.hyperv import machine as vmcx_machine
+from synvirt.offline.hyperv.export import VmcxExport
 from synvirt.offline.registry import detect
-from synvirt.offline.vmcx_export import VmcxExport
 from synvirt.sizes import GIB, MIB
 from tests.contracts.readers import read_all
 from tests.disks import vhdx_images

@@ -17,7 +17,7 @@ from synvirt.errors import BadRequest
 from synvirt.jobs.process import started
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import State
-from synvirt.offline.vmcx_tool import vmcx_tool
+from synvirt.offline.hyperv.tool import vmcx_tool
 from synvirt.settings import Settings
 from synvirt.sizes import MIB
 from tests.fakes.hypervisor import FakeHypervisor

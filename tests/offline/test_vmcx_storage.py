@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.offline import vmcx_storage, vmcx_xml
+from synvirt.offline.hyperv import storage as vmcx_storage
+from synvirt.offline.hyperv import xml as vmcx_xml
 from tests.offline import hyperv_exports
 from tests.offline.hyperv_exports import PAGE, configuration, crc, storage
 

@@ -11,9 +11,9 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import ImageSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 from synvirt.model.machine import VmManifest
-from synvirt.offline import vmx
 from synvirt.offline.registry import detect
-from synvirt.offline.vmx_folder import VmxFolder
+from synvirt.offline.vmx import configuration as vmx
+from synvirt.offline.vmx.folder import VmxFolder
 from synvirt.sizes import GIB, MIB
 from tests.contracts.readers import read_all
 from tests.offline import appliances

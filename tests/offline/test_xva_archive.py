@@ -10,8 +10,8 @@ from synvirt import xml_document
 from synvirt.disks import open_reader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.model.machine import VmManifest
-from synvirt.offline import ova_xml
 from synvirt.offline.registry import detect
+from synvirt.offline.xva import ova_xml
 from synvirt.sizes import GIB
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read

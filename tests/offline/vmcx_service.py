@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from synvirt.model.kinds import OfflineKind
-from synvirt.offline.vmcx_tool import VmcxTool
+from synvirt.offline.hyperv.tool import VmcxTool
 from tests.house import House
 from tests.migrations.engine_process import serve
 from tests.offline import conversion_tool

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
-from synvirt.backups import source
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
-from synvirt.backups.source_ledger import Ledger
-from synvirt.backups.ways import sources_of
+from synvirt.backups.sources import guest as source
+from synvirt.backups.sources.ledger import Ledger
+from synvirt.backups.sources.ways import sources_of
 from synvirt.backups.working import Working
 from synvirt.kvm import agent
 from synvirt.kvm.connection import Connection, load

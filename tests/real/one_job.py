@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.cli.client import Client
-from synvirt.cli.watching import display, watch
+from synvirt.cli.migrating.watching import display, watch
 from synvirt.logs import log_to
 from synvirt.main import service
 from synvirt.model.kinds import State

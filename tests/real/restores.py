@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 from synvirt.backups.model import ENDS, BackupRepositoryRequest, BackupRun, RestorePoint, RestoreRequest
 from synvirt.backups.points import point_of
 from synvirt.backups.repositories import Repositories
-from synvirt.backups.restore_host import RestoreHost
+from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.service import Backups
 from synvirt.backups.working import Working
 from synvirt.copying import copy

@@ -15,9 +15,9 @@ import pytest
 from synvirt.backups.model import ENDS, BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
-from synvirt.backups.source import Ask, Sources
-from synvirt.backups.source_ledger import Ledger
-from synvirt.backups.ways import sources_of
+from synvirt.backups.sources.guest import Ask, Sources
+from synvirt.backups.sources.ledger import Ledger
+from synvirt.backups.sources.ways import sources_of
 from synvirt.disks import open_reader
 from synvirt.errors import (
     BackupNotFound,

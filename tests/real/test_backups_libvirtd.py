@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.backups.source import Ask, Sources
-from synvirt.backups.source_bitmap import ByJob
-from synvirt.backups.source_ledger import Ledger
+from synvirt.backups.sources.bitmap import ByJob
+from synvirt.backups.sources.guest import Ask, Sources
+from synvirt.backups.sources.ledger import Ledger
 from synvirt.disks import open_reader
 from synvirt.kvm.connection import Connection
 from synvirt.sample import Sample, build

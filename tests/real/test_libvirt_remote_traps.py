@@ -33,7 +33,7 @@ from synvirt.live.libvirt.adapter import FORM, PROBE, libvirt_remote
 from synvirt.live.libvirt.domain import start_to_read
 from synvirt.live.libvirt.host import Host
 from synvirt.live.ssh import key_fingerprint
-from synvirt.migrations.probing import probe
+from synvirt.migrations.sources.probing import probe
 from synvirt.model.machine import VmManifest
 from synvirt.model.sources import SourceCheck
 from synvirt.sizes import MIB

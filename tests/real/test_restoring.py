@@ -14,8 +14,9 @@ from uuid import UUID, uuid4
 import pytest
 from defusedxml import ElementTree
 
-from synvirt.backups import in_place, restoring_domain
 from synvirt.backups.model import RestorePoint, RestoreRequest
+from synvirt.backups.restores import domain as restoring_domain
+from synvirt.backups.restores import in_place
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SourceRunning
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi

@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 import pytest
 from defusedxml import ElementTree
 
-from synvirt.backups import in_place, new_domain
 from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest
+from synvirt.backups.restores import in_place, new_domain
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
 from synvirt.disks import open_reader

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import create_engine, insert, make_url, text
 
-from synvirt.backups.source_ledger import Made
+from synvirt.backups.sources.ledger import Made
 from synvirt.errors import PersistFailed
 from synvirt.model.files import Upload
 from synvirt.model.job import Migration

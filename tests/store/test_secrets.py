@@ -9,7 +9,7 @@ from synvirt.errors import Internal
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND
 from synvirt.migrations.secrets import JobSecrets
-from synvirt.migrations.sources import Sources
+from synvirt.migrations.sources.registered import Sources
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS, State
 from synvirt.store import Store

@@ -13,7 +13,7 @@ from synvirt import outgoing
 from synvirt.errors import AuthFailed, BadRequest, Conflict, NotFound, PersistFailed
 from synvirt.keyring import Keyring, KeyUnusable, Reseal
 from synvirt.live.registry import BY_KIND
-from synvirt.migrations.sources import Sources
+from synvirt.migrations.sources.registered import Sources
 from synvirt.model.kinds import LiveKind
 from synvirt.model.sources import Source, SourceChange, SourceRequest
 from synvirt.model.values import now

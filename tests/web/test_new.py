@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.errors import Conflict
-from synvirt.migrations.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
+from synvirt.migrations.planning.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
 from synvirt.model.job import Difference, Migration
 from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.model.machine import Concern, VmManifest

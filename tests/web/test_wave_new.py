@@ -6,7 +6,7 @@ from synvirt.errors import BadRequest
 from synvirt.fleet.querying import ids
 from synvirt.fleet.waves import check
 from synvirt.web.forms import Form
-from synvirt.web.wave_new import asked
+from synvirt.web.waves.new import asked
 from tests.fleet.made import plan
 
 

@@ -1,7 +1,7 @@
 """The HTTP interface: routes, errors as problems, who may call, the stream of updates, the two sockets."""
 
 from synvirt.api.app import create_app
-from synvirt.api.auth import authenticator
+from synvirt.api.callers.auth import authenticator
 from synvirt.api.server import Server, data_dir_locked, serve
 
 __all__ = ["Server", "authenticator", "create_app", "data_dir_locked", "serve"]

@@ -10,22 +10,22 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from pydantic import BaseModel
 
 from synvirt import __version__
-from synvirt.api.audit import Audited, audit_router
+from synvirt.api.callers.gate import KNOWN, Authenticate, Gate
+from synvirt.api.callers.origin import SameOrigin
+from synvirt.api.callers.roles import connects_out, needed_role
+from synvirt.api.callers.sessions import Sessions
 from synvirt.api.document import described
-from synvirt.api.gate import KNOWN, Authenticate, Gate
 from synvirt.api.metrics import Metrics, Timed, metrics_router
-from synvirt.api.migrations import migrations_router
-from synvirt.api.origin import SameOrigin
-from synvirt.api.peer import confined
 from synvirt.api.problems import install
-from synvirt.api.roles import connects_out, needed_role
+from synvirt.api.routes.audit import Audited, audit_router
+from synvirt.api.routes.migrations import migrations_router
+from synvirt.api.routes.peer import confined
+from synvirt.api.routes.tokens import find_token, tokens_router
 from synvirt.api.security_headers import Headed
-from synvirt.api.sessions import Sessions
 from synvirt.api.stream import Pace
 from synvirt.api.strict import Heads, known_parameters
-from synvirt.api.tokens import find_token, tokens_router
 from synvirt.doctor import Finding, needs_met
-from synvirt.migrations.intake import Intake
+from synvirt.migrations.planning.intake import Intake
 from synvirt.model.values import Time
 from synvirt.settings import Settings
 

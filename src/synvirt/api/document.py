@@ -6,9 +6,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from synvirt.api.callers.roles import needed_role
 from synvirt.api.problems import MEDIA_TYPE
-from synvirt.api.roles import needed_role
-from synvirt.api.tokens import TokenRequest
+from synvirt.api.routes.tokens import TokenRequest
 from synvirt.backups.model import (
     BackupJobChange,
     BackupJobRequest,

@@ -23,8 +23,8 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from synvirt.api.callers.gate import FromSocket
 from synvirt.api.connections import Held, allow_files
-from synvirt.api.gate import FromSocket
 from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings, listen_address

@@ -14,7 +14,7 @@ from synvirt.backups.orders import Commit, DiskIsTaken, DiskToTake, Doubt, Ready
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retiring import Retiring
-from synvirt.backups.source import Ask, Guest
+from synvirt.backups.sources.guest import Ask, Guest
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Message, Working
 from synvirt.copying import Copied

@@ -22,7 +22,6 @@ from synvirt.acting import bring, submitter
 from synvirt.backups import jobs as of_jobs
 from synvirt.backups import upkeep
 from synvirt.backups.backing_up import BackingUp, OpenGuest
-from synvirt.backups.boot_test import BootTesting
 from synvirt.backups.jobs import Jobs
 from synvirt.backups.limits import Limits
 from synvirt.backups.model import (
@@ -41,8 +40,9 @@ from synvirt.backups.model import (
 )
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
-from synvirt.backups.restore_host import RestoreHost
-from synvirt.backups.restoring import Restoring, Work
+from synvirt.backups.restores.boot_test import BootTesting
+from synvirt.backups.restores.host import RestoreHost
+from synvirt.backups.restores.restoring import Restoring, Work
 from synvirt.backups.retiring import Retiring
 from synvirt.backups.runs import Runs
 from synvirt.backups.scheduling import looking

@@ -114,7 +114,7 @@ def _to_take(disk: DiskToTake, number: int, journal: Journal | None) -> ToTake:
 
 def _changed(changes: ChangesSpec) -> Iterable[Extent]:
     if isinstance(changes, ZfsChangesSpec):
-        from synvirt.backups.zfs_stream import changed_since
+        from synvirt.backups.sources.zfs_stream import changed_since
 
         yield from changed_since(changes)
         return

@@ -17,7 +17,7 @@ from uuid import UUID
 import httpx
 from pydantic import ValidationError
 
-from synvirt.cli.sending import Sending
+from synvirt.cli.migrating.sending import Sending
 from synvirt.errors import BadRequest, Internal, ServiceUnreachable, SynvirtError, Unauthorized, from_code
 from synvirt.model.job import Migration
 from synvirt.model.plan import MigrationPlan

@@ -7,16 +7,12 @@ from typer.core import TyperGroup
 
 from synvirt.cli import (
     accounts,
-    backups,
     completion,
     config,
     destinations,
-    disk,
     doctor,
     host_files,
     hosts,
-    importing,
-    migrations,
     password,
     receipt,
     rehearsals,
@@ -25,7 +21,10 @@ from synvirt.cli import (
     uploads,
     waves,
 )
+from synvirt.cli.backup import commands as backups
+from synvirt.cli.disk import program as disk
 from synvirt.cli.interrupts import raised
+from synvirt.cli.migrating import importing, migrations
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import failed
 

@@ -14,8 +14,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID, uuid4
 
+from synvirt.cli.migrating.watching import display, verdict, watch
 from synvirt.cli.program import shown, sized
-from synvirt.cli.watching import display, verdict, watch
 from synvirt.errors import GuestBootFailed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, OfflineKind

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.importing import print_inspection
 from synvirt.cli.listing import at, full_id, print_table
+from synvirt.cli.migrating.importing import print_inspection
+from synvirt.cli.migrating.upload_shown import send
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
-from synvirt.cli.upload_shown import send
 
 app = typer.Typer(no_args_is_help=True, help="Archives sent to the service, to be imported from there.")
 

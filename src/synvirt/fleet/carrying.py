@@ -18,9 +18,7 @@ from uuid import UUID, uuid4
 import structlog
 
 from synvirt.errors import NotFound, PersistFailed, SourceUnreachable, SynvirtError
-from synvirt.fleet.delivering import Delivering
 from synvirt.fleet.facts import Estimate, Facts
-from synvirt.fleet.hooks import deliveries, of_wave
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
 from synvirt.fleet.openings import spans_of
@@ -28,9 +26,11 @@ from synvirt.fleet.placing import NEXT, Placing, is_placed
 from synvirt.fleet.records import member_of, told_of, wave_of
 from synvirt.fleet.scheduling import Decision, decide
 from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
+from synvirt.fleet.webhooks.delivering import Delivering
+from synvirt.fleet.webhooks.events import deliveries, of_wave
 from synvirt.fleet.windows import Span
 from synvirt.live import VmRow
-from synvirt.migrations.intake import Intake
+from synvirt.migrations.planning.intake import Intake
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import now

@@ -34,7 +34,7 @@ from synvirt.fleet.simulate import (
 )
 from synvirt.fleet.waves import Waves
 from synvirt.live import VmRow
-from synvirt.migrations.forecast import MEASURED_LEAST_S
+from synvirt.migrations.planning.forecast import MEASURED_LEAST_S
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import WHOLE, Model, Received, now

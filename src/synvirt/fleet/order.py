@@ -14,7 +14,7 @@ from types import MappingProxyType
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.model import Group, MemberRequest, Wave, WaveRequest, Window
 from synvirt.fleet.windows import check as check_window
-from synvirt.migrations.foreseen import PlanProblem
+from synvirt.migrations.planning.foreseen import PlanProblem
 from synvirt.model.plan import LiveVmRef
 
 # A list of ten thousand problems would help no reader.

@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints
 
 from synvirt.errors import BadRequest
 from synvirt.fleet.model import MEMBERS_MAX, MemberRequest, WaveRequest
-from synvirt.fleet.sheets import KnownVm
+from synvirt.fleet.sheets.rows import KnownVm
 from synvirt.live import VmRow
 from synvirt.model.values import Name, Received
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from synvirt.fleet.model import Member, MemberState, Wave, WaveForecast, WaveState
 from synvirt.fleet.records import late_s
-from synvirt.fleet.sheets import guarded
+from synvirt.fleet.sheets.rows import guarded
 from synvirt.fleet.words import told_s, told_time
 from synvirt.model.values import Model, Time
 

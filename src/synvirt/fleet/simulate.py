@@ -28,7 +28,7 @@ from synvirt.fleet.order import Order, order
 from synvirt.fleet.scheduling import Scheduler
 from synvirt.fleet.windows import Span
 from synvirt.fleet.words import told_s, told_time
-from synvirt.migrations.forecast import hold_interval_s
+from synvirt.migrations.planning.forecast import hold_interval_s
 from synvirt.model.plan import Warm
 from synvirt.model.values import Model, Time
 from synvirt.sizes import MIB

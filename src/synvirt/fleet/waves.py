@@ -11,8 +11,6 @@ from uuid import UUID, uuid4
 
 from synvirt.acting import submitter
 from synvirt.errors import BadRequest, Conflict, InvalidPlan, NotFound
-from synvirt.fleet import hooks
-from synvirt.fleet.hooks import Hooks
 from synvirt.fleet.model import (
     MEMBER_ENDS,
     WAVE_ENDS,
@@ -30,7 +28,9 @@ from synvirt.fleet.model import (
 )
 from synvirt.fleet.order import order
 from synvirt.fleet.records import member_of, new_row, summary_of, told_of, told_of_member, wave_of
-from synvirt.migrations import schedule
+from synvirt.fleet.webhooks import events as hooks
+from synvirt.fleet.webhooks.events import Hooks
+from synvirt.migrations.planning import schedule
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
 from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveRow, WaveRows

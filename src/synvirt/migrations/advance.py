@@ -19,7 +19,7 @@ from synvirt.migrations import source_vm
 from synvirt.migrations.cloning import wait_until_gone
 from synvirt.migrations.job import Job
 from synvirt.migrations.overrun import within_budget
-from synvirt.migrations.retrying import kept_on_failure
+from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.states import may_move, next_state
 from synvirt.migrations.steps import STEPS

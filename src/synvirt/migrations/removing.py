@@ -13,7 +13,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Conflict, NotFound, SynvirtError
-from synvirt.migrations.retrying import kept_on_failure
+from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.source_vm import OWED
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State

@@ -15,12 +15,12 @@ from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
 from synvirt.migrations import receipts, source_vm, warm
-from synvirt.migrations.critical import refuse_critical
 from synvirt.migrations.job import Job, converts, copied_disks, volume_label
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
-from synvirt.migrations.retrying import look_at_volumes
+from synvirt.migrations.planning.critical import refuse_critical
+from synvirt.migrations.planning.retrying import look_at_volumes
 from synvirt.migrations.states import Facts
 from synvirt.model.job import Conversion, ConversionMessage, DiskProgress, MessageKind
 from synvirt.model.kinds import Mode, State

@@ -20,8 +20,8 @@ import structlog
 from synvirt.acting import submitter
 from synvirt.errors import Conflict, PersistFailed, SynvirtError
 from synvirt.jobs.lease import GRACE_S
-from synvirt.migrations.foreseen import refuse_unfit
 from synvirt.migrations.hosts import HostDestination
+from synvirt.migrations.planning.foreseen import refuse_unfit
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.model.job import Migration, StateVisit

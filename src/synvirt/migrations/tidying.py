@@ -22,7 +22,7 @@ from synvirt.jobs.stop import Stop
 from synvirt.migrations import source_vm
 from synvirt.migrations.advance import SWEEPERS, undone
 from synvirt.migrations.job import Job
-from synvirt.migrations.retrying import kept_on_failure
+from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.source_vm import OWED
 from synvirt.model.job import Migration

@@ -31,13 +31,13 @@ from synvirt.errors import (
 from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
 from synvirt.migrations import source_vm
 from synvirt.migrations.cloning import call_off, clone_asked
-from synvirt.migrations.forecast import HOLD_LEAST_S, HOLD_MOST_S, forecast, hold_interval_s, why_not
 from synvirt.migrations.job import Job, converts, copied_disks
-from synvirt.migrations.outage import outage_forecast, too_long
 from synvirt.migrations.passes import PassDisk, run_opened_pass
-from synvirt.migrations.past import completed
 from synvirt.migrations.patience import Patience, SnapshotNotMade, patiently
-from synvirt.migrations.schedule import has_schedule, next_sync
+from synvirt.migrations.planning.forecast import HOLD_LEAST_S, HOLD_MOST_S, forecast, hold_interval_s, why_not
+from synvirt.migrations.planning.outage import outage_forecast, too_long
+from synvirt.migrations.planning.past import completed
+from synvirt.migrations.planning.schedule import has_schedule, next_sync
 from synvirt.migrations.source_vm import SourceAwake, at_source, ran_since, shut_down, times_down, vm_id
 from synvirt.model.job import Pass
 from synvirt.model.kinds import Mode

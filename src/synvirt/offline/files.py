@@ -18,7 +18,7 @@ from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, Synvirt
 from synvirt.machines import concerns, partitions
 from synvirt.machines.partitions import UNKNOWN, Layout
 from synvirt.model.machine import Concern, Disk
-from synvirt.offline.raw_device import raw_device
+from synvirt.offline.single.raw_device import raw_device
 
 # A description rounds a disk's size to its unit; more than this is another disk.
 _CAPACITY_SLACK_BYTES = 1 << 20

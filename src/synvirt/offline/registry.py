@@ -9,16 +9,16 @@ from synvirt.disks.roots import Root, is_folder, open_file, resolve
 from synvirt.errors import UnsupportedFormat
 from synvirt.model.kinds import OfflineKind
 from synvirt.offline import OfflineImporter
+from synvirt.offline.hyperv.export import VmcxExport
 from synvirt.offline.known_by import HEAD_BYTES, TAIL_BYTES, not_read, promised
-from synvirt.offline.ova_archive import OvaArchive
-from synvirt.offline.ovf_folder import OvfFolder
-from synvirt.offline.qcow2 import Qcow2
-from synvirt.offline.vbox_folder import VboxFolder
-from synvirt.offline.vhdx import Vhdx
-from synvirt.offline.vmcx_export import VmcxExport
-from synvirt.offline.vmdk import Vmdk
-from synvirt.offline.vmx_folder import VmxFolder
-from synvirt.offline.xva_archive import XvaArchive
+from synvirt.offline.ovf.archive import OvaArchive
+from synvirt.offline.ovf.folder import OvfFolder
+from synvirt.offline.single.qcow2 import Qcow2
+from synvirt.offline.single.vhdx import Vhdx
+from synvirt.offline.single.vmdk import Vmdk
+from synvirt.offline.vbox.folder import VboxFolder
+from synvirt.offline.vmx.folder import VmxFolder
+from synvirt.offline.xva.archive import XvaArchive
 
 # Archives and folders before single disks: the more a kind knows of the VM, the earlier it is asked.
 IMPORTERS: tuple[OfflineImporter, ...] = (

@@ -1,4 +1,4 @@
-"""A folder that another SynVirt offers, over HTTPS: the client of `api/peer.py`.
+"""A folder that another SynVirt offers, over HTTPS: the client of `api/routes/peer.py`.
 
 What a repository writes has no name until it is renamed: so a file is sent then, in one request, and the peer answers when it
 has checked it and made it durable. Every request can be made again. While the peer is away each is, for a while.

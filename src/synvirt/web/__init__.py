@@ -8,17 +8,19 @@ from fastapi import APIRouter
 from synvirt.api.stream import Pace
 from synvirt.backups.service import Backups
 from synvirt.doctor import Checkup
-from synvirt.fleet.deliveries import Deliveries
 from synvirt.fleet.forecasting import Forecaster
-from synvirt.fleet.importing import Importer
+from synvirt.fleet.sheets.importing import Importer
 from synvirt.fleet.waves import Waves
-from synvirt.migrations.intake import Intake
-from synvirt.migrations.sources import Sources
+from synvirt.fleet.webhooks.deliveries import Deliveries
+from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.sources.registered import Sources
 from synvirt.proof.keeping import Receipts
 from synvirt.rehearsals.asking import Rehearsing
 from synvirt.settings import Settings
 from synvirt.web.audit import audit_router
-from synvirt.web.backups import backups_router
+from synvirt.web.backups.jobs import backups_router
+from synvirt.web.backups.points import points_router
+from synvirt.web.backups.repositories import repositories_router
 from synvirt.web.doctor import doctor_router
 from synvirt.web.finding import Finder
 from synvirt.web.job import JobView, job_router
@@ -27,12 +29,10 @@ from synvirt.web.login import login_router
 from synvirt.web.machine import Setup, machine_router
 from synvirt.web.new import Beginning, new_router
 from synvirt.web.pages import Pages, static_router
-from synvirt.web.points import points_router
-from synvirt.web.repositories import repositories_router
 from synvirt.web.several import Several, several_router
 from synvirt.web.sources import sources_router
 from synvirt.web.uploads import uploads_router
-from synvirt.web.waves import waves_router
+from synvirt.web.waves.night import waves_router
 
 __all__ = ["web_routers"]
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from synvirt.api.audit import verified
+from synvirt.api.routes.audit import verified
 from synvirt.store.access import AuditRows
 from synvirt.web.pages import Pages
 

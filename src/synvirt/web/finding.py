@@ -19,7 +19,7 @@ from synvirt.errors import BadRequest, Internal, SynvirtError
 from synvirt.jobs.looking import Looking
 from synvirt.keyring import Keyring
 from synvirt.machines.concerns import with_room
-from synvirt.migrations.sources import Sources
+from synvirt.migrations.sources.registered import Sources
 from synvirt.migrations.uploads import Uploads
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import HostPathRef, LiveVmRef, PlanSource, RemoteUrlRef, SourceRef, UploadRef

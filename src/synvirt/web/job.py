@@ -15,11 +15,11 @@ from starlette.responses import RedirectResponse, Response
 from synvirt.api.stream import Pace
 from synvirt.errors import Conflict, MalformedArchive, NotFound
 from synvirt.jobs import course
-from synvirt.migrations.intake import Intake
-from synvirt.migrations.outage import record
-from synvirt.migrations.past import completed
+from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.planning.outage import record
+from synvirt.migrations.planning.past import completed
+from synvirt.migrations.planning.retrying import has_whole_copy
 from synvirt.migrations.removing import has_kept_volumes
-from synvirt.migrations.retrying import has_whole_copy
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.rehearsal import RehearsalRequest

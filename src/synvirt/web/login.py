@@ -5,8 +5,8 @@ import re
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from synvirt.api.gate import DOOR, Gate
-from synvirt.api.sessions import give, take
+from synvirt.api.callers.gate import DOOR, Gate
+from synvirt.api.callers.sessions import give, take
 from synvirt.errors import Forbidden, Unauthorized
 from synvirt.web.forms import Sent
 from synvirt.web.pages import HEADERS, Pages

@@ -15,9 +15,9 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import SecretStr, ValidationError
 from starlette.responses import RedirectResponse, Response
 
-from synvirt.api.destinations import shown
+from synvirt.api.routes.destinations import shown
 from synvirt.errors import BadRequest, SynvirtError, UnsupportedFormat
-from synvirt.migrations.intake import Intake
+from synvirt.migrations.planning.intake import Intake
 from synvirt.model.plan import MigrationPlan, RemoteUrlRef, SourceRef
 from synvirt.offline.elsewhere import CREDENTIALS
 from synvirt.web.finding import Finder, Found, reference

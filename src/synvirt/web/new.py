@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from synvirt.api.paging import Cursor, number_of
 from synvirt.errors import SynvirtError
-from synvirt.migrations.sources import LISTING_KEPT_S, Sources
+from synvirt.migrations.sources.registered import LISTING_KEPT_S, Sources
 from synvirt.migrations.uploads import Uploads
 from synvirt.offline import browsing
 from synvirt.web.forms import Form

@@ -17,8 +17,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from synvirt import __version__
 from synvirt.acting import current
+from synvirt.api.callers.roles import needed_role
 from synvirt.api.problems import incident, refused
-from synvirt.api.roles import needed_role
 from synvirt.errors import NotFound, SynvirtError
 from synvirt.programs import ProgramFailed
 from synvirt.sizes import duration

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from synvirt.migrations.critical import still_open
+from synvirt.migrations.planning.critical import still_open
 from synvirt.model.kinds import Mode
 from synvirt.model.machine import Concern, VmManifest
 from synvirt.model.plan import MigrationPlan, PlanSource, SourceRef

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
-from synvirt.migrations.foreseen import PlanForecast
+from synvirt.migrations.planning.foreseen import PlanForecast
 from synvirt.model.job import Migration, StateVisit
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import Disk, VmManifest

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from synvirt.api.destinations import shown
+from synvirt.api.routes.destinations import shown
 from synvirt.errors import BadRequest, SynvirtError
 from synvirt.model.job import Migration
 from synvirt.model.plan import MigrationPlan

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from synvirt.errors import SynvirtError
 from synvirt.live.form import Form as Takes
-from synvirt.migrations.sources import Sources
+from synvirt.migrations.sources.registered import Sources
 from synvirt.model.access import SourceOptions
 from synvirt.model.kinds import LiveKind
 from synvirt.model.sources import Source, SourceChange, SourceRequest, SourceTest

@@ -10,7 +10,7 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.paging import Cursor, number_of
-from synvirt.api.uploads import IDLE_S, Parting, received
+from synvirt.api.routes.uploads import IDLE_S, Parting, received
 from synvirt.errors import SynvirtError
 from synvirt.migrations.uploads import Uploads
 from synvirt.web.pages import Pages

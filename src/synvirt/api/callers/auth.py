@@ -1,0 +1,207 @@
+"""Who may call: accounts of this host (`pam`), or of {data_dir}/keyring/users (`file`). Blocking code.
+
+    Remembering ─▶ Throttled ─▶ FileAccounts │ pam_accounts
+
+A password check costs a core 50 ms (scrypt) or an outside module (PAM), by design. So what was right is remembered for a
+minute, and what was wrong too often is refused unasked.
+"""
+
+import contextlib
+import grp
+import hmac
+import ipaddress
+import os
+import pwd
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import structlog
+
+from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account
+from synvirt.api.callers.gate import Authenticate
+from synvirt.errors import BadRequest, Forbidden, Unauthorized
+from synvirt.settings import Settings
+
+REMEMBERED_FOR_S = 60.0
+REMEMBERED_MAX = 256
+
+# Ten wrong passwords a minute and address is a person's bad day, and no way to guess twenty random letters.
+FAILURES_ALLOWED = 10
+# An account is guessed from many addresses at once; its owner may well be wrong a few times meanwhile.
+FAILURES_ALLOWED_ACCOUNT = 30
+FAILURES_WINDOW_S = 60.0
+ADDRESSES_WATCHED_MAX = 4096
+# Who has one IPv6 address has its whole /64.
+IPV6_PREFIX_BITS = 64
+
+_log = structlog.get_logger("synvirt.api")
+
+
+# (user, password, address) → None, or Unauthorized.
+Check = Callable[[str, str, str], None]
+
+
+def pam_accounts(service: str) -> Check:
+    import pamela
+
+    def authenticate(user: str, password: str, address: str) -> None:
+        try:
+            pamela.authenticate(user, password, service=service, resetcred=0)
+        except pamela.PAMError as error:
+            raise Unauthorized(WRONG) from error
+
+    return authenticate
+
+
+def network_of(address: str) -> str:
+    """What one caller has of addresses: an IPv4 one, or the /64 of an IPv6 one."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return str(ipaddress.ip_network((found, IPV6_PREFIX_BITS), strict=False))
+    return str(found)
+
+
+class Throttled:
+    """Refuses an address, or an account, that was wrong too often, without asking; one window later it may try again. An
+    attempt counts before it is checked, so that many at once are no way around; one that was right does not count."""
+
+    def __init__(self, inner: Check, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._inner, self._clock = inner, clock
+        self._lock = threading.Lock()
+        self.refused = 0
+        self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def __call__(self, user: str, password: str, address: str) -> None:
+        network = network_of(address)
+        watched = (
+            (f"address {network}", FAILURES_ALLOWED, "too many wrong passwords came from this address"),
+            (f"account {user.casefold()}", FAILURES_ALLOWED_ACCOUNT, "too many wrong passwords were tried for this account"),
+        )
+        with self._lock:
+            for key, allowed, why in watched:
+                since, count = self._failures.get(key, (self._clock(), 0))
+                wait_s = since + FAILURES_WINDOW_S - self._clock()
+                if wait_s <= 0:
+                    self._failures.pop(key, None)
+                elif count >= allowed:
+                    raise self._refused(user, address, Unauthorized(why, hint=f"try again in {wait_s:.0f} s"))
+            for key, _, _ in watched:
+                self._count(key, 1)
+        try:
+            self._inner(user, password, address)
+        except Unauthorized as error:
+            raise self._refused(user, address, error) from error.__cause__
+        with self._lock:
+            for key, _, _ in watched:
+                self._count(key, -1)
+
+    def _refused(self, user: str, address: str, error: Unauthorized) -> Unauthorized:
+        self.refused += 1
+        _log.warning("login refused", account=user[:64], address=address, why=error.detail)
+        return error
+
+    def _count(self, key: str, step: int) -> None:
+        since, count = self._failures.pop(key, (self._clock(), 0))
+        if count + step > 0:
+            self._failures[key] = (since, count + step)
+        while len(self._failures) > ADDRESSES_WATCHED_MAX:
+            self._failures.popitem(last=False)
+
+
+class Remembering:
+    """What was right stays right for a minute. It keeps a keyed hash: a dump of our memory must not be a list of passwords.
+
+    `version()` changes when the accounts may have changed: then nothing is remembered.
+    """
+
+    def __init__(
+        self,
+        inner: Check,
+        *,
+        version: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        role_of: Callable[[str], Role] = lambda user: Role.ADMIN,
+        refusals: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._inner, self._clock = inner, clock
+        self.role_of, self.refusals, self.version = role_of, refusals, version
+        self._key = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._right: OrderedDict[bytes, tuple[float, object]] = OrderedDict()
+
+    def knows(self, user: str, password: str) -> bool:
+        with self._lock:
+            until, version = self._right.get(self._digest(user, password), (0.0, None))
+        return self._clock() < until and version == self.version()
+
+    def check(self, user: str, password: str, address: str) -> None:
+        version = self.version()
+        self._inner(user, password, address)
+        with self._lock:
+            self._right[self._digest(user, password)] = (self._clock() + REMEMBERED_FOR_S, version)
+            while len(self._right) > REMEMBERED_MAX:
+                self._right.popitem(last=False)
+
+    def _digest(self, user: str, password: str) -> bytes:
+        return hmac.digest(self._key, f"{user}\0{password}".encode(), "sha256")
+
+
+def authenticator(settings: Settings, *, announce: Callable[[str], None]) -> Authenticate:
+    """As settings.auth says. `announce` is told the one line that shows the first start's password; it is shown once."""
+    if settings.auth == "pam":
+        groups = pam_groups(settings)
+        throttled = Throttled(pam_accounts(settings.pam_service))
+        return Remembering(throttled, role_of=partial(role_by_group, groups), refusals=lambda: throttled.refused)
+    path = settings.keyring_dir / "users"
+    password = add_first_account(path)
+    if password is not None:
+        announce(f"The first start made the user admin with the password {password}: it is not shown again")
+    accounts = FileAccounts(path)
+    throttled = Throttled(accounts)
+    return Remembering(throttled, version=accounts.version, role_of=accounts.role_of, refusals=lambda: throttled.refused)
+
+
+def pam_groups(settings: Settings) -> dict[Role, str]:
+    """BadRequest, where none is set: every account of the host would be let in, mail and backup users among them."""
+    found = {
+        role: group
+        for role, group in (
+            (Role.ADMIN, settings.pam_admin_group),
+            (Role.OPERATOR, settings.pam_operator_group),
+            (Role.VIEWER, settings.pam_viewer_group),
+        )
+        if group
+    }
+    if not found:
+        raise BadRequest(
+            'auth is "pam", and no group says who may call',
+            hint="groupadd synvirt-admin, add the administrators, and set pam_admin_group; pam_operator_group and "
+            "pam_viewer_group are for the other roles",
+        )
+    return found
+
+
+def role_by_group(groups: Mapping[Role, str], user: str) -> Role:
+    """The highest role that one of the account's groups gives. Forbidden, where none does."""
+    try:
+        account = pwd.getpwnam(user)
+        theirs = set(os.getgrouplist(account.pw_name, account.pw_gid))
+    except (KeyError, OSError):
+        theirs = set()
+    for role, group in groups.items():  # admin first
+        with contextlib.suppress(KeyError):
+            if grp.getgrnam(group).gr_gid in theirs:
+                return role
+    raise Forbidden(
+        f"the account {user[:64]} is in none of the groups that may use this service",
+        hint=f"an administrator of the host can add it: usermod -aG {next(iter(groups.values()))} {user[:64]}",
+    )

@@ -1,0 +1,247 @@
+"""The door: every path needs credentials, but the few that are named here, and the Unix socket's callers.
+
+Credentials are HTTP Basic, a token, or a session's cookie, which the page's log-in gives; a browser that has none is led there.
+
+A route that is added later is behind the door without a word, because the door knows only exceptions.
+"""
+
+import base64
+import binascii
+import contextlib
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+from urllib.parse import quote
+
+from anyio import CapacityLimiter, to_thread
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from synvirt.accounts import WRONG, Role
+from synvirt.acting import Act, acting
+from synvirt.api.callers.origin import READING
+from synvirt.api.callers.sessions import Sessions, secret_in
+from synvirt.api.problems import of_its_side, problem
+from synvirt.errors import Forbidden, SynvirtError, Unauthorized
+
+
+class Authenticate(Protocol):
+    """Who may call. `address` is where the caller is; "" is the Unix socket's."""
+
+    def knows(self, user: str, password: str) -> bool:
+        """Was this right a moment ago? At once: it is asked in the event loop, for each request."""
+        ...
+
+    def check(self, user: str, password: str, address: str) -> None:
+        """Unauthorized if it is wrong. Blocking, and slow by design: it is called in a thread."""
+        ...
+
+    @property
+    def role_of(self) -> Callable[[str], Role]:
+        """Of an account whose password was right. Forbidden, where it has none. Blocking, and quick."""
+        ...
+
+    @property
+    def version(self) -> Callable[[], object]:
+        """Changes when the accounts may have changed. At once."""
+        ...
+
+    @property
+    def refusals(self) -> Callable[[], int]:
+        """How many log-ins were refused since the service's start. At once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: `account` of the users file or the host, `token:NAME`, or `local` by the Unix socket."""
+
+    account: str
+    role: Role
+    address: str = ""
+    by_session: bool = False
+
+
+# The role of a token's secret, and its name; None: there is no such. Blocking.
+FindToken = Callable[[str], tuple[str, Role] | None]
+
+
+# Each is a core and 16 MiB (scrypt), or seconds (PAM, when it is wrong). In threads of their own: however many strangers
+# guess, those who are known and the endpoints' own threads do not wait for them.
+CHECKS_AT_ONCE = 4
+# What a load balancer asks, and what a client generator reads: neither says anything about this host. Who sends credentials
+# there all the same is known (`KNOWN`), and may be told more.
+OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
+# Longer is no password: PAM and scrypt read all of it.
+CREDENTIALS_CHARS_MAX = 2048
+# As much of an account's name as the audit trail and a job keep.
+ACCOUNT_CHARS_MAX = 100
+# Set by the server on the Unix socket, in the scope: nothing a caller can send reaches it.
+LOCAL = "synvirt.local"
+# Set by the door: the caller has shown who it is; and who that is.
+KNOWN, CALLER = "synvirt.known", "synvirt.caller"
+# The door itself, for the page's log-in.
+DOOR = "synvirt.door"
+TOKEN_PREFIX = "svt_"  # noqa: S105 - how every token begins, and no token
+
+
+class Gate:
+    """`confined`: accounts that may call nothing but what is beneath these paths. `needed`: the role that a method and a path
+    beneath {base_url} need. `proxies`: networks whose X-Forwarded-For is believed."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        authenticate: Authenticate,
+        confined: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        base_url: str = "",
+        needed: Callable[[str, str], Role] = lambda method, path: Role.VIEWER,
+        find_token: FindToken = lambda secret: None,
+        proxies: tuple[str, ...] = (),
+        sessions: Sessions | None = None,
+    ) -> None:
+        self._app, self._authenticate = app, authenticate
+        self._base_url, self._needed, self._find_token = base_url, needed, find_token
+        self._proxies = tuple(ipaddress.ip_network(proxy, strict=False) for proxy in proxies)
+        # Where the host's accounts are asked, one may answer to any spelling of its name.
+        self._confined = {user.casefold(): paths for user, paths in confined.items()}
+        self._limiter = CapacityLimiter(CHECKS_AT_ONCE)
+        self._sessions = sessions or Sessions(authenticate.version)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        scope[KNOWN], scope[DOOR] = bool(scope.get(LOCAL)), self
+        if scope.get(LOCAL):
+            scope[CALLER] = Caller("local", Role.ADMIN)
+        elif scope["type"] == "http" and self._is_asked(scope):
+            try:
+                scope[CALLER] = await self._admit(scope)
+            except (Unauthorized, Forbidden) as error:
+                await self._refusal(scope, error)(scope, receive, send)
+                return
+            scope[KNOWN] = True
+        caller: Caller | None = scope.get(CALLER)
+        if caller is None:
+            await self._app(scope, receive, send)
+            return
+        with acting(Act(caller.account[:ACCOUNT_CHARS_MAX], caller.role, by_session=caller.by_session)):
+            await self._app(scope, receive, send)
+
+    async def _admit(self, scope: Scope) -> Caller:
+        headers, address = Headers(scope=scope), self._address(scope)
+        header = headers.get("authorization")
+        account = None if header is not None else self._sessions.account_of(secret_in(headers.get("cookie", "")))
+        if account is not None:
+            role = await to_thread.run_sync(self._authenticate.role_of, account)
+            caller = Caller(account, role, address, by_session=True)
+        elif header is not None and header.lower().startswith("bearer "):
+            caller = await self._by_token(header[7:].strip(), address)
+        else:
+            user, password = _credentials(header)
+            if not self._authenticate.knows(user, password):
+                await to_thread.run_sync(self._authenticate.check, user, password, address, limiter=self._limiter)
+            if user.strip().casefold() in self._confined:
+                self._confine(user, scope)
+                return Caller(user, Role.VIEWER, address)
+            caller = Caller(user, await to_thread.run_sync(self._authenticate.role_of, user), address)
+        if scope["path"] not in OPEN_PATHS:
+            needed = self._needed(scope["method"], scope["path"].removeprefix(self._base_url))
+            if not caller.role.reaches(needed):
+                raise Forbidden(
+                    f"this needs the role {needed}, and {caller.account} has the role {caller.role}",
+                    hint="ask an admin of this service",
+                )
+        return caller
+
+    async def log_in(self, scope: Scope, user: str, password: str) -> str:
+        """The secret of a new session, for a cookie. Unauthorized, Forbidden."""
+        if not user or len(user) + len(password) > CREDENTIALS_CHARS_MAX or "\0" in user + password:
+            raise Unauthorized(WRONG)
+        address = self._address(scope)
+        await to_thread.run_sync(self._authenticate.check, user, password, address, limiter=self._limiter)
+        if user.strip().casefold() in self._confined:
+            raise Forbidden("this account is another service's, and has no page", hint="log in as a person")
+        await to_thread.run_sync(self._authenticate.role_of, user)
+        return await to_thread.run_sync(self._sessions.begin, user)
+
+    def log_out(self, scope: Scope) -> None:
+        self._sessions.end(secret_in(Headers(scope=scope).get("cookie", "")))
+
+    def _refusal(self, scope: Scope, error: SynvirtError) -> Response:
+        """A browser is led to the page's log-in: its own password box keeps what was typed until it is closed."""
+        headers = Headers(scope=scope)
+        refusal = problem(of_its_side(scope["path"], error))
+        if not isinstance(error, Unauthorized) or "authorization" in headers or "sec-fetch-site" not in headers:
+            return refusal
+        login, reading = f"{self._base_url}/login", scope["method"] in READING
+        if headers.get("sec-fetch-mode") == "navigate" and (reading or headers["sec-fetch-site"] == "same-origin"):
+            asked = scope["path"] + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
+            return RedirectResponse(f"{login}?next={quote(asked, safe='')}" if reading else login, status_code=303)
+        del refusal.headers["WWW-Authenticate"]
+        if "hx-request" in headers:
+            refusal.headers["HX-Redirect"] = login
+        return refusal
+
+    def _is_asked(self, scope: Scope) -> bool:
+        path = scope["path"]
+        if path in OPEN_PATHS:
+            return "authorization" in Headers(scope=scope)
+        return path != f"{self._base_url}/login" and not path.startswith(f"{self._base_url}/static/")
+
+    async def _by_token(self, secret: str, address: str) -> Caller:
+        found = None
+        if secret.startswith(TOKEN_PREFIX) and len(secret) <= CREDENTIALS_CHARS_MAX:
+            found = await to_thread.run_sync(self._find_token, secret, limiter=self._limiter)
+        if found is None:
+            raise Unauthorized("this token is not known: it was revoked, has expired, or never was")
+        name, role = found
+        return Caller(f"token:{name}", role, address)
+
+    def _address(self, scope: Scope) -> str:
+        """The caller's: of one behind a proxy of ours what the proxy itself added last."""
+        client = scope.get("client")
+        address = client[0] if client else ""
+        forwarded = Headers(scope=scope).get("x-forwarded-for", "").rpartition(",")[2].strip()
+        if self._proxies and forwarded:
+            with contextlib.suppress(ValueError):
+                if any(ipaddress.ip_address(address) in proxy for proxy in self._proxies):
+                    return str(ipaddress.ip_address(forwarded))
+        return address
+
+    def _confine(self, user: str, scope: Scope) -> None:
+        paths = self._confined.get(user.strip().casefold())
+        if paths is not None and not any(scope["path"] == path or scope["path"].startswith(f"{path}/") for path in paths):
+            raise Unauthorized("this account may use nothing but the folder that is offered to it", hint=f"call {paths[0]}")
+
+
+class FromSocket:
+    """What the Unix socket's server serves: the app, told that its callers were let in by the file's mode."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[LOCAL] = True
+        await self._app(scope, receive, send)
+
+
+def _credentials(header: str | None) -> tuple[str, str]:
+    """RFC 7617: base64 of user:password, in UTF-8."""
+    if header is None:
+        raise Unauthorized("no credentials were sent", hint="send HTTP Basic credentials, or use the Unix socket on the host")
+    scheme, _, encoded = header.partition(" ")
+    try:
+        if scheme.lower() == "basic" and len(encoded) <= CREDENTIALS_CHARS_MAX:
+            decoded = base64.b64decode(encoded.strip(), validate=True).decode()
+            user, colon, password = decoded.partition(":")
+            if colon and user and "\0" not in decoded:
+                return user, password
+    except (binascii.Error, ValueError):
+        pass
+    raise Unauthorized("the Authorization header is not HTTP Basic with a user and a password")

@@ -1,0 +1,148 @@
+"""Who did what: each request that may change something is an entry of the audit trail, and {base_url}/api/v1/audit shows it."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Annotated
+
+import structlog
+from anyio import to_thread
+from fastapi import APIRouter, Query, Response
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from synvirt.acting import current
+from synvirt.api.callers.gate import ACCOUNT_CHARS_MAX, CALLER, Caller
+from synvirt.api.callers.origin import READING
+from synvirt.errors import SynvirtError
+from synvirt.model.values import Model, now
+from synvirt.repeating import repeated
+from synvirt.store.access import AuditEntry, AuditRows, broken_at
+
+# A path of a caller may be as long as its request line.
+RESOURCE_CHARS_MAX = 500
+PAGE = 500
+# Some megabytes an answer; whoever collects them asks again after the last one.
+LINES = 5000
+LINES_TYPE = "application/x-ndjson"
+# A day more or less is nothing to what is kept for months.
+EXPIRE_EVERY_S = 3600.0
+
+_log = structlog.get_logger("synvirt.audit")
+
+
+class Audited:
+    """A layer of the app, inside the door. The answer goes out once its entry is written. `quiet`: paths beneath which nothing
+    is noted."""
+
+    def __init__(self, app: ASGIApp, *, rows: AuditRows, quiet: tuple[str, ...] = ()) -> None:
+        self._app, self._rows, self._quiet = app, rows, quiet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = scope.get(CALLER)
+        path = str(scope.get("path", ""))
+        if scope["type"] != "http" or scope["method"] in READING or caller is None or path.startswith(self._quiet or "\0"):
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                location = Headers(raw=message.get("headers", [])).get("location", "")
+                await to_thread.run_sync(self._note, caller, scope["method"], path, message["status"], location)
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+    def _note(self, caller: Caller, method: str, path: str, status: int, location: str) -> None:
+        act = current()  # the thread has the request's context
+        entry = AuditEntry(
+            at=now(),
+            account=caller.account[:ACCOUNT_CHARS_MAX],
+            role=str(caller.role),
+            address=caller.address,
+            method=method[:10],
+            resource=path[:RESOURCE_CHARS_MAX],
+            result=status,
+            detail=location[:RESOURCE_CHARS_MAX],
+            plan_digest=None if act is None else act.plan_digest,
+        )
+        try:
+            self._rows.add(entry)
+        except SynvirtError as error:
+            # The log is the second trail. To refuse what was done already would be no truer.
+            _log.error("not in the audit trail", why=error.detail, **entry.model_dump(mode="json", exclude={"seq"}))
+
+
+def expiring(rows: AuditRows, days: float) -> AbstractContextManager[None]:
+    """Entries go when they are older, as long as the block lasts. 0 days: none."""
+
+    def expire() -> None:
+        try:
+            gone = rows.expire(now() - timedelta(days=days))
+        except SynvirtError as error:
+            _log.warning("old entries of the audit trail could not be removed", why=error.detail)
+            return
+        if gone:
+            _log.info("old entries of the audit trail are removed", count=gone)
+
+    if not days:
+        return nullcontext()
+    return repeated(expire, name="audit", every_s=EXPIRE_EVERY_S, ends_within_s=1.0)
+
+
+class AuditPage(Model):
+    """Newest first."""
+
+    items: tuple[AuditEntry, ...]
+    next_cursor: str | None = None
+
+
+class AuditVerified(Model):
+    """`broken_at`: the entry from which on the chain does not hold; None: it does."""
+
+    entries: int
+    broken_at: int | None = None
+
+
+def audit_router(rows: AuditRows) -> APIRouter:
+    router = APIRouter(prefix="/audit", tags=["audit"])
+
+    @router.get("", response_model=AuditPage)
+    def list_audit(
+        limit: Annotated[int, Query(ge=1, le=PAGE)] = 100, cursor: Annotated[int | None, Query(ge=1)] = None
+    ) -> AuditPage:
+        """Who did what, newest first."""
+        items, after = rows.page(limit=limit, cursor=cursor)
+        return AuditPage(items=tuple(items), next_cursor=None if after is None else str(after))
+
+    @router.get("/verify", response_model=AuditVerified)
+    def verify_audit() -> AuditVerified:
+        """Whether an entry was changed or removed since it was written."""
+        return verified(rows)
+
+    @router.get("/export", response_class=Response, responses={200: {"content": {LINES_TYPE: {"schema": {"type": "string"}}}}})
+    def export_audit(
+        after: Annotated[int, Query(ge=0, description="Only entries after this number")] = 0,
+        limit: Annotated[int, Query(ge=1, le=LINES)] = LINES,
+    ) -> Response:
+        """Who did what, as JSON lines, oldest first: each line is an entry as it was written. Ask again after the last one's
+        `seq`, until nothing comes."""
+        return Response("".join(f"{line}\n" for line in rows.lines(after=after, limit=limit)), media_type=LINES_TYPE)
+
+    return router
+
+
+def verified(rows: AuditRows) -> AuditVerified:
+    count = 0
+
+    def counted() -> Iterator[AuditEntry]:
+        nonlocal count
+        cursor: int | None = None
+        while True:
+            items, cursor = rows.page(limit=PAGE, cursor=cursor)
+            count += len(items)
+            yield from items
+            if cursor is None:
+                return
+
+    return AuditVerified(broken_at=broken_at(counted()), entries=count)

@@ -1,0 +1,315 @@
+"""{base_url}/api/v1/backup: repositories, jobs, runs, restore points. All of it blocks, and runs in threads."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Generic, TypeVar
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse
+from starlette.responses import StreamingResponse
+
+from synvirt.api.backup_metrics import BackupMetrics
+from synvirt.api.document import problem_described
+from synvirt.api.paging import Cursor, cursor_of, number_of
+from synvirt.api.received import documented, json_body
+from synvirt.api.routes.peer import offers_of, peer_router
+from synvirt.api.routes.sources import PAGE_LIMIT
+from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
+from synvirt.api.strict import known_parameters
+from synvirt.backups.model import (
+    BackupJob,
+    BackupJobChange,
+    BackupJobRequest,
+    BackupRepository,
+    BackupRepositoryRequest,
+    BackupRun,
+    PointFate,
+    RecoveryKey,
+    RestorePoint,
+    RestorePointChange,
+    RestoreRequest,
+    RunUpdate,
+    Status,
+)
+from synvirt.backups.retention import Retention
+from synvirt.backups.service import Backups
+from synvirt.errors import BackupBadRequest, BackupNotFound
+from synvirt.model.job import Progress
+from synvirt.model.values import Model
+from synvirt.settings import Settings
+
+Item = TypeVar("Item", bound=Model)
+
+
+class Page(Model, Generic[Item]):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[Item, ...]
+    next_cursor: str | None
+
+
+class BackupRepositoryPage(Page[BackupRepository]):
+    __doc__ = Page.__doc__
+
+
+class BackupJobPage(Page[BackupJob]):
+    __doc__ = Page.__doc__
+
+
+class BackupRunPage(Page[BackupRun]):
+    __doc__ = Page.__doc__
+
+
+class RestorePointPage(Page[RestorePoint]):
+    __doc__ = Page.__doc__
+
+
+class RetentionPlan(Model):
+    """The restore points of a job, newest first: which of them go, and why each of the others stays."""
+
+    items: tuple[PointFate, ...]
+
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: problem_described("E_BAK_BAD_REQUEST, E_BAK_KEY_WRONG: what was sent cannot be used"),
+    404: problem_described("E_BAK_NOT_FOUND: there is no such thing"),
+    409: problem_described("E_BAK_CONFLICT, E_BAK_SOURCE_RUNNING: the request does not fit the present state"),
+    502: problem_described("E_BAK_REPOSITORY_UNREACHABLE: the repository cannot be reached"),
+}
+
+STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Server-sent events without an end. `event: run` has the whole BackupRun and an `id` that grows, at "
+        "each change of `status` and each warning; `event: progress` has a RunUpdate and no id, at most twice a second a "
+        "run; a comment line comes every 15 s. A new client first gets every run that has not ended (with `run_id`: that run, "
+        "ended or not). `Last-Event-ID` replays what was missed.",
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "x-events": {
+                    "run": {"$ref": "#/components/schemas/BackupRun"},
+                    "progress": {"$ref": "#/components/schemas/RunUpdate"},
+                },
+            }
+        },
+    }
+}
+
+Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT)]
+
+
+def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | None = None) -> None:
+    """At {base_url}/api/v1/backup: behind the same door as the rest, and in the same document."""
+    BackupMetrics(backups, app.state.metrics.registry)
+    base_url = settings.base_url.strip("/")
+    prefix = f"{'/' if base_url else ''}{base_url}/api/v1"
+    app.include_router(backups_router(backups, stopping=app.state.stopping.is_set, pace=pace or Pace()), prefix=prefix)
+    app.include_router(peer_router(offers_of(settings)), prefix=prefix)
+
+
+def backups_router(backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
+    router = APIRouter(prefix="/backup", tags=["backup"], responses=_PROBLEMS, dependencies=[Depends(known_parameters)])
+    _repositories(router, backups)
+    _jobs(router, backups)
+    _retention(router, backups)
+    _stream(router, backups, stopping=stopping, pace=pace)
+    _runs(router, backups)
+    _points(router, backups)
+    return router
+
+
+def _repositories(router: APIRouter, backups: Backups) -> None:
+    @router.post(
+        "/repositories", status_code=201, response_model=BackupRepository, openapi_extra=documented(BackupRepositoryRequest)
+    )
+    def add_repository(
+        asked: Annotated[BackupRepositoryRequest, Depends(json_body(BackupRepositoryRequest))],
+        request: Request,
+        response: Response,
+    ) -> BackupRepository:
+        """Make a repository in an empty folder, or use one again with its recovery key. Write the new one's key down."""
+        made = backups.add_repository(asked)
+        response.headers["Location"] = f"{request.url.path}/{made.id}"
+        return made
+
+    @router.get("/repositories", response_model=BackupRepositoryPage)
+    def list_repositories(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupRepositoryPage:
+        """List the repositories, newest first, each with what is found there now."""
+        items, following = backups.repositories.page(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        return BackupRepositoryPage(items=tuple(items), next_cursor=cursor_of(following))
+
+    @router.get("/repositories/{repository_id}", response_model=BackupRepository)
+    def load_repository(repository_id: UUID) -> BackupRepository:
+        """Load one repository."""
+        return backups.repositories.shown(backups.repositories.get(repository_id))
+
+    @router.delete("/repositories/{repository_id}", status_code=204)
+    def forget_repository(repository_id: UUID) -> None:
+        """Forget a repository. What lies in it stays, and so does its key. 409 while jobs write to it."""
+        backups.forget_repository(repository_id)
+
+    @router.post("/repositories/{repository_id}/verify", status_code=202, response_model=BackupRun)
+    def verify_repository(repository_id: UUID) -> BackupRun:
+        """Read all of a repository, and hold it to what was written. The run's `report` says what is wrong."""
+        return backups.verify_repository(repository_id)
+
+    @router.post("/repositories/{repository_id}/collect", status_code=202, response_model=BackupRun)
+    def collect_garbage(
+        repository_id: UUID, dry_run: Annotated[bool, Query(description="remove nothing, only count")] = False
+    ) -> BackupRun:
+        """Remove what no restore point needs, in two steps a day apart, as each backup run does: `collected` of the run."""
+        return backups.collect(repository_id, dry_run=dry_run)
+
+    @router.get("/repositories/{repository_id}/recovery-key", response_model=RecoveryKey)
+    def recovery_key(repository_id: UUID) -> RecoveryKey:
+        """The key that opens the repository where this host is no more. Keep it elsewhere."""
+        return RecoveryKey(recovery_key=backups.repositories.recovery_key(repository_id))
+
+
+def _jobs(router: APIRouter, backups: Backups) -> None:
+    @router.post("/jobs", status_code=201, response_model=BackupJob, openapi_extra=documented(BackupJobRequest))
+    def add_backup_job(
+        asked: Annotated[BackupJobRequest, Depends(json_body(BackupJobRequest))], request: Request, response: Response
+    ) -> BackupJob:
+        """Make a backup job. Without a schedule nothing runs until it is asked for."""
+        made = backups.add_job(asked)
+        response.headers["Location"] = f"{request.url.path}/{made.id}"
+        return made
+
+    @router.get("/jobs", response_model=BackupJobPage)
+    def list_backup_jobs(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupJobPage:
+        """List the backup jobs, newest first."""
+        items, following = backups.jobs(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        return BackupJobPage(items=tuple(items), next_cursor=cursor_of(following))
+
+    @router.get("/jobs/{job_id}", response_model=BackupJob)
+    def load_backup_job(job_id: UUID) -> BackupJob:
+        """Load one backup job."""
+        return backups.job(job_id)
+
+    @router.patch("/jobs/{job_id}", response_model=BackupJob, openapi_extra=documented(BackupJobChange))
+    def change_backup_job(job_id: UUID, asked: Annotated[BackupJobChange, Depends(json_body(BackupJobChange))]) -> BackupJob:
+        """Change a backup job: what is not sent stays as it is. A run that is under way goes on as it began."""
+        return backups.change_job(job_id, asked)
+
+    @router.delete("/jobs/{job_id}", status_code=204)
+    def remove_backup_job(job_id: UUID) -> None:
+        """Remove a backup job; its restore points stay. 409 while it runs."""
+        backups.remove_job(job_id)
+
+    @router.post("/jobs/{job_id}/run", status_code=202, response_model=BackupRun)
+    def run_backup_job(job_id: UUID) -> BackupRun:
+        """Start a run of a backup job; no body. 409 while it runs."""
+        return backups.run_job(job_id)
+
+
+def _retention(router: APIRouter, backups: Backups) -> None:
+    @router.get("/jobs/{job_id}/retention", response_model=RetentionPlan)
+    def preview_retention(job_id: UUID, lines: Annotated[Retention, Query()]) -> RetentionPlan:
+        """Show what retention would do now, and remove nothing: with the job's own lines, or those of the query, if any."""
+        chosen = lines if lines.model_fields_set else None
+        return RetentionPlan(items=tuple(backups.retiring.planned(backups.job(job_id), chosen)))
+
+    @router.post("/jobs/{job_id}/retention", response_model=RetentionPlan)
+    def apply_retention(job_id: UUID) -> RetentionPlan:
+        """Remove what the job's retention does not keep, as each of its runs does. 409 while it runs."""
+        return RetentionPlan(items=tuple(backups.retire(job_id)))
+
+
+def _stream(router: APIRouter, backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> None:
+    def update(id_: UUID, status: Status, progress: Progress) -> RunUpdate:
+        return RunUpdate(id=id_, status=status, progress=progress)
+
+    feed = Feed(backups.runs, backups.runs.figures, as_json("run", update), stopping=stopping, pace=pace)
+
+    @router.get("/runs/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)
+    async def stream_runs(
+        run_id: UUID | None = None, last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None
+    ) -> Response:
+        """Follow the runs as they move."""
+        if run_id is not None:
+            await run_in_threadpool(backups.runs.get, run_id)  # BackupNotFound now, as a problem, and not a silent stream
+        happening = feed.follow(job_id=run_id, last_event_id=event_id_of(last_event_id))
+        return EventSourceResponse(happening, headers=STREAM_HEADERS)
+
+
+def _runs(router: APIRouter, backups: Backups) -> None:
+    @router.get("/runs", response_model=BackupRunPage)
+    def list_runs(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupRunPage:
+        """List the runs, newest first: backups, restores and verifications."""
+        items, following = backups.runs.page(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        return BackupRunPage(items=tuple(items), next_cursor=cursor_of(following))
+
+    @router.get("/runs/{run_id}", response_model=BackupRun)
+    def load_run(run_id: UUID) -> BackupRun:
+        """Load one run, with its progress."""
+        return backups.runs.get(run_id)
+
+    @router.delete("/runs/{run_id}", status_code=204)
+    def remove_run(run_id: UUID) -> None:
+        """Remove the record of a run that has ended; its restore points stay. 409 while it runs, and for a job's last run."""
+        backups.remove_run(run_id)
+
+    @router.post("/runs/{run_id}/cancel", status_code=202, response_model=BackupRun)
+    def cancel_run(run_id: UUID) -> BackupRun:
+        """Ask a run to stop. 409 where it has ended."""
+        return backups.runs.cancel(run_id)
+
+
+def _points(router: APIRouter, backups: Backups) -> None:
+    @router.get("/restore-points", response_model=RestorePointPage)
+    def list_restore_points(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> RestorePointPage:
+        """List the restore points, newest first."""
+        items, following = backups.points.page(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        return RestorePointPage(items=tuple(items), next_cursor=cursor_of(following))
+
+    @router.get("/restore-points/{point_id}", response_model=RestorePoint)
+    def load_restore_point(point_id: UUID) -> RestorePoint:
+        """Load one restore point."""
+        return backups.points.get(point_id)
+
+    @router.patch("/restore-points/{point_id}", response_model=RestorePoint, openapi_extra=documented(RestorePointChange))
+    def protect_restore_point(
+        point_id: UUID, asked: Annotated[RestorePointChange, Depends(json_body(RestorePointChange))]
+    ) -> RestorePoint:
+        """Protect a restore point from retention and removal, or take the protection off it."""
+        return backups.protect(point_id, asked)
+
+    @router.delete("/restore-points/{point_id}", status_code=204)
+    def remove_restore_point(point_id: UUID) -> None:
+        """Remove a restore point. What only it needs is collected by a later run. 409 where it is protected."""
+        backups.remove_point(point_id)
+
+    @router.post("/restore-points/{point_id}/verify", status_code=202, response_model=BackupRun)
+    def verify_restore_point(point_id: UUID) -> BackupRun:
+        """Read all of a restore point, and hold it to what was backed up. The run's end says whether it is."""
+        return backups.verify(point_id)
+
+    @router.post(
+        "/restore-points/{point_id}/restore",
+        status_code=202,
+        response_model=BackupRun,
+        openapi_extra=documented(RestoreRequest),
+    )
+    def restore_point(point_id: UUID, asked: Annotated[RestoreRequest, Depends(json_body(RestoreRequest))]) -> BackupRun:
+        """Restore a point: to files in a new folder, to a new domain, or to the one that it is of, which must be shut off."""
+        return backups.restore(point_id, asked)
+
+    @router.post("/restore-points/{point_id}/boot-test", status_code=202, response_model=BackupRun)
+    def boot_test_restore_point(point_id: UUID) -> BackupRun:
+        """Start a point's guest beside the others, cut off from all networks, and see whether it boots. Nothing of it stays but
+        the point's `boot_test`."""
+        return backups.boot_test(point_id)
+
+    @router.get(
+        "/restore-points/{point_id}/screenshot",
+        response_class=Response,
+        responses={200: {"content": {"image/png": {}}, "description": "The guest's screen at the end of its last boot test"}},
+    )
+    def restore_point_screenshot(point_id: UUID) -> Response:
+        """The screen of a point's last boot test. 404 where there is none."""
+        picture = backups.screenshot(point_id)
+        if picture is None:
+            raise BackupNotFound(f"restore point {point_id} has no screenshot")
+        return Response(picture, media_type="image/png", headers={"X-Content-Type-Options": "nosniff"})

@@ -1,0 +1,207 @@
+"""{base_url}/api/v1/migrator/migrations: submit, list, load, cancel, cut over, and the stream of updates.
+
+Endpoints are `def` where they block (the store, the intake), so that the framework runs them in threads.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse
+from starlette.responses import StreamingResponse
+
+from synvirt.api.paging import Cursor, number_of
+from synvirt.api.received import documented, json_body, optional_json_body
+from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
+from synvirt.jobs.board import Board
+from synvirt.migrations.planning.foreseen import DryRun
+from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.planning.retrying import merged
+from synvirt.model.job import Migration, Progress, ProgressUpdate
+from synvirt.model.kinds import State
+from synvirt.model.machine import DiskBus
+from synvirt.model.plan import PlanEnvelope, RetryRequest
+from synvirt.model.values import Model
+from synvirt.store.documents import parsed
+from synvirt.store.filters import Only
+
+# The specification's list is "all migrations": a page holds what a large host gathers in years, and bounds our memory.
+PAGE_LIMIT = 5000
+# Some hundreds of kilobytes: memory that is used again for the next piece.
+JOBS_A_PIECE = 64
+# `{"id":"` and then the UUID's 36 characters: a Migration's document begins with its id.
+_ID_IN_DOCUMENT = slice(7, 7 + 36)
+
+STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Server-sent events without an end. `event: migration` has the whole Migration and an `id` that grows, "
+        "at each change of `state` or `last_error`; `event: progress` has a ProgressUpdate and no id, at most twice a second "
+        "a job; a comment line comes every 15 s. A new client first gets every job that has not ended (with `migration_id`: "
+        "that job, ended or not). `Last-Event-ID` replays what was missed.",
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "x-events": {
+                    "migration": {"$ref": "#/components/schemas/Migration"},
+                    "progress": {"$ref": "#/components/schemas/ProgressUpdate"},
+                },
+            }
+        },
+    }
+}
+
+DRY_RUN_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": DryRun,
+        "description": "With `dry_run`: the plan as it would run, what is wrong with it, and no job",
+    }
+}
+
+
+class MigrationPage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[Migration, ...]
+    next_cursor: str | None
+
+
+def _second_ways(router: APIRouter, intake: Intake) -> None:
+    """What a job that failed, or whose host is lost, may still come to."""
+
+    @router.post("/{migration_id}/take-over", response_model=Migration)
+    def take_over(
+        migration_id: UUID,
+        restart: Annotated[bool, Query(description="begin anew here, with new volumes, instead of going on")] = False,
+    ) -> Migration:
+        """Go on here with the job of a host that is fenced, in whatever state it is; or begin anew. Say so only where that host
+        is off, and its guests too. The job that goes on, which is a new one where it begins anew; 409 where it cannot."""
+        return intake.take_over(migration_id, restart=restart)
+
+    @router.post(
+        "/{migration_id}/retry",
+        status_code=201,
+        response_model=Migration,
+        openapi_extra=documented(RetryRequest, required=False),
+    )
+    def retry(
+        asked: Annotated[RetryRequest, Depends(optional_json_body(RetryRequest))],
+        migration_id: UUID,
+        request: Request,
+        response: Response,
+        *,
+        conversion: Annotated[Literal["auto", "always", "never"] | None, Query(description="in place of the plan's")] = None,
+        disk_bus: Annotated[DiskBus | None, Query(description="in place of the plan's")] = None,
+    ) -> Migration:
+        """Try a failed job again, with another plan where the body has a patch of it. An Offline job whose copy is whole: a new
+        job goes on with its volumes, copies nothing, and has `retry_of`; what the copy was made by (`source`, `source_ref`,
+        `mode`, `skip_disks`, `target.destination`) is as it was. Every other job begins anew; `source` and `source_ref` are as
+        they were. A job that has not failed, or that needs a password again: 409."""
+        job = intake.retry(migration_id, merged(asked.plan, _patch(conversion, disk_bus)))
+        response.headers["Location"] = f"{request.url.path.rsplit('/', 2)[0]}/{job.id}"
+        return job
+
+
+def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
+    router = APIRouter(prefix="/migrations", tags=["migrations"])
+    store, board = intake.store, intake.board
+
+    def update(id_: UUID, state: State, progress: Progress) -> ProgressUpdate:
+        return ProgressUpdate(id=id_, state=state, progress=progress, disks=board.disks(id_, state))
+
+    feed = Feed(store, board, as_json("migration", update), stopping=stopping, pace=pace)
+
+    @router.post(
+        "", status_code=201, response_model=Migration, openapi_extra=documented(PlanEnvelope), responses=DRY_RUN_DOCUMENTED
+    )
+    def submit(
+        envelope: Annotated[PlanEnvelope, Depends(json_body(PlanEnvelope))],
+        request: Request,
+        response: Response,
+        dry_run: Annotated[bool, Query(description="Say how it would run and what is wrong with it; make no job")] = False,
+    ) -> Migration | Response:
+        """Submit a plan: it is checked whole, and becomes a job at once, in state Queued."""
+        if dry_run:
+            return Response(intake.dry_run(envelope.plan).model_dump_json(), media_type="application/json")
+        job = intake.submit(envelope.plan)
+        response.headers["Location"] = f"{request.url.path}/{job.id}"
+        return job
+
+    @router.get("", response_model=MigrationPage)
+    def list_migrations(  # noqa: PLR0917 - the framework gives them by name
+        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
+        cursor: Cursor = None,
+        state: Annotated[list[State] | None, Query(description="Only jobs in one of these states")] = None,
+        name: Annotated[str | None, Query(max_length=255, description="Only jobs of this name")] = None,
+        source_id: Annotated[UUID | None, Query(description="Only jobs of this source")] = None,
+        wave_id: Annotated[UUID | None, Query(description="Only jobs of this wave")] = None,
+    ) -> Response:
+        """List all migrations, newest first."""
+        only = Only(states=tuple(state or ()), name=name, source_id=source_id, wave_id=wave_id)
+        documents, following = store.documents(limit=limit, cursor=number_of(cursor), only=only)
+        return StreamingResponse(page(documents, following, board), media_type="application/json")
+
+    @router.get("/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)
+    async def stream(
+        migration_id: UUID | None = None, last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None
+    ) -> Response:
+        """Follow the jobs as they move."""
+        if migration_id is not None:
+            await run_in_threadpool(store.get, migration_id)  # NotFound now, as a problem, and not a silent stream
+        happening = feed.follow(job_id=migration_id, last_event_id=event_id_of(last_event_id))
+        return EventSourceResponse(happening, headers=STREAM_HEADERS)
+
+    @router.get("/{migration_id}", response_model=Migration)
+    def load(migration_id: UUID) -> Migration:
+        """Load one migration, with the newest progress."""
+        return board.current(store.get(migration_id))
+
+    @router.delete("/{migration_id}", status_code=204)
+    def remove(
+        migration_id: UUID,
+        volumes: Annotated[
+            Literal["keep", "destroy"] | None, Query(description="what becomes of the volumes that a failed job kept")
+        ] = None,
+    ) -> None:
+        """Remove an ended job. A failed one that kept its volumes: 409 until `volumes` says what becomes of them.
+        One that runs, or still has to tidy up at its source: 409."""
+        intake.remove(migration_id, volumes)
+
+    @router.post("/{migration_id}/cancel", status_code=202, response_model=Migration)
+    def cancel(migration_id: UUID) -> Migration:
+        """Ask a job to stop; it ends in Cancelled once what it made is swept. A job that has ended: 409."""
+        return board.current(intake.cancel(migration_id))
+
+    _second_ways(router, intake)
+
+    @router.post("/{migration_id}/cutover", status_code=202, response_model=Migration)
+    def cutover(migration_id: UUID) -> Migration:
+        """Let a job with `warm.cutover` manual cut over after its present pass."""
+        return board.current(intake.cutover(migration_id))
+
+    return router
+
+
+async def page(documents: list[str], following: int | None, board: Board) -> AsyncIterator[bytes]:
+    """The list's answer by joining text: only a running job, whose progress is on the board, is parsed.
+
+    In pieces: thousands of jobs are tens of megabytes, and making those in one piece takes ten times as long.
+    """
+    running = {str(id_) for id_ in board.latest()}
+    before = '{"items":['
+    for start in range(0, len(documents), JOBS_A_PIECE):
+        piece = (
+            board.current(parsed(Migration, document)).model_dump_json() if document[_ID_IN_DOCUMENT] in running else document
+            for document in documents[start : start + JOBS_A_PIECE]
+        )
+        yield (before + ",".join(piece)).encode()
+        before = ","
+    cursor = f'"{following}"' if following is not None else "null"
+    yield f'{before if not documents else ""}],"next_cursor":{cursor}}}'.encode()
+
+
+def _patch(conversion: str | None, disk_bus: str | None) -> dict[str, Any]:
+    """The query's part of a plan's patch."""
+    patch: dict[str, Any] = {} if conversion is None else {"conversion": conversion}
+    return patch if disk_bus is None else patch | {"target": {"disk_bus": disk_bus}}

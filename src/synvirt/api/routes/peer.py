@@ -1,0 +1,116 @@
+"""{base_url}/api/v1/backup/peer/{offer}: a folder in which another SynVirt keeps its backups. What it asks for is done by
+`repository/peer_offer.py`, or refused; its account may call nothing else."""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+
+from synvirt.api.body import pieces
+from synvirt.api.document import problem_described
+from synvirt.api.problems import problem
+from synvirt.api.routes.uploads import IDLE_S, Parting
+from synvirt.errors import BackupBadRequest, BackupNotFound, SynvirtError
+from synvirt.repository.peer import PeerEntries, PeerEntry, PeerRoom
+from synvirt.repository.peer_offer import DAY_S, Offer
+from synvirt.settings import Settings
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: problem_described("E_BAK_BAD_REQUEST: no name of a repository's file, or not the bytes that belong to it"),
+    404: problem_described("E_BAK_NOT_FOUND: no such folder is offered"),
+    409: problem_described("E_BAK_CONFLICT, E_BAK_IMMUTABLE: it is there and is another, or is kept for longer"),
+    502: problem_described("E_BAK_REPOSITORY_UNREACHABLE: the folder cannot be reached"),
+}
+_BYTES: dict[str, Any] = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+_OFFSET_MAX = 1 << 40
+
+
+def confined(settings: Settings, api_prefix: str) -> dict[str, tuple[str, ...]]:
+    """The accounts that folders are offered to, and the paths of these."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, offer in settings.backup_offers.items():
+        found[offer.user] = (*found.get(offer.user, ()), f"{api_prefix}/backup/peer/{name}")
+    return found
+
+
+def offers_of(settings: Settings) -> dict[str, Offer]:
+    return {
+        name: Offer(one.path, keep_s=one.keep_days * DAY_S, cache=settings.data_dir / "backups" / f"offer-{name}.footers")
+        for name, one in settings.backup_offers.items()
+    }
+
+
+def peer_router(offers: dict[str, Offer], *, idle_s: float = IDLE_S) -> APIRouter:
+    router = APIRouter(prefix="/backup/peer/{offer}", tags=["backup peer"], responses=_PROBLEMS)
+
+    def named(offer: str) -> Offer:
+        if offer not in offers:
+            raise BackupNotFound(f"no folder {offer[:100]!r} is offered here")
+        return offers[offer]
+
+    @router.get("", response_model=PeerRoom)
+    def offered_room(offer: str) -> PeerRoom:
+        """How much room the offered folder has."""
+        capacity, used = named(offer).room()
+        return PeerRoom(capacity_bytes=capacity, used_bytes=used, keep_days=named(offer).keep_s / DAY_S)
+
+    @router.post("/folders", status_code=204)
+    def make_offered_folders(offer: str) -> None:
+        """Make the folders of a repository. Idempotent."""
+        named(offer).make_folders()
+
+    @router.get("/entries", response_model=PeerEntries)
+    def offered_entries(offer: str, folder: Annotated[str, Query(max_length=64)] = "") -> PeerEntries:
+        """List one folder of a repository, or all that is there."""
+        found = named(offer).entries(folder)
+        return PeerEntries(
+            entries=tuple(PeerEntry(name=one.name, size_bytes=one.size_bytes, modified_at=one.modified_at) for one in found)
+        )
+
+    @router.get("/files/{name:path}", response_class=Response, responses={200: _BYTES})
+    def read_offered(
+        offer: str,
+        name: str,
+        offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX)] = 0,
+        length: Annotated[int | None, Query(ge=0, le=_OFFSET_MAX)] = None,
+    ) -> Response:
+        """Read a file of a repository, from `offset` on; without `length` to its end."""
+        size, pieces_of = named(offer).read(name, offset, length)
+        return StreamingResponse(pieces_of, media_type="application/octet-stream", headers={"Content-Length": str(size)})
+
+    @router.put("/files/{name:path}", status_code=204, openapi_extra={"requestBody": {"required": True} | _BYTES})
+    async def put_offered(offer: str, name: str, request: Request) -> Response:
+        """Take a file of a repository: whole, checked and durable when this answers; what breaks off leaves nothing."""
+        try:
+            await _received(named(offer), name, request, idle_s)
+        except SynvirtError as error:
+            return Parting(problem(error))
+        return Response(status_code=204)
+
+    @router.delete("/files/{name:path}", status_code=204)
+    def delete_offered(offer: str, name: str) -> None:
+        """Remove a file of a repository; 409 while it is kept, or needed by what is kept."""
+        named(offer).delete(name)
+
+    return router
+
+
+async def _received(offer: Offer, name: str, request: Request, idle_s: float) -> None:
+    length = request.headers.get("content-length", "")
+    if not (length.isascii() and length.isdigit() and len(length) < 20):
+        raise BackupBadRequest("the body's Content-Length is missing")
+    receiving = await run_in_threadpool(offer.begin, name, int(length))
+    try:
+        async for piece in pieces(request.stream(), idle_s):
+            await run_in_threadpool(receiving.feed, piece)
+        await run_in_threadpool(receiving.finish)
+    except ClientDisconnect as error:
+        raise BackupBadRequest(f"the caller went away before {name} was whole") from error
+    except TimeoutError as error:
+        raise BackupBadRequest(f"nothing came for {idle_s:.0f} s: {name} was given up") from error
+    finally:
+        # The event loop's own threads: it waits for them when it ends, which is when this is cancelled as well.
+        await asyncio.to_thread(receiving.discard)

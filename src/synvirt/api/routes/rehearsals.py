@@ -1,0 +1,58 @@
+"""POST /migrations/:id/rehearse, and what came of a job's rehearsals."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from synvirt.api.received import documented, optional_json_body
+from synvirt.api.routes.screenshots import PNG
+from synvirt.model.rehearsal import Rehearsal, RehearsalPage, RehearsalRequest
+from synvirt.rehearsals.asking import Rehearsing
+
+
+def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
+    router = APIRouter(prefix="/migrations", tags=["rehearsals"])
+
+    @router.post(
+        "/{migration_id}/rehearse",
+        status_code=202,
+        response_model=Rehearsal,
+        openapi_extra=documented(RehearsalRequest, required=False),
+    )
+    def rehearse(
+        asked: Annotated[RehearsalRequest, Depends(optional_json_body(RehearsalRequest))], migration_id: UUID
+    ) -> Rehearsal:
+        """Start the guest of a warm job from clones of its volumes, look at it, and remove all of it again. The clones are made
+        between two passes, and the copying goes on; neither the source nor the volumes are touched. One at a time a job.
+        409 where the job copies cold or has begun its cut-over, or where its destination can clone nothing."""
+        return rehearsing.ask(migration_id, asked)
+
+    @router.get("/{migration_id}/rehearsals", response_model=RehearsalPage)
+    def list_rehearsals(migration_id: UUID) -> RehearsalPage:
+        """The job's rehearsals, newest first: the last twenty are kept."""
+        return RehearsalPage(items=tuple(rehearsing.of(migration_id)))
+
+    @router.get("/{migration_id}/rehearsals/{rehearsal_id}", response_model=Rehearsal)
+    def load_rehearsal(migration_id: UUID, rehearsal_id: UUID) -> Rehearsal:
+        """One rehearsal, and what its checks came to."""
+        return rehearsing.get(migration_id, rehearsal_id)
+
+    @router.post("/{migration_id}/rehearsals/{rehearsal_id}/cancel", status_code=202, response_model=Rehearsal)
+    def cancel_rehearsal(migration_id: UUID, rehearsal_id: UUID) -> Rehearsal:
+        """Ask a rehearsal to stop: it is Cancelled once all that it made is gone. One that has ended: 409."""
+        return rehearsing.cancel(migration_id, rehearsal_id)
+
+    @router.get(
+        "/{migration_id}/rehearsals/{rehearsal_id}/screenshot",
+        response_class=Response,
+        responses={200: {"content": {PNG: {}}}},
+    )
+    def rehearsal_screenshot(migration_id: UUID, rehearsal_id: UUID) -> Response:
+        """What the rehearsed guest's screen showed last, as a PNG. 404 where there is none."""
+        picture = rehearsing.screenshot(migration_id, rehearsal_id)
+        # The guest drew it: a browser must not take it for anything but a picture.
+        return Response(picture, media_type=PNG, headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"})
+
+    return router

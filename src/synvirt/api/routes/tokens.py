@@ -1,0 +1,85 @@
+"""{base_url}/api/v1/tokens: secrets for scripts, sent as `Authorization: Bearer`. Shown once; what is kept is their hash."""
+
+import hashlib
+import secrets
+from datetime import timedelta
+from typing import Annotated
+from uuid import UUID, uuid4
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import Field
+
+from synvirt.accounts import Role
+from synvirt.api.callers.gate import CALLER, TOKEN_PREFIX, FindToken
+from synvirt.api.received import documented, json_body
+from synvirt.model.values import Model, Received, now
+from synvirt.store.access import Token, TokenRows
+
+SECRET_BYTES = 32
+
+
+class TokenRequest(Received):
+    """`expires_days` None: it holds until it is revoked."""
+
+    name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\w.-]+$")]
+    role: Role = Role.VIEWER
+    expires_days: Annotated[float, Field(gt=0, le=3650)] | None = 90
+
+
+class TokenMade(Token):
+    """The answer to its making, and the only one with the secret."""
+
+    secret: str
+
+
+class TokenPage(Model):
+    items: tuple[Token, ...]
+    next_cursor: str | None = None
+
+
+def find_token(rows: TokenRows) -> FindToken:
+    def find(secret: str) -> tuple[str, Role] | None:
+        found = rows.by_secret(_hashed(secret))
+        return None if found is None else (found.name, found.role)
+
+    return find
+
+
+def tokens_router(rows: TokenRows) -> APIRouter:
+    router = APIRouter(prefix="/tokens", tags=["tokens"])
+
+    @router.post("", status_code=201, response_model=TokenMade, openapi_extra=documented(TokenRequest))
+    def make_token(
+        asked: Annotated[TokenRequest, Depends(json_body(TokenRequest))], request: Request, response: Response
+    ) -> TokenMade:
+        """A new one. Its secret is in this answer alone."""
+        # 256 bits of chance need no slow hash: nobody tries them all.
+        secret = TOKEN_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+        at = now()
+        made = Token(
+            id=uuid4(),
+            name=asked.name,
+            role=asked.role,
+            account=request.scope[CALLER].account,
+            created_at=at,
+            expires_at=None if asked.expires_days is None else at + timedelta(days=asked.expires_days),
+        )
+        rows.add(made, _hashed(secret))
+        response.headers["Location"] = f"{request.url.path}/{made.id}"
+        return TokenMade(**made.model_dump(), secret=secret)
+
+    @router.get("", response_model=TokenPage)
+    def list_tokens() -> TokenPage:
+        """All of them, without their secrets."""
+        return TokenPage(items=tuple(rows.all()))
+
+    @router.delete("/{token_id}", status_code=204)
+    def revoke_token(token_id: UUID) -> None:
+        """From now on it opens nothing."""
+        rows.remove(token_id)
+
+    return router
+
+
+def _hashed(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,435 @@
+"""{base_url}/api/v1/waves: make waves, let them go, hold them, give members back. All of it blocks, and runs in threads."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse
+from starlette.responses import StreamingResponse
+
+from synvirt.api.document import problem_described
+from synvirt.api.paging import Cursor, cursor_of, number_of
+from synvirt.api.received import bounded, documented, json_body, optional_json_body
+from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
+from synvirt.api.strict import known_parameters
+from synvirt.errors import BadRequest
+from synvirt.fleet.forecasting import Forecaster, WaveSimulation, WhatIf
+from synvirt.fleet.model import (
+    ApprovalRequest,
+    Delivery,
+    Member,
+    MemberRequest,
+    MemberState,
+    RollBackRequest,
+    Wave,
+    WaveRequest,
+    WaveState,
+    WaveSummary,
+)
+from synvirt.fleet.querying import VmQuery
+from synvirt.fleet.records import member_json, member_of, wave_json, wave_of
+from synvirt.fleet.reporting import WaveReport, as_csv, as_html, report_of
+from synvirt.fleet.sheets.importing import Importer, WaveImport
+from synvirt.fleet.sheets.rows import CSV_BYTES_MAX, to_csv, to_json
+from synvirt.fleet.waves import Waves
+from synvirt.fleet.webhooks.deliveries import Deliveries
+from synvirt.jobs.board import Board
+from synvirt.model.job import Progress
+from synvirt.model.values import Model
+from synvirt.settings import Settings
+from synvirt.sizes import MIB
+from synvirt.store.waves import WaveEvent, WaveRows
+
+PAGE_LIMIT = 1000
+MEMBERS_LIMIT = 10_000
+# Ten thousand members with plans of 2 KiB, and as much again.
+WAVE_LIMIT_BYTES = 48 * MIB
+
+SOURCE_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    502: problem_described("E_MIG_SOURCE_UNREACHABLE, E_MIG_AUTH_FAILED: the source does not answer, or refuses our login")
+}
+STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Server-sent events without an end. `event: wave` has a WaveUpdate and an `id` that grows, at each "
+        "change of the state of a wave or of a member; a comment line comes every 15 s. `Last-Event-ID` replays what was "
+        "missed; a new client hears what happens from now on.",
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "x-events": {"wave": {"$ref": "#/components/schemas/WaveUpdate"}},
+            }
+        },
+    }
+}
+
+# What a browser sends from a form of another site without asking is not among them.
+SHEET_TYPES = (
+    "text/csv",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    "application/json",
+    "application/octet-stream",
+)
+IMPORT_DOCUMENTED: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in SHEET_TYPES},
+    }
+}
+
+REPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "What was planned, what came of it, and why. CSV by RFC 4180, where no format is named",
+        "content": {kind: {"schema": {"type": "string"}} for kind in ("text/csv", "text/html")},
+    }
+}
+EXPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The wave; with format=csv, its members", "content": {"text/csv": {"schema": {"type": "string"}}}}
+}
+SIMULATION_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The forecast; with format=svg, a picture of it: a row a member, or a host where there are many",
+        "content": {"image/svg+xml": {"schema": {"type": "string"}}},
+    }
+}
+
+
+# Of a page or a picture that is shown by itself and runs nothing: names in it are of strangers.
+ALONE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Content-Type-Options": "nosniff"}
+
+
+class WavePage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[WaveSummary, ...]
+    next_cursor: str | None
+
+
+class MemberPage(Model):
+    """In the wave's order. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[Member, ...]
+    next_cursor: str | None
+
+
+class DeliveryPage(Model):
+    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+
+    items: tuple[Delivery, ...]
+    next_cursor: str | None
+
+
+class WaveExport(Model):
+    """As POST /waves takes it, but for hooks: their secrets are in no answer."""
+
+    name: str
+    members: tuple[MemberRequest, ...]
+    groups: tuple[Any, ...]
+    windows: tuple[Any, ...]
+    limits: Any
+    canary: Any
+    on_failure: str
+    start_at: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All that answers for waves."""
+
+    waves: Waves
+    forecaster: Forecaster
+    importer: Importer
+    deliveries: Deliveries
+
+
+def mount_waves(app: FastAPI, fleet: Fleet, board: Board, settings: Settings, *, pace: Pace | None = None) -> None:
+    """At {base_url}/api/v1/waves: behind the same door as the rest, and in the same document."""
+    base_url = settings.base_url.strip("/")
+    prefix = f"{'/' if base_url else ''}{base_url}/api/v1"
+    router = APIRouter(prefix="/waves", tags=["waves"], dependencies=[Depends(known_parameters)])
+    waves = fleet.waves
+    _many(router, waves)
+    _stream(router, waves.rows, board, stopping=app.state.stopping.is_set, pace=pace or Pace())
+    _importing(router, fleet.importer)
+    _one(router, waves)
+    _forecasting(router, fleet.forecaster)
+    _wishes(router, waves)
+    _members(router, waves)
+    _deliveries(router, waves, fleet.deliveries)
+    app.include_router(router, prefix=prefix)
+
+
+def _importing(router: APIRouter, importer: Importer) -> None:
+    @router.post("/import", response_model=WaveImport, openapi_extra=IMPORT_DOCUMENTED)
+    async def import_waves(
+        request: Request,
+        name: Annotated[
+            str | None, Query(min_length=1, max_length=255, description="The wave of rows that name none; without it, imported")
+        ] = None,
+        into: Annotated[UUID | None, Query(description="A draft that takes these members; its windows and limits stay")] = None,
+        dry_run: Annotated[bool, Query(description="List all that is wrong, by row and column, and make nothing")] = False,
+    ) -> WaveImport:
+        """Make drafts of a spreadsheet: RVTools, CSV like AWS MGN's, our own CSV or JSON. All of it, or nothing: 400 names the
+        rows and columns that are wrong. All sources are asked for their VMs."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in SHEET_TYPES:
+            raise BadRequest(f"the body's Content-Type is {kind[:100]!r}", hint=f"one of {', '.join(SHEET_TYPES)} is right")
+        content = await bounded(request, CSV_BYTES_MAX)
+        return await importer.take(content, name=name, into=into, dry_run=dry_run)
+
+    @router.post("/select", response_model=WaveImport, openapi_extra=documented(VmQuery), responses=SOURCE_DOCUMENTED)
+    async def select_vms(
+        query: Annotated[VmQuery, Depends(json_body(VmQuery))],
+        dry_run: Annotated[bool, Query(description="Say how many VMs are meant, and make nothing")] = False,
+    ) -> WaveImport:
+        """Make a draft of all VMs of a source that are meant: of a folder, on a host, powered on. 400 where a word fits none,
+        with the nearest that there is."""
+        return await importer.select(query, dry_run=dry_run)
+
+
+def _many(router: APIRouter, waves: Waves) -> None:
+    @router.post("", status_code=201, response_model=Wave, openapi_extra=documented(WaveRequest))
+    def create_wave(
+        asked: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+        request: Request,
+        response: Response,
+    ) -> Response:
+        """Make a wave, as a draft: nothing moves before it is told to go. What is wrong with it is named: 400."""
+        made = waves.create(asked)
+        return _whole(waves, made.id, status=201, location=f"{request.url.path}/{made.id}")
+
+    @router.get("", response_model=WavePage)
+    def list_waves(
+        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
+        cursor: Cursor = None,
+        state: Annotated[list[WaveState] | None, Query(description="Only waves in one of these states")] = None,
+        name: Annotated[str | None, Query(max_length=255, description="Only waves of this name")] = None,
+    ) -> WavePage:
+        """List the waves, newest first, each with its members counted by state."""
+        items, following = waves.page(limit=limit, cursor=number_of(cursor), states=state or (), name=name)
+        return WavePage(items=tuple(items), next_cursor=cursor_of(following))
+
+
+def _one(router: APIRouter, waves: Waves) -> None:
+    @router.get("/{wave_id:uuid}", response_model=Wave)
+    def load_wave(wave_id: UUID) -> Response:
+        """Load one wave with all of its members."""
+        return _whole(waves, wave_id)
+
+    begun: dict[int | str, dict[str, Any]] = {409: problem_described("E_MIG_CONFLICT: the wave is no draft any more")}
+
+    @router.put("/{wave_id:uuid}", response_model=Wave, openapi_extra=documented(WaveRequest), responses=begun)
+    def replace_wave(
+        wave_id: UUID, asked: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))]
+    ) -> Response:
+        """Put another draft in its place. 409, once it has begun."""
+        waves.replace(wave_id, asked)
+        return _whole(waves, wave_id)
+
+    @router.delete("/{wave_id:uuid}", status_code=204)
+    def remove_wave(wave_id: UUID) -> None:
+        """Remove a draft, or a wave that has ended. Its jobs stay."""
+        waves.remove(wave_id)
+
+    @router.get("/{wave_id}/export", response_model=WaveExport, responses=EXPORT_DOCUMENTED)
+    def export_wave(
+        wave_id: UUID,
+        format_: Annotated[Literal["json", "csv"], Query(alias="format", description="csv: its members alone")] = "json",
+    ) -> Response:
+        """The wave as it may be made again: what POST takes, without what became of it; or its members as a spreadsheet that
+        /waves/import takes."""
+        row, members = waves.load(wave_id)
+        made, kind = (to_csv, "text/csv") if format_ == "csv" else (to_json, "application/json")
+        return Response(made(wave_of(row), map(member_of, members)), media_type=kind)
+
+    @router.get("/{wave_id}/report", response_model=WaveReport, responses=REPORT_DOCUMENTED)
+    def report_wave(
+        wave_id: UUID,
+        format_: Annotated[
+            Literal["csv", "json", "html"],
+            Query(alias="format", description="csv: a line a member; html: to be sent or printed"),
+        ] = "csv",
+    ) -> Response | WaveReport:
+        """What was planned and what came of it: members, outages, failures by cause."""
+        row, members = waves.load(wave_id)
+        report = report_of(wave_of(row), map(member_of, members))
+        if format_ == "json":
+            return report
+        if format_ == "csv":
+            return Response(as_csv(report), media_type="text/csv")
+        return Response(as_html(report), media_type="text/html", headers=ALONE)
+
+
+def _forecasting(router: APIRouter, forecaster: Forecaster) -> None:
+    @router.post(
+        "/{wave_id}/simulate",
+        response_model=WaveSimulation,
+        responses=SIMULATION_DOCUMENTED,
+        openapi_extra=documented(WhatIf, required=False),
+    )
+    async def simulate_wave(
+        wave_id: UUID,
+        asked: Annotated[WhatIf, Depends(optional_json_body(WhatIf, limit_bytes=WAVE_LIMIT_BYTES))],
+        format_: Annotated[
+            Literal["json", "svg"], Query(alias="format", description="svg: the forecast as a picture")
+        ] = "json",
+    ) -> Response | WaveSimulation:
+        """Run the wave through in thought: when each member is copied and cut over, when all of it ends, and what holds it
+        back. Sources are asked how large VMs are that have no job yet. With other numbers it says what they would change;
+        without any, the wave keeps this forecast."""
+        if format_ == "svg":
+            _, picture = await forecaster.pictured(wave_id, asked)
+            return Response(picture, media_type="image/svg+xml", headers=ALONE)
+        return await forecaster.forecast(wave_id, asked)
+
+
+def _wishes(router: APIRouter, waves: Waves) -> None:
+    @router.post("/{wave_id}/go", status_code=202, response_model=WaveSummary)
+    def go(wave_id: UUID) -> WaveSummary:
+        """Let a draft begin, or a held wave go on."""
+        return _summary(waves, waves.go(wave_id))
+
+    @router.post("/{wave_id}/hold", status_code=202, response_model=WaveSummary)
+    def hold(wave_id: UUID) -> WaveSummary:
+        """Nothing new begins; what copies or cuts over goes on."""
+        return _summary(waves, waves.hold(wave_id))
+
+    @router.post("/{wave_id}/cancel", status_code=202, response_model=WaveSummary)
+    def cancel_wave(wave_id: UUID) -> WaveSummary:
+        """End it: members that wait are skipped, jobs that run are cancelled and their sources powered on again. What is
+        healthy stays where it is."""
+        return _summary(waves, waves.cancel(wave_id))
+
+    @router.post(
+        "/{wave_id}/roll-back",
+        status_code=202,
+        response_model=WaveSummary,
+        openapi_extra=documented(RollBackRequest, required=False),
+    )
+    def roll_back(
+        wave_id: UUID,
+        asked: Annotated[RollBackRequest, Depends(optional_json_body(RollBackRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+    ) -> WaveSummary:
+        """Give members back to their source, or all: guests here are stopped, sources powered on, copies kept. What a guest
+        wrote since its cut-over stays in its copy."""
+        return _summary(waves, waves.roll_back(wave_id, asked))
+
+    @router.post("/{wave_id}/approve", status_code=202, response_model=WaveSummary, openapi_extra=documented(ApprovalRequest))
+    def approve(
+        wave_id: UUID,
+        asked: Annotated[ApprovalRequest, Depends(json_body(ApprovalRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+    ) -> WaveSummary:
+        """Give the word that members wait for; or, after the canary, that the others go on."""
+        return _summary(waves, waves.approve(wave_id, asked))
+
+
+def _members(router: APIRouter, waves: Waves) -> None:
+    @router.get("/{wave_id}/members", response_model=MemberPage)
+    def list_members(
+        wave_id: UUID,
+        limit: Annotated[int, Query(ge=1, le=MEMBERS_LIMIT)] = MEMBERS_LIMIT,
+        cursor: Cursor = None,
+        state: Annotated[list[MemberState] | None, Query(description="Only members in one of these states")] = None,
+    ) -> Response:
+        """List the members, in the wave's order."""
+        # A cursor is a number from 1 on, a position one from 0 on.
+        after = (number_of(cursor) or 0) - 1
+        rows, last = waves.rows.members(wave_id, limit=limit, after=after, states=[str(one) for one in state or ()])
+        following = "null" if last is None else f'"{last + 1}"'
+        items = ",".join(member_json(row) for row in rows)
+        return Response(f'{{"items":[{items}],"next_cursor":{following}}}', media_type="application/json")
+
+    @router.get("/{wave_id}/members/{member_id}", response_model=Member)
+    def load_member(wave_id: UUID, member_id: str) -> Member:
+        """Load one member."""
+        return member_of(waves.rows.member(wave_id, member_id))
+
+    @router.post("/{wave_id}/members/{member_id}/skip", status_code=202, response_model=Member)
+    def skip_member(wave_id: UUID, member_id: str) -> Member:
+        """Leave it out. A job that it has is cancelled, and its source powered on again."""
+        return waves.skip(wave_id, member_id)
+
+    @router.post("/{wave_id}/members/{member_id}/retry", status_code=202, response_model=Member)
+    def retry_member(wave_id: UUID, member_id: str) -> Member:
+        """Begin anew with one that failed, was skipped or rolled back."""
+        return waves.retry(wave_id, member_id)
+
+
+def _deliveries(router: APIRouter, waves: Waves, deliveries: Deliveries) -> None:
+    @router.get("/{wave_id}/deliveries", response_model=DeliveryPage)
+    def list_deliveries(
+        wave_id: UUID,
+        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
+        cursor: Cursor = None,
+        state: Annotated[
+            list[Literal["pending", "delivered", "given_up"]] | None, Query(description="Only those in one of these states")
+        ] = None,
+    ) -> DeliveryPage:
+        """List what is sent to the webhooks of a wave, newest first, and what came of it."""
+        waves.rows.get(wave_id)
+        items, following = deliveries.page(wave_id, limit=limit, cursor=number_of(cursor), states=state or ())
+        return DeliveryPage(items=tuple(items), next_cursor=cursor_of(following))
+
+    @router.post("/{wave_id}/deliveries/{number}/again", status_code=202, response_model=Delivery)
+    def deliver_again(wave_id: UUID, number: int) -> Delivery:
+        """Send a delivery that was given up once more."""
+        return deliveries.again(wave_id, number)
+
+
+def _stream(router: APIRouter, rows: WaveRows, board: Board, *, stopping: Callable[[], bool], pace: Pace) -> None:
+    told = _Told(rows, board)
+    feed = Feed[WaveEvent, Any](told, told, as_json("wave", _no_figures), stopping=stopping, pace=pace)
+
+    @router.get("/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)
+    async def stream_waves(
+        wave_id: UUID | None = None, last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None
+    ) -> Response:
+        """Follow waves as they move."""
+        if wave_id is not None:
+            await run_in_threadpool(rows.get, wave_id)  # NotFound now, as a problem, and not a silent stream
+        happening = feed.follow(job_id=wave_id, last_event_id=event_id_of(last_event_id))
+        return EventSourceResponse(happening, headers=STREAM_HEADERS)
+
+
+class _Told:
+    """The events of waves, for a stream; there are no figures beside them."""
+
+    def __init__(self, rows: WaveRows, board: Board) -> None:
+        self._rows, self._board = rows, board
+
+    @property
+    def commits(self) -> int:
+        return self._board.commits
+
+    def latest(self) -> Mapping[UUID, tuple[Any, Progress]]:
+        return {}
+
+    def last_event_id(self) -> int:
+        return self._rows.last_event_id()
+
+    def newest_events(self, *, job_id: UUID | None) -> list[WaveEvent]:
+        """A new client loads the wave itself."""
+        return []
+
+    def events_after(self, event_id: int, *, job_id: UUID | None, limit: int) -> list[WaveEvent]:
+        return self._rows.events_after(event_id, job_id=job_id, limit=limit)
+
+
+def _no_figures(_id: UUID, _state: Any, _progress: Progress) -> Model:
+    raise AssertionError("a wave has no figures")
+
+
+def _whole(waves: Waves, wave_id: UUID, *, status: int = 200, location: str | None = None) -> Response:
+    row, members = waves.load(wave_id)
+    headers = None if location is None else {"Location": location}
+
+    def pieces() -> Iterator[bytes]:
+        yield from (piece.encode() for piece in wave_json(row, members))
+
+    return StreamingResponse(pieces(), status_code=status, media_type="application/json", headers=headers)
+
+
+def _summary(waves: Waves, wave: Wave) -> WaveSummary:
+    return waves.summary(wave.id)

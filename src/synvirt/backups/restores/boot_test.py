@@ -1,0 +1,172 @@
+"""Does a restore point boot? Its guest is started next to the others, over its disks in the repository, and watched.
+
+    point's disk ─▶ NbdServer of a worker ─▶ overlay for its writes ─▶ a domain that reaches nothing ─▶ signs of a boot
+
+Nothing is copied before, and nothing stays: what it makes is noted before it is made, and gone at its end, or at the next start
+of a service that was killed. What it found stays with the point, and its screen as a file of the point's id.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.backups.limits import Limits, held
+from synvirt.backups.model import BootTest, RestorePoint, Status
+from synvirt.backups.orders import ServeOrder
+from synvirt.backups.points import Points
+from synvirt.backups.repositories import Repositories
+from synvirt.backups.restores import domain as restoring_domain
+from synvirt.backups.restores import new_domain
+from synvirt.backups.restores.domain import Place
+from synvirt.backups.restores.host import QEMU_USERS, RestoreHost
+from synvirt.backups.under_way import UnderWay
+from synvirt.backups.undoing import Undo, Undoing
+from synvirt.backups.working import Working
+from synvirt.errors import BootTestFailed, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HostLacks
+from synvirt.hypervisor import eyes
+from synvirt.hypervisor.hardware import own_mac
+from synvirt.model.job import Domain
+from synvirt.model.values import now
+from synvirt.programs import ProgramFailed, run
+from synvirt.repository.manifest import Manifest
+from synvirt.repository.repository import Repository
+
+OVERLAY_TIMEOUT_S = 60
+
+
+class BootTesting:
+    def __init__(
+        self,
+        restore_host: RestoreHost,
+        undoing: Undoing,
+        points: Points,
+        working: Working,
+        repositories: Repositories,
+        *,
+        limits: Limits | None = None,
+    ) -> None:
+        self._restore_host, self._undoing, self._points, self._limits = restore_host, undoing, points, limits
+        self._working, self._repositories = working, repositories
+
+    def test(self, under_way: UnderWay, repository: Repository, point: RestorePoint) -> None:
+        """BootTestFailed, where the guest did not boot; any other error says that it could not be tested."""
+        run_id = under_way.run.id
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(held(self._limits, under_way, repository))
+            try:
+                domain = self._domain(under_way, repository, point, closing)
+                found = self._booted(under_way, domain, point)
+            finally:
+                self._undoing.sweep(run_id)  # the guest first, then what serves its disks
+            self._points.put(self._points.get(point.id).model_copy(update={"boot_test": found}))
+        if found.result == "failed":
+            raise BootTestFailed(f"{point.vm_name} {found.trouble}", hint="its screenshot may say more; verify the point, too")
+
+    def _domain(
+        self, under_way: UnderWay, repository: Repository, point: RestorePoint, closing: contextlib.ExitStack
+    ) -> Domain:
+        restore_host, run_id = self._restore_host, under_way.run.id
+        self._repositories.authors.tell(under_way, repository, point.id, point.vm_id)
+        manifest = repository.manifest(point.id)
+        domain = restoring_domain.foreign(manifest.sealed.domain_xml)
+        name = f"boot-test-{run_id}"
+        restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
+        new_domain.fit(restore_host, self._undoing, run_id, domain, manifest)
+        restoring_domain.isolated(domain, serial_log=str(restore_host.hypervisor.console_log(run_id)))
+        places = dict(self._overlays(run_id, point, manifest, closing))
+        restoring_domain.with_disks(domain, places, wanted=frozenset(places))
+        new_domain.put_tpm(restore_host, self._undoing, run_id, manifest)
+        return Domain(name=name, uuid=str(run_id), xml=domain.xml)
+
+    def _overlays(
+        self, run_id: UUID, point: RestorePoint, manifest: Manifest, closing: contextlib.ExitStack
+    ) -> Iterator[tuple[str, Place]]:
+        folder = self._restore_host.scratch() / str(run_id)
+        self._undoing.record(run_id, "scratch", str(folder))
+        try:
+            folder.mkdir(parents=True, mode=0o711)
+        except OSError as error:
+            raise DiskWriteFailed(f"the folder of the boot test cannot be made: {error.strerror}") from error
+        order = ServeOrder(
+            repository=self._repositories.spec(point.repository_id),
+            point_id=str(point.id),
+            sockets={number: str(folder / str(number)) for number in range(len(manifest.shown.disks))},
+        )
+        served = closing.enter_context(self._working.serving(order))
+        for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
+            overlay = folder / f"{number}.qcow2"
+            options = ["-q", "-f", "qcow2", "-F", "raw", "-b", served.uris[number]]
+            self._restore_host.give(folder / str(number), QEMU_USERS)
+            try:
+                create = ["qemu-img", "create", *options, str(overlay), str(disk.size_bytes)]
+                run(create, timeout_s=OVERLAY_TIMEOUT_S, missing=DiskWriteFailed)
+            except ProgramFailed as failed:
+                served.check()
+                raise DiskWriteFailed(f"the overlay of disk {named.target} cannot be made: {failed.stderr}") from failed
+            yield named.target, Place(str(overlay), "file", "qcow2")
+
+    def _booted(self, under_way: UnderWay, domain: Domain, point: RestorePoint) -> BootTest:
+        hypervisor, run_id = self._restore_host.hypervisor, under_way.run.id
+        self._undoing.record(run_id, "screen", str(run_id))
+        self._undoing.record(run_id, "domain", domain.uuid)
+        new_domain.define(self._restore_host, domain)
+        under_way.move(Status.TRANSFERRING)
+        try:
+            hypervisor.start(run_id)
+        except DomainDefineFailed as error:
+            raise HostLacks(f"the guest cannot be started on this host: {error.detail}", hint=error.hint) from error
+        began = time.monotonic()
+        try:
+            sign = hypervisor.wait_until_booted(run_id, self._restore_host.boot_timeout_s, under_way.stop)
+        except GuestBootFailed as error:
+            found = BootTest(at=now(), result="failed", seconds=round(time.monotonic() - began, 1), trouble=error.detail)
+            picture = hypervisor.screenshot(run_id)
+        else:
+            found = BootTest(at=now(), result="booted", seconds=round(time.monotonic() - began, 1), sign=sign)
+            picture = self._picture(run_id)
+        under_way.move(Status.COMMITTING)
+        kept = picture is not None and self._keep(point.id, picture)
+        return found.model_copy(update={"screenshot": kept})
+
+    def _picture(self, run_id: UUID) -> bytes | None:
+        domain = self._restore_host.domain("lookupByUUIDString", str(run_id))
+        return None if domain is None else eyes.screenshot(self._restore_host.connection.use(), domain)
+
+    def _keep(self, point_id: UUID, picture: bytes) -> bool:
+        """For people: nothing depends on it."""
+        with contextlib.suppress(OSError):
+            path = self._path(point_id)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(picture)
+            partial.replace(path)
+            return True
+        return False
+
+    def _path(self, point_id: UUID) -> Path:
+        return self._restore_host.screens / f"{point_id}.png"
+
+    def screenshot(self, point_id: UUID) -> bytes | None:
+        """Of the last test of that point, a PNG."""
+        try:
+            return self._path(point_id).read_bytes()
+        except OSError:
+            return None
+
+    def forget(self, known: set[UUID]) -> None:
+        """The pictures of removed points."""
+        for path in self._restore_host.screens.glob("*.png"):
+            with contextlib.suppress(ValueError, OSError):
+                if UUID(path.stem) not in known:
+                    path.unlink()
+
+
+def undo(restore_host: RestoreHost) -> dict[str, Undo]:
+    def scratch(run_id: UUID, name: str) -> None:
+        if Path(name).name == str(run_id):
+            shutil.rmtree(name, ignore_errors=True)
+
+    return {"scratch": scratch, "screen": lambda run_id, name: restore_host.hypervisor.forget_screenshot(run_id)}

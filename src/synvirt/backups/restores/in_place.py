@@ -1,0 +1,442 @@
+"""A restore in place: the guest that the point is of, its disks and its domain as they were, on the volumes that it has now.
+
+    file          a new file next to it, which takes its name when it is complete
+    zfs volume    a snapshot first, to which it is rolled back where the restore fails
+    other device  written where it is: the run warns that there is no way back
+
+    staged ─▶ devices written ─▶ the ledger turns: what is undone by going back is from here on done by going forward
+           ─▶ domain defined, files swapped
+
+It is refused while the guest runs, or has a snapshot of libvirt's, which the old disk holds. A disk that was grown since is as
+large as the point again where it is a file; the rest of a device is zeros. With single disks the domain stays as it is.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
+from synvirt.backups.restores import domain as restoring_domain
+from synvirt.backups.restores import new_domain
+from synvirt.backups.restores.domain import Place, Rewritten
+from synvirt.backups.restores.host import RestoreHost
+from synvirt.backups.restores.new_files import file_writer
+from synvirt.backups.under_way import UnderWay
+from synvirt.backups.undoing import Thing, Undo, Undoing
+from synvirt.backups.working import Copying
+from synvirt.blocks import DiskReader
+from synvirt.destinations.zfs_command import Zfs, ZfsRefused
+from synvirt.destinations.zfs_links import zvol_name
+from synvirt.disks.specs import BlockWriterSpec
+from synvirt.durable import sync_folder
+from synvirt.errors import (
+    BackupConflict,
+    BackupNotFound,
+    Cancelled,
+    DiskWriteFailed,
+    HostLacks,
+    Internal,
+    SourceRunning,
+    SourceUnsupported,
+)
+from synvirt.jobs.orders import DiskOrder
+from synvirt.kvm.connection import load, translated
+from synvirt.repository.disk import PointReader
+from synvirt.repository.manifest import Manifest
+from synvirt.repository.repository import Repository
+from synvirt.repository.specs import PointSpec, RepositorySpec
+
+NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
+FORMATS = ("raw", "qcow2")
+
+_log = structlog.get_logger("synvirt.backups")
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """`staged` shall be `path`; what `path` was until then stays as `before` for a moment."""
+
+    staged: str
+    path: str
+
+    @property
+    def before(self) -> str:
+        return f"{self.staged}.before"
+
+
+class InPlace:
+    """`resumed`: the run began under a service that has ended since."""
+
+    def __init__(
+        self, restore_host: RestoreHost, undoing: Undoing, repository: RepositorySpec, *, resumed: bool = False
+    ) -> None:
+        self._restore_host, self._undoing, self._repository, self._resumed = restore_host, undoing, repository, resumed
+
+    def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
+        domain = self._domain(point)
+        _refuse_running(domain)
+        with translated(Internal, f"the hypervisor does not say how {point.vm_name} is"):
+            if domain.snapshotNum():
+                raise BackupConflict(
+                    f"{point.vm_name} has snapshots, which its present disks hold",
+                    hint="delete them with virsh snapshot-delete, or restore to a new domain",
+                )
+        sizes = {disk.target: disk.size_bytes for disk in point.disks if not asked.disks or disk.target in asked.disks}
+        self._places(_definition(domain), sizes)
+
+    def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+        with self._restore_host.alone(point.vm_id, copying.under_way.stop):
+            self._restore(copying, repository, point, asked)
+
+    def _restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+        self.check(point, asked)
+        under_way = copying.under_way
+        manifest, domain = repository.manifest(point.id), self._domain(point)
+        disks = new_domain.chosen_disks(manifest, asked.disks)
+        places = self._places(_definition(domain), {target: disk.size_bytes for target, disk in disks.items()})
+        definition = None
+        if not asked.disks:
+            definition = self._tried(under_way, domain, manifest, places)
+        under_way.move(Status.TRANSFERRING)
+        restored = _Restored(self._restore_host, self._undoing, copying, domain, resumed=self._resumed)
+        specs = {target: new_domain.point_spec(self._repository, manifest, target) for target in disks}
+        restored.disks(
+            {target: (places[target], PointReader(repository, disk), specs[target]) for target, disk in disks.items()}
+        )
+        if definition is not None:
+            restored.parts(_definition(domain), manifest)
+        under_way.move(Status.COMMITTING)
+        restored.commit(definition)
+        with translated(Internal, f"the hypervisor does not say what {point.vm_name} is called"):
+            under_way.move(Status.COMMITTING, domain=RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString())))
+
+    def _domain(self, point: RestorePoint) -> Any:
+        found = self._restore_host.domain("lookupByUUIDString", point.vm_id)
+        if found is None:
+            raise BackupNotFound(
+                f"this host has no domain {point.vm_name} ({point.vm_id}) any more", hint="restore to a new domain"
+            )
+        return found
+
+    def _places(self, now: Rewritten, sizes: dict[str, int]) -> dict[str, Place]:
+        """Where the disks of these sizes lie now. BackupConflict, SourceUnsupported."""
+        found = {}
+        there = dict(_disks_of(now))
+        for target, size in sizes.items():
+            if target not in there:
+                raise BackupConflict(
+                    f"the guest has no disk {target} now", hint="restore to a new domain, or name the disks that it has"
+                )
+            place = there[target]
+            if place.device_type not in ("file", "block") or place.format not in FORMATS or not place.path:
+                raise SourceUnsupported(
+                    f"disk {target} is {place.device_type} of format {place.format}",
+                    hint="raw and qcow2 files and block devices are restored in place",
+                )
+            _check_place(target, place, size)
+            found[target] = place
+        return found
+
+    def _tried(self, under_way: UnderWay, domain: Any, manifest: Manifest, places: dict[str, Place]) -> str:
+        """The point's definition with the disks where they lie now. libvirt is asked for its judgement before anything is
+        written. HostLacks."""
+        now = _definition(domain)
+        then = restoring_domain.foreign(manifest.sealed.domain_xml, own=now)
+        with translated(Internal, "the hypervisor does not say how the guest is"):
+            before, name = _xml(domain), domain.name()
+        restoring_domain.renamed(then, name)
+        restoring_domain.new_generation(then)
+        restoring_domain.with_disks(then, places, wanted=frozenset(places))
+        if restoring_domain.has_uefi(then) and not restoring_domain.has_uefi(now):
+            new_domain.put_firmware(self._restore_host, under_way.run.id, then)
+        restoring_domain.same_variables(then, now)
+        told = [
+            *then.told,
+            *(
+                f"its disk {target} is attached no more: {place.path}"
+                for target, place in _disks_of(now)
+                if target not in places
+            ),
+        ]
+        self._undoing.record(under_way.run.id, "defined", before)
+        with translated(HostLacks, "libvirt does not take the domain as it was", lambda _: "restore to a new domain"):
+            _define(self._restore_host, then.xml)
+        with translated(Internal, "libvirt does not take the domain as it is"):
+            _define(self._restore_host, before)
+        for one in told:
+            under_way.warn(restoring_domain.DIFFERS, one, manifest.sealed.vm_id)
+        return then.xml
+
+
+class _Restored:
+    """What one run has written next to the guest's files, and how it becomes the guest's."""
+
+    def __init__(self, restore_host: RestoreHost, undoing: Undoing, copying: Copying, domain: Any, *, resumed: bool) -> None:
+        self._restore_host, self._undoing, self._copying, self._domain = restore_host, undoing, copying, domain
+        self._under_way, self._run_id, self._resumed = copying.under_way, copying.under_way.run.id, resumed
+        self._swaps: list[Swap] = []
+        self._snapshots: list[str] = []
+
+    def disks(self, wanted: dict[str, tuple[Place, DiskReader, PointSpec]]) -> None:
+        """Files first: they are beside the guest's until the end. Of the readers only the extents are asked here."""
+        for kind, write in (("file", self._file), ("block", self._device)):
+            for target, (place, reader, spec) in wanted.items():
+                if place.device_type == kind:
+                    _refuse_running(self._domain)
+                    write(target, place, reader, spec)
+
+    def _file(self, target: str, place: Place, reader: DiskReader, spec: PointSpec) -> None:
+        with self._staged(Path(place.path)) as staged:
+            needed, free = new_domain.data_bytes(reader), shutil.disk_usage(staged.parent).free
+            if needed > free and not self._resumed:
+                raise DiskWriteFailed(
+                    f"disk {target} is written beside what it is now: it needs {needed} bytes there, and {free} are free",
+                    hint="free space there, or restore to a new domain",
+                )
+            writer = file_writer(staged, reader.size, place.format)
+            self._copying.copy(DiskOrder(key=target, reader=spec, writer=writer))
+
+    def parts(self, now: Rewritten, manifest: Manifest) -> None:
+        """UEFI variables, and the TPM's state."""
+        variables = now.root.findtext("os/nvram")
+        if manifest.sealed.nvram is not None and variables:
+            with self._staged(Path(variables)) as staged:
+                staged.write_bytes(base64.b64decode(manifest.sealed.nvram))
+        if manifest.sealed.tpm:
+            folder = self._restore_host.tpm_folder() / self._domain.UUIDString()
+            for path, content in new_domain.tpm_files(folder, manifest):
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with self._staged(path) as staged:
+                    staged.write_bytes(content)
+
+    @contextlib.contextmanager
+    def _staged(self, path: Path) -> Iterator[Path]:
+        """A file next to `path`, durable and its owner's when the block ends."""
+        path = path.resolve()  # a symbolic link stays one
+        swap = Swap(str(path.parent / f".synvirt-{self._run_id}-{len(self._swaps)}"), str(path))
+        self._undoing.record(self._run_id, "staged", swap.staged)
+        try:
+            yield Path(swap.staged)
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                os.chown(swap.staged, status.st_uid, status.st_gid)
+                Path(swap.staged).chmod(stat.S_IMODE(status.st_mode))
+            with Path(swap.staged).open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise DiskWriteFailed(f"{path.name} cannot be restored: {error.strerror}") from error
+        self._swaps.append(swap)
+
+    def _device(self, target: str, place: Place, reader: DiskReader, spec: PointSpec) -> None:
+        """From its first byte, even where the service has ended meanwhile: a guest that was started since may have written."""
+        volume = _zfs_volume(place.path)
+        if volume is None:
+            text = f"disk {target} is written where it is: should the restore fail, what it held is lost ({place.path})"
+            self._under_way.warn(NO_WAY_BACK, text, self._domain.UUIDString())
+        else:
+            snapshot = f"{volume}@synvirt-restore-{self._run_id}"
+            self._undoing.record(self._run_id, "snapshot", snapshot)
+            try:
+                Zfs()("snapshot", snapshot)
+            except ZfsRefused as refused:
+                if not (self._resumed and refused.reason == "exists"):
+                    raise
+            self._snapshots.append(snapshot)
+        writer = BlockWriterSpec(path=place.path, size_bytes=_size(place))
+        order = DiskOrder(key=target, reader=spec, writer=writer, fresh=False, zero_rest=True)
+        if self._resumed:
+            self._copying.forget(target)
+        try:
+            self._copying.copy(order, self._stop)
+        except Cancelled:
+            _refuse_running(self._domain)
+            raise
+
+    def _stop(self) -> bool:
+        return self._under_way.stop() or bool(_runs(self._domain))
+
+    def commit(self, definition: str | None) -> None:
+        """From here on the restore goes forward, by the next start of the service if need be."""
+        _refuse_running(self._domain)
+        forward = [Thing(kind="staged", name=swap.before) for swap in self._swaps]
+        forward += [Thing(kind="dropped", name=snapshot) for snapshot in self._snapshots]
+        with translated(Internal, "the hypervisor does not say which guest it is"):
+            vm_id = self._domain.UUIDString()
+        for swap in self._swaps:
+            forward.append(Thing(kind="swap", name=json.dumps([swap.staged, swap.path, _mark(swap.path), vm_id])))
+        if definition is not None:
+            forward.append(Thing(kind="defined", name=definition))
+        forward.append(Thing(kind="checkpoints", name=vm_id))
+        self._undoing.replace(self._run_id, tuple(forward))
+        for swap in self._swaps:
+            _swap(swap)
+        if _runs(self._domain):  # started within this moment: it has the old files open, and they get their names back
+            for swap in self._swaps:
+                with contextlib.suppress(FileNotFoundError):
+                    Path(swap.before).replace(swap.path)
+            self._undoing.replace(self._run_id, tuple(forward[: len(self._swaps) + len(self._snapshots)]))
+            _refuse_running(self._domain)
+        if not self._undoing.sweep(self._run_id):
+            raise Internal(
+                "the disks are restored, and the rest is not finished: the service's log says why",
+                hint="it is finished at the service's next start; leave the guest off until then",
+            )
+
+
+# ── the guest as it is ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _refuse_running(domain: Any) -> None:
+    if _runs(domain):
+        raise SourceRunning(
+            f"{domain.name()} runs, or its memory is saved: its disks cannot be replaced",
+            hint="shut it down first (saved memory: virsh managedsave-remove), or restore to a new domain",
+        )
+
+
+def _runs(domain: Any) -> bool:
+    with translated(Internal, "the hypervisor does not say whether the guest runs"):
+        return bool(domain.isActive() or domain.hasManagedSaveImage())
+
+
+def _xml(domain: Any) -> str:
+    libvirt = load()
+    return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))
+
+
+def _definition(domain: Any) -> Rewritten:
+    with translated(Internal, "the hypervisor does not say how the guest is defined"):
+        return restoring_domain.parsed(_xml(domain))
+
+
+def _disks_of(now: Rewritten) -> Iterator[tuple[str, Place]]:
+    for disk in now.devices.iterfind("disk"):
+        target = restoring_domain.target_of(disk)
+        if target in restoring_domain.targets(now):
+            source, driver = disk.find("source"), disk.find("driver")
+            path = "" if source is None else source.get("file") or source.get("dev") or ""
+            yield target, Place(path, disk.get("type", "file"), "raw" if driver is None else driver.get("type", "raw"))
+
+
+def _define(restore_host: RestoreHost, xml: str) -> None:
+    restore_host.connection.use().defineXML(xml)
+
+
+def _check_place(target: str, place: Place, size: int) -> None:
+    try:
+        mode = Path(place.path).stat().st_mode
+        expected = stat.S_ISBLK if place.device_type == "block" else stat.S_ISREG
+        if not expected(mode):
+            raise SourceUnsupported(f"disk {target} is not the {place.device_type} that its domain says")
+        if place.device_type == "block":
+            if place.format != "raw":
+                raise SourceUnsupported(f"disk {target} is a block device of format {place.format}")
+            if _size(place) < size:
+                raise BackupConflict(
+                    f"disk {target} has {_size(place)} bytes now, and had {size}",
+                    hint="grow the volume to what it was, or restore to a new domain",
+                )
+    except OSError as error:
+        raise SourceUnsupported(f"disk {target} cannot be reached: {error.strerror}") from error
+
+
+def _size(place: Place) -> int:
+    with Path(place.path).open("rb") as file:
+        return file.seek(0, os.SEEK_END)
+
+
+def _zfs_volume(path: str) -> str | None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return zvol_name(descriptor)
+        finally:
+            os.close(descriptor)
+    return None
+
+
+# ── undoing, and going forward ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _swap(swap: Swap) -> None:
+    """Idempotent: once it is done there is nothing staged."""
+    try:
+        if Path(swap.staged).exists():
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                os.link(swap.path, swap.before)
+            Path(swap.staged).replace(swap.path)
+            sync_folder(Path(swap.path).parent)
+    except OSError as error:
+        raise DiskWriteFailed(f"{Path(swap.path).name} cannot be replaced: {error.strerror}") from error
+
+
+def _mark(path: str) -> list[int]:
+    """Another one, once the file was written, or is another file. Empty, where there is none."""
+    try:
+        status = Path(path).stat()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DiskWriteFailed(f"{Path(path).name} cannot be reached: {error.strerror}") from error
+    return [status.st_ino, status.st_mtime_ns]
+
+
+def undo(restore_host: RestoreHost) -> dict[str, Undo]:
+    def swap(run_id: UUID, name: str) -> None:
+        """Who started the guest before we went on has written to the disk that it has: that is kept, and the restore failed."""
+        new, path, mark, vm_id = json.loads(name)
+        domain = restore_host.domain("lookupByUUIDString", vm_id)
+        if Path(new).exists() and (mark != _mark(path) or (domain is not None and _runs(domain))):
+            _log.error("a guest was started in the middle of its restore", run=str(run_id), guest=vm_id, kept=Path(path).name)
+            staged(run_id, new)
+            return
+        _swap(Swap(new, path))
+
+    def staged(run_id: UUID, name: str) -> None:
+        assert f".synvirt-{run_id}-" in Path(name).name
+        try:
+            Path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise DiskWriteFailed(f"{Path(name).name} cannot be removed: {error.strerror}") from error
+
+    def zfs(*arguments: str) -> None:
+        try:
+            Zfs()(*arguments)
+        except ZfsRefused as refused:
+            if refused.reason != "missing":
+                raise
+
+    def snapshot(run_id: UUID, name: str) -> None:
+        zfs("rollback", name)
+        zfs("destroy", name)
+
+    def defined(run_id: UUID, xml: str) -> None:
+        with translated(Internal, "libvirt does not take the domain's definition"):
+            _define(restore_host, xml)
+
+    def checkpoints(run_id: UUID, vm_id: str) -> None:
+        """What libvirt knows of them: their bitmaps went with the old disks."""
+        domain, libvirt = restore_host.domain("lookupByUUIDString", vm_id), load()
+        with translated(Internal, "the guest's checkpoints cannot be forgotten"):
+            for one in [] if domain is None else domain.listAllCheckpoints(0):
+                one.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+
+    undoing: dict[str, Callable[[UUID, str], None]] = {
+        "staged": staged,
+        "swap": swap,
+        "snapshot": snapshot,
+        "dropped": lambda run_id, name: zfs("destroy", name),
+        "defined": defined,
+        "checkpoints": checkpoints,
+    }
+    return undoing

@@ -1,0 +1,60 @@
+"""The disks of a restore point as NBD exports, read-only, each on a Unix socket of its own: nothing is restored for it.
+
+    chunks that are read ─▶ PointReader ─▶ NbdServer ─▶ nbdfuse, guestfish, qemu-img, a virtual machine
+
+The sockets lie in a folder that no other user may enter, and are removed with it.
+"""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.backups.restores.new_domain import chosen_disks
+from synvirt.disks.nbd.server import NbdServer
+from synvirt.errors import BackupBadRequest, SynvirtError
+from synvirt.repository.disk import PointReader
+from synvirt.repository.repository import Repository
+
+
+@dataclass(frozen=True)
+class MountedDisk:
+    target: str
+    size_bytes: int
+    uris: tuple[str, ...]
+    server: NbdServer
+
+    @property
+    def failure(self) -> SynvirtError | None:
+        """The first thing that could not be read."""
+        return self.server.failure
+
+
+@contextlib.contextmanager
+def mounted(
+    repository: Repository, point_id: UUID, targets: tuple[str, ...] = (), *, port: int | None = None
+) -> Iterator[tuple[MountedDisk, ...]]:
+    """Until the block ends. `targets`: all disks, where none is named. `port`: on 127.0.0.1 too, where every user of this host
+    can read it; of one disk alone."""
+    disks = chosen_disks(repository.manifest(point_id), targets)
+    if unknown := set(targets) - disks.keys():
+        raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
+    if port is not None and len(disks) != 1:
+        raise BackupBadRequest(f"a port serves one disk, and the restore point has {len(disks)}", hint="name one with --disk")
+    folder = Path(tempfile.mkdtemp(prefix="synvirt-mount-"))
+    with contextlib.ExitStack() as closing:
+        closing.callback(shutil.rmtree, folder, ignore_errors=True)
+        found = []
+        for number, (target, disk) in enumerate(disks.items()):
+            server = NbdServer(PointReader(repository, disk))
+            closing.callback(server.close)
+            # A target comes from a domain's XML: of it only what a file name may have.
+            safe = "".join(letter for letter in target if letter.isalnum())[:32]
+            uris = [server.listen(folder / (safe or str(number)))]
+            if port is not None:
+                uris.append(server.listen_loopback(port))
+            found.append(MountedDisk(target, disk.size_bytes, tuple(uris), server))
+        yield tuple(found)

@@ -1,0 +1,245 @@
+"""A restore to a new domain: the point's guest next to the others, with a name, a UUID and MAC addresses of its own.
+
+    volumes made ─▶ domain tried: does libvirt take it? ─▶ disks copied ─▶ domain defined ─▶ started, if that is asked for
+
+The volumes lie on the default destination, and carry the run's id as a job's do; so does the domain.
+"""
+
+import base64
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.backups import domain_parts
+from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
+from synvirt.backups.restores import domain as restoring_domain
+from synvirt.backups.restores.domain import Place, Rewritten
+from synvirt.backups.restores.host import SWTPM_USERS, RestoreHost
+from synvirt.backups.under_way import UnderWay
+from synvirt.backups.undoing import Undo, Undoing
+from synvirt.backups.working import Copying
+from synvirt.blocks import DiskReader
+from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
+from synvirt.hypervisor.hardware import own_mac
+from synvirt.jobs.orders import DiskOrder
+from synvirt.model.job import Domain
+from synvirt.repository.disk import PointReader
+from synvirt.repository.manifest import DiskMap, Manifest
+from synvirt.repository.repository import Repository
+from synvirt.repository.specs import PointSpec, RepositorySpec
+
+HOST_LACKS = "E_BAK_HOST_LACKS"
+
+
+class NewDomain:
+    """`resumed`: the run began under a service that has ended since."""
+
+    def __init__(
+        self, restore_host: RestoreHost, undoing: Undoing, repository: RepositorySpec, *, resumed: bool = False
+    ) -> None:
+        self._restore_host, self._undoing, self._repository, self._resumed = restore_host, undoing, repository, resumed
+
+    def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
+        name = asked.name or point.vm_name
+        if self._restore_host.domain("lookupByName", name) is not None:
+            raise BackupConflict(
+                f"this host has a domain {name} already", hint="give the restored one another name, or restore in place"
+            )
+
+    def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+        restore_host, under_way, run_id = self._restore_host, copying.under_way, copying.under_way.run.id
+        manifest = repository.manifest(point.id)
+        disks = chosen_disks(manifest, asked.disks)
+        if self._resumed and self._is_all_there(copying, disks, run_id):
+            if asked.start:
+                self._start(under_way, run_id, point)
+            return
+        if not self._resumed:
+            self._check_room(repository, disks)
+        domain = restoring_domain.foreign(manifest.sealed.domain_xml)
+        name = asked.name or point.vm_name
+        restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
+        restoring_domain.log_console(domain, str(restore_host.hypervisor.console_log(run_id)))
+        self._fit(under_way, domain, manifest, starts=asked.start)
+        places = self._volumes(run_id, disks)
+        wanted = frozenset(asked.disks or disks)
+        restoring_domain.with_disks(
+            domain, {target: Place(path, kind) for target, (_, path, kind) in places.items()}, wanted=wanted
+        )
+        for told in domain.told:
+            under_way.warn(restoring_domain.DIFFERS, told, point.vm_id)
+        defined = Domain(name=name, uuid=str(run_id), xml=domain.xml)
+        self._undoing.record(run_id, "domain", str(run_id))
+        self._try(defined)
+        under_way.move(Status.TRANSFERRING)
+        for target, (volume, _, _) in places.items():
+            writer = restore_host.default()[1].open(volume, disks[target].size_bytes)
+            copying.copy(DiskOrder(key=target, reader=self._spec(manifest, target), writer=writer))
+        under_way.move(Status.COMMITTING, domain=RestoredDomain(name=name, uuid=run_id))
+        put_tpm(restore_host, self._undoing, run_id, manifest)
+        define(restore_host, defined)
+        if asked.start:
+            self._start(under_way, run_id, point)
+
+    def _spec(self, manifest: Manifest, target: str) -> PointSpec:
+        return point_spec(self._repository, manifest, target)
+
+    def _is_all_there(self, copying: Copying, disks: dict[str, DiskMap], run_id: UUID) -> bool:
+        """The service ended when the guest was defined, or started: it may have written since."""
+        marks = copying.marks.of(run_id)
+        copied = all(target in marks and marks[target].finished for target in disks)
+        return copied and self._restore_host.domain("lookupByUUIDString", str(run_id)) is not None
+
+    def _fit(self, under_way: UnderWay, domain: Rewritten, manifest: Manifest, *, starts: bool) -> None:
+        """To this host: what it cannot give is refused before anything is made, or told."""
+        restore_host, run_id = self._restore_host, under_way.run.id
+        fit(restore_host, self._undoing, run_id, domain, manifest)
+        lacks = restoring_domain.lacking(domain, bridges=restore_host.has_bridge, networks=restore_host.has_network)
+        if lacks and starts:
+            raise HostLacks(
+                f"this host lacks {lacks[0]}", hint="restore without start; then give the domain what it needs with virsh edit"
+            )
+        for one in lacks:
+            under_way.warn(
+                HOST_LACKS, f"this host lacks {one}: the domain does not start until it is there", manifest.sealed.vm_id
+            )
+
+    def _check_room(self, repository: Repository, disks: dict[str, DiskMap]) -> None:
+        needed = sum(data_bytes(PointReader(repository, disk)) for disk in disks.values())
+        name, destination = self._restore_host.default()
+        free = destination.free_bytes()
+        if needed > free:
+            raise DiskWriteFailed(
+                f"the disks have {needed} bytes that are not zeros, and the destination {name} has room for {free}",
+                hint="free space there, or restore single disks",
+            )
+
+    def _volumes(self, run_id: UUID, disks: dict[str, DiskMap]) -> dict[str, tuple[str, str, str]]:
+        """By target: the volume's name, its path, and its type."""
+        name, destination = self._restore_host.default()
+        found = {}
+        for target, disk in disks.items():
+            volume = destination.volume_name(run_id, target)
+            self._undoing.record(run_id, "volume", f"{name} {volume}")
+            destination.create(volume, disk.size_bytes)
+            found[target] = volume, destination.device(volume), destination.device_type
+        return found
+
+    def _try(self, defined: Domain) -> None:
+        """libvirt is the judge of what it takes, and it shall judge before terabytes are copied."""
+        define(self._restore_host, defined)
+        self._restore_host.hypervisor.undefine(UUID(defined.uuid), UUID(defined.uuid))
+
+    def _start(self, under_way: UnderWay, run_id: UUID, point: RestorePoint) -> None:
+        """What is restored stays, should it not start."""
+        domain = self._restore_host.domain("lookupByUUIDString", str(run_id))
+        if domain is not None and domain.isActive():
+            return  # by the service before
+        try:
+            self._restore_host.hypervisor.start(run_id)
+        except SynvirtError as error:
+            under_way.warn("E_BAK_START_FAILED", f"it is restored, and does not start: {error.detail}", point.vm_id)
+
+
+def point_spec(repository: RepositorySpec, manifest: Manifest, target: str) -> PointSpec:
+    """The point's disk of that target, for a worker."""
+    number = next(number for number, named in enumerate(manifest.sealed.disks) if named.target == target)
+    return PointSpec(repository=repository, point_id=str(manifest.shown.id), number=number)
+
+
+def data_bytes(reader: DiskReader) -> int:
+    """What of the disk is not known to be zeros."""
+    return sum(extent.length for extent in reader.extents() if not extent.zero)
+
+
+def chosen_disks(manifest: Manifest, targets: tuple[str, ...]) -> dict[str, DiskMap]:
+    """By target; all, where none is named."""
+    pairs = zip(manifest.sealed.disks, manifest.shown.disks, strict=True)
+    return {named.target: disk for named, disk in pairs if not targets or named.target in targets}
+
+
+def fit(restore_host: RestoreHost, undoing: Undoing, run_id: UUID, domain: Rewritten, manifest: Manifest) -> None:
+    """This host's firmware with the point's own variables, and KVM where it works. HostLacks."""
+    if manifest.sealed.nvram is not None:
+        undoing.record(run_id, "variables", str(run_id))
+        if not restore_host.hypervisor.keep_variables(run_id, base64.b64decode(manifest.sealed.nvram)):
+            domain.told.append("its UEFI variables begin anew: no firmware of this host has such")
+    put_firmware(restore_host, run_id, domain)
+    if restore_host.hypervisor.emulates():
+        restoring_domain.emulated(domain)
+
+
+def put_firmware(restore_host: RestoreHost, run_id: UUID, domain: Rewritten) -> None:
+    """The build that takes the variables that were kept for that run; any, where none were. HostLacks."""
+    named = Path(domain.firmware or "").name
+    if not restoring_domain.has_uefi(domain):
+        restoring_domain.without_firmware(domain)
+        if named:
+            domain.told.append(f"its firmware is this host's own, not {named}")
+        return
+    firmware = restore_host.hypervisor.firmware(run_id, secure=restoring_domain.wants_secure_boot(domain))
+    if firmware is None:
+        raise HostLacks(f"this host lacks the guest's firmware {named or 'OVMF'}", hint="apt-get install ovmf")
+    code, variables = firmware
+    restoring_domain.with_firmware(domain, code, variables)
+    if named and named != Path(code).name:
+        domain.told.append(f"its firmware is this host's own {Path(code).name}, not {named}")
+
+
+def define(restore_host: RestoreHost, defined: Domain) -> None:
+    """HostLacks, in libvirt's words; BackupConflict."""
+    try:
+        restore_host.hypervisor.define(defined)
+    except DomainDefineFailed as error:
+        raise HostLacks(
+            f"libvirt does not take the guest's domain on this host: {error.detail}",
+            hint=error.hint or "export the disks and its domain.xml, change that to what this host has, and define it by virsh",
+        ) from error
+    except Conflict as error:
+        raise BackupConflict(error.detail, hint="give the restored domain another name") from error
+
+
+def put_tpm(restore_host: RestoreHost, undoing: Undoing, run_id: UUID, manifest: Manifest) -> None:
+    """The state of its TPM, where libvirt will look for it."""
+    if not manifest.sealed.tpm:
+        return
+    folder = restore_host.tpm_folder() / str(run_id)
+    undoing.record(run_id, "tpm", str(folder))
+    try:
+        for path, content in tpm_files(folder, manifest):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_bytes(content)
+            for one in (folder, path.parent, path):
+                restore_host.give(one, SWTPM_USERS)
+    except OSError as error:
+        raise DiskWriteFailed(f"the state of the guest's TPM cannot be written: {error.strerror}") from error
+
+
+def tpm_files(folder: Path, manifest: Manifest) -> Iterator[tuple[Path, bytes]]:
+    """What lies in the folder of an emulated TPM of libvirt's."""
+    root = restoring_domain.parsed(manifest.sealed.domain_xml).root
+    inner = folder / domain_parts.tpm_folder(root)
+    for name, content in (manifest.sealed.tpm or {}).items():
+        if "/" not in name and not name.startswith("."):
+            yield inner / name, base64.b64decode(content)
+
+
+# ── undoing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def undo(restore_host: RestoreHost) -> dict[str, Undo]:
+    def volume(run_id: UUID, name: str) -> None:
+        destination, _, its_name = name.partition(" ")
+        restore_host.destination(destination).destroy(its_name)
+
+    def tpm(run_id: UUID, name: str) -> None:
+        if Path(name).name == str(run_id):
+            shutil.rmtree(name, ignore_errors=True)
+
+    return {
+        "volume": volume,
+        "domain": lambda run_id, name: restore_host.hypervisor.undefine(UUID(name), run_id),
+        "variables": lambda run_id, name: restore_host.hypervisor.forget_variables(run_id),
+        "tpm": tpm,
+    }

@@ -1,0 +1,204 @@
+"""Restores: what a restore point becomes, by a table of targets.
+
+    export      files in a new folder (here)         new_domain   a guest next to the others (new_domain.py)
+    in_place    the guest that it is of (in_place.py)
+
+What is asked is looked at before the run begins; what a run makes is noted before it is made, and gone when it fails, is
+cancelled, or is killed (undoing.py).
+"""
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from uuid import UUID
+
+from synvirt.backups.limits import Limits, Needs, held
+from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest, Status
+from synvirt.backups.repositories import Repositories
+from synvirt.backups.restores import boot_test, in_place, new_domain
+from synvirt.backups.restores.host import RestoreHost
+from synvirt.backups.restores.new_files import file_writer
+from synvirt.backups.under_way import Sum, UnderWay
+from synvirt.backups.undoing import Undo, Undoing
+from synvirt.backups.working import Copying, Watermarks, Working
+from synvirt.disks.beneath import resolve_beneath
+from synvirt.durable import sync_folder
+from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, SynvirtError
+from synvirt.jobs.orders import DiskOrder
+from synvirt.repository.repository import Repository
+from synvirt.repository.specs import PointSpec
+from synvirt.store.backups import BackupRows
+
+Work = Callable[[UnderWay, Repository], None]
+
+
+class Restoring:
+    """`roots`: the folders that exports may be written beneath, the default first. Without `restore_host` only exports are
+    made."""
+
+    def __init__(
+        self,
+        rows: BackupRows,
+        repositories: Repositories,
+        working: Working,
+        *,
+        host: str,
+        roots: tuple[Path, ...],
+        restore_host: RestoreHost | None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._limits = limits
+        self._roots, self._repositories, self._working = roots, repositories, working
+        self.marks = Watermarks(rows, host=host)
+        undo: dict[str, Undo] = {"folder": _remove_folder}
+        if restore_host is not None:
+            undo |= new_domain.undo(restore_host) | in_place.undo(restore_host) | boot_test.undo(restore_host)
+        self.undoing = Undoing(rows, host=host, undo=undo)
+        self.restore_host = restore_host
+
+    def prepared(
+        self, run: BackupRun, point: RestorePoint, asked: RestoreRequest, *, resumed: bool = False
+    ) -> tuple[BackupRun, Work]:
+        """The run as it begins, and what it does. `resumed`: it began under a service that has ended since, and what it made is
+        there. BackupBadRequest, BackupConflict, SourceRunning, HostLacks."""
+        unknown = set(asked.disks) - {disk.target for disk in point.disks}
+        if unknown:
+            raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
+        _check_fields(asked)
+        if asked.target == "export":
+            folder = self._folder(asked, run.id, resumed=resumed)
+            root = self._roots[0]
+            shown = f"{root.name}/{folder.name}" if folder.parent == root else str(folder)
+            return run.model_copy(update={"path": shown}), self._undone(
+                run.id,
+                point,
+                lambda under_way, repository: self._export(
+                    self._copying(under_way, asked, repository), repository, point, asked, folder, resumed=resumed
+                ),
+            )
+        if self.restore_host is None:
+            raise BackupBadRequest("this service has no hypervisor to restore a guest on")
+        kind = new_domain.NewDomain if asked.target == "new_domain" else in_place.InPlace
+        restore = kind(self.restore_host, self.undoing, self._repositories.spec(point.repository_id), resumed=resumed)
+        if not resumed:
+            restore.check(point, asked)
+
+        def work(under_way: UnderWay, repository: Repository) -> None:
+            restore.restore(self._copying(under_way, asked, repository), repository, point, asked)
+
+        return run, self._undone(run.id, point, work)
+
+    def can_resume(self, run_id: UUID) -> bool:
+        """Not a restore in place that has begun to take the guest's disks: that goes forward by its ledger."""
+        return not self.undoing.has(run_id, "checkpoints")
+
+    def _copying(self, under_way: UnderWay, asked: RestoreRequest, repository: Repository) -> Copying:
+        slot = partial(held, self._limits, under_way, repository, *self._needs(asked))
+        return Copying(self._working, self.marks, under_way, Sum(under_way), asked.bandwidth_bps, slot)
+
+    def _needs(self, asked: RestoreRequest) -> tuple[Needs, ...]:
+        if self.restore_host is None or asked.target == "export":
+            return ()
+        if asked.target == "in_place":
+            return (Limits.guests,)
+        name, destination = self.restore_host.default()
+        return (lambda limits: limits.destination(name, destination),)
+
+    def _undone(self, run_id: UUID, point: RestorePoint, work: Work) -> Work:
+        def whole_or_not(under_way: UnderWay, repository: Repository) -> None:
+            try:
+                self._repositories.authors.tell(under_way, repository, point.id, point.vm_id)
+                work(under_way, repository)
+            except BaseException:
+                if not under_way.closing():
+                    self.undoing.sweep(run_id)
+                    self.marks.forget(run_id)
+                raise
+            self.undoing.settle(run_id)
+            self.marks.forget(run_id)
+
+        return whole_or_not
+
+    # ── exports ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _folder(self, asked: RestoreRequest, run_id: UUID, *, resumed: bool) -> Path:
+        """The one that the export shall become: new, in {data_dir}/exports or in the folder that was asked for."""
+        parent = self._roots[0]
+        if asked.path is not None:
+            parent = self._allowed(asked.path)
+        folder = parent / (asked.name or str(run_id))
+        if not resumed and (folder.exists() or folder.is_symlink()):
+            raise BackupConflict(f"{folder.name} is there already", hint="choose another name")
+        return folder
+
+    def _allowed(self, path: str) -> Path:
+        for root in self._roots:
+            if Path(path).is_relative_to(root):
+                try:
+                    found = resolve_beneath(root, path)
+                except SynvirtError as error:
+                    raise BackupBadRequest(f"path: {error.detail}") from error
+                if found.is_dir():
+                    return found
+                raise BackupBadRequest(f"path: {path} is no folder")
+        raise BackupBadRequest(
+            "path lies beneath no folder that exports may be written to",
+            hint="the setting backup_export_roots names them; without a path, they go to {data_dir}/exports",
+        )
+
+    def _export(
+        self,
+        copying: Copying,
+        repository: Repository,
+        point: RestorePoint,
+        asked: RestoreRequest,
+        folder: Path,
+        *,
+        resumed: bool,
+    ) -> None:
+        under_way, manifest = copying.under_way, repository.manifest(point.id)
+        hidden = folder.parent / f".{under_way.run.id}.partial"
+        self.undoing.record(under_way.run.id, "folder", str(hidden))
+        under_way.move(Status.TRANSFERRING)
+        if resumed and folder.exists() and not hidden.exists():
+            return  # the service ended when all was done
+        spec = self._repositories.spec(point.repository_id)
+        try:
+            hidden.mkdir(parents=True, mode=0o750, exist_ok=True)
+            (hidden / "domain.xml").write_text(manifest.sealed.domain_xml)
+            for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
+                if asked.disks and named.target not in asked.disks:
+                    continue
+                # The target comes from a domain's XML: of it only what a file name may have.
+                safe = "".join(letter for letter in named.target if letter.isalnum())
+                path = hidden / f"{number}-{safe}.{asked.format}"
+                reader = PointSpec(repository=spec, point_id=str(point.id), number=number)
+                writer = file_writer(path, disk.size_bytes, asked.format)
+                copying.copy(DiskOrder(key=f"{number}", reader=reader, writer=writer))
+            under_way.move(Status.COMMITTING)
+            hidden.rename(folder)
+            sync_folder(folder.parent)
+        except OSError as error:
+            raise DiskWriteFailed(f"the export {folder.name} cannot be written: {error.strerror}") from error
+
+
+def _remove_folder(run_id: UUID, name: str) -> None:
+    path = Path(name)
+    assert path.name == f".{run_id}.partial"
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        raise DiskWriteFailed(f"{path.name} cannot be removed")
+
+
+def _check_fields(asked: RestoreRequest) -> None:
+    """A field that the target has no use for is an error, not silence."""
+    of_exports = {"path": asked.path is not None, "format": asked.format != "raw"}
+    given = {
+        "export": {"start": asked.start},
+        "new_domain": of_exports,
+        "in_place": of_exports | {"name": asked.name is not None},
+    }
+    for field, is_given in given[asked.target].items():
+        if is_given:
+            raise BackupBadRequest(f"{field} says nothing to a restore with target {asked.target}")

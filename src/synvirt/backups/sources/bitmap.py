@@ -1,0 +1,299 @@
+"""A guest that runs, by libvirt's pull-mode backup job: QEMU serves its disks by NBD as they were when the job began.
+
+What the guest overwrites meanwhile goes to scratch files first. A checkpoint, which is a bitmap inside each qcow2 image, begins
+with the job and counts changes from that moment; the next run reads what it says. Other formats hold no bitmap, and are read
+whole. QEMU has one backup job a domain.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+from synvirt.backups import domain_parts
+from synvirt.backups.sources.definition import definition
+from synvirt.backups.sources.guest import Ask, Guest, Keeping, SourceDisk, new_name
+from synvirt.backups.sources.ledger import Ledger, Made
+from synvirt.backups.sources.quiescing import held
+from synvirt.disks.specs import NbdSpec
+from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSnapshotFailed, SourceUnsupported
+from synvirt.kvm.connection import Connection, embedded_root, load, translated
+from synvirt.live.libvirt import backup as jobs
+from synvirt.live.libvirt import scratch
+from synvirt.live.libvirt.manifest import backed_up_disks, data_disks, disk_format, parse
+from synvirt.programs import ProgramFailed, run
+from synvirt.repository.manifest import Manifest, Mark
+
+LOOK_EVERY_S = 1.0
+QEMU_IMG_TIMEOUT_S = 60
+
+
+class ByJob:
+    """`folder`: for sockets and scratch files; QEMU's user must be able to make files there, and its path must be short."""
+
+    name = "bitmap"
+
+    def __init__(
+        self, connection: Connection, ledger: Ledger, *, folder: Callable[[], Path], tpm_folder: Callable[[], Path]
+    ) -> None:
+        self._connection, self._ledger, self._folder, self._tpm_folder = connection, ledger, folder, tpm_folder
+        self._embedded = embedded_root(connection.uri) is not None
+
+    def fits(self, domain: Any) -> str | None:
+        with translated(Internal, "the hypervisor does not say how the guest is"):
+            return None if domain.isActive() else "it is shut off"
+
+    @contextlib.contextmanager
+    def open(self, domain: Any, ask: Ask) -> Iterator[Guest]:
+        """QuiesceFailed, GuestStillFrozen, SourceSnapshotFailed."""
+        with translated(SourceSnapshotFailed, f"the disks of {ask.vm_id} cannot be held at one moment"):
+            root = _described(domain)
+            vm_id, name = str(domain.UUIDString()), str(domain.name())
+            taken = [str(one.getName()) for one in domain.listAllCheckpoints(0)]
+        _refuse_passed_through(root)
+        least = scratch.least_free(_capacity_bytes(domain, root))
+        folder = self._ready(least)
+        made = Made(
+            id=uuid4(), job_id=ask.job_id, vm_id=vm_id, way="bitmap", name=new_name(ask.job_id, taken), folder=str(folder)
+        )
+        base = ask.base(vm_id)
+        self._refuse_another(domain)
+        with contextlib.ExitStack() as stack:
+            keeping = stack.enter_context(Keeping(self._ledger, self, made))
+            with translated(SourceSnapshotFailed, f"the disks of {name} cannot be held at one moment"):
+                _drop_stale(domain, made, base)
+                with held(self._connection.uri, domain, ask) as moment:
+                    _begin(domain, made, root)
+                begun = jobs.running(domain)
+                tracked = jobs.has_checkpoint(domain, made.name)
+                xml = definition(domain, root)
+            if begun is None or begun.path is None:
+                raise SourceSnapshotFailed(f"the backup job of {name} ended as soon as it had begun")
+            watch = stack.enter_context(_room(folder, least, lambda: self._end(domain, made)))
+
+            def check_unchanged() -> None:
+                watch.raise_if_full()
+                with translated(SourceReadFailed, f"the hypervisor does not say how {name} is"):
+                    now = jobs.running(domain) if domain.isActive() else None
+                if now is None or now.snapshot != made.name:
+                    raise SourceReadFailed(
+                        f"the backup job of {name} ended while its disks were read",
+                        hint="the guest was shut down, or somebody ended the job: start the run again",
+                    )
+
+            yield Guest(
+                vm_id=vm_id,
+                name=name,
+                domain_xml=xml,
+                nvram=domain_parts.nvram(root),
+                tpm=domain_parts.tpm(root, self._tpm_folder()),
+                disks=tuple(_disks(root, begun, made.name if tracked else None, base)),
+                check_unchanged=check_unchanged,
+                way="bitmap" if tracked else "scan",
+                consistency=moment.consistency,
+                quiesced=moment.quiesced,
+                freeze_ms=moment.freeze_ms,
+                moment=made.name,
+                base=base,
+                keep_marks=keeping.keep,
+                marks_kept=keeping.commit,
+            )
+
+    def _ready(self, least_bytes: int) -> Path:
+        """The folder is there, QEMU's user may write in it, and it has room."""
+        folder = self._folder()
+        try:
+            if self._embedded:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            else:
+                scratch.make(self._connection.use(), str(folder))  # QEMU runs as another user there
+            free = _free_bytes(folder)
+        except OSError as error:
+            raise SourceSnapshotFailed(f"the scratch folder {folder} cannot be made: {error.strerror}") from error
+        if free < least_bytes:
+            raise SourceSnapshotFailed(
+                f"the scratch folder {folder} has {free} bytes free, and {least_bytes} are wanted",
+                hint="it holds what the guest overwrites while its disks are read: make room there",
+            )
+        return folder
+
+    def _refuse_another(self, domain: Any) -> None:
+        with translated(SourceSnapshotFailed, "the hypervisor does not say whether a backup job runs"):
+            running = jobs.running(domain)
+        if running is not None:
+            raise SourceSnapshotFailed(
+                f"another backup job of {domain.name()} is running ({running.snapshot or 'not one of ours'}): QEMU has one",
+                hint="wait until it is over; virsh domjobinfo NAME tells about it",
+            )
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def end(self, made: Made) -> None:
+        domain = self._domain(made)
+        if domain is not None:
+            self._end(domain, made)
+        if not self._embedded:
+            scratch.clear(self._connection.use(), made.folder, made.name)
+        for path in Path(made.folder).glob(f"{made.name}*"):
+            with contextlib.suppress(PermissionError):  # it is QEMU's user's, and was looked after above
+                path.unlink(missing_ok=True)
+
+    def sweep(self, made: Made) -> None:
+        self.end(made)
+        domain = self._domain(made)
+        if domain is None:
+            return
+        with translated(Internal, f"the checkpoint {made.name} cannot be deleted"):
+            if not jobs.has_checkpoint(domain, made.name):
+                return
+            if domain.isActive():
+                jobs.delete(domain, made.name)
+            else:
+                self._delete_of_shut_off(domain, made.name)
+
+    def _delete_of_shut_off(self, domain: Any, name: str) -> None:
+        """libvirt deletes bitmaps of guests that run alone; of this one the images are not open."""
+        libvirt = load()
+        for _, disk in data_disks(_described(domain)):
+            source = disk.find("source")
+            path = None if source is None else source.get("file") or source.get("dev")
+            if path is not None and disk_format(disk) == "qcow2":
+                with contextlib.suppress(ProgramFailed):  # it has none of that name
+                    run(["qemu-img", "bitmap", "--remove", "-f", "qcow2", path, name], timeout_s=QEMU_IMG_TIMEOUT_S)
+        domain.checkpointLookupByName(name).delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+
+    def _domain(self, made: Made) -> Any | None:
+        """None, where it is gone: nothing of ours is left then."""
+        libvirt = load()
+        try:
+            return self._connection.use().lookupByUUIDString(made.vm_id)
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            raise Internal(f"the hypervisor does not say whether it has {made.vm_id}: {error}") from error
+
+    def _end(self, domain: Any, made: Made) -> None:
+        with translated(Internal, f"the backup job {made.name} does not end"):
+            if domain.isActive():
+                jobs.end(domain, lambda name: name == made.name)
+
+
+def _described(domain: Any) -> Any:
+    return parse(domain.XMLDesc(0))
+
+
+def _capacity_bytes(domain: Any, root: Any) -> int:
+    with translated(SourceSnapshotFailed, "the hypervisor does not say how large the disks are"):
+        return sum(int(domain.blockInfo(key)[0]) for key, _ in backed_up_disks(root))
+
+
+def _refuse_passed_through(root: Any) -> None:
+    """A point without one of the guest's disks would be none."""
+    passed = dict(data_disks(root)).keys() - dict(backed_up_disks(root)).keys()
+    if passed:
+        raise SourceUnsupported(
+            f"disk {sorted(passed)[0]} is a SCSI device of the host, passed through: it cannot be held still"
+        )
+
+
+def _drop_stale(domain: Any, made: Made, base: Manifest | None) -> None:
+    """The job's checkpoints that no restore point counts from: the newest must be the base's."""
+    wanted = _mark_names(base)
+    for one in domain.listAllCheckpoints(0):
+        name = str(one.getName())
+        if name.rpartition("-")[0] == made.name.rpartition("-")[0] and name not in wanted:
+            jobs.delete(domain, name)
+
+
+def _mark_names(base: Manifest | None) -> set[str]:
+    disks = () if base is None else base.sealed.disks
+    return {disk.mark.name for disk in disks if disk.mark is not None and disk.mark.kind == "checkpoint"}
+
+
+def _begin(domain: Any, made: Made, root: Any) -> None:
+    """With the guest still: as little as can be."""
+    track = [key for key, disk in backed_up_disks(root) if _holds_bitmaps(disk)] if domain.isPersistent() else []
+    try:
+        jobs.begin(domain, made.name, jobs.Server(made.folder), track=track)
+    except SnapshotFailed as error:
+        raise SourceSnapshotFailed(error.detail, hint=error.hint) from error
+
+
+def _holds_bitmaps(disk: Any) -> bool:
+    return disk_format(disk) == "qcow2" and disk.find("transient") is None and disk.find("readonly") is None
+
+
+def _disks(root: Any, begun: jobs.Running, checkpoint: str | None, base: Manifest | None) -> Iterator[SourceDisk]:
+    before = {} if base is None else {disk.target: disk.mark for disk in base.sealed.disks}
+    assert begun.path is not None
+    for key, disk in backed_up_disks(root):
+        export = begun.exports[key]
+        uri = f"nbd+unix:///{quote(export.name, safe='')}?socket={quote(begun.path, safe='/')}"
+        mark = before.get(key)
+        known = mark is not None and mark.name == begun.since and export.bitmap is not None
+        expected = mark is not None and mark.kind == "checkpoint"
+        yield SourceDisk(
+            target=key,
+            path=_path(disk),
+            spec=NbdSpec(uri=uri),
+            changes=NbdSpec(uri=uri, bitmap=f"qemu:dirty-bitmap:{export.bitmap}") if known else None,
+            whole_because="" if known or not expected else "its checkpoint, or the bitmap of its changes, was lost",
+            mark=Mark(kind="checkpoint", name=checkpoint) if checkpoint is not None and _holds_bitmaps(disk) else None,
+        )
+
+
+def _path(disk: Any) -> str:
+    source = disk.find("source")
+    return next((value for name in ("file", "dev", "name", "dir", "volume") if (value := source.get(name))), "")
+
+
+# ── room for what the guest overwrites ───────────────────────────────────────────────────────────────────────────────
+
+
+class _Room:
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.full = folder, False
+
+    def raise_if_full(self) -> None:
+        if self.full:
+            raise SourceSnapshotFailed(
+                f"the scratch folder {self._folder.name} was filling up, so the backup job was ended before the guest was hurt",
+                hint="it holds what the guest overwrites while its disks are read: make room there",
+            )
+
+
+@contextlib.contextmanager
+def _room(folder: Path, least_bytes: int, end: Callable[[], None]) -> Iterator[_Room]:
+    """Looked after by a thread, which ends the job in time: without room QEMU would pause the guest, or fail its writes. What
+    reads then fails, and this says why."""
+    room, stopped = _Room(folder), threading.Event()
+
+    def look() -> None:
+        while not stopped.wait(LOOK_EVERY_S):
+            if _free_bytes(folder) < least_bytes:
+                room.full = True
+                with contextlib.suppress(Internal):
+                    end()
+                return
+
+    thread = threading.Thread(target=look, name="backup-scratch", daemon=True)
+    thread.start()
+    try:
+        yield room
+    except SourceSnapshotFailed:
+        raise
+    except Exception:
+        room.raise_if_full()
+        raise
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,38 @@
+"""The ways to read this host's guests, put together: for its own hypervisor, whichever that is."""
+
+from functools import partial
+from pathlib import Path
+
+from synvirt.backups.sources.bitmap import ByJob
+from synvirt.backups.sources.guest import Sources
+from synvirt.backups.sources.ledger import Ledger
+from synvirt.backups.sources.offline import Offline
+from synvirt.backups.sources.zfs import OfZfs
+from synvirt.kvm.connection import Connection, short_root
+from synvirt.store.backups import BackupRows
+
+# As for guests of other hosts (docs/platforms/libvirt.md): QEMU's user and its AppArmor profile must let it in.
+SYSTEM_FOLDER = Path("/var/lib/libvirt/synvirt")
+SYSTEM_TPM_FOLDER = Path("/var/lib/libvirt/swtpm")
+
+
+def scratch_folder(connection: Connection) -> Path:
+    """Asked when it is needed: where no short path to it can be made, most restores still can."""
+    root = short_root(connection.uri)
+    return SYSTEM_FOLDER if root is None else root / "backup"
+
+
+def tpm_folder(connection: Connection) -> Path:
+    root = short_root(connection.uri)
+    return SYSTEM_TPM_FOLDER if root is None else root / "lib/swtpm"
+
+
+def sources_of(connection: Connection, rows: BackupRows, *, host: str) -> Sources:
+    ledger = Ledger(rows, host=host)
+    scratch, tpm = partial(scratch_folder, connection), partial(tpm_folder, connection)
+    ways = (
+        OfZfs(connection.uri, ledger, tpm_folder=tpm),
+        Offline(connection, tpm),
+        ByJob(connection, ledger, folder=scratch, tpm_folder=tpm),
+    )
+    return Sources(connection, ledger, ways)

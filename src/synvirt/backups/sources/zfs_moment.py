@@ -1,0 +1,83 @@
+"""Volumes of a zfs pool at one moment, and what has changed of them since an earlier one.
+
+    snapshot  vol@name         all of them at once: zfs makes the snapshots of one command in one transaction
+    clone     {parent}/name-N  a device to read the snapshot by; `snapdev` would change the volume itself
+    bookmark  vol#name         stays when the run is over: it takes no room, and `zfs send -i` counts from it
+
+The snapshot itself would keep every block that the guest overwrites until the next run. Data is read by the clone's device:
+the stream is a list of areas only. What is ours carries the property synvirt:made, and nothing else is destroyed.
+"""
+
+from synvirt.backups.orders import ZfsChangesSpec
+from synvirt.backups.sources.ledger import Made
+from synvirt.backups.sources.zfs_stream import guid_of
+from synvirt.destinations.zfs_command import Zfs, ZfsRefused
+from synvirt.destinations.zfs_links import Links
+
+PROPERTY = "synvirt:made"
+
+
+class Moment:
+    """`made` is on the ledger already."""
+
+    def __init__(self, made: Made, *, zfs: Zfs | None = None, links: Links | None = None) -> None:
+        self._made, self._zfs, self._links = made, zfs or Zfs(), links or Links()
+
+    @property
+    def name(self) -> str:
+        return self._made.name
+
+    def take(self) -> None:
+        """With the guest still: as little as can be. ZfsRefused."""
+        names = [f"{volume}@{self._made.name}" for volume in self._made.volumes]
+        self._zfs("snapshot", "-o", f"{PROPERTY}={self._made.id}", *names)
+
+    def device(self, volume: str) -> str:
+        """By which its bytes of that moment are read. ZfsRefused, DiskWriteFailed."""
+        clone = self._clone(volume)
+        options = {"volmode": "dev", "readonly": "on", "com.sun:auto-snapshot": "false", PROPERTY: str(self._made.id)}
+        arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
+        self._zfs("clone", *arguments, f"{volume}@{self._made.name}", clone)
+        return self._links.device(clone)
+
+    def mark(self, volume: str) -> str:
+        """A bookmark of that moment, and the guid of its snapshot."""
+        snapshot = f"{volume}@{self._made.name}"
+        self._zfs("bookmark", snapshot, f"{volume}#{self._made.name}")
+        return guid_of(self._zfs, snapshot)
+
+    def changed(self, volume: str, mark: str, guid: str, size: int) -> ZfsChangesSpec:
+        """Since that bookmark of the volume."""
+        since, until = f"{volume}#{mark}", f"{volume}@{self._made.name}"
+        return ZfsChangesSpec(program=self._zfs.program, since=since, guid=guid, until=until, size_bytes=size)
+
+    def end(self) -> None:
+        """Clones and snapshots are gone; idempotent. ZfsRefused, where their pool is away: there they may still be."""
+        for pool in {volume.partition("/")[0] for volume in self._made.volumes}:
+            self._zfs.names("-d", "0", pool)
+        for volume in self._made.volumes:
+            for name in (self._clone(volume), f"{volume}@{self._made.name}"):
+                if self._is_ours(name):
+                    self._zfs("destroy", name)
+
+    def forget(self) -> None:
+        """The bookmarks too. A volume that is gone has taken them along."""
+        self.end()
+        for volume in self._made.volumes:
+            try:
+                self._zfs("destroy", f"{volume}#{self._made.name}")
+            except ZfsRefused as refused:
+                if refused.reason != "missing":
+                    raise
+
+    def _clone(self, volume: str) -> str:
+        """Beside the volume: there its encryption is the same."""
+        return f"{volume.rpartition('/')[0]}/{self._made.name}-{self._made.volumes.index(volume)}"
+
+    def _is_ours(self, name: str) -> bool:
+        try:
+            return self._zfs.properties(name, PROPERTY).get(PROPERTY) == str(self._made.id)
+        except ZfsRefused as refused:
+            if refused.reason == "missing":
+                return False
+            raise

@@ -1,0 +1,1 @@
+"""synvirt backup. `commands.py` puts it together; the others are its parts."""

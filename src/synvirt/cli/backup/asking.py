@@ -1,0 +1,48 @@
+"""What the commands of `synvirt backup` have in common: what they list, what they ask, and the runs that come of it."""
+
+from typing import Annotated, Any
+
+import typer
+
+from synvirt.cli.backup.runs import follow
+from synvirt.cli.listing import Listed, id_of, print_page
+from synvirt.cli.options import Options
+
+REPOSITORIES = Listed("repository", "/backup/repositories", "synvirt backup repositories", "name")
+JOBS = Listed("backup job", "/backup/jobs", "synvirt backup jobs", "name")
+RUNS = Listed("run", "/backup/runs", "synvirt backup runs")
+POINTS = Listed("restore point", "/backup/restore-points", "synvirt backup points")
+
+ShortId = "Its id, or the beginning of it"
+Run = Annotated[str, typer.Argument(metavar="RUN", help=ShortId)]
+Point = Annotated[str, typer.Argument(metavar="POINT", help=ShortId)]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name or id")]
+Repository = Annotated[str, typer.Argument(metavar="REPOSITORY", help="Its name or id")]
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most this many")]
+Cursor = Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")]
+
+
+def list_things(options: Options, listed: Listed, table: Any, limit: int, cursor: str | None) -> None:
+    params = {"limit": limit} | ({"cursor": cursor} if cursor else {})
+    with options.connect() as client:
+        answer = client.ask("GET", listed.path, params=params)
+    things = listed.path.rpartition("/")[2].replace("-", " ")
+    print_page(answer, none=f"There are no {things}", show=table, as_json=options.json)
+
+
+def ask(options: Options, method: str, listed: Listed, one: str, rest: str = "", *, said: str, json: Any = None) -> None:
+    """Something that is done when it is answered."""
+    with options.connect() as client:
+        id_ = id_of(client, listed, one)
+        answer = client.ask(method, f"{listed.path}/{id_}{rest}", json=json)
+    if not options.json:
+        print(f"{listed.noun.capitalize()} {id_} {said}")
+    elif answer:
+        print(answer)
+
+
+def start_run(options: Options, listed: Listed, one: str, rest: str, *, json: Any = None, params: Any = None) -> None:
+    """Something that becomes a run."""
+    with options.connect() as client:
+        path = f"{listed.path}/{id_of(client, listed, one)}/{rest}"
+        follow(options, client, client.ask("POST", path, json=json, params=params))

@@ -1,0 +1,187 @@
+"""synvirt backup jobs|add-job|change-job|remove-job|retention"""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from synvirt.cli.backup.asking import JOBS, REPOSITORIES, Cursor, Job, Limit, ask, list_things
+from synvirt.cli.listing import at, id_of, print_table
+from synvirt.cli.options import Options, size_given, with_options
+from synvirt.cli.program import shown
+
+
+class Quiesce(StrEnum):
+    OFF = "off"
+    TRY = "try"
+    REQUIRE = "require"
+
+
+@with_options
+def jobs(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
+    """List the backup jobs.
+
+    Example: synvirt backup jobs
+    """
+    list_things(options, JOBS, _jobs, limit, cursor)
+
+
+Keep = Annotated[int | None, typer.Option(min=0, help="Keep so many of the newest points")]
+KeepHourly = Annotated[int | None, typer.Option(min=0, help="… the last one of so many hours")]
+KeepDaily = Annotated[int | None, typer.Option(min=0, help="… of so many days")]
+KeepWeekly = Annotated[int | None, typer.Option(min=0, help="… of so many weeks")]
+KeepMonthly = Annotated[int | None, typer.Option(min=0, help="… of so many months")]
+KeepYearly = Annotated[int | None, typer.Option(min=0, help="… of so many years")]
+Bandwidth = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="At most so much is read a second, for example 50MiB; «none»: no limit")
+]
+Schedule = Annotated[str | None, typer.Option(help="Run by itself: five fields of cron, in UTC; «never»: no more")]
+
+
+def _retention(*counts: int | None) -> dict[str, int]:
+    lines = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly")
+    return {line: count for line, count in zip(lines, counts, strict=True) if count is not None}
+
+
+def _rate(text: str) -> int | None:
+    """Bytes a second; None: no limit."""
+    return None if text == "none" else size_given(text, "--bandwidth")
+
+
+@with_options
+def add_job(
+    options: Options,
+    vms: Annotated[list[str], typer.Argument(metavar="VM...", help="Names or UUIDs of this host's guests")],
+    *,
+    name: Annotated[str, typer.Option(help="What to call it")],
+    repository: Annotated[str, typer.Option(help="The repository's name or id")],
+    quiesce: Annotated[Quiesce, typer.Option(help="Freeze the file systems of a running guest for the moment")] = Quiesce.TRY,
+    schedule: Schedule = None,
+    bandwidth: Bandwidth = None,
+    keep_last: Keep = None,
+    keep_hourly: KeepHourly = None,
+    keep_daily: KeepDaily = None,
+    keep_weekly: KeepWeekly = None,
+    keep_monthly: KeepMonthly = None,
+    keep_yearly: KeepYearly = None,
+) -> None:
+    """Make a backup job; all points are kept where no --keep says else.
+
+    Example: synvirt backup add-job web db --name nightly --repository here --schedule "0 2 * * *" --keep-daily 7
+    """
+    import json
+
+    body: dict[str, Any] = {"name": name, "vm_ids": vms, "quiesce": quiesce.value}
+    if schedule is not None and schedule != "never":
+        body["schedule"] = schedule
+    if bandwidth is not None:
+        body["bandwidth_bps"] = _rate(bandwidth)
+    body["retention"] = _retention(keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly)
+    with options.connect() as client:
+        body["repository_id"] = id_of(client, REPOSITORIES, repository)
+        answer = client.ask("POST", JOBS.path, json=body)
+    made = json.loads(answer)
+    when = f"It runs next at {at(made['next_run_at'])} UTC" if made["next_run_at"] else "Run it"
+    print(answer if options.json else f"Job {made['id']} is made. {when}: synvirt backup run {made['id']}")
+
+
+@with_options
+def change_job(
+    options: Options,
+    job: Job,
+    *,
+    name: Annotated[str | None, typer.Option(help="What to call it")] = None,
+    vm: Annotated[list[str] | None, typer.Option(help="Its guests, in place of those it has; may be given again")] = None,
+    quiesce: Annotated[Quiesce | None, typer.Option(help="Freeze the file systems of a running guest")] = None,
+    schedule: Schedule = None,
+    bandwidth: Bandwidth = None,
+    keep_last: Keep = None,
+    keep_hourly: KeepHourly = None,
+    keep_daily: KeepDaily = None,
+    keep_weekly: KeepWeekly = None,
+    keep_monthly: KeepMonthly = None,
+    keep_yearly: KeepYearly = None,
+) -> None:
+    """Change a backup job. What is not given stays; any --keep takes the place of all that it had.
+
+    Example: synvirt backup change-job nightly --schedule never
+    """
+    kept = _retention(keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly)
+    wishes = {"name": name, "vm_ids": vm or None, "quiesce": quiesce, "schedule": schedule, "retention": kept or None}
+    body: dict[str, Any] = {wish: value for wish, value in wishes.items() if value is not None}
+    if schedule == "never":
+        body["schedule"] = None
+    if bandwidth is not None:
+        body["bandwidth_bps"] = _rate(bandwidth)
+    ask(options, "PATCH", JOBS, job, json=body, said="is changed")
+
+
+@with_options
+def remove_job(options: Options, job: Job) -> None:
+    """Remove a backup job. Its restore points stay, and no retention touches them any more.
+
+    Example: synvirt backup remove-job nightly
+    """
+    ask(options, "DELETE", JOBS, job, said="is removed; its restore points stay")
+
+
+@with_options
+def retention(
+    options: Options,
+    job: Job,
+    *,
+    apply: Annotated[bool, typer.Option("--apply", help="Remove them now; each run of the job does so at its end")] = False,
+    keep_last: Keep = None,
+    keep_hourly: KeepHourly = None,
+    keep_daily: KeepDaily = None,
+    keep_weekly: KeepWeekly = None,
+    keep_monthly: KeepMonthly = None,
+    keep_yearly: KeepYearly = None,
+) -> None:
+    """Show which restore points of a job go, and why each of the others stays; with --keep, what these would do instead.
+
+    Example: synvirt backup retention nightly --keep-daily 3
+    """
+    import json
+
+    from synvirt.errors import BadRequest
+
+    asked = _retention(keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly)
+    if apply and asked:
+        raise BadRequest("--apply removes by the job's own retention", hint="synvirt backup change-job changes that")
+    with options.connect() as client:
+        path = f"{JOBS.path}/{id_of(client, JOBS, job)}/retention"
+        answer = client.ask("POST" if apply else "GET", path, params=asked)
+    if options.json:
+        print(answer)
+    elif items := json.loads(answer)["items"]:
+        _fates(items)
+    else:
+        print("The job has no restore points")
+
+
+def _jobs(items: list[Any]) -> None:
+    rows = [
+        (
+            one["id"],
+            shown(f"{one['name']}: {', '.join(one['vm_ids'])}"),
+            shown(one["schedule"] or ""),
+            at(one["next_run_at"])[:16] if one["next_run_at"] else "",
+            (one["last_run_id"] or "")[:8],
+        )
+        for one in items
+    ]
+    print_table(("ID", "NAME", "SCHEDULE", "NEXT (UTC)", "LAST RUN"), rows)
+
+
+def _fates(items: list[Any]) -> None:
+    rows = [
+        (
+            one["restore_point_id"],
+            shown(one["vm_name"]),
+            at(one["created_at"])[:16],
+            "goes" if one["removed"] else f"stays: {', '.join(line.removeprefix('keep_') for line in one['kept_by'])}",
+        )
+        for one in items
+    ]
+    print_table(("ID", "NAME", "CREATED", "RETENTION"), rows)

@@ -1,0 +1,112 @@
+"""synvirt backup mount: a restore point's disks by NBD, until Ctrl-C. No service is needed, only its data_dir."""
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import FAILED, shown, sized, tell
+from synvirt.errors import BackupBadRequest, BackupNotFound
+
+ENDING = {signal.SIGINT, signal.SIGTERM}
+
+
+@with_options
+def mount(
+    options: Options,
+    point: Annotated[str, typer.Argument(metavar="POINT", help="Its id, or the beginning of it")],
+    disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda), and others so named")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="On 127.0.0.1 too, where all users of this host can read it; 0: any")
+    ] = None,
+) -> None:
+    """Serve the disks of a restore point read-only by NBD, until Ctrl-C. Nothing is restored for it.
+
+    Example: synvirt backup mount POINT --disk vda; then nbdfuse FOLDER URI, or qemu-img info URI
+    """
+    from synvirt.backups.restores.mounting import mounted
+
+    if options.address is not None:
+        raise BackupBadRequest("mount reads the repository itself: it works on the service's own host alone")
+    told = sys.stdout
+    # The log goes elsewhere: our output is for who called us.
+    with contextlib.redirect_stdout(sys.stderr), _repository(options, point) as (repository, point_id):
+        # Before any thread is begun, so that each of them leaves these signals to the one that waits for them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            with mounted(repository, point_id, tuple(disk or ()), port=port) as disks:
+                _say(options, disks, told)
+                signal.sigwait(ENDING)
+                failures = [one.failure for one in disks if one.failure is not None]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for failure in failures:
+        tell(failure.code, failure.detail, failure.hint)
+    if failures:
+        raise typer.Exit(FAILED)
+
+
+@contextlib.contextmanager
+def _repository(options: Options, point: str) -> Iterator[Any]:
+    """The open repository of that restore point, and the point's id."""
+    from synvirt.backups.authors import UNKNOWN, Authors, doubt
+    from synvirt.backups.points import Points
+    from synvirt.backups.repositories import Repositories
+    from synvirt.proof.signing import HostKey
+    from synvirt.store import Store
+
+    settings = options.settings
+    _check_there(settings.data_dir)
+    store = Store(settings.store_url)
+    try:
+        known = _chosen(Points(store.backups, host=settings.host_id).all(), point)
+        caches = settings.data_dir / "backups"
+        repositories = Repositories(
+            store.backups,
+            host=settings.host_id,
+            keyring=settings.keyring_dir,
+            caches=caches,
+            allowed_hosts=settings.source_allowed_hosts,
+            authors=Authors(HostKey(settings.keyring_dir / "receipts.key", settings.host_id), settings.backup_signers),
+        )
+        repository = repositories.opened(known.repository_id)
+        told = doubt(repositories.authors.of(repository, known.id))
+        if told is not None:
+            tell(UNKNOWN, told, None)
+        yield repository, known.id
+    finally:
+        store.close()
+
+
+def _chosen(points: Any, beginning: str) -> Any:
+    """The one whose id begins so."""
+    found = [point for point in points if str(point.id).startswith(beginning)]
+    if not found:
+        raise BackupNotFound(f"there is no restore point {beginning}", hint="synvirt backup points")
+    if len(found) > 1:
+        raise BackupBadRequest(f"the ids of {len(found)} restore points begin with {beginning}")
+    return found[0]
+
+
+def _check_there(data_dir: Path) -> None:
+    """Else a store would be made where there is none."""
+    if not (data_dir / "keyring").is_dir():
+        raise BackupBadRequest(
+            f"there is no service's data in {data_dir}", hint="name its folder: --data-dir; and be the service's user, or root"
+        )
+
+
+def _say(options: Options, disks: Any, told: TextIO) -> None:
+    if options.json:
+        found = [{"target": one.target, "size_bytes": one.size_bytes, "uris": list(one.uris)} for one in disks]
+        print(json.dumps({"disks": found}), file=told, flush=True)
+        return
+    for one in disks:
+        print(f"{shown(one.target)}  {sized(one.size_bytes)}  {'  '.join(one.uris)}", file=told)
+    print("Read-only, until Ctrl-C", file=told, flush=True)

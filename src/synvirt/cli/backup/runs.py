@@ -1,0 +1,104 @@
+"""Following a backup run from the stream: a bar on a terminal, lines elsewhere, and what came of it at the end."""
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from synvirt.cli.program import FAILED, INTERRUPTED, shown, sized, tell
+
+if TYPE_CHECKING:
+    from synvirt.backups.model import BackupRun
+    from synvirt.cli.migrating.watching import Display
+    from synvirt.cli.options import Options
+
+
+def follow(options: "Options", client: Any, answer: str, *, print_events: bool = False) -> None:
+    """To the run's end; exits 1 where it is not completed. Ctrl-C leaves the run as it is. With --json: the stream's data as it
+    comes, or else the ended run."""
+    from synvirt.backups.model import BackupRun, Status
+    from synvirt.cli.migrating.watching import display
+
+    run = BackupRun.model_validate_json(answer)
+    try:
+        with display(quiet=options.json) as show:
+            run = _watched(client, run, show, print_events=print_events)
+    except KeyboardInterrupt:
+        print(f"The run goes on. Watch it again: synvirt backup watch {run.id}", flush=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if not options.json:
+        told(run)
+    elif not print_events:
+        print(client.ask("GET", f"/backup/runs/{run.id}"))
+    if run.status != Status.COMPLETED:
+        raise typer.Exit(FAILED)
+
+
+def _watched(client: Any, run: "BackupRun", show: "Display", *, print_events: bool) -> "BackupRun":
+    """The stream of one run begins with that run, also when it has ended."""
+    from synvirt.backups.model import ENDS, BackupRun, RunUpdate
+    from synvirt.cli.client import RUNS
+    from synvirt.errors import Internal
+
+    warned = 0
+    for event in client.follow(
+        RUNS, job_id=run.id, on_lost=lambda: show.said("the service is gone; waiting for it to come back")
+    ):
+        if print_events:
+            print(event.data, flush=True)
+        if event.event == "run":
+            run = BackupRun.model_validate_json(event.data)
+            show.stands(str(run.status), f"{run.kind.replace('_', ' ')} {str(run.id)[:8]}", run.progress)
+            for warning in run.warnings[warned:]:
+                show.said(f"{warning.code}: {warning.message}")
+            warned = len(run.warnings)
+            if run.status in ENDS:
+                return run
+        elif event.event == "progress":
+            show.progressed(RunUpdate.model_validate_json(event.data).progress)
+    raise Internal("the stream ended without the run")
+
+
+def told(run: "BackupRun") -> None:
+    """What came of it."""
+    if run.error is not None:
+        tell(run.error.code, run.error.message, run.error.hint)
+    if run.kind == "backup":
+        for point in run.restore_point_ids:
+            print(f"restore point {point}")
+        if run.stored_bytes or run.restore_point_ids:
+            print(f"{sized(run.progress.bytes_done)} read, {sized(run.stored_bytes)} stored")
+    elif run.error is None:
+        for point in run.restore_point_ids:
+            print(f"restore point {point}")
+    if run.report is not None:
+        print(f"{run.report.packs} packs and {run.report.points} restore points, {sized(run.report.bytes_read)} read")
+        for wrong in run.report.wrongs:
+            print(shown(wrong))
+    if run.collected is not None:
+        gone, later = run.collected.bytes_deleted, run.collected.bytes_condemned
+        print(f"{sized(gone)} in {run.collected.packs_deleted} packs are removed")
+        print(f"{sized(later)} in {run.collected.packs_condemned} packs go in a day, if nothing needs them by then")
+    if run.path is not None and run.error is None:
+        print(f"in {shown(run.path)}" + ("" if run.path.startswith("/") else " of the service's data folder"))
+    if run.domain is not None and run.error is None:
+        print(f"domain {shown(run.domain.name)} ({run.domain.uuid})")
+
+
+def sheet(run: "BackupRun") -> None:
+    """All of one run, a line each."""
+    from synvirt.cli.migrating.watching import described
+
+    rows = [("id", str(run.id)), ("kind", run.kind.replace("_", " ")), ("status", str(run.status)), ("trigger", run.trigger)]
+    rows += [("asked by", run.submitted_by)] if run.submitted_by else []
+    rows += [("job", str(run.job_id))] if run.job_id else []
+    rows += [("created", f"{run.created_at:%Y-%m-%d %H:%M:%S}")]
+    rows += [("finished", f"{run.finished_at:%Y-%m-%d %H:%M:%S}")] if run.finished_at else []
+    rows += [("progress", described(run.progress))]
+    for guest in run.guests:
+        froze = f", frozen for {guest.freeze_ms} ms" if guest.freeze_ms is not None else ""
+        read = sum(disk.read_bytes for disk in guest.disks)
+        rows.append(("guest", f"{guest.vm_name}: {guest.way}, {sized(read)} read{froze}"))
+    rows += [("warning", f"{one.code}: {one.message}") for one in run.warnings]
+    for name, value in rows:
+        print(f"{name:9} {shown(value)}")
+    told(run)

@@ -1,0 +1,231 @@
+"""synvirt disk convert: one copy(), and what is checked of it."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from synvirt.blocks import DiskReader, DiskWriter
+from synvirt.cli.disk.images import Found
+from synvirt.cli.program import shown, sized
+from synvirt.copying import Copied, copy
+from synvirt.disks import open_reader, open_writer
+from synvirt.disks.raw.cloning import clone
+from synvirt.disks.raw.files import RawReader, RawWriter
+from synvirt.disks.specs import BlockWriterSpec
+from synvirt.errors import Conflict, DiskWriteFailed
+
+if TYPE_CHECKING:  # loaded only where something is to be hashed
+    from synvirt.disks.checking.ledger import Ledger
+
+Show = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a caller asks for, besides the disk and the target."""
+
+    force: bool = False
+    threads: int | None = None
+    verify: bool = False
+    ledger: Path | None = None
+
+
+def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: bool) -> dict[str, Any]:
+    """Copy the disk; what was done, in the words of --json."""
+    if wanted.ledger is not None and not wanted.force and os.path.lexists(wanted.ledger):
+        raise Conflict(f"{wanted.ledger.name} is there already", hint="--force replaces it")
+    with _ended_by_sigterm(), ExitStack() as stack:
+        began = time.monotonic()
+        reader = open_reader(found.reader)
+        stack.callback(reader.close)
+        fresh = not target.is_block_device()  # a device holds what was on it before; a new file reads as zeros
+        writer = stack.enter_context(_writer(target, reader.size, force=wanted.force))
+        conversion = _Conversion(found, reader, writer, fresh, target, wanted, quiet, began)
+        hashed = wanted.verify or wanted.ledger is not None
+        done = conversion.copied_and_hashed() if hashed else conversion.copied()
+    return {"path": str(image), "disk": found.name, "target": str(target), **done}
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversion:
+    found: Found
+    reader: DiskReader
+    writer: DiskWriter
+    fresh: bool
+    target: Path
+    wanted: Wanted
+    quiet: bool
+    began: float
+
+    def copied(self) -> dict[str, Any]:
+        with _checked(self.found) as stop:
+            rest = clone(self.reader, self.writer, stop)
+            copied = self._copy(rest, stop)
+        return self._figures(copied, rest.bytes_cloned)
+
+    def copied_and_hashed(self) -> dict[str, Any]:
+        """Nothing is cloned: what is shared is not read, so there would be nothing to compare."""
+        from synvirt.disks.checking.ledger import ALGORITHM, Hashing
+
+        hashing = Hashing(self.reader)
+        with _checked(self.found) as stop:
+            copied = self._copy(hashing, stop)
+        ledger = hashing.ledger(self.found.name)
+        report = self._figures(copied, 0)
+        report["ledger"] = {"algorithm": ALGORITHM, "rows": len(ledger.rows)}
+        if self.wanted.verify:
+            report["verified"] = self._verified(ledger, copied)
+        if self.wanted.ledger is not None:
+            _write_lines(self.wanted.ledger, ledger.lines())
+            report["ledger"]["path"] = str(self.wanted.ledger)
+        return report
+
+    def _copy(self, reader: DiskReader, stop: Callable[[], bool]) -> Copied:
+        with _progress(f"{self.found.name} → {self.target.name}", quiet=self.quiet) as show:
+            return copy(
+                reader,
+                self.writer,
+                fresh=self.fresh,
+                threads=self.wanted.threads,
+                stop=stop,
+                on_progress=lambda copied: show(copied.bytes_done, copied.bytes_total),
+            )
+
+    def _verified(self, ledger: "Ledger", copied: Copied) -> dict[str, Any]:
+        from synvirt.disks.checking.ledger import verify
+
+        began = time.monotonic()
+        with _reread(self.writer, self.target) as target, _progress(f"verifying {self.target.name}", quiet=self.quiet) as show:
+            bytes_read = verify(
+                ledger, target, threads=self.wanted.threads, on_progress=lambda done: show(done, copied.bytes_total)
+            )
+        seconds = time.monotonic() - began
+        return {"bytes_read": bytes_read, "seconds": round(seconds, 3), "rate_bps": round(bytes_read / seconds)}
+
+    def _figures(self, copied: Copied, bytes_cloned: int) -> dict[str, Any]:
+        seconds = time.monotonic() - self.began
+        return {
+            "size_bytes": self.reader.size,
+            "bytes_read": copied.bytes_done,
+            "bytes_written": self.reader.size - bytes_cloned - copied.bytes_zero,
+            "bytes_zero": copied.bytes_zero,
+            "bytes_cloned": bytes_cloned,
+            "seconds": round(seconds, 3),
+            "rate_bps": round((copied.bytes_done + bytes_cloned) / seconds),
+            "checksums_verified": [checksum.name for checksum in self.found.checksums],
+        }
+
+
+@contextmanager
+def _checked(found: Found) -> Iterator[Callable[[], bool]]:
+    """The digests that an archive gives, checked during the copy; it must have ended well when they are all right."""
+    if not found.checksums:
+        yield lambda: False
+        return
+    from synvirt.disks.checking.checksum import Checksums
+
+    with Checksums(found.checksums) as checksums:
+        yield checksums.stop
+        checksums.verify()
+
+
+@contextmanager
+def _writer(target: Path, size: int, *, force: bool) -> Iterator[DiskWriter]:
+    if not target.is_block_device():
+        from synvirt.disks.raw.new_file import new_file
+
+        with new_file(target, size, replace=force) as writer:
+            yield writer
+        return
+    if not force:
+        raise Conflict(f"{target.name} is a device: what is on it would be lost", hint="--force writes over it")
+    device = open_writer(BlockWriterSpec(path=str(target), size_bytes=size))
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+@contextmanager
+def _reread(writer: DiskWriter, target: Path) -> Iterator[DiskReader]:
+    """What was written, read from the storage as far as that can be asked for: what is clean leaves the memory."""
+    # A new file has no name yet.
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    descriptor = os.dup(writer.descriptor) if isinstance(writer, RawWriter) else os.open(target, flags)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    reader = RawReader(target.name, length=writer.size, descriptor=descriptor)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _write_lines(path: Path, lines: Iterator[str]) -> None:
+    """The whole file, or none."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with unfinished.open("x") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        raise DiskWriteFailed(f"{path.name} cannot be written: {error.strerror}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _progress(title: str, *, quiet: bool) -> Iterator[Show]:
+    if quiet:
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(shown(title), total=None)
+        yield lambda done, total: bars.update(bar, total=total, completed=done)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM is Ctrl-C: the threads end, and nothing half-made is left."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def said(report: dict[str, Any]) -> str:
+    """The report as a sentence."""
+    cloned = f", {sized(report['bytes_cloned'])} cloned" if report["bytes_cloned"] else ""
+    checked = f", {', '.join(report['checksums_verified'])} checked" if report["checksums_verified"] else ""
+    verified = ""
+    if "verified" in report:
+        figures = report["verified"]
+        verified = (
+            f"; verified by {report['ledger']['algorithm'].upper()}: {sized(figures['bytes_read'])} read back"
+            f" in {figures['seconds']:.1f} s"
+        )
+    return shown(
+        f"{report['target']}: {sized(report['size_bytes'])}, of which {sized(report['bytes_written'])} written{cloned} and"
+        f" {sized(report['bytes_zero'])} zero, in {report['seconds']:.1f} s ({sized(report['rate_bps'])}/s){checked}{verified}"
+    )
+
+
+def is_quiet(json: bool) -> bool:
+    return json or not sys.stderr.isatty()

@@ -1,0 +1,208 @@
+"""synvirt disk: the data path alone, with no service and no job.
+
+Parsed by argparse, and each command's modules are imported when it runs: `synvirt disk convert` of a small disk takes little
+longer than Python takes to start, where Typer alone would take three times that.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from synvirt.cli.interrupts import raised
+from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed
+
+_IMAGE = "a disk image, an OVA, or the folder or description of a VM"
+
+
+def main(arguments: Sequence[str], *, json: bool = False) -> int:
+    """Run one command, `arguments` being what follows `synvirt disk`; the program's exit code. `json`: --json came before."""
+    try:
+        options = _parser().parse_args(list(arguments) or ["--help"])
+    except SystemExit as end:  # argparse has said why
+        return end.code if isinstance(end.code, int) else WRONG_USAGE
+    options.json = options.json or json
+    try:
+        with raised():
+            code: int = options.run(options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return FAILED
+    except Exception as error:
+        return failed(error, as_json=options.json)
+    return code
+
+
+def _info(options: argparse.Namespace) -> int:
+    from synvirt.cli.disk.images import disks_in
+    from synvirt.cli.disk.info import described, lines_of
+
+    disks = [described(found) for found in disks_in(options.image, options.key_file)]
+    if options.json:
+        _print_json({"path": str(options.image), "disks": disks})
+    else:
+        for disk in disks:
+            print("\n".join(lines_of(disk)), end="\n\n")
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from synvirt.cli.disk.convert import Wanted, convert, is_quiet, said
+    from synvirt.cli.disk.images import chosen, disks_in
+
+    found = chosen(disks_in(options.image, options.key_file), options.disk, options.image)
+    wanted = Wanted(force=options.force, threads=options.threads, verify=options.verify, ledger=options.ledger)
+    report = convert(options.image, found, options.target, wanted, quiet=is_quiet(options.json))
+    if options.json:
+        _print_json(report)
+    else:
+        print(said(report))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from synvirt.cli.disk.images import chosen, disks_in
+    from synvirt.cli.disk.verify import ledger_of, verified
+
+    ledger = ledger_of(options.ledger, options.receipt, options.volume, options.key)
+    image: Path | None = options.repair
+    source = None if image is None else chosen(disks_in(image, options.key_file), options.disk, image)
+    report = verified(options.target, ledger, source, threads=options.threads)
+    if options.json:
+        _print_json(report.as_json())
+    else:
+        print("\n".join(report.lines()))
+    return report.exit_code
+
+
+def _map(options: argparse.Namespace) -> int:
+    from synvirt.cli.disk.compare import print_map
+    from synvirt.cli.disk.images import chosen, disks_in
+
+    print_map(chosen(disks_in(options.image, options.key_file), options.disk, options.image), as_json=options.json)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from synvirt.cli.disk.compare import CANNOT_OPEN, CANNOT_READ, compared, opened
+    from synvirt.cli.disk.images import chosen, disks_in
+    from synvirt.errors import SynvirtError
+
+    failure = CANNOT_OPEN
+    try:
+        first = chosen(disks_in(options.first, options.key_file, key_needed=False), options.disk, options.first)
+        wanted = options.second_disk or options.disk
+        second = chosen(disks_in(options.second, options.key_file, key_needed=False), wanted, options.second)
+        with opened(first) as one, opened(second) as other:
+            failure = CANNOT_READ
+            report = compared(one, other, strict=options.strict, threads=options.threads)
+    except SynvirtError as error:
+        failed(error)
+        return failure
+    if options.json:
+        _print_json({"first": str(options.first), "second": str(options.second), **report.as_json()})
+    else:
+        print("\n".join(report.lines()))
+    return report.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="synvirt disk",
+        description="Look at disk images, compare them, convert them to raw. No service is needed.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    info = _command(commands, "info", _info, "What an image is: its format, sizes, chain, and how much of it is data.")
+    info.add_argument("image", metavar="IMAGE", type=_existing, help=_IMAGE)
+
+    convert = _command(
+        commands,
+        "convert",
+        _convert,
+        "Copy a disk into a sparse raw file, which has its name only when it is complete. Digests of an OVA are checked.",
+    )
+    convert.add_argument("image", metavar="IMAGE", type=_existing, help=_IMAGE)
+    convert.add_argument("target", metavar="TARGET", type=Path, help="the raw file to make, or a block device to write")
+    _add_disk(convert)
+    convert.add_argument("--force", action="store_true", help="replace the file, or write over the device")
+    convert.add_argument(
+        "--verify", action="store_true", help="read the target again, against SHA-256 hashes made while copying"
+    )
+    convert.add_argument("--ledger", metavar="FILE", type=Path, help="write these hashes to a file (JSON lines)")
+    _add_threads(convert)
+
+    verify = _command(
+        commands,
+        "verify",
+        _verify,
+        "Hold a volume against the hashes of what was copied to it, and name the extents that differ."
+        " --repair mends these from the source, and writes nothing else. It takes back what a guest has written since:"
+        " not for a volume whose guest was started.",
+    )
+    verify.add_argument("target", metavar="VOLUME", type=_existing, help="a raw file or a block device")
+    verify.add_argument("--ledger", metavar="FILE", type=_existing, help="as `disk convert --ledger` wrote it")
+    verify.add_argument("--receipt", metavar="FOLDER", type=_existing, help="a job's receipt, in place of --ledger")
+    verify.add_argument("--volume", metavar="DISK", help="which disk of the receipt, where there are several")
+    verify.add_argument("--key", metavar="FILE", type=_existing, help="the host's key, as `synvirt receipt key` printed it")
+    verify.add_argument("--repair", metavar="IMAGE", type=_existing, help=f"the source to mend from: {_IMAGE}")
+    _add_disk(verify)
+    _add_threads(verify)
+
+    map_ = _command(commands, "map", _map, "Where a disk holds data, and where it reads as zeros.")
+    map_.add_argument("image", metavar="IMAGE", type=_existing, help=_IMAGE)
+    _add_disk(map_)
+
+    compare = _command(
+        commands,
+        "compare",
+        _compare,
+        "Have two disks the same content, whatever their formats? Ends with 0: yes, 1: no, 2 and more: it cannot be told."
+        " What the larger of two disks has more may be zeros, unless --strict. --key-file is of whichever is encrypted.",
+    )
+    compare.add_argument("first", metavar="FIRST", type=_existing, help=_IMAGE)
+    compare.add_argument("second", metavar="SECOND", type=_existing, help="the same")
+    _add_disk(compare)
+    compare.add_argument("--second-disk", metavar="NAME", help="the same of the second one; by default --disk")
+    compare.add_argument("--strict", action="store_true", help="sizes must be the same, too")
+    _add_threads(compare)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=about.partition(". ")[0].rstrip("."), description=about, allow_abbrev=False
+    )
+    command.set_defaults(run=run)
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--key-file", metavar="FILE", type=_existing, help="holds the passphrase of an encrypted image")
+    return command
+
+
+def _add_disk(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--disk", metavar="NAME", help="which disk, where there are several: `disk info` lists their names")
+
+
+def _add_threads(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--threads", metavar="N", type=_threads, help="how many work at once, up to 64; by default one a core")
+
+
+def _existing(text: str) -> Path:
+    path = Path(text)
+    if not path.exists():
+        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    return path
+
+
+def _threads(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to 64")
+    return int(text)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    import json
+
+    print(json.dumps(value))

@@ -1,0 +1,360 @@
+"""synvirt migrations list|show|watch|submit|cancel|cutover"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from synvirt.cli.listing import at, full_id, print_table
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import FAILED, INTERRUPTED, shown
+
+if TYPE_CHECKING:
+    from synvirt.model.job import Forecast, Migration, OutageForecast, Pass
+
+app = typer.Typer(no_args_is_help=True, help="The jobs of the service.")
+
+PASSES_SHOWN = 10
+
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id; its beginning is enough when no other begins so")]
+
+
+@app.command("list")
+@with_options
+def list_(
+    options: Options,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=5000, help="At most this many")] = 5000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state, such as Failed; may be repeated")] = None,
+    name: Annotated[str | None, typer.Option(help="Only jobs of this name")] = None,
+    source_id: Annotated[str | None, typer.Option(help="Only jobs of this source: its id")] = None,
+    wave_id: Annotated[str | None, typer.Option(help="Only jobs of this wave: its id")] = None,
+) -> None:
+    """List the jobs, newest first.
+
+    Example: synvirt migrations list --state Failed --limit 20
+    """
+    import json
+
+    with options.connect() as client:
+        asked = {"limit": limit, "cursor": cursor, "state": state, "name": name, "source_id": source_id, "wave_id": wave_id}
+        answer = client.ask("GET", "/migrations", params={key: value for key, value in asked.items() if value})
+    if options.json:
+        print(answer)
+        return
+    page = json.loads(answer)
+    _table(page["items"])
+    if page["next_cursor"]:
+        print(f"There are more: --cursor {page['next_cursor']}")
+
+
+@app.command()
+@with_options
+def show(options: Options, job: JobId) -> None:
+    """Show one job: where it stands, what it made, how it came there.
+
+    Example: synvirt migrations show 1f3a
+    """
+    with options.connect() as client:
+        answer = client.ask("GET", f"/migrations/{full_id(client, 'migration', job)}")
+    if options.json:
+        print(answer)
+    else:
+        _sheet(answer)
+
+
+@app.command()
+@with_options
+def watch(
+    options: Options,
+    jobs: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Jobs; none: all that have not ended")] = None,
+) -> None:
+    """Watch a job, or several in one table, to their ends. Ctrl-C stops the watching, not the jobs.
+
+    Exit 1: one of them failed.
+
+    Example: synvirt migrations watch
+
+    Example: synvirt migrations watch 1f3a 77c0
+    """
+    with options.connect() as client:
+        ids = [full_id(client, "migration", job) for job in jobs or ()]
+        if len(ids) == 1:
+            follow(options, client, ids[0], print_events=options.json)
+        else:
+            _follow_several(options, client, ids)
+
+
+@app.command()
+@with_options
+def screenshot(
+    options: Options, job: JobId, file: Annotated[Path, typer.Argument(metavar="FILE.png", help="Where it is written")]
+) -> None:
+    """Save the guest's screen of the moment when the job gave it up.
+
+    Example: synvirt migrations screenshot 1f3a screen.png
+    """
+    from synvirt.cli.pictures import save
+
+    with options.connect() as client:
+        save(options, client, f"/migrations/{full_id(client, 'migration', job)}/screenshot", file)
+
+
+@app.command("dry-run")
+@with_options
+def dry_run(
+    options: Options,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan as JSON, as POST /migrations takes it; - is stdin")],
+) -> None:
+    """Say how a plan would run, and what is wrong with it. No job is made. Exit 1: something is wrong.
+
+    Example: synvirt migrations dry-run web01.json
+    """
+    from synvirt.cli.migrating.dry_runs import plan_in, show_dry_run
+
+    asked = plan_in(plan)
+    with options.connect() as client:
+        show_dry_run(options, client, asked)
+
+
+@app.command()
+@with_options
+def submit(
+    options: Options,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan as JSON, as POST /migrations takes it; - is stdin")],
+) -> None:
+    """Make a job of a plan in a file, with any field that a plan has. synvirt import takes the usual ones as options.
+
+    Example: synvirt migrations submit web01.json
+    """
+    import json
+
+    from synvirt.cli.migrating.dry_runs import plan_in
+
+    asked = plan_in(plan)
+    with options.connect() as client:
+        answer = client.ask("POST", "/migrations", json={"plan": asked})
+    made = json.loads(answer)["id"]
+    print(answer if options.json else f"Job {made} is queued. Watch it: synvirt migrations watch {made}")
+
+
+@app.command()
+@with_options
+def cancel(options: Options, job: JobId) -> None:
+    """Ask a job to stop and to sweep what it made.
+
+    Example: synvirt migrations cancel 1f3a
+    """
+    _ask(options, job, "cancel", "is asked to stop")
+
+
+@app.command()
+@with_options
+def cutover(options: Options, job: JobId) -> None:
+    """Let a job that waits for it (warm.cutover manual) cut over now.
+
+    Example: synvirt migrations cutover 1f3a
+    """
+    _ask(options, job, "cutover", "is asked to cut over")
+
+
+@app.command()
+@with_options
+def retry(
+    options: Options,
+    job: JobId,
+    conversion: Annotated[str | None, typer.Option(help="auto, always or never, in place of the plan's")] = None,
+    disk_bus: Annotated[str | None, typer.Option(help="virtio, scsi, sata …, in place of the plan's")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="A field of the plan, target.name=web2 for example; VALUE may be JSON"
+        ),
+    ] = None,
+) -> None:
+    """Try a failed job again, with another plan where that was wrong. Where its copy is whole, a new job goes on with its
+    volumes and copies nothing; else it begins anew.
+
+    Example: synvirt migrations retry 1f3a --disk-bus sata --set target.start=false
+    """
+    import json
+
+    from synvirt.cli.migrating.dry_runs import patch_of
+
+    changes = {key: value for key, value in (("conversion", conversion), ("disk_bus", disk_bus)) if value}
+    patch = patch_of(change or [])
+    with options.connect() as client:
+        path = f"/migrations/{full_id(client, 'migration', job)}/retry"
+        answer = client.ask("POST", path, params=changes, json={"plan": patch} if patch else None)
+    if options.json:
+        print(answer)
+    else:
+        found = json.loads(answer)
+        print(f"Job {found['id']} " + (f"goes on with the copy of job {job}" if found["retry_of"] else "begins anew"))
+
+
+@app.command("take-over")
+@with_options
+def take_over(
+    options: Options,
+    job: JobId,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew here, with new volumes")] = False,
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask: the job's host and its guests are off")] = False,
+) -> None:
+    """Go on here with the job of a host that is fenced.
+
+    Before its cut-over a job on shared storage is taken over by itself. Example: synvirt migrations take-over 1f3a
+    """
+    if not sure:
+        typer.confirm(f"Is the host of job {job} off, and are its guests?", abort=True)
+    with options.connect() as client:
+        answer = client.ask(
+            "POST", f"/migrations/{full_id(client, 'migration', job)}/take-over", params={"restart": str(restart).lower()}
+        )
+    if options.json:
+        print(answer)
+    else:
+        import json
+
+        print(f"Job {json.loads(answer)['id']} {'begins anew' if restart else 'goes on'} here")
+
+
+@app.command()
+@with_options
+def remove(
+    options: Options,
+    job: JobId,
+    volumes: Annotated[
+        str | None, typer.Option(help="keep or destroy: what becomes of the volumes that a failed job kept")
+    ] = None,
+) -> None:
+    """Remove an ended job from the list.
+
+    Example: synvirt migrations remove 1f3a --volumes destroy
+    """
+    with options.connect() as client:
+        params = {} if volumes is None else {"volumes": volumes}
+        client.ask("DELETE", f"/migrations/{full_id(client, 'migration', job)}", params=params)
+    if not options.json:
+        print(f"Job {job} is removed")
+
+
+def follow(options: Options, client: Any, job_id: str, *, print_events: bool = False) -> None:
+    """Watch to the end; exits 1 when the job failed. With --json: the stream's data as it comes, or else the ended job."""
+    from synvirt.cli.migrating.watching import display, verdict, watch
+
+    try:
+        with display(quiet=options.json) as shows:
+            each = (lambda event: print(event.data, flush=True)) if print_events else (lambda _: None)
+            job = watch(client, client.migration(job_id), show=shows, each=each)
+    except KeyboardInterrupt:
+        print(f"The job goes on. Watch it again: synvirt migrations watch {job_id}", flush=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if options.json and not print_events:
+        print(client.ask("GET", f"/migrations/{job_id}"))
+    if not verdict(job):
+        raise typer.Exit(FAILED)
+
+
+def _follow_several(options: Options, client: Any, ids: list[str]) -> None:
+    from synvirt.cli.migrating.watching import verdict
+    from synvirt.cli.migrating.watching_several import watch_several
+
+    try:
+        ended = watch_several(client, ids, as_json=options.json)
+    except KeyboardInterrupt:
+        print(f"The jobs go on. Watch them again: synvirt migrations watch {' '.join(ids)}".rstrip(), flush=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if not ended and not options.json:
+        print("No migration runs")
+    told = [verdict(job) for job in ended]  # each failure, not only the first
+    if not all(told):
+        raise typer.Exit(FAILED)
+
+
+def _ask(options: Options, job: str, wish: str, told: str) -> None:
+    with options.connect() as client:
+        answer = client.ask("POST", f"/migrations/{full_id(client, 'migration', job)}/{wish}")
+    print(answer if options.json else f"Job {job} {told}")
+
+
+def _table(items: list[dict[str, Any]]) -> None:
+    from synvirt.cli.program import sized
+
+    if not items:
+        print("There are no migrations")
+        return
+    rows = []
+    for item in items:
+        progress = item["progress"]
+        done = f"{sized(progress['bytes_done'])} of {sized(progress['bytes_total'])}" if progress["bytes_total"] else ""
+        rows.append((item["id"], shown(item["name"]), item["state"], done, at(item["created_at"])))
+    print_table(("ID", "NAME", "STATE", "DONE", "CREATED"), rows)
+
+
+def _sheet(answer: str) -> None:
+    from synvirt.cli.migrating.watching import described, outcome
+    from synvirt.cli.program import sized
+    from synvirt.model.job import Migration
+
+    job = Migration.model_validate_json(answer)
+    rows = [("id", str(job.id)), ("name", job.name), ("state", str(job.state))]
+    rows.append(
+        ("mode", f"{job.mode_effective}" + (f" (planned {job.plan.mode})" if job.mode_effective != job.plan.mode else ""))
+    )
+    rows += [("by", job.submitted_by)] if job.submitted_by else []
+    if job.last_error is not None:
+        rows.append(("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {job.last_error.message}"))
+        rows += [("hint", job.last_error.hint)] if job.last_error.hint else []
+    rows.append(("progress", described(job.progress, state=job.state)))
+    rows += [("pass", told) for told in _passes(job)]
+    if job.forecast is not None and not job.ended:
+        rows.append(("forecast", _forecast(job.forecast)))
+    rows += [("outage", _outage(job.outage))] if job.outage is not None else []
+    rows += [("downtime", f"{job.downtime_s:.1f} s")] if job.downtime_s is not None else []
+    rows += [("held", f"until it is asked to cut over: synvirt migrations cutover {job.id}")] if job.held else []
+    rows += [
+        ("disk", f"{disk.key} {disk.label}: {disk.state}, {sized(disk.bytes_total)}, {disk.volume or '-'}")
+        for disk in job.disks
+    ]
+    rows += [("domain", f"{job.domain.name} {job.domain.uuid}")] if job.domain else []
+    if job.domain:
+        rows += [("differs", f"{one.what}: {one.source} → {one.here} ({one.why})") for one in job.domain.differences]
+    rows += [("boot", f"{attempt.disk_bus}: {outcome(attempt)}") for attempt in job.boot_attempts]
+    rows += [("history", f"{visit.at:%Y-%m-%d %H:%M:%S} {visit.state}") for visit in job.history]
+    for name, value in rows:
+        print(f"{name:9} {shown(value)}")
+
+
+def _passes(job: "Migration") -> list[str]:
+    """The first and the last of them: a job that is held for a week has thousands."""
+    few = len(job.passes) <= PASSES_SHOWN
+    shown_ = job.passes if few else (job.passes[0], *job.passes[1 - PASSES_SHOWN :])
+    told = [_pass(one) for one in shown_]
+    return told if few else [told[0], f"… {len(job.passes) - PASSES_SHOWN} more", *told[1:]]
+
+
+def _pass(one: "Pass") -> str:
+    from synvirt.cli.program import sized
+
+    told = f"{one.number} {one.kind}: {sized(one.bytes)} in {one.seconds:.1f} s"
+    if one.would_see is not None:
+        seen = "all" if one.verify else f"sees with 95 % certainty that {one.would_see:.2%} or more were lost"
+        told += f", {sized(one.bytes_checked)} of the unchanged compared ({seen})"
+    return told + (", whole disks compared" if one.whole else "") + (", under way" if one.finished_at is None else "")
+
+
+def _outage(one: "OutageForecast") -> str:
+    parts = ", ".join(f"{part.name} {part.p50_s:.0f} to {part.p95_s:.0f} s" for part in one.parts)
+    allowed = "" if one.budget_s is None else f", {one.budget_s:.0f} s allowed"
+    return f"{one.p50_s:.0f} s, {one.p95_s:.0f} s with 95 % certainty{allowed} ({parts})"
+
+
+def _forecast(one: "Forecast") -> str:
+    from synvirt.cli.program import sized
+
+    if not one.converges:
+        return f"{sized(one.change_rate_bps)}/s change, {sized(one.throughput_bps)}/s are copied: it will not become less"
+    downtime = f"{one.expected_downtime_s:.1f} s beside shutting down and starting"
+    return f"{sized(one.change_rate_bps)}/s change; a cut-over copies {sized(one.expected_delta_bytes)}, in {downtime}"

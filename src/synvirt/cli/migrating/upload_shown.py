@@ -1,0 +1,87 @@
+"""An upload with its progress: sent whole, and nothing left of one that is interrupted."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from synvirt.cli.program import INTERRUPTED, shown
+from synvirt.errors import SynvirtError
+
+if TYPE_CHECKING:
+    from synvirt.cli.client import Client
+
+Sent = Callable[[int, int], None]
+
+# A log is read by people: a line at each tenth, or when nothing was said for this long.
+LINES_A_FILE = 10
+LINE_EVERY_S = 10.0
+
+
+def send(client: "Client", file: Path, *, sha256: str | None = None, quiet: bool = False) -> str:
+    """Send the file; the service's answer, an Upload. Ctrl-C ends the command: the service keeps nothing of half a file."""
+    try:
+        with _progress(file.name, quiet=quiet) as told:
+            return client.upload(file, sha256=sha256, on_sent=told)
+    except KeyboardInterrupt:
+        print("Interrupted: nothing of the upload is left", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def kept(upload_id: object) -> Iterator[None]:
+    """What was sent is not lost with the plan that is refused: it can be imported by its path there."""
+    try:
+        yield
+    except SynvirtError:
+        if upload_id is not None:
+            print(f"The file stays at the service until it expires: synvirt uploads show {upload_id}", file=sys.stderr)
+        raise
+
+
+@contextmanager
+def _progress(name: str, *, quiet: bool) -> Iterator[Sent]:
+    """A bar on a terminal, lines elsewhere."""
+    if quiet:
+        yield lambda _sent, _total: None
+    elif sys.stdout.isatty():
+        with _bar(name) as told:
+            yield told
+    else:
+        yield Lines(name).sent
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Sent]:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task(shown(name), total=None)
+        yield lambda sent, total: bar.update(task, completed=sent, total=total)
+
+
+class Lines:
+    def __init__(
+        self, name: str, *, out: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._clock = name, clock
+        self._out = out or (lambda text: print(text, flush=True))
+        self._began_at = self._told_at = clock()
+        self._told_part = 0
+
+    def sent(self, sent: int, total: int) -> None:
+        from synvirt.cli.migrating.watching import described
+        from synvirt.model.job import Progress
+
+        part, moment = LINES_A_FILE * sent // total, self._clock()
+        if part == self._told_part and moment < self._told_at + LINE_EVERY_S:
+            return
+        self._told_part, self._told_at = part, moment
+        rate = sent / max(moment - self._began_at, 0.001)
+        told = Progress(bytes_total=total, bytes_done=sent, rate_bps=rate, eta_s=(total - sent) / rate)
+        self._out(f"{time.strftime('%H:%M:%S')} {shown(self._name)}  {described(told)}")

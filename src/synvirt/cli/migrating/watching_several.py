@@ -1,0 +1,119 @@
+"""Watching several jobs at once: one live table on a terminal, plain lines elsewhere.
+
+The service is asked once a second, not streamed: one that ended before we looked is seen to have ended, and a service that
+restarts is simply asked again.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from synvirt.cli.client import PATIENCE_S
+from synvirt.cli.migrating.watching import described, stage
+from synvirt.cli.program import shown, sized
+from synvirt.errors import ServiceUnreachable
+from synvirt.model.job import Migration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from synvirt.cli.client import Client
+
+ASK_EVERY_S = 1.0
+# A page of the service's, at its longest: what waits in the queue is the newest, and what runs is the oldest of those.
+JOBS_MAX = 5000
+# What a terminal of 24 lines shows; the rest are counted.
+ROWS_MAX = 20
+
+
+def watch_several(
+    client: "Client", ids: list[str], *, as_json: bool, pause: Callable[[float], None] = time.sleep
+) -> list[Migration]:
+    """Follow them to their ends; the ended jobs. No `ids`: all that have not ended. Ctrl-C leaves them as they are."""
+    jobs: dict[str, Migration] = {}
+    wanted = set(ids)
+    looks = _live if sys.stdout.isatty() and not as_json else _lines
+    show = looks(as_json=as_json)
+    next(show)
+    try:
+        for found in _asked(client, wanted, pause):
+            jobs = found
+            wanted.update(jobs)
+            show.send(list(jobs.values()))
+            if all(job.ended for job in jobs.values()):
+                break
+            pause(ASK_EVERY_S)
+    finally:
+        show.close()
+    return list(jobs.values())
+
+
+def _asked(client: "Client", wanted: set[str], pause: Callable[[float], None]) -> "Iterator[dict[str, Migration]]":
+    """The jobs as they are, again and again. ServiceUnreachable once the service was away for long, or at once at the first."""
+    lost_at: float | None = None
+    answered = False
+    while True:
+        try:
+            page = json.loads(client.ask("GET", "/migrations", params={"limit": JOBS_MAX}))
+            listed = {item["id"]: Migration.model_validate(item) for item in page["items"] if _is_wanted(item, wanted)}
+            older = {id_: client.migration(id_) for id_ in wanted - listed.keys()}
+        except ServiceUnreachable:
+            lost_at = lost_at or time.monotonic()
+            if not answered or time.monotonic() - lost_at > PATIENCE_S:
+                raise
+            pause(ASK_EVERY_S)
+            continue
+        lost_at, answered = None, True
+        # Oldest first: a job keeps its place in the table.
+        yield dict(reversed((listed | older).items()))
+
+
+def _is_wanted(item: dict[str, Any], wanted: set[str]) -> bool:
+    return item["id"] in wanted if wanted else item["finished_at"] is None
+
+
+Showing = Any  # a generator that is sent lists of jobs
+
+
+def _lines(*, as_json: bool) -> Showing:
+    """A line when a job's state changes; with --json its document."""
+    states: dict[object, object] = {}
+    while True:
+        jobs = yield
+        for job in jobs:
+            if states.get(job.id) != job.state:
+                states[job.id] = job.state
+                text = f"{time.strftime('%H:%M:%S')} {str(job.id)[:8]} {stage(job)}  {shown(job.name)}"
+                print(job.model_dump_json() if as_json else text, flush=True)
+
+
+def _live(*, as_json: bool) -> Showing:
+    from rich.live import Live
+
+    del as_json  # it is for machines, which have no terminal to draw on
+    with Live(refresh_per_second=4) as live:
+        while True:
+            jobs = yield
+            live.update(table(jobs), refresh=True)
+
+
+def table(jobs: list[Migration]) -> "Table":
+    """80 columns hold it. Running jobs come first: the ended ones and the queue may be many."""
+    from rich.table import Table
+    from rich.text import Text
+
+    running = [job for job in jobs if not job.ended and job.started_at is not None]
+    others = [job for job in jobs if job not in running]
+    rate = sum(job.progress.rate_bps for job in running if job.progress.bytes_done < job.progress.bytes_total)
+    ended = sum(job.ended for job in jobs)
+    caption = f"{len(running)} run, {len(jobs) - ended - len(running)} wait, {ended} ended, {sized(rate)}/s together"
+    made = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+    for title, width in (("ID", 8), ("NAME", 19), ("STATE", 13), ("PROGRESS", 35)):
+        made.add_column(title, no_wrap=True, overflow="ellipsis", max_width=width, min_width=8)
+    for job in (running + others)[:ROWS_MAX]:
+        said = described(job.progress, state=job.state) if job.progress.bytes_total and not job.ended else ""
+        said = job.last_error.code if job.last_error is not None and job.ended else said
+        made.add_row(str(job.id)[:8], Text(shown(job.name)), stage(job), Text(said))
+    return made

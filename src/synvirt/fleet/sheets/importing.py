@@ -1,0 +1,207 @@
+"""Waves made of a spreadsheet, or of a query: what the sources list, joined with the sheet's rows, and one draft for each wave.
+
+    content ─▶ `sheets.take_in`, with the VMs of all sources ─▶ a request a wave ─▶ drafts, all of them or none
+
+A source that does not answer is named, where a row is wrong: the VM that it means may be that source's.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+from uuid import UUID
+
+from synvirt.errors import BadRequest, Conflict, InvalidPlan, SynvirtError
+from synvirt.fleet.model import MEMBERS_MAX, Group, MemberRequest, WaveRequest, WaveState
+from synvirt.fleet.querying import VmQuery, wave_of_query
+from synvirt.fleet.sheets.rows import KnownVm, SheetProblem, TakenIn, from_json, take_in, to_json
+from synvirt.fleet.waves import Waves, check
+from synvirt.migrations.sources.registered import Inventory
+from synvirt.model.kinds import Mode
+from synvirt.model.plan import LiveVmRef, MigrationPlan, PlanSource
+from synvirt.model.sources import Source
+from synvirt.model.values import Model
+
+# Lists of thousands of VMs come in seconds; the caller waits for the slowest source.
+SOURCE_WITHIN_S: Final = 40.0
+# Each reads up to 64 MiB, and its child takes up to 1 GiB.
+AT_ONCE: Final = 1
+# A person mends some at a time; a dry run lists them all.
+PROBLEMS_SAID: Final = 5
+# One page of sources: more than any site has registered.
+SOURCES_MAX: Final = 1000
+UNNAMED: Final = "imported"
+
+
+class ImportedWave(Model):
+    """`id` is null in a dry run. `members`: how many."""
+
+    id: UUID | None
+    name: str
+    members: int
+
+
+class WaveImport(Model):
+    """`left_out`: templates. `problems`: all of them in a dry run; else there are none."""
+
+    waves: tuple[ImportedWave, ...] = ()
+    left_out: tuple[str, ...] = ()
+    problems: tuple[SheetProblem, ...] = ()
+
+
+class Importer:
+    """`sources`: all of them, blocking; `inventory`: what one of them has."""
+
+    def __init__(
+        self,
+        waves: Waves,
+        sources: Callable[[], Sequence[Source]],
+        inventory: Callable[[UUID], Awaitable[Inventory]],
+    ) -> None:
+        self._waves, self._sources, self._inventory = waves, sources, inventory
+        self._turn = asyncio.Semaphore(AT_ONCE)
+
+    async def take(self, content: bytes, *, name: str | None, into: UUID | None, dry_run: bool) -> WaveImport:
+        """`name`: of rows that name no wave. `into`: a draft whose members these take the place of; its windows, limits,
+        canary and webhooks stay. BadRequest, InvalidPlan, Conflict, NotFound; then nothing was changed."""
+        async with self._turn:
+            requests, left_out, problems = await self._read(content, name, into)
+            if not problems:
+                problems = await asyncio.to_thread(_checked, requests)
+            if problems and not dry_run:
+                raise _refused(problems)
+            made: list[UUID | None] = [None] * len(requests)
+            if not problems and not dry_run:
+                made = await asyncio.to_thread(self._kept, requests, into)
+        waves = [
+            ImportedWave(id=wave_id, name=one.name, members=len(one.members))
+            for wave_id, one in zip(made, requests, strict=True)
+        ]
+        return WaveImport(waves=tuple(waves), left_out=left_out, problems=tuple(problems))
+
+    async def select(self, query: VmQuery, *, dry_run: bool) -> WaveImport:
+        """A draft of all VMs of a source that are meant. BadRequest where none is; NotFound, SourceUnreachable, AuthFailed."""
+        request = await self.meant(query)
+        made = None if dry_run else (await asyncio.to_thread(self._waves.create, request)).id
+        return WaveImport(waves=(ImportedWave(id=made, name=request.name, members=len(request.members)),))
+
+    async def meant(self, query: VmQuery) -> WaveRequest:
+        """The wave that `select` would make; the same errors."""
+        inventory = await self._inventory(query.source_id)
+        request = await asyncio.to_thread(wave_of_query, query, known_vms(inventory), inventory.vms)
+        check(request)
+        return request
+
+    def sources(self) -> Sequence[Source]:
+        """Those that can be asked. Blocks."""
+        return self._sources()
+
+    async def _read(
+        self, content: bytes, name: str | None, into: UUID | None
+    ) -> tuple[list[WaveRequest], tuple[str, ...], Sequence[SheetProblem]]:
+        draft = None if into is None else await asyncio.to_thread(self._draft, into)
+        if content.lstrip()[:1] == b"{" and not content.startswith(b"{\\rtf"):
+            asked = await asyncio.to_thread(from_json, content)
+            if draft is not None:
+                raise BadRequest("into: JSON has a whole wave", hint="replace the draft by PUT /waves/{id}")
+            return [asked if name is None else asked.model_copy(update={"name": name})], (), ()
+        known, silent = await self._known()
+        found = await asyncio.to_thread(take_in, content, known)
+        if found.problems:
+            return [], found.left_out, (*found.problems, *silent)
+        return await asyncio.to_thread(_requests, found, name, draft), found.left_out, ()
+
+    def _draft(self, wave_id: UUID) -> WaveRequest:
+        wave = self._waves.whole(wave_id)
+        if wave.state is not WaveState.DRAFT:
+            raise Conflict(f"into: wave {wave.name} is {wave.state}, and no draft any more")
+        return from_json(to_json(wave))
+
+    def _kept(self, requests: list[WaveRequest], into: UUID | None) -> list[UUID | None]:
+        if into is None:
+            return [one.id for one in self._waves.create_all(requests)]
+        self._waves.replace(into, requests[0], keep_hooks=True)
+        return [into]
+
+    async def _known(self) -> tuple[list[KnownVm], list[SheetProblem]]:
+        """The VMs of all sources at once, and what is wrong with those that did not answer."""
+        sources = await asyncio.to_thread(self._sources)
+
+        async def asked(source: Source) -> list[KnownVm] | SheetProblem:
+            try:
+                async with asyncio.timeout(SOURCE_WITHIN_S):
+                    return known_vms(await self._inventory(source.id))
+            except (SynvirtError, TimeoutError) as error:
+                why = error.detail if isinstance(error, SynvirtError) else f"it did not answer within {SOURCE_WITHIN_S:.0f} s"
+                detail = f"the VMs of source {source.name} are not known: {why}"
+                return SheetProblem(row=0, column="vm", detail=detail[:500], hint="test the source, and import again")
+
+        found: list[KnownVm] = []
+        silent: list[SheetProblem] = []
+        for one in await asyncio.gather(*map(asked, sources)):
+            if isinstance(one, SheetProblem):
+                silent.append(one)
+            else:
+                found += one
+        return found, silent
+
+
+def known_vms(inventory: Inventory) -> list[KnownVm]:
+    """Each with the plan of a row that names none: warm, where the source can."""
+    source = inventory.source
+    mode = Mode.WARM if inventory.warm else Mode.COLD
+
+    def plan(vm_id: str) -> MigrationPlan:
+        ref = LiveVmRef(kind="live_vm", source_id=source.id, vm_id=vm_id)
+        return MigrationPlan(source=PlanSource(Live=source.kind), source_ref=ref, mode=mode)
+
+    return [
+        KnownVm(str(source.id), source.name, inventory.instance_id, vm.vm_id, vm.name, plan(vm.vm_id)) for vm in inventory.vms
+    ]
+
+
+def _requests(found: TakenIn, name: str | None, draft: WaveRequest | None) -> list[WaveRequest]:
+    by_id = {one.id: one for one in found.members}
+    if draft is not None:
+        if len(found.waves) > 1:
+            raise BadRequest(
+                f"into: the sheet names {len(found.waves)} waves, and a draft is one",
+                hint="import it without into, or by parts",
+            )
+        update = {"members": found.members, "groups": _groups(found.members, (*draft.groups, *found.groups))}
+        return [draft.model_copy(update=update)]
+    return [
+        WaveRequest(name=wave or name or UNNAMED, members=members, groups=_groups(members, found.groups))
+        for wave, ids in found.waves.items()
+        if (members := tuple(by_id[one] for one in ids)) and len(members) <= MEMBERS_MAX
+    ]
+
+
+def _groups(members: Iterable[MemberRequest], groups: Iterable[Group]) -> tuple[Group, ...]:
+    """Those that these members are in. A later one of the same name takes over its rule, and keeps the budget."""
+    used = {one.group for one in members}
+    kept: dict[str, Group] = {}
+    for group in groups:
+        if group.name in used:
+            before = kept.get(group.name)
+            kept[group.name] = group if before is None else before.model_copy(update={"rule": group.rule})
+    return tuple(kept.values())
+
+
+def _checked(requests: Iterable[WaveRequest]) -> list[SheetProblem]:
+    """What keeps a wave from being carried out, and is no single row's."""
+    problems = []
+    for one in requests:
+        try:
+            check(one)
+        except InvalidPlan as error:
+            problems.append(SheetProblem(row=0, column="", detail=f"wave {one.name}: {error.detail}"[:500], hint=error.hint))
+    return problems
+
+
+def _refused(problems: Sequence[SheetProblem]) -> BadRequest:
+    said = [
+        (f"row {one.row}, {one.column}: " if one.row else "") + one.detail + (f" ({one.hint})" if one.hint else "")
+        for one in problems[:PROBLEMS_SAID]
+    ]
+    more = [f"and {len(problems) - PROBLEMS_SAID} more"] if len(problems) > PROBLEMS_SAID else []
+    return BadRequest("; ".join([*said, *more]), hint="nothing was imported; a dry run lists all that is wrong")

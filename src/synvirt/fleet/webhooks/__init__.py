@@ -1,0 +1,4 @@
+"""What a wave tells other systems.
+
+`events.py` says what is sent, `delivering.py` sends it, `deliveries.py` shows what came of it.
+"""

@@ -1,0 +1,233 @@
+"""Webhooks sent: each delivery is a row, tried again with growing pauses until it is taken, or given up after a day.
+
+    look() ─▶ what is due ─▶ taken by a compare-and-set ─▶ POST, or a command of the settings ─▶ delivered │ pending │ given up
+
+Signed as Standard Webhooks 1.0.0 says it (github.com/standard-webhooks/standard-webhooks, spec/standard-webhooks.md): headers
+`webhook-id`, `webhook-timestamp` and `webhook-signature: v1,BASE64`, where the last is the HMAC-SHA256 of ID.TIMESTAMP.BODY. A
+delivery may come twice (a process that dies before the answer is noted): the id is the same then. No redirect is followed.
+"""
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+import os
+import pwd
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import structlog
+
+from synvirt import __version__, programs
+from synvirt.errors import Internal, NotFound, PersistFailed, SynvirtError
+from synvirt.fleet.model import HookShown
+from synvirt.fleet.records import wave_of
+from synvirt.fleet.waves import hold_for
+from synvirt.fleet.webhooks.events import Hooks
+from synvirt.outgoing import Guard
+from synvirt.settings import WaveCommandSetting
+from synvirt.store.documents import Unreadable
+from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, PENDING, DeliveryRow, HookRows
+from synvirt.store.waves import WaveRows
+from synvirt.transport.asking import status_of
+
+log = structlog.get_logger(__name__)
+
+# Of the whole answer: one that comes byte by byte holds a thread no longer.
+ANSWER_S: Final = 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 3600.0
+# A server that is down over night is reached in the morning.
+GIVEN_UP_AFTER_S: Final = 86400.0
+# A required one keeps a wave from going on: a person decides before the window is over.
+REQUIRED_GIVEN_UP_AFTER_S: Final = 900.0
+SENT_AT_ONCE: Final = 4
+_LOOKED_AT: Final = 100
+# Another try may go better: 408 Request Timeout, 425 Too Early, 429 Too Many Requests; and every 5xx.
+_PASSING: Final = frozenset({408, 425, 429})
+_KEY_PREFIX: Final = "whsec_"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`again`: another try may go better."""
+
+    taken: bool
+    answer: str
+    again: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How deliveries go out. `ca_file`: authorities that are trusted as well as the host's own."""
+
+    guard: Guard = field(default_factory=Guard)
+    ca_file: Path | None = None
+    commands: Mapping[str, WaveCommandSetting] = field(default_factory=dict)
+
+
+class Delivering:
+    """`look` is called again and again, and returns at once."""
+
+    def __init__(self, waves: WaveRows, rows: HookRows, hooks: Hooks, ways: Ways) -> None:
+        self._waves, self._rows, self._hooks, self._ways = waves, rows, hooks, ways
+        self._pool = ThreadPoolExecutor(SENT_AT_ONCE, thread_name_prefix="hooks")
+        self._lock = threading.Lock()
+        self._sending: set[UUID] = set()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def look(self) -> None:
+        """PersistFailed."""
+        by_hook: dict[UUID, list[DeliveryRow]] = {}
+        for one in self._rows.due(limit=_LOOKED_AT):
+            by_hook.setdefault(one.hook_id, []).append(one)
+        for hook_id, due in by_hook.items():
+            with self._lock:
+                if hook_id in self._sending:
+                    continue
+                self._sending.add(hook_id)
+            try:
+                self._pool.submit(self._send, hook_id, due)
+            except RuntimeError:  # it was closed meanwhile
+                return
+
+    def _send(self, hook_id: UUID, due: Sequence[DeliveryRow]) -> None:
+        """One after another, as they happened. The first that fails ends this round: its server may be down."""
+        try:
+            for one in due:
+                if not self.send(one):
+                    return
+        except PersistFailed as error:
+            log.warning("webhooks cannot be sent", cause=error.detail)
+        finally:
+            with self._lock:
+                self._sending.discard(hook_id)
+
+    def send(self, one: DeliveryRow) -> bool:
+        """False: it was not taken this time. PersistFailed."""
+        found = self._hook(one)
+        if found is None:
+            self._rows.settle(one.number, state=GIVEN_UP, answer="The webhook is no more.")
+            return True
+        late_s = REQUIRED_GIVEN_UP_AFTER_S if found.required else GIVEN_UP_AFTER_S
+        too_late = time.time() - one.made_at >= late_s
+        opened: tuple[str, bytes] | None = None
+        if found.command is not None:
+            if found.command not in self._ways.commands:
+                # Another host's settings may have it.
+                return self._give_up(one, found, f"no settings have the command {found.command}") if too_late else False
+        elif (opened := self._opened(found.id)) is None:
+            return self._give_up(one, found, "no host's key opens its secret") if too_late else False
+        if not self._rows.take(one, pause_s=min(FIRST_PAUSE_S * 2 ** min(one.attempts, 20), LONGEST_PAUSE_S) + ANSWER_S):
+            return True
+        outcome = self._outcome(one, found, opened)
+        if not outcome.taken and (too_late or not outcome.again):
+            return self._give_up(one, found, outcome.answer)
+        self._rows.settle(one.number, state=DELIVERED if outcome.taken else PENDING, answer=outcome.answer)
+        return outcome.taken
+
+    def _outcome(self, one: DeliveryRow, hook: HookShown, opened: tuple[str, bytes] | None) -> Outcome:
+        if hook.command is not None:
+            return ran(self._ways.commands[hook.command], one)
+        assert opened is not None
+        url, secret = opened
+        return posted(url, secret, one, self._ways)
+
+    def _give_up(self, one: DeliveryRow, hook: HookShown, answer: str) -> bool:
+        """The wave first: a process that dies in between gives it up again."""
+        if hook.required:
+            told = f"A required webhook did not take {one.event}: {answer}. It is not waited for again."
+            hold_for(self._waves, one.wave_id, told, hook_id=hook.id)
+        self._rows.settle(one.number, state=GIVEN_UP, answer=answer)
+        log.warning("a webhook's delivery is given up", wave=str(one.wave_id), event_=one.event, cause=answer)
+        return False
+
+    def _hook(self, one: DeliveryRow) -> HookShown | None:
+        try:
+            wave = wave_of(self._waves.get(one.wave_id))
+        except (NotFound, Unreadable):
+            return None
+        return next((hook for hook in wave.hooks if hook.id == one.hook_id), None)
+
+    def _opened(self, hook_id: UUID) -> tuple[str, bytes] | None:
+        sealed = self._rows.sealed(hook_id)
+        if sealed is None:
+            return None
+        with contextlib.suppress(Internal):
+            return self._hooks.opened(hook_id, sealed)
+        return None
+
+
+# ── by HTTP ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def signed(secret: bytes, delivery_id: str, timestamp: int, body: bytes) -> str:
+    """The `webhook-signature`. A secret of the form whsec_BASE64 is that key; any other text is the key itself."""
+    key = secret
+    if secret.startswith(_KEY_PREFIX.encode()):
+        with contextlib.suppress(binascii.Error, ValueError):
+            key = base64.b64decode(secret.removeprefix(_KEY_PREFIX.encode()), validate=True)
+    digest = hmac.new(key, f"{delivery_id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
+    return f"v1,{base64.b64encode(digest).decode()}"
+
+
+def posted(url: str, secret: bytes, one: DeliveryRow, ways: Ways) -> Outcome:
+    """Never raises: what went wrong is its answer."""
+    body = one.body.encode()
+    delivery_id, timestamp = f"{one.wave_id}.{one.number}", int(time.time())
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": f"synvirt/{__version__}",
+        "webhook-id": delivery_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signed(secret, delivery_id, timestamp, body),
+    }
+    try:
+        status = status_of(
+            url, guard=ways.guard, within_s=ANSWER_S, ca_file=ways.ca_file, method="POST", body=body, headers=headers
+        )
+    except SynvirtError as error:
+        return Outcome(False, error.detail)
+    if 200 <= status < 300:
+        return Outcome(True, f"{status}")
+    return Outcome(False, f"{urlsplit(url).hostname} answers {status}", again=status in _PASSING or status >= 500)
+
+
+# ── by a command ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ran(command: WaveCommandSetting, one: DeliveryRow) -> Outcome:
+    """Without new privileges, and as the user that the settings name. The event is in its environment, never in its
+    arguments."""
+    env = {
+        "SYNVIRT_HOOK_ID": f"{one.wave_id}.{one.number}",
+        "SYNVIRT_HOOK_EVENT": one.event,
+        "SYNVIRT_HOOK_BODY": one.body,
+    }
+    try:
+        programs.run(confined(command), timeout_s=command.timeout_s, env=env, cwd=Path("/"), guarded=True)
+    except SynvirtError as error:
+        return Outcome(False, error.detail[:500])
+    return Outcome(True, f"{Path(command.argv[0]).name} ended with 0")
+
+
+def confined(command: WaveCommandSetting) -> list[str]:
+    """SynvirtError, where there is no such user. A service that is not root cannot change its user, and has few rights to
+    begin with."""
+    argv = ["setpriv", "--no-new-privs"]
+    if os.geteuid() == 0:
+        try:
+            user = pwd.getpwnam(command.user)
+        except KeyError:
+            raise Internal(f"there is no user {command.user} here, whom the settings name for a command") from None
+        argv += ["--reuid", str(user.pw_uid), "--regid", str(user.pw_gid), "--init-groups"]
+    return [*argv, "--", *command.argv]

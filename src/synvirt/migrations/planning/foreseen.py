@@ -1,0 +1,414 @@
+"""A plan looked at whole before anything moves: what is wrong with it, field by field, and how its job would run.
+
+Blocking code. A source that does not answer is no mistake of the plan's: its job waits for it, and checks what only the source
+could say. Problems are said in the order in which a person would mend them.
+"""
+
+import asyncio
+import difflib
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+import structlog
+
+from synvirt.errors import (
+    AuthFailed,
+    Conflict,
+    DomainDefineFailed,
+    Internal,
+    InvalidPlan,
+    SourceUnreachable,
+    SynvirtError,
+)
+from synvirt.hypervisor.domain_xml import safe_name
+from synvirt.hypervisor.machine import Machine
+from synvirt.kvm.identity import Identity, identity_of
+from synvirt.machines.concerns import TARGET_TOO_SMALL, with_room
+from synvirt.migrations.planning import schedule
+from synvirt.migrations.planning.critical import refuse_critical
+from synvirt.migrations.planning.outage import planned_outage
+from synvirt.migrations.planning.past import completed
+from synvirt.migrations.rooms import Rooms
+from synvirt.model.job import Difference, Migration, OutagePart
+from synvirt.model.kinds import Mode
+from synvirt.model.machine import Concern, Disk, VmManifest
+from synvirt.model.plan import LiveVmRef, MigrationPlan
+from synvirt.model.values import Bytes, Model, now
+from synvirt.offline.several import choosing
+from synvirt.sizes import MIB
+
+log = structlog.get_logger(__name__)
+
+# As long as `GET /sources/:id/vms/:vm_id` waits.
+SOURCE_ANSWERS_WITHIN_S = 60.0
+_MEASURED_LEAST_S = 1.0
+
+
+class PlanProblem(Model):
+    """`field`: where in the plan, as a path (`target.network_map[0].target`). `hint`: what would be right."""
+
+    field: str
+    detail: str
+    hint: str | None = None
+
+
+class DiskWay(Model):
+    """How a disk would be copied: `warm` (while the guest runs, its changes after it), `cold` (while it is off), `file` (from a
+    file), `skipped`."""
+
+    disk_key: str
+    way: str
+    reason: str
+
+
+class PlanForecast(Model):
+    """Seconds; null where nothing was measured yet. `basis` says what `copy_s` follows from, `outage_parts` what the outage is
+    made of and of how many jobs here each part was measured."""
+
+    bytes_to_read: Bytes
+    copy_s: float | None = None
+    outage_p50_s: float | None = None
+    outage_p95_s: float | None = None
+    outage_parts: tuple[OutagePart, ...] = ()
+    basis: str = ""
+
+
+class DryRun(Model):
+    """The plan as its job would run. `manifest` is null where the source could not be asked; `problems` says why."""
+
+    plan: MigrationPlan
+    manifest: VmManifest | None
+    concerns: tuple[Concern, ...]
+    ways: tuple[DiskWay, ...]
+    forecast: PlanForecast | None
+    differences: tuple[Difference, ...]
+    problems: tuple[PlanProblem, ...]
+
+
+@dataclass
+class Foreseen:
+    """`refused`: what no job could get past, by field. `waited_for`: what a job would wait for."""
+
+    plan: MigrationPlan
+    manifest: VmManifest | None = None
+    supports_warm: bool = False
+    differences: tuple[Difference, ...] = ()
+    refused: list[tuple[str, SynvirtError]] = field(default_factory=list)
+    waited_for: list[tuple[str, SynvirtError]] = field(default_factory=list)
+
+    @contextmanager
+    def at(self, where: str, *, waits_for: tuple[type[SynvirtError], ...] = ()) -> Iterator[None]:
+        """What is raised within is a problem of that field."""
+        try:
+            yield
+        except SynvirtError as error:
+            (self.waited_for if isinstance(error, waits_for) else self.refused).append((where, error))
+
+
+def refuse(found: Foreseen) -> None:
+    """The first problem's error, all problems in its detail; nothing, where there is none."""
+    if not found.refused:
+        return
+    _, first = found.refused[0]
+    if len(found.refused) == 1:
+        raise first
+    told = "; ".join(f"{where}: {error.detail}" for where, error in found.refused)
+    raise type(first)(told, hint=first.hint)
+
+
+def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
+    """Nothing is changed, here or at the source."""
+    found = Foreseen(plan)
+    free_bytes: int | None = None
+    with found.at("target.destination"):
+        _known(plan.target.destination, rooms.destinations, "destination")
+        free_bytes = rooms.destination_named(plan.target.destination).free_bytes()
+    if plan.source_ref.kind == "live_vm":
+        _live(rooms, plan.source_ref, found)
+    else:
+        with found.at("source_ref"):
+            found.manifest = _offline(rooms, plan)
+    if found.manifest is not None:
+        _disks(found, found.manifest)
+        if free_bytes is not None:
+            with_its_room = with_room(_without(found.manifest, plan.skip_disks), free_bytes)
+            found.manifest = found.manifest.model_copy(update={"concerns": with_its_room.concerns})
+        _concerns(found, found.manifest)
+        if plan.conversion == "always" or (plan.conversion == "auto" and rooms.preparer.wants(found.manifest)):
+            with found.at("conversion"):
+                rooms.preparer.check()
+    with found.at("warm.schedule"):
+        schedule.check(plan, now())
+    networks_and_host(rooms, found)
+    return found
+
+
+def networks_and_host(rooms: Rooms, found: Foreseen) -> None:
+    """What this host says of the plan."""
+    _networks(rooms, found)
+    with found.at("target"):
+        found.differences = check_host(rooms, found.plan, found.manifest)
+
+
+def refuse_unfit(rooms: Rooms, job: Migration) -> None:
+    """What a job that comes from another host could not get past on this one; its source is not asked."""
+    found = Foreseen(job.plan, manifest=job.manifest)
+    with found.at("target.destination"):
+        _known(job.plan.target.destination, rooms.destinations, "destination")
+    if job.manifest is not None:
+        wants = job.plan.conversion == "auto" and rooms.preparer.wants(job.manifest)
+        if wants or job.plan.conversion == "always":
+            with found.at("conversion"):
+                rooms.preparer.check()
+    networks_and_host(rooms, found)
+    refuse(found)
+
+
+def dry_run(rooms: Rooms, plan: MigrationPlan) -> DryRun:
+    """All of it as an answer; nothing is refused."""
+    found = foresee(rooms, plan)
+    manifest = found.manifest
+    return DryRun(
+        plan=plan,
+        manifest=manifest,
+        concerns=() if manifest is None else manifest.concerns,
+        ways=() if manifest is None else tuple(_ways(found, manifest)),
+        forecast=None if manifest is None else _forecast(rooms, plan, manifest),
+        differences=found.differences,
+        problems=tuple(
+            PlanProblem(field=where, detail=error.detail, hint=error.hint)
+            for where, error in (*found.refused, *found.waited_for)
+        ),
+    )
+
+
+# ── the source ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _live(rooms: Rooms, ref: LiveVmRef, found: Foreseen) -> None:
+    kind = found.plan.source.Live
+    if kind is None:
+        raise RuntimeError("a plan's source fits its source_ref")
+    with found.at("source_ref.source_id"):
+        rooms.check_source(kind, ref.source_id)
+    if found.refused and found.refused[-1][0] == "source_ref.source_id":
+        return
+    with found.at("source_ref.vm_id"):
+        refuse_taken(rooms, ref)
+
+    async def ask() -> tuple[VmManifest, bool]:
+        adapter = await rooms.connect(kind, ref.source_id)
+        try:
+            async with asyncio.timeout(SOURCE_ANSWERS_WITHIN_S):
+                await adapter.connect()
+                return await adapter.inspect(ref.vm_id), await adapter.supports_warm()
+        except TimeoutError as error:
+            raise SourceUnreachable(f"the source did not answer within {SOURCE_ANSWERS_WITHIN_S:.0f} s") from error
+        finally:
+            await adapter.close()
+
+    with found.at("source_ref.vm_id", waits_for=(SourceUnreachable, AuthFailed, Internal)):
+        found.manifest, found.supports_warm = asyncio.run(ask())
+
+
+def refuse_taken(rooms: Rooms, ref: LiveVmRef) -> None:
+    """Two jobs would power one VM off under each other."""
+    for other in rooms.store.unended():
+        theirs = other.plan.source_ref
+        if theirs.kind == "live_vm" and (theirs.source_id, theirs.vm_id) == (ref.source_id, ref.vm_id):
+            raise Conflict(
+                f"job {other.id} ({other.name}) is at work on {ref.vm_id}, in {other.state}",
+                hint="wait until it has ended, or cancel it first",
+            )
+
+
+def _offline(rooms: Rooms, plan: MigrationPlan) -> VmManifest:
+    if plan.source.Offline is None or plan.source_ref.kind == "live_vm":
+        raise RuntimeError("a plan's source fits its source_ref")
+    importer = rooms.importers.get(plan.source.Offline)
+    if importer is None:
+        served = ", ".join(rooms.importers)
+        raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet", hint=f"served are {served}")
+    path, root = rooms.place(plan.source_ref)
+    with rooms.connected(root):
+        known = rooms.detect(path, root)
+        if known.kind != importer.kind:
+            raise InvalidPlan(
+                f"{path.name} is of kind {known.kind}, not {importer.kind}",
+                hint=f"submit it as {{Offline: {known.kind}}}",
+            )
+        return choosing(importer, plan.source_ref.vm).inspect(path, root)
+
+
+# ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _without(manifest: VmManifest, skipped: Sequence[str]) -> VmManifest:
+    return manifest.model_copy(update={"disks": tuple(disk for disk in manifest.disks if disk.key not in skipped)})
+
+
+def _disks(found: Foreseen, manifest: VmManifest) -> None:
+    keys = [disk.key for disk in manifest.disks]
+    for at, key in enumerate(found.plan.skip_disks):
+        with found.at(f"skip_disks[{at}]"):
+            _known(key, keys, f"disk of {manifest.name}")
+    if keys and set(keys) <= set(found.plan.skip_disks):
+        with found.at("skip_disks"):
+            raise InvalidPlan(f"every disk of {manifest.name} is skipped", hint="leave one to copy")
+
+
+def _concerns(found: Foreseen, manifest: VmManifest) -> None:
+    """A concern that the machine never had is waived by nobody: it is misspelt. One of a skipped disk may be named."""
+    ids = [concern.id for concern in manifest.concerns]
+    for at, waived in enumerate(found.plan.waive_concerns):
+        if waived != TARGET_TOO_SMALL:
+            with found.at(f"waive_concerns[{at}]"):
+                _known(waived, ids, f"concern of {manifest.name}")
+    with found.at("waive_concerns"):
+        refuse_critical(found.plan, manifest)
+
+
+def _known(name: str | None, known: Iterable[str], what: str) -> None:
+    """InvalidPlan with the nearest name, unless it is one of those."""
+    names = list(known)
+    if name is None or name in names:
+        return
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    listed = ", ".join(names[:20]) or "none"
+    hint = f"did you mean {near[0]}?" if near else f"there is {listed}"
+    raise InvalidPlan(f"there is no {what} called {name!r}", hint=hint)
+
+
+# ── here ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _networks(rooms: Rooms, found: Foreseen) -> None:
+    """Those of this host that the plan names, and those of the source that it maps."""
+    wanted = found.plan.target.network_map
+    if not wanted:
+        return
+    here: list[str] = []
+    try:
+        here = rooms.hypervisor.networks()
+    except SynvirtError as error:
+        log.warning("the hypervisor does not say which networks there are", cause=error.detail)
+    plain = {name.partition(":")[2] for name in here}
+    for at, entry in enumerate(wanted):
+        if here and entry.target != "user" and entry.target not in here and entry.target not in plain:
+            with found.at(f"target.network_map[{at}].target"):
+                _known(entry.target, [*here, *(["user"] if "user" not in here else [])], "network of this host")
+    if found.manifest is None:
+        return
+    there = list(dict.fromkeys(nic.network for nic in found.manifest.nics))
+    mapped = {entry.source for entry in wanted}
+    # A map for many machines may name more networks than one of them has; a card that none of it fits shows a wrong name.
+    if set(there) <= mapped:
+        return
+    for at, entry in enumerate(wanted):
+        if entry.source not in there:
+            with found.at(f"target.network_map[{at}].source"):
+                _known(entry.source, there, f"network of {found.manifest.name}")
+
+
+def check_host(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> tuple[Difference, ...]:
+    """What the machine will have otherwise here. Conflict, where its name, UUID or a MAC address is taken: the job claims them
+    for good, this is to say so at once. DomainDefineFailed, where this host cannot carry it.
+
+    A hypervisor that is away is no reason to refuse a plan: the job will meet it.
+    """
+    if manifest is None and plan.target.name is None:
+        return ()
+    differences: tuple[Difference, ...] = ()
+    try:
+        wanted = Identity(safe_name(plan.target.name or "", fallback=""))
+        if manifest is not None:
+            domain = rooms.hypervisor.domain_xml(Machine(uuid4(), manifest, plan.target, frozenset(plan.skip_disks)), [])
+            differences, wanted = domain.differences, identity_of(domain.xml)
+        rooms.hypervisor.check_free(wanted)
+    except (Conflict, DomainDefineFailed):
+        raise
+    except SynvirtError as error:
+        log.warning("the hypervisor does not say whether a name is free", cause=error.detail)
+    return differences
+
+
+# ── how it would run ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _ways(found: Foreseen, manifest: VmManifest) -> Iterator[DiskWay]:
+    plan = found.plan
+    why_cold = None
+    if plan.mode is Mode.WARM:
+        why_cold = manifest.cbt_reason_without(plan.skip_disks) if found.supports_warm else "the source has no warm mode"
+    for disk in manifest.disks:
+        if disk.key in plan.skip_disks:
+            yield DiskWay(disk_key=disk.key, way="skipped", reason="skip_disks names it")
+        elif plan.source.Offline is not None:
+            yield DiskWay(disk_key=disk.key, way="file", reason=f"read where it lies, as {disk.format}")
+        elif plan.mode is Mode.COLD:
+            yield DiskWay(disk_key=disk.key, way="cold", reason=f"the plan's mode is Cold{_read_by(disk)}")
+        elif why_cold is not None:
+            yield DiskWay(disk_key=disk.key, way="cold", reason=f"{why_cold}{_read_by(disk)}")
+        else:
+            yield DiskWay(disk_key=disk.key, way="warm", reason=f"the source tracks its changes{_read_by(disk)}")
+
+
+def _read_by(disk: Disk) -> str:
+    return f"; read by {disk.read_by}" if disk.read_by else ""
+
+
+def _forecast(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest) -> PlanForecast:
+    kept = _without(manifest, plan.skip_disks).disks
+    to_read = sum(_bytes_to_read(disk) for disk in kept)
+    past = completed(rooms.store, plan)
+    copy_s, basis = _copy_time(rooms, plan, kept, [job for job in past if _same_source(job.plan, plan)])
+    outage = planned_outage(
+        plan,
+        past,
+        converts=plan.conversion == "always" or (plan.conversion == "auto" and rooms.preparer.wants(manifest)),
+        starts=plan.target.start,
+        copy_s=copy_s,
+        at=now(),
+    )
+    return PlanForecast(
+        bytes_to_read=to_read,
+        copy_s=None if copy_s is None else round(copy_s, 1),
+        outage_p50_s=None if outage is None else outage.p50_s,
+        outage_p95_s=None if outage is None else outage.p95_s,
+        outage_parts=() if outage is None else outage.parts,
+        basis=basis,
+    )
+
+
+def _bytes_to_read(disk: Disk) -> int:
+    return disk.capacity_bytes if disk.used_bytes is None else disk.used_bytes
+
+
+def _copy_time(rooms: Rooms, plan: MigrationPlan, disks: Sequence[Disk], past: Sequence[Migration]) -> tuple[float | None, str]:
+    """Seconds, and what they follow from: first copies of jobs of the same source; without one, what a deep test of the source
+    measured of the ways by which the disks would be read. One disk after another: a job may be faster than that."""
+    limit_bps = plan.limits.bandwidth_bps or float("inf")
+    speeds = [
+        first.bytes / first.seconds for job in past if job.passes and (first := job.passes[0]).seconds >= _MEASURED_LEAST_S
+    ]
+    if speeds:
+        speed = min(statistics.median(speeds), limit_bps)
+        return sum(_bytes_to_read(disk) for disk in disks) / speed, f"{len(speeds)} job(s) of this source that ended here"
+    ref = plan.source_ref
+    rates = rooms.rates_of(ref.source_id) if ref.kind == "live_vm" else {}
+    if not disks or any(disk.read_by not in rates for disk in disks):
+        hint = "; a deep test of the source measures its ways" if any(disk.read_by for disk in disks) else ""
+        return None, f"no job of this source has ended here yet{hint}"
+    used = {disk.read_by: rates[disk.read_by] for disk in disks if disk.read_by is not None}
+    ways = ", ".join(f"{way} {bytes_per_s / MIB:.1f} MiB/s" for way, bytes_per_s in used.items())
+    seconds = sum(_bytes_to_read(disk) / min(used[disk.read_by], limit_bps) for disk in disks if disk.read_by is not None)
+    return seconds, f"the last deep test of the source: {ways}"
+
+
+def _same_source(one: MigrationPlan, other: MigrationPlan) -> bool:
+    if one.source_ref.kind == "live_vm" and other.source_ref.kind == "live_vm":
+        return one.source_ref.source_id == other.source_ref.source_id
+    return one.source == other.source and one.source.Live is None

@@ -1,0 +1,190 @@
+"""Intake: where a plan becomes a job, and an operator's wish reaches one. Blocking code; what the API calls.
+
+A plan is refused here when it can be known at once that it cannot work (a path outside the import root, a file of another
+kind): what takes longer to find out is found out by the job itself, in Queued.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from synvirt.acting import bring, submitter
+from synvirt.errors import Conflict, Internal
+from synvirt.jobs.board import Board
+from synvirt.migrations.planning.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse, refuse_taken
+from synvirt.migrations.planning.retrying import corrected, has_whole_copy, taken_up
+from synvirt.migrations.removing import Removal, Volumes
+from synvirt.migrations.rooms import Rooms
+from synvirt.migrations.secrets import JobSecrets
+from synvirt.migrations.taking_over import TakingOver
+from synvirt.model.job import Migration, StateVisit
+from synvirt.model.kinds import State
+from synvirt.model.machine import VmManifest
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
+from synvirt.offline.elsewhere import name_of, separated
+from synvirt.store import Store
+
+
+class Intake:
+    """`check(plan)` raises what is wrong with the plan, `dry_run(plan)` lists it; `check_corrected(plan, manifest)` raises what
+    is wrong with the plan of a machine that is copied already; `claim(plan)` raises Conflict where another job has its VM.
+    `begin(job_id)` hands the job to the engine, `wake(job_id)` tells the engine that the operator asked something of a running
+    job: both return at once and are idempotent."""
+
+    def __init__(
+        self,
+        store: Store,
+        board: Board,
+        *,
+        host: str,
+        check: Callable[[MigrationPlan], None],
+        begin: Callable[[UUID], None],
+        wake: Callable[[UUID], None],
+        secrets: JobSecrets | None = None,
+        removal: Removal | None = None,
+        dry_run: Callable[[MigrationPlan], DryRun] | None = None,
+        check_corrected: Callable[[MigrationPlan, VmManifest | None], None] = lambda plan, manifest: None,
+        claim: Callable[[MigrationPlan], None] = lambda plan: None,
+        taking_over: TakingOver | None = None,
+    ) -> None:
+        self.store = store
+        self.board = board
+        self._host = host
+        self._check = check
+        self._begin = begin
+        self._wake = wake
+        self._secrets = secrets
+        self._removal = removal
+        self._dry_run = dry_run
+        self._check_corrected = check_corrected
+        self._claim = claim
+        self._adding = threading.Lock()
+        self._taking_over = taking_over
+
+    def dry_run(self, plan: MigrationPlan) -> DryRun:
+        """The plan as its job would run, with all that is wrong with it. Nothing is kept."""
+        if self._dry_run is None:
+            raise Internal("this service does not look ahead")
+        found = self._dry_run(plan)
+        if plan.source_ref.kind == "remote_url":
+            found = found.model_copy(update={"plan": plan.model_copy(update={"source_ref": separated(plan.source_ref)[0]})})
+        return found
+
+    def submit(self, plan: MigrationPlan, *, job_id: UUID | None = None, submitted_by: str | None = None) -> Migration:
+        """`job_id`: of a job that somebody has written down already; `submitted_by`: for what the service does in another's
+        name."""
+        self._check(plan)
+        secret = None
+        if plan.source_ref.kind == "remote_url":
+            public, secret = separated(plan.source_ref)
+            plan = plan.model_copy(update={"source_ref": public})
+        created_at = now()
+        job = Migration(
+            id=job_id or uuid4(),
+            name=plan.name or plan.target.name or self._name_of(plan),
+            plan=plan,
+            mode_effective=plan.mode,
+            submitted_by=submitter() or submitted_by,
+            created_at=created_at,
+            history=(StateVisit(state=State.QUEUED, at=created_at),),
+        )
+        # Checking takes as long as the source takes to answer: of two plans for one VM that are checked at once, the second is
+        # refused here.
+        with self._adding:
+            self._claim(plan)
+            self._add(job, secret)
+        bring(plan)
+        self._begin(job.id)
+        return job
+
+    def _add(self, job: Migration, secret: bytes | None) -> None:
+        if secret is None:
+            self.store.add(job, host=self._host)
+        elif self._secrets is None:
+            raise Internal("a plan with secrets, and no keyring to seal them")
+        else:
+            with self._secrets.sealed(job.id, secret) as sealed:
+                self.store.add(job, host=self._host, sealed=sealed)
+
+    def retry(self, job_id: UUID, patch: Mapping[str, Any]) -> Migration:
+        """A failed job again, its plan patched: a new job goes on with its copy where that is whole (`retry_of`), and begins
+        anew otherwise. Conflict, InvalidPlan."""
+        if (host := self.store.host_of(job_id)) != self._host:
+            raise Conflict(f"the copy of job {job_id} is on host {host}", hint="ask that host to take it up")
+        before = self.store.get(job_id)
+        if before.state is not State.FAILED:
+            raise Conflict(f"job {job_id} is {before.state}: only a failed job is tried again")
+        plan = corrected(before, patch)
+        if not has_whole_copy(before):
+            if plan.source_ref.kind == "remote_url":
+                raise Conflict(
+                    f"job {job_id} has left no whole copy, and what opened {plan.source_ref.url} is not kept",
+                    hint="submit its plan again",
+                )
+            return self.submit(plan)
+        if patch:
+            self._check_corrected(plan, before.manifest)
+        job = taken_up(self.store, before, plan, host=self._host)
+        bring(plan)
+        self._begin(job.id)
+        return job
+
+    def take_over(self, job_id: UUID, *, restart: bool) -> Migration:
+        """The job of a host that is fenced goes on here, or begins anew here. Conflict, where it cannot."""
+        if self._taking_over is None:
+            raise Conflict("this service takes no jobs over: it shares its store with no other host")
+        return self._taking_over.take_over(job_id, restart=restart)
+
+    def cancel(self, job_id: UUID) -> Migration:
+        """Conflict when the job has ended; asking twice is asking once."""
+        job = self.store.request_cancel(job_id)
+        self._wake(job_id)
+        return job
+
+    def cutover(self, job_id: UUID) -> Migration:
+        """Lets a job that holds in DeltaSyncing (`warm.cutover` manual) cut over. Conflict for a job that never will."""
+        job = self.store.get(job_id)
+        if job.plan.source.Live is None or job.plan.warm.cutover != "manual":
+            raise Conflict(f"job {job_id} cuts over by itself", hint="plan it with warm.cutover manual to choose the moment")
+        job = self.store.request_cutover(job_id)
+        self._wake(job_id)
+        return job
+
+    def remove(self, job_id: UUID, volumes: Volumes | None) -> None:
+        """An ended job, with what it kept where that is asked. Conflict, where it may not go yet."""
+        if self._removal is None:
+            raise Internal("this service removes no jobs")
+        self._removal.remove(job_id, volumes)
+        self.board.unpin(job_id)
+
+    def _name_of(self, plan: MigrationPlan) -> str:
+        match plan.source_ref.kind:
+            case "live_vm":
+                return plan.source_ref.vm_id[:255]
+            case "offline_host_path":
+                return Path(plan.source_ref.path).name[:255] or "import root"
+            case "remote_url":
+                return name_of(plan.source_ref)
+            case "upload":
+                return self.store.uploads.get(plan.source_ref.upload_id, host=self._host).filename
+
+
+def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
+    """What no job could get past is said at once (see `foreseen`)."""
+    refuse(foresee(rooms, plan))
+
+
+def check_corrected(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> None:
+    """The same of a plan whose machine is copied already: its source may be gone."""
+    found = Foreseen(plan, manifest)
+    networks_and_host(rooms, found)
+    refuse(found)
+
+
+def check_free(rooms: Rooms, plan: MigrationPlan) -> None:
+    """Conflict, where another job is at work on the plan's VM. Quick: nothing is asked but the store."""
+    if plan.source_ref.kind == "live_vm":
+        refuse_taken(rooms, plan.source_ref)

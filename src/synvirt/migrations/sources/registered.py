@@ -1,0 +1,354 @@
+"""Sources: the registered platforms, their sealed credentials, and sessions with them.
+
+    POST /sources ─▶ form checked ─▶ credentials sealed, the source's id bound in ─▶ a row
+    a job, a test, a discovery ─▶ unsealed ─▶ the platform's adapter ─▶ connect
+
+The methods that block say so; the others are asyncio.
+"""
+
+import asyncio
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import structlog
+
+from synvirt import outgoing
+from synvirt.errors import AuthFailed, BadRequest, Internal, InvalidPlan, SourceUnreachable
+from synvirt.jobs.waiting import Waiting
+from synvirt.keyring import Keyring, Reseal
+from synvirt.live import LiveAdapter, SourceAccess, VmRow
+from synvirt.live.form import Form
+from synvirt.live.recording import Recording, named
+from synvirt.live.recording import lines as recorded
+from synvirt.live.registry import Platform
+from synvirt.migrations.secrets import belongs_to
+from synvirt.migrations.sources.probing import measured_rates, probe
+from synvirt.migrations.sources.trials import Trials
+from synvirt.model.access import Credentials
+from synvirt.model.kinds import LiveKind
+from synvirt.model.machine import VmManifest
+from synvirt.model.sources import Source, SourceChange, SourceRequest, SourceTest
+from synvirt.model.values import now
+from synvirt.store.sources import Sealed, SourceRows
+from synvirt.transport import Recorder, tls
+
+# A discovery that is paged is asked of the platform once: the pages after the first come from what it said then.
+LISTING_KEPT_S = 60.0
+LISTINGS_KEPT_MAX = 32
+# A page that is asked for again within this time needs no second walk through thousands of VMs.
+LISTING_FRESH_S = 10.0
+# Thousands of VMs come in two seconds; a platform that takes longer than this has stopped answering.
+ANSWER_TIMEOUT_S = 120.0
+# Enough VMs to see what a site's look like; each takes some questions.
+RECORDED_VMS = 50
+RECORD_TIMEOUT_S = 600.0
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """`instance_id`: as About has it. `warm`: copies may be kept fresh while its guests run."""
+
+    source: Source
+    instance_id: str
+    warm: bool
+    vms: tuple[VmRow, ...]
+
+
+class SealedElsewhere(AuthFailed):
+    """Sealed with another key than this host's. It may pass: an operator lays the fleet's key here."""
+
+
+class Sources:
+    """The sources of all hosts that share the store, as this one opens them. `folder`: where adapters keep sockets and scratch
+    files, one folder a source. `waiting`: the jobs that wait for one of them, which a change wakes."""
+
+    def __init__(
+        self,
+        rows: SourceRows,
+        keyring: Keyring,
+        *,
+        host: str,
+        platforms: Mapping[LiveKind, Platform],
+        folder: Path,
+    ) -> None:
+        self._rows, self._keyring, self._host = rows, keyring, host
+        self._platforms, self._folder = platforms, folder
+        self.waiting = Waiting()
+        # Whoever keeps sessions with a source hears of it.
+        self.on_change: Callable[[UUID], None] = lambda source_id: None
+        self._listings: dict[UUID, tuple[float, list[VmRow]]] = {}
+        self.trials = Trials(rows, host=host, open_adapter=self._adapter)
+        keyring.settle(self._sample())
+
+    # ── kept (these block) ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, request: SourceRequest) -> Source:
+        source = Source(
+            id=uuid4(),
+            name=request.name,
+            kind=request.kind,
+            endpoint=request.endpoint,
+            options=request.options,
+            created_at=now(),
+        )
+        secrets = _revealed(request.credentials)
+        source = self._checked(source, secrets)
+        with self._keyring.held():
+            self._rows.add(source, self._sealed(source.id, secrets), host=self._host)
+        log.info("source registered", source=str(source.id), kind=source.kind)
+        return source
+
+    def get(self, source_id: UUID) -> Source:
+        return self._rows.get(source_id)
+
+    def page(self, *, limit: int, cursor: int | None) -> tuple[list[Source], int | None]:
+        return self._rows.page(limit=limit, cursor=cursor)
+
+    def change(self, source_id: UUID, asked: SourceChange) -> Source:
+        """What an old test said of another endpoint, login or certificate is said no more."""
+        if asked.endpoint is not None and asked.credentials is None:
+            raise BadRequest(
+                "credentials: are required with another endpoint", hint="what was sealed for one host is not sent to another"
+            )
+        fields = asked.model_dump(exclude={"credentials"}, exclude_unset=True, exclude_none=True)
+
+        def changed(before: Source, sealed: bytes) -> tuple[Source, bytes]:
+            stale: dict[str, object] = {"last_test": None, "rates": {}} if set(fields) - {"name"} else {}
+            after = before.model_copy(update={**fields, **stale})
+            secrets = self._opened(source_id, sealed) if asked.credentials is None else _revealed(asked.credentials)
+            after = self._checked(after, secrets)
+            if asked.credentials is None:
+                return after, sealed
+            return after.model_copy(update={"last_test": None}), self._sealed(source_id, secrets)
+
+        with self._keyring.held():
+            source = self._rows.change(source_id, changed, host=self._host)
+        self._listings.pop(source_id, None)
+        self.on_change(source_id)
+        self.waiting.wake(source_id)
+        return source
+
+    def remove(self, source_id: UUID) -> None:
+        """Conflict while a job that has not ended reads from it."""
+        self._rows.remove(source_id)
+        self._listings.pop(source_id, None)
+        self.on_change(source_id)
+        shutil.rmtree(self._folder / str(source_id), ignore_errors=True)  # an adapter's sockets and scratch files
+        log.info("source removed", source=str(source_id))
+
+    def form(self, kind: LiveKind) -> Form[Any, Any]:
+        """What a source of the kind takes. BadRequest, where it is not served."""
+        platform = self._platforms.get(kind)
+        if platform is None:
+            raise BadRequest(f"kind: {kind} is not served")
+        return platform.form
+
+    def certificate(self, source_id: UUID) -> tls.Shown:
+        """What the platform shows now, whatever is pinned. BadRequest where it is not spoken to by TLS; SourceUnreachable."""
+        source = self.get(source_id)
+        reach = self.form(source.kind).place(source.endpoint).reach
+        if reach is None or not reach.tls:
+            raise BadRequest(f"{source.endpoint} shows no certificate: it is not spoken to by TLS")
+        self._let_out(source)
+        try:
+            return tls.look(reach.host, reach.port)
+        except OSError as error:
+            raise SourceUnreachable(
+                f"{reach.host} shows no certificate on port {reach.port}: {error.strerror or type(error).__name__}",
+                hint="is it running, is it this port?",
+            ) from error
+
+    def rotate_key(self) -> int:
+        """Seal all credentials with a new key; how many sources there are. What a host without this key has sealed stays."""
+
+        def store(anew: Reseal) -> int:
+            def resealed(one: Sealed) -> bytes | None:
+                try:
+                    return anew(one.sealed, belongs_to(one.owner, one.id))
+                except Internal:
+                    if one.host == self._host:
+                        raise
+                    return None
+
+            return self._rows.reseal(resealed)
+
+        count = self._keyring.rotate(store, self._sample)
+        log.info("key rotated", sources=count)
+        return count
+
+    def check_opens(self, source_id: UUID) -> None:
+        """NotFound; AuthFailed, where this host cannot open the source's credentials."""
+        _, sealed = self._rows.opened(source_id)
+        self._opened(source_id, sealed)
+
+    def check_plan(self, kind: LiveKind, source_id: UUID) -> None:
+        """NotFound, or InvalidPlan when the source is of another kind."""
+        source = self.get(source_id)
+        if source.kind != kind:
+            raise InvalidPlan(
+                f"source {source.name} is of kind {source.kind}, not {kind}", hint=f"submit it as {{Live: {source.kind}}}"
+            )
+
+    # ── spoken to ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        """The adapter of a source, not connected yet; whoever calls closes it."""
+        await asyncio.to_thread(self.check_plan, kind, source_id)
+        return await asyncio.to_thread(self._adapter, source_id)
+
+    async def test(self, source_id: UUID, *, deep: bool = False, vm_id: str | None = None) -> SourceTest:
+        """What works and what does not, in the order in which a connection is made. A failed check is an answer, no error."""
+        source = await asyncio.to_thread(self.get, source_id)
+        adapter = await asyncio.to_thread(self._adapter, source_id)
+        form = self._platforms[source.kind].form
+        reach, options = form.place(source.endpoint).reach, form.read_options(source.options)
+        noted = partial(self.trials.noted, source_id)
+        result = await probe(adapter, reach, options, deep=deep and noted, vm_id=vm_id)
+
+        def tested(now_: Source, sealed: bytes) -> tuple[Source, bytes]:
+            """Unless it was changed meanwhile: then another source was tested."""
+            same = (now_.endpoint, now_.options) == (source.endpoint, source.options)
+            if not same:
+                return now_, sealed
+            return now_.model_copy(update={"last_test": result, "rates": measured_rates(result) or now_.rates}), sealed
+
+        await asyncio.to_thread(self._rows.change, source_id, tested, host=self._host)
+        return result
+
+    async def list_vms(
+        self, source_id: UUID, *, limit: int, cursor: int = 0, search: str = "", age_max_s: float | None = None
+    ) -> tuple[list[VmRow], int | None]:
+        """A page from row `cursor` on, by name. The platform is asked where what it said is older than `age_max_s`: by default
+        LISTING_FRESH_S for the first page, LISTING_KEPT_S for those after it. `search`: part of a name or an id."""
+        await asyncio.to_thread(self.get, source_id)
+        asked_at, rows = self._listings.get(source_id, (-math.inf, []))
+        if age_max_s is None:
+            age_max_s = LISTING_KEPT_S if cursor else LISTING_FRESH_S
+        if time.monotonic() - asked_at >= age_max_s:
+            rows = await self._asked(source_id, lambda adapter: adapter.list_vms())
+            rows = sorted(rows, key=lambda row: (row.name.casefold(), row.vm_id))
+            self._listings[source_id] = (time.monotonic(), rows)
+            while len(self._listings) > LISTINGS_KEPT_MAX:
+                self._listings.pop(next(iter(self._listings)))
+        wanted = search.casefold()
+        found = [row for row in rows if wanted in row.name.casefold() or wanted in row.vm_id.casefold()]
+        return found[cursor : cursor + limit], cursor + limit if len(found) > cursor + limit else None
+
+    async def rows(self, source_id: UUID) -> dict[str, VmRow]:
+        """All its VMs by their ids, as they were LISTING_KEPT_S ago at the most."""
+        found, _ = await self.list_vms(source_id, limit=sys.maxsize, age_max_s=LISTING_KEPT_S)
+        return {row.vm_id: row for row in found}
+
+    async def inventory(self, source_id: UUID) -> Inventory:
+        """All of a source that a list of VMs may speak of, asked now."""
+        source = await asyncio.to_thread(self.get, source_id)
+
+        async def ask(adapter: LiveAdapter) -> Inventory:
+            about = await adapter.about()
+            return Inventory(source, about.instance_id, await adapter.supports_warm(), tuple(await adapter.list_vms()))
+
+        return await self._asked(source_id, ask)
+
+    async def inspect(self, source_id: UUID, vm_id: str) -> VmManifest:
+        return await self._asked(source_id, lambda adapter: adapter.inspect(vm_id))
+
+    async def record(self, source_id: UUID, vm_ids: Sequence[str] = ()) -> str:
+        """What the control plane answers to all that reads and changes nothing, without secrets and names, as JSON lines.
+        `vm_ids`: the VMs to be inspected; without any, the first RECORDED_VMS. BadRequest where the platform is not spoken
+        to by HTTP."""
+        source, sealed = await asyncio.to_thread(self._rows.opened, source_id)
+        secrets = self._opened(source_id, sealed)
+        recording = Recording()
+        adapter = self._made(source, secrets, recording)
+        manifests = []
+        try:
+            async with asyncio.timeout(RECORD_TIMEOUT_S):
+                await adapter.connect()
+                about, rows = await adapter.about(), await adapter.list_vms()
+                for vm_id in list(vm_ids) or [row.vm_id for row in rows[:RECORDED_VMS]]:
+                    manifests.append(await adapter.inspect(vm_id))
+                    await adapter.last_start(vm_id)
+        except TimeoutError as error:
+            raise SourceUnreachable(f"the source was not recorded within {RECORD_TIMEOUT_S:.0f} s") from error
+        finally:
+            await adapter.close()
+        if not recording.exchanges:
+            raise BadRequest(f"{source.kind} is not recorded: its control plane is not spoken to by our HTTP client")
+        names = [self.form(source.kind).place(source.endpoint).host or "", *named(rows, manifests)]
+        return "".join(recorded(recording, source.kind, about, names, secrets.values()))
+
+    async def _asked(self, source_id: UUID, ask: Callable[[LiveAdapter], Awaitable[T]]) -> T:
+        adapter = await asyncio.to_thread(self._adapter, source_id)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await adapter.connect()
+                return await ask(adapter)
+        except TimeoutError as error:
+            raise SourceUnreachable(f"the source did not answer within {ANSWER_TIMEOUT_S:.0f} s") from error
+        finally:
+            await adapter.close()
+
+    # ── opened (these block) ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _adapter(self, source_id: UUID) -> LiveAdapter:
+        source, sealed = self._rows.opened(source_id)
+        return self._made(source, self._opened(source_id, sealed))
+
+    def _made(self, source: Source, secrets: Mapping[str, str], recorder: Recorder | None = None) -> LiveAdapter:
+        self._let_out(source)
+        access = SourceAccess(source.endpoint, secrets, source.options, self._folder / str(source.id), recorder)
+        return self._platforms[source.kind].open(access)
+
+    def _let_out(self, source: Source) -> None:
+        """BadRequest, where its host may not be spoken to: told before anything is begun. What lets it out is each connection
+        itself (outgoing.py), since a name may lead elsewhere a moment later. A name that leads nowhere is the adapter's to
+        tell."""
+        host = self.form(source.kind).place(source.endpoint).host
+        if host is not None:
+            outgoing.sources().check(host)
+
+    def _checked(self, source: Source, secrets: Mapping[str, str]) -> Source:
+        """With its options as the platform's model writes them; BadRequest where the form is not kept."""
+        access = SourceAccess(source.endpoint, secrets, source.options)
+        place, _, options = self.form(source.kind).read(access)
+        if place.host is not None:
+            outgoing.sources().check_name(place.host)
+        return source.model_copy(update={"options": options.model_dump(mode="json")})
+
+    def _sealed(self, source_id: UUID, secrets: Mapping[str, str]) -> bytes:
+        return self._keyring.seal(json.dumps(secrets).encode(), belongs_to=belongs_to("source", source_id))
+
+    def _opened(self, source_id: UUID, sealed: bytes) -> dict[str, str]:
+        try:
+            opened: dict[str, str] = json.loads(self._keyring.unseal(sealed, belongs_to=belongs_to("source", source_id)))
+        except Internal as error:
+            raise SealedElsewhere(
+                f"the credentials of source {source_id} cannot be opened with the key of this host",
+                hint="copy keyring/migrator.key from the host that sealed them, or give the credentials again: "
+                "docs/operating.md, «Several hosts»",
+            ) from error
+        return opened
+
+    def _sample(self) -> tuple[bytes, bytes] | None:
+        """Something that this host's key opens, or the next one, where there is such a thing."""
+        found = self._rows.sealed()
+        samples = [(one.sealed, belongs_to(one.owner, one.id)) for one in found]
+        own = [sample for one, sample in zip(found, samples, strict=True) if one.host == self._host]
+        return next((sample for sample in samples if self._keyring.opens(*sample)), next(iter(own), None))
+
+
+def _revealed(credentials: Credentials) -> dict[str, str]:
+    return {name: secret.get_secret_value() for name, secret in credentials.items()}

@@ -1,0 +1,238 @@
+"""A Hyper-V machine as files: what Export-VM wrote, or a folder of its own, or its configuration by its own path.
+
+    NAME/Virtual Machines/GUID.vmcx   the configuration; before Windows Server 2016 GUID.xml
+                         /GUID.vmrs   its runtime state, with its memory if it was saved; before 2016 GUID/*.bin, *.vsv
+        /Virtual Hard Disks/          .vhdx, .avhdx, .vhd, .avhd
+        /Snapshots/                   a configuration of each checkpoint
+
+The configuration has the paths of the host that wrote it; disks are found by their names in the folders of the export. Each
+lies over its parents, as far as they lie beneath the import root. A checkpoint's configuration, imported by its own path, is
+the machine of that moment.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import ClassVar
+
+from synvirt.disks.beneath import resolve_beneath
+from synvirt.disks.roots import HOST, Root
+from synvirt.disks.specs import ReaderSpec
+from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.machines import concerns
+from synvirt.machines.texts import clean
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import Disk, Snapshot, VmManifest
+from synvirt.offline import OpenedDisk, files, told_by_disks
+from synvirt.offline.files import FileRange, Folder, Measured
+from synvirt.offline.hyperv import machine as vmcx_machine
+from synvirt.offline.hyperv import storage as vmcx_storage
+from synvirt.offline.hyperv import xml as vmcx_xml
+from synvirt.offline.hyperv.machine import Drive, Machine
+from synvirt.offline.hyperv.storage import Tree
+from synvirt.xml_document import DOCUMENT_MAX_BYTES
+
+_MACHINES, _CHECKPOINTS = "virtual machines", "snapshots"
+# Where an export keeps the disks. Windows does not care for the case of a name.
+_HELD_IN = (_MACHINES, _CHECKPOINTS, "virtual hard disks")
+_GUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+# Hyper-V allows 50 of a machine.
+_CHECKPOINTS_MAX = 200
+# The newest first: a machine whose version was raised may have left its old configuration.
+_SUFFIXES = (".vmcx", ".xml", ".exp")
+_SAVED_KEYS = frozenset({"savedstate", "savedVM"})
+_SAVED_SUFFIXES = (".bin", ".vsv")
+
+
+class VmcxExport:
+    kind: ClassVar[OfflineKind] = OfflineKind.VMCX_EXPORT
+
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
+        if files.has_suffix(path.name, ".vmcx") and head[:4] == vmcx_storage.MAGIC:
+            return True
+        if files.has_suffix(path.name, ".xml"):
+            plain = head.replace(b"\0", b"")
+            return b"<configuration" in plain and b"VDEVVersion" in plain
+        return not head and isinstance(root, Path) and _holds_machine(path)
+
+    def inspect(self, path: Path, root: Root) -> VmManifest:
+        export = _opened(path, root)
+        saved = _is_saved(export.folder, export.name) or vmcx_machine.saved_state_files(export.tree)
+        checkpoints = sorted(_checkpoints(export.folder, besides=export.name), key=_age)
+        machine = export.machine(snapshots=tuple(checkpoints), saved=saved)
+        measured = [_measured(export, disk, machine.drives[disk.key]) for disk in machine.manifest.disks]
+        manifest = told_by_disks.completed(machine.manifest, measured)
+        disks = tuple(disk.model_copy(update={"source_path": machine.drives[disk.key].file_name}) for disk in manifest.disks)
+        return manifest.model_copy(update={"disks": disks})
+
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
+        export = _opened(path, root)
+        drive = export.machine().drives.get(disk_key)
+        if drive is None:
+            raise NotFound(f"{path.name} has no disk {disk_key!r}")
+        return OpenedDisk(_spec(export, disk_key, drive))
+
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """`name` is the configuration's, `names` those of all files that may be its disks; both relative to the folder."""
+
+    folder: Folder
+    name: str
+    tree: Tree
+    names: tuple[str, ...]
+
+    def machine(self, *, snapshots: tuple[Snapshot, ...] = (), saved: bool = False) -> Machine:
+        return vmcx_machine.machine(self.tree, PurePosixPath(self.name).name, snapshots=snapshots, saved=saved)
+
+
+def _holds_machine(path: Path) -> bool:
+    """Is there a configuration in the folder, or in its folder Virtual Machines? Never raises: for probing."""
+    try:
+        return any(_is_configuration(entry.name) or _is_machines(entry) for entry in path.iterdir())
+    except (OSError, ValueError):
+        return False
+
+
+def _is_machines(path: Path) -> bool:
+    return path.name.lower() == _MACHINES and path.is_dir() and any(_is_configuration(entry.name) for entry in path.iterdir())
+
+
+def _is_configuration(name: str) -> bool:
+    """A .vmcx, or a file of a suffix that others have too and the name of an identity."""
+    path = PurePosixPath(name.lower())
+    return files.has_suffix(name, ".vmcx") or (path.suffix in _SUFFIXES and _GUID.fullmatch(path.stem) is not None)
+
+
+# ── finding the files ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _opened(path: Path, root: Root) -> _Export:
+    if not isinstance(root, Path):
+        raise UnsupportedFormat(
+            f"{path.name} is an export of Hyper-V, whose files lie in folders beside it",
+            hint="Copy the export into the import root; or import its .vhdx from where it lies.",
+        )
+    found = resolve_beneath(root, str(path))
+    place = found if found.is_dir() else found.parent
+    inside = place.name.lower() in (_MACHINES, _CHECKPOINTS) and place != root.resolve()
+    folder = Folder(place.parent if inside else place, root)
+    name = str(found.relative_to(folder.path)) if found.is_file() else _configuration(folder)
+    names = (*folder.names(), *(inner for held_in in _HELD_IN for inner in _inside(folder, held_in)))
+    return _Export(folder, name, _tree(folder, name), names)
+
+
+def _inside(folder: Folder, wanted: str) -> list[str]:
+    """The names in the folder's folder of that name, in whatever case it is written."""
+    return [name for inner in folder.names() if inner.lower() == wanted for name in folder.names(inner)]
+
+
+def _configuration(folder: Folder) -> str:
+    names = _inside(folder, _MACHINES) or folder.names()
+    of_suffix = (
+        [name for name in names if _is_configuration(PurePosixPath(name).name) and files.has_suffix(name, suffix)]
+        for suffix in _SUFFIXES
+    )
+    found = next((names for names in of_suffix if names), [])
+    if len(found) != 1:
+        raise MalformedArchive(
+            f"{folder.label} has {len(found)} configurations of machines: {', '.join(found[:20])}",
+            hint="Import the machine's .vmcx by its own path.",
+        )
+    return found[0]
+
+
+def _tree(folder: Folder, name: str) -> Tree:
+    file = folder.find(name)
+    if file is None:
+        raise MalformedArchive(f"{folder.label} lost its {name} while it was read")
+    if files.has_suffix(name, ".exp"):
+        raise UnsupportedFormat(
+            f"{name} was exported by Windows Server 2008, whose exports hold no configuration that can be read",
+            hint="Import it into Hyper-V of 2008 R2 or 2012, and copy the machine's folder from there; or import its disks.",
+        )
+    if files.has_suffix(name, ".xml"):
+        return vmcx_xml.read(files.read_all(file, folder.root, DOCUMENT_MAX_BYTES), name)
+    with files.opened(file, folder.root) as reader:
+        return vmcx_storage.read(reader, name)
+
+
+def _checkpoints(folder: Folder, *, besides: str) -> Iterator[Snapshot]:
+    """One whose configuration is damaged is told by its file's name: the present state does not need it."""
+    names = [name for name in _inside(folder, _CHECKPOINTS) if _is_configuration(PurePosixPath(name).name) and name != besides]
+    if len(names) > _CHECKPOINTS_MAX:
+        raise MalformedArchive(f"{folder.label} has {len(names)} checkpoints; Hyper-V allows 50")
+    for name in names:
+        try:
+            told = vmcx_machine.checkpoint(_tree(folder, name))
+        except SynvirtError:
+            told = None
+        yield told or Snapshot(id=clean(PurePosixPath(name).stem.lower()))
+
+
+def _age(checkpoint: Snapshot) -> tuple[float, str]:
+    """The oldest first; those of no known time before them, in a steady order."""
+    return (-math.inf if checkpoint.created_at is None else checkpoint.created_at.timestamp(), checkpoint.id)
+
+
+def _is_saved(folder: Folder, configuration: str) -> bool:
+    """Does the machine's memory lie beside its configuration? If its runtime state cannot be read, it may."""
+    stem = configuration.rpartition(".")[0]
+    if any(files.has_suffix(name, suffix) for name in folder.names(stem) for suffix in _SAVED_SUFFIXES):
+        return True
+    siblings = folder.names(str(PurePosixPath(stem).parent)) if "/" in stem else folder.names()
+    state = next((name for name in siblings if name.lower() == f"{stem}.vmrs".lower()), None)
+    try:
+        file = None if state is None else folder.find(state)
+        if file is None:
+            return False
+        with files.opened(file, folder.root) as reader:
+            return vmcx_storage.has_key(reader, file.name, _SAVED_KEYS)
+    except (MalformedArchive, UnsupportedFormat):
+        return True
+
+
+# ── disks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _measured(export: _Export, disk: Disk, drive: Drive) -> Measured:
+    if drive.physical:
+        return Measured(disk, concerns=(concerns.raw_device(disk.key, "a disk that the Hyper-V host passed through"),))
+    return files.measured(disk, lambda _: _spec(export, disk.key, drive))
+
+
+def _spec(export: _Export, key: str, drive: Drive) -> ReaderSpec:
+    if drive.physical:
+        raise UnsupportedFormat(
+            f"disk {key} is a disk of its Hyper-V host ({drive.path[:200]!r}), which an export does not hold",
+            hint="Copy it into a .vhdx on the host (New-VHD -SourceDisk) and attach that, or skip the disk in the plan.",
+        )
+    if drive.path.lower().endswith(".vhds"):
+        raise UnsupportedFormat(
+            f"disk {key} is a VHD set ({drive.file_name!r}), which machines of a cluster share",
+            hint="Convert it on the host (Convert-VHD to .vhdx) and attach that instead, or skip the disk in the plan.",
+        )
+    file = _file(export, drive.path)
+    if file is None:
+        raise MalformedArchive(
+            f"disk {key} is the file {drive.path!r}, and none of its name is in {export.folder.label} or its folders",
+            hint="Export the machine again, or copy its disks, those of checkpoints too, into its folder Virtual Hard Disks.",
+        )
+    declared = "vhd" if drive.path.lower().endswith("vhd") else "vhdx"
+    return files.disk_spec(file, export.folder.root, declared=declared, inner_root=export.folder.root)
+
+
+def _file(export: _Export, written: str) -> FileRange | None:
+    """By its name; of several files of that name the one whose folder is called the same too."""
+    path = PureWindowsPath(written.lower())
+    found = [name for name in export.names if PurePosixPath(name.lower()).name == path.name]
+    found.sort(key=lambda name: PurePosixPath(name.lower()).parent.name != path.parent.name)
+    if found:
+        return export.folder.find(found[0])
+    # A path of the host that wrote it, which may lead anywhere: what matters is that no file of the name came along.
+    with suppress(HostPathRejected):
+        return export.folder.find_written(written)
+    return None

@@ -1,0 +1,44 @@
+"""An OVF package as files: the folder that holds it, or its .ovf by its own path."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from synvirt.disks.roots import HOST, Root
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import VmManifest
+from synvirt.offline import OpenedDisk, files
+from synvirt.offline.ovf import package as ovf_package
+
+
+@dataclass(frozen=True, slots=True)
+class OvfFolder:
+    """`vm`: of a package with several, the one that is meant (see `several`)."""
+
+    kind: ClassVar[OfflineKind] = OfflineKind.OVF_FOLDER
+    vm: str | None = None
+
+    def of(self, vm: str) -> "OvfFolder":
+        return OvfFolder(vm)
+
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
+        if files.holds(path, ".ovf", root):
+            return True
+        # UTF-16 has a NUL in every character.
+        return files.has_suffix(path.name, ".ovf") and b"Envelope" in head.replace(b"\0", b"")
+
+    def inspect(self, path: Path, root: Root) -> VmManifest:
+        package = _Folder(path, root)
+        return ovf_package.inspect(package, package.chosen or ovf_package.description_name(package), self.vm)
+
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
+        package = _Folder(path, root)
+        return ovf_package.open_disk(package, package.chosen or ovf_package.description_name(package), disk_key, self.vm)
+
+
+class _Folder(files.Folder):
+    """As the files of a package: an image among them may name further files beneath the root."""
+
+    @property
+    def inner_root(self) -> Root | None:
+        return self.root

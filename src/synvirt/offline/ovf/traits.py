@@ -1,0 +1,52 @@
+"""What an OVF says of a machine in its exporter's own words: the standard has none for firmware, PV guests or MAC addresses."""
+
+import re
+from xml.etree.ElementTree import Element
+
+from synvirt.machines.texts import is_true
+from synvirt.model.machine import Nic
+from synvirt.offline.ovf.hardware import Hardware
+from synvirt.offline.vbox import machine as virtualbox
+from synvirt.xml_document import attribute, child, text
+
+
+def is_paravirtualised(hardware: Hardware) -> bool:
+    """XenServer's words: a machine with hardware (HVM) has a boot policy, a PV guest a boot loader of Xen's or a kernel."""
+    settings = hardware.settings
+    if settings.get("hvm_boot_policy"):
+        return False
+    return bool(settings.get("pv_bootloader") or settings.get("pv_kernel")) or hardware.system_type.lower().startswith("xen-")
+
+
+def firmware(root: Element, system: Element, machine: Element | None, hardware: Hardware) -> tuple[bool, bool]:
+    """(UEFI?, Secure Boot?) in VMware's, XenServer's, VirtualBox's and oVirt's words."""
+    settings = hardware.settings
+    secure = is_true(settings.get("bootoptions.efisecurebootenabled")) or is_true(settings.get("uefi.secureboot.enabled"))
+    uefi = (
+        settings.get("firmware", "").lower() in ("efi", "uefi")
+        or "firmware=uefi" in settings.get("hvm_boot_params", "").lower()
+    )
+    secure = secure or "secureboot=true" in settings.get("platform", "").lower()
+    uefi = uefi or virtualbox.is_uefi(machine)
+    bios_type = text(system, "BiosType")
+    if bios_type:
+        # oVirt renumbered in 4.4, making room for «the cluster's default» at 0.
+        version = re.match(r"(\d{1,4})\.(\d{1,4})", attribute(root, "version"))
+        first = 3 if version and (int(version[1]), int(version[2])) >= (4, 4) else 2
+        uefi = uefi or bios_type in (str(first), str(first + 1))
+        secure = secure or bios_type == str(first + 1)
+    return uefi or secure, secure
+
+
+def says_firmware(system: Element, hardware: Hardware) -> bool:
+    """VirtualBox leaves BIOS, its default, unsaid in its own part; the standard has no word for firmware."""
+    said = "firmware" in hardware.settings or "firmware=" in hardware.settings.get("hvm_boot_params", "").lower()
+    return said or bool(text(system, "BiosType")) or child(system, "Machine") is not None
+
+
+def nics(hardware: Hardware, machine: Element | None) -> tuple[Nic, ...]:
+    """VirtualBox writes an item for each enabled adapter, in order, and the MAC addresses in its own part only."""
+    macs = [adapter.mac for adapter in virtualbox.nics(machine)]
+    if len(macs) != len(hardware.nics):
+        return hardware.nics
+    return tuple(nic.model_copy(update={"mac": nic.mac or mac}) for nic, mac in zip(hardware.nics, macs, strict=True))

@@ -1,0 +1,1 @@
+"""One disk image and nothing else. `disk.py` has what the kinds share."""

@@ -1,0 +1,23 @@
+"""A VHDX by itself, or the newest of a chain of them (Hyper-V's .avhdx): its parents lie beneath the import root."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from synvirt.disks.roots import HOST, Root
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import VmManifest
+from synvirt.offline import OpenedDisk, files
+from synvirt.offline.single import disk as single_disk
+
+
+class Vhdx:
+    kind: ClassVar[OfflineKind] = OfflineKind.VHDX
+
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
+        return files.format_of(head) == "vhdx"
+
+    def inspect(self, path: Path, root: Root) -> VmManifest:
+        return single_disk.inspect(path, root, "vhdx")
+
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
+        return single_disk.open_disk(path, root, disk_key, "vhdx")

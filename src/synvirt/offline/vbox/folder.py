@@ -1,0 +1,134 @@
+"""A VirtualBox machine as files: the folder that holds it, or its .vbox by its own path."""
+
+import re
+from dataclasses import replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import ClassVar
+from uuid import UUID
+
+from synvirt.disks.roots import HOST, Root
+from synvirt.disks.specs import ImageSpec, ReaderSpec
+from synvirt.disks.vdi import Kind, read_header
+from synvirt.disks.vmdk import reader as vmdk
+from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.machines.texts import uuid_of
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.offline import OpenedDisk, files, told_by_disks
+from synvirt.offline.files import FileRange, Folder
+from synvirt.offline.vbox import machine as virtualbox
+from synvirt.offline.vbox.machine import Machine
+from synvirt.xml_document import DOCUMENT_MAX_BYTES
+
+# VirtualBox warns from 30 snapshots of a disk on.
+_CHAIN_MAX = 64
+# Where a VMDK's own UUID stands, in its descriptor: `ddb.uuid.image="…"`.
+_DESCRIPTOR_BYTES = 64 << 10
+
+
+class VboxFolder:
+    kind: ClassVar[OfflineKind] = OfflineKind.VBOX_FOLDER
+
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
+        return files.holds(path, ".vbox", root) or (
+            files.has_suffix(path.name, ".vbox") and b"VirtualBox" in head.replace(b"\0", b"")
+        )
+
+    def inspect(self, path: Path, root: Root) -> VmManifest:
+        folder, machine = _read(path, root)
+        measured = [files.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
+        manifest = told_by_disks.completed(machine.manifest, measured)
+        disks = tuple(disk.model_copy(update={"source_path": _place(machine, disk)}) for disk in manifest.disks)
+        return manifest.model_copy(update={"disks": disks})
+
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
+        folder, machine = _read(path, root)
+        disk = next((disk for disk in machine.manifest.disks if disk.key == disk_key), None)
+        if disk is None:
+            raise NotFound(f"{path.name} has no disk {disk_key!r}")
+        return OpenedDisk(_spec(folder, machine, disk))
+
+
+def _read(path: Path, root: Root) -> tuple[Folder, Machine]:
+    folder = Folder(path, root)
+    name = folder.description(".vbox")
+    file = folder.find(name)
+    if file is None:
+        raise MalformedArchive(f"{folder.label} lost its {name} while it was read")
+    return folder, virtualbox.parse(files.read_all(file, root, DOCUMENT_MAX_BYTES), name)
+
+
+def _place(machine: Machine, disk: Disk) -> str:
+    medium = machine.media.get(machine.attached[disk.key])
+    return "" if medium is None else Path(medium.location.replace("\\", "/")).name
+
+
+def _spec(folder: Folder, machine: Machine, disk: Disk) -> ReaderSpec:
+    """The image that is attached, over those that it differs from: VDI names its parent by UUID alone."""
+    chain: dict[str, ImageSpec] = {}
+    uuid: str | None = machine.attached[disk.key]
+    while uuid is not None:
+        if uuid in chain or len(chain) >= _CHAIN_MAX:
+            raise MalformedArchive(f"disk {disk.key} has over {_CHAIN_MAX} images, one over the other, or a loop of them")
+        spec = files.disk_spec(_medium_file(folder, machine, uuid), folder.root, declared="vdi", inner_root=folder.root)
+        if not isinstance(spec, ImageSpec):
+            raise MalformedArchive(f"medium {uuid} of disk {disk.key} is no disk image")
+        chain[uuid] = spec
+        uuid = _parent(folder, machine, uuid, spec.format)
+    newest_last = list(reversed(chain.values()))
+    return reduce(lambda parent, child: replace(child, parent=parent), newest_last)
+
+
+def _parent(folder: Folder, machine: Machine, uuid: str, image_format: str) -> str | None:
+    """The UUID of what an image differs from; None for a whole one, and for a VHD, which says where its parent lies."""
+    if image_format not in ("vdi", "vmdk"):
+        return None
+    file = _medium_file(folder, machine, uuid)
+    with files.opened(file, folder.root) as reader:
+        if image_format == "vmdk":
+            described = vmdk.described(reader, file.name)
+            return uuid_of(described.parent_uuid) if described is not None else None
+        header = read_header(reader, file.name)
+    return str(header.parent_uuid) if header.kind is Kind.DIFFERENCING else None
+
+
+def _medium_file(folder: Folder, machine: Machine, uuid: str) -> FileRange:
+    medium = machine.media.get(uuid)
+    if medium is not None and medium.encrypted:
+        raise UnsupportedFormat(
+            f"medium {uuid} is encrypted", hint="Remove the machine's disk encryption in VirtualBox, then import it again."
+        )
+    file = folder.find_written(medium.location) if medium is not None and medium.location else None
+    # Before VirtualBox 4 the registry was not in the machine's own file; and people rename disks.
+    found = file or _by_uuid(folder, uuid)
+    if found is None:
+        where = f"the file {medium.location!r}" if medium is not None else "not in the media registry"
+        raise MalformedArchive(
+            f"medium {uuid} is {where}, and no image with that UUID is in {folder.label}",
+            hint="Copy the disks, with the folder Snapshots, into the machine's folder beneath the import root.",
+        )
+    return found
+
+
+def _by_uuid(folder: Folder, uuid: str) -> FileRange | None:
+    """An image that is named by the UUID (snapshots are), or has it in its header."""
+    names = [*folder.names(), *folder.names("Snapshots")]
+    images = [name for name in names if name.lower().endswith((".vdi", ".vmdk", ".vhd"))]
+    for name in sorted(images, key=lambda name: uuid not in name.lower()):
+        file = folder.find(name)
+        if file is not None and (uuid in name.lower() or _has_uuid(file, folder.root, uuid)):
+            return file
+    return None
+
+
+def _has_uuid(file: FileRange, root: Root, uuid: str) -> bool:
+    try:
+        with files.opened(file, root) as reader:
+            if file.name.lower().endswith(".vdi"):
+                return read_header(reader, file.name).uuid == UUID(uuid)
+            begin = bytearray(min(_DESCRIPTOR_BYTES, reader.size))
+            reader.read_into(0, memoryview(begin))
+    except SynvirtError:
+        return False
+    return re.search(rb'ddb\.uuid\.image\s*=\s*"\{?' + re.escape(uuid).encode(), begin.lower()) is not None

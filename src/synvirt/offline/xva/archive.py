@@ -1,0 +1,135 @@
+"""XVA: a VM as XenServer and XCP-ng export it, one tar archive with ova.xml first; of version 1, a folder (`geneva`).
+
+The archive may be packed by gzip or zstd as a whole (`xe vm-export compress=true`, `compress=zstd`).
+"""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import ClassVar
+
+from synvirt.blocks import DiskReader
+from synvirt.disks import tar
+from synvirt.disks.packed.unpacking import Passing, packing_of
+from synvirt.disks.roots import HOST, Root, is_folder, open_file, raw_spec, resolve
+from synvirt.disks.specs import Packing, XvaSpec
+from synvirt.disks.xva.reader import XvaReader
+from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.machines import concerns, partitions
+from synvirt.model.kinds import OfflineKind
+from synvirt.model.machine import Disk, VmManifest
+from synvirt.offline import OpenedDisk, told_by_disks
+from synvirt.offline.files import Measured
+from synvirt.offline.ovf.archive import Members
+from synvirt.offline.xva import geneva, ova_xml
+from synvirt.xml_document import DOCUMENT_MAX_BYTES, local, parse
+
+_DESCRIPTION = "ova.xml"
+# xapi writes it first; who packs an archive anew may put it elsewhere, but not behind many thousand pieces of disks.
+_MEMBERS_LOOKED_AT = 1000
+# Of a disk, to see its partitions: a thousand members more, and the start of a Windows or a Linux system partition.
+_LOOKED_AT_BYTES = 512 << 20
+# Of what a packed archive holds: to find ova.xml, and to see the partitions of a disk that begins right behind it.
+_UNPACKED_BYTES = 16 << 20
+_UNPACKED_FOR_DISKS_BYTES = 3 << 20
+# .xva, or .xva.gz and .xva.zst of whoever packed it afterwards.
+_SUFFIXES = (".xva", ".xva.gz", ".xva.zst")
+
+
+class XvaArchive:
+    kind: ClassVar[OfflineKind] = OfflineKind.XVA_ARCHIVE
+
+    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:
+        if not tar.is_tar(head) and packing_of(head) is None:
+            return geneva.probe(path, head, root)
+        with suppress(SynvirtError, OSError), _archive(path, root) as archive:
+            return any(member.name == _DESCRIPTION for member in itertools.islice(tar.walk(archive), _MEMBERS_LOOKED_AT))
+        return path.name.lower().endswith(_SUFFIXES)
+
+    def inspect(self, path: Path, root: Root) -> VmManifest:
+        described = _described(path, root)
+        if isinstance(described, geneva.Appliance):
+            return described.manifest
+        with _archive(path, root, _UNPACKED_FOR_DISKS_BYTES) as archive:
+            near = _folders(archive)
+            measured = [_measured(disk, archive, path.name, near) for disk in described.disks]
+        return told_by_disks.completed(described, measured)
+
+    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
+        described = _described(path, root)
+        manifest = described.manifest if isinstance(described, geneva.Appliance) else described
+        disk = next((disk for disk in manifest.disks if disk.key == disk_key), None)
+        if disk is None:
+            raise NotFound(f"{path.name} has no disk {disk_key!r}")
+        if isinstance(described, geneva.Appliance):
+            return OpenedDisk(described.disk_spec(disk, root))
+        # The digests lie in the archive, a piece each, and the reader checks them: there is no range to check here.
+        return OpenedDisk(_spec(disk, path, root))
+
+
+def _described(path: Path, root: Root) -> VmManifest | geneva.Appliance:
+    """What ova.xml says: of an archive, or beside the folders of version 1."""
+    if is_folder(root, resolve(root, str(path))) or path.name.lower() == _DESCRIPTION:
+        return geneva.of_folder(path, root)
+    name = f"{_DESCRIPTION} in {path.name}"
+    text, packing = _description(path, root)
+    described = parse(text, name)
+    if local(described.tag) == geneva.ROOT_TAG:
+        if packing is not None:
+            raise UnsupportedFormat(
+                f"{path.name} is a {packing} file of an export of version 1", hint="Unpack it, and import what is in it."
+            )
+        return geneva.described(described, name, Members(path, root).find)
+    return ova_xml.parse(described, name)
+
+
+def _packing(file: DiskReader) -> Packing | None:
+    head = bytearray(min(4, file.size))
+    file.read_into(0, memoryview(head))
+    return packing_of(bytes(head))
+
+
+@contextmanager
+def _archive(path: Path, root: Root, most_bytes: int = _UNPACKED_BYTES) -> Iterator[DiskReader]:
+    """The archive's bytes, of a packed one the first `most_bytes` (UnsupportedFormat beyond). HostPathRejected, NotFound."""
+    with closing(open_file(root, str(path), shown=path.name)) as file:
+        packing = _packing(file)
+        yield file if packing is None else Passing(file, packing, path.name, kept_bytes=most_bytes, most_bytes=most_bytes)
+
+
+def _spec(disk: Disk, path: Path, root: Root) -> XvaSpec:
+    with closing(open_file(root, str(path), shown=path.name)) as file:
+        packing = _packing(file)
+    over = raw_spec(root, path)
+    return XvaSpec(over=over, folder=disk.key, size_bytes=disk.capacity_bytes, name=path.name, packing=packing)
+
+
+def _folders(archive: DiskReader) -> frozenset[str]:
+    """The disks that begin near the archive's own beginning: a disk is found by walking over all before it, piece by piece."""
+    found: set[str] = set()
+    with suppress(UnsupportedFormat):  # more of a packed one is not looked at
+        found.update(member.name.partition("/")[0] for member in itertools.islice(tar.walk(archive), _MEMBERS_LOOKED_AT))
+    return frozenset(found)
+
+
+def _measured(disk: Disk, archive: DiskReader, name: str, near: frozenset[str]) -> Measured:
+    """Its size is ova.xml's word; its partitions are looked at where that costs no walk over gigabytes."""
+    if disk.key not in near:
+        return Measured(disk)
+    layout = partitions.look(XvaReader(archive, disk.key, disk.capacity_bytes, name), within=_LOOKED_AT_BYTES)
+    return Measured(disk, layout, tuple(concerns.of_layout(disk.key, layout)))
+
+
+def _description(path: Path, root: Root) -> tuple[bytes, Packing | None]:
+    """ova.xml, and how the archive that it lies in is packed."""
+    with _archive(path, root) as archive:
+        members = itertools.islice(tar.walk(archive), _MEMBERS_LOOKED_AT)
+        found = next((member for member in members if member.name == _DESCRIPTION), None)
+        if found is None or found.sort is not tar.Sort.FILE:
+            raise MalformedArchive(f"{path.name} has no {_DESCRIPTION} among its first {_MEMBERS_LOOKED_AT} members")
+        if found.size > DOCUMENT_MAX_BYTES:
+            raise MalformedArchive(f"{_DESCRIPTION} in {path.name} has {found.size} bytes; that is no description of a VM")
+        text = bytearray(found.size)
+        archive.read_into(found.offset, memoryview(text))
+        return bytes(text), archive.packing if isinstance(archive, Passing) else None

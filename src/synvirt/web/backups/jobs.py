@@ -1,0 +1,259 @@
+"""{base_url}/backups: jobs and their runs. Restore points and repositories: points.py, repositories.py beside this file."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, BackupRun, PointFate, RestorePoint
+from synvirt.backups.retiring import fates
+from synvirt.backups.service import Backups
+from synvirt.errors import BackupNotFound, SynvirtError
+from synvirt.web.backups.words import WORDS
+from synvirt.web.fields import Field, fields, judged, typed, values
+from synvirt.web.forms import Form, Sent
+from synvirt.web.jobs import NUMBER
+from synvirt.web.pages import Pages
+from synvirt.web.words import moment
+
+ON_A_PAGE = 100
+# Of a job, on its own page; all are on the pages of runs and of points.
+LATEST = 20
+# Through how many of the newest its own are looked for.
+LOOKED_THROUGH = 1000
+
+T = TypeVar("T")
+After = Annotated[str | None, Query(pattern=NUMBER)]
+
+
+def number(cursor: str | None) -> int | None:
+    return int(cursor) if cursor else None
+
+
+def found(get: Callable[[UUID], T], id_: UUID | None) -> T | None:
+    """What a link leads to may be gone by now."""
+    try:
+        return None if id_ is None else get(id_)
+    except BackupNotFound:
+        return None
+
+
+class BackupPages:
+    def __init__(self, pages: Pages, backups: Backups) -> None:
+        self._pages, self._backups = pages, backups
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def jobs(self, cursor: After = None) -> Response:
+        jobs, following = self._backups.jobs(limit=ON_A_PAGE, cursor=number(cursor))
+        runs = {job.last_run_id: run for job in jobs if (run := found(self._backups.runs.get, job.last_run_id)) is not None}
+        known = {job.repository_id: found(self._backups.repositories.get, job.repository_id) for job in jobs}
+        return self._pages.page(
+            "backups/jobs.html",
+            jobs=jobs,
+            runs=runs,
+            running=any(run.status not in ENDS for run in runs.values()),
+            repositories={id_: one.name for id_, one in known.items() if one is not None},
+            has_repository=bool(self._backups.repositories.known()),
+            following=following,
+            cursor=cursor,
+        )
+
+    def job(self, job_id: UUID) -> Response:
+        job = self._backups.job(job_id)
+        repository = found(self._backups.repositories.get, job.repository_id)
+        runs, _ = self._backups.runs.page(limit=LOOKED_THROUGH, cursor=None)
+        points, _ = self._backups.points.page(limit=LOOKED_THROUGH, cursor=None)
+        return self._pages.page(
+            "backups/job.html",
+            job=job,
+            repository=repository.name if repository else "gone",
+            runs=_latest_of(job, runs),
+            points=_latest_of(job, points),
+            fates=self._fates(job),
+        )
+
+    def _fates(self, job: BackupJob) -> dict[UUID, PointFate]:
+        """What retention would do with each point now, as far as is known here: a repository that is away is not waited for."""
+        mine = [point for point in self._backups.points.all() if point.job_id == job.id]
+        here = [point for point in mine if point.repository_id == job.repository_id]
+        protected = {point.id for point in here if point.protected}
+        return {fate.restore_point_id: fate for fate in fates(here, job.retention, protected=protected)}
+
+    def retire_asked(self, job_id: UUID) -> Response:
+        job = self._backups.job(job_id)
+        going = [fate for fate in self._fates(job).values() if fate.removed]
+        return self._pages.ask(
+            "Remove what is not kept?",
+            f"{job.name}: {len(going)} restore point{'' if len(going) == 1 else 's'}",
+            *(f"{fate.vm_name}, {moment(fate.created_at)}" for fate in going[:LATEST]),
+            *([f"and {len(going) - LATEST} more"] if len(going) > LATEST else []),
+            "The job's next run does the same at its end.",
+            action=f"/backups/jobs/{job_id}/retire",
+            back=f"/backups/jobs/{job_id}",
+            yes="remove them",
+            here="/backups",
+            danger=True,
+        )
+
+    def retire(self, job_id: UUID) -> Response:
+        self._backups.retire(job_id)
+        return self._pages.see(f"/backups/jobs/{job_id}")
+
+    def empty_form(self) -> Response:
+        return self._job_form()
+
+    def _job_form(self, job: BackupJob | None = None, form: Form | None = None, error: SynvirtError | None = None) -> Response:
+        shown = _JobFields.of(job)
+        if form is not None:
+            shown = shown.typed(form, error)
+        return self._pages.page(
+            "backups/job_form.html",
+            status=error.status if error else 200,
+            error=error,
+            job=job,
+            fields=shown,
+            repositories=self._backups.repositories.known(),
+            chosen=form.text("repository_id") if form else "",
+        )
+
+    def add_job(self, form: Sent) -> Response:
+        asked = _JobFields.of(None).values(form) | {"repository_id": form.text("repository_id")}
+        try:
+            job = self._backups.add_job(judged(BackupJobRequest, asked))
+        except SynvirtError as error:
+            return self._job_form(None, form, error)
+        return self._pages.see(f"/backups/jobs/{job.id}")
+
+    def change_form(self, job_id: UUID) -> Response:
+        return self._job_form(self._backups.job(job_id))
+
+    def change_job(self, job_id: UUID, form: Sent) -> Response:
+        job = self._backups.job(job_id)
+        # What is empty now is to be nothing: without the key it would stay as it was.
+        asked = {"schedule": None} | _JobFields.of(job).values(form)
+        try:
+            self._backups.change_job(job_id, judged(BackupJobChange, asked))
+        except SynvirtError as error:
+            return self._job_form(job, form, error)
+        return self._pages.see(f"/backups/jobs/{job_id}")
+
+    def remove_job_asked(self, job_id: UUID) -> Response:
+        return self._pages.ask(
+            "Remove this backup job?",
+            self._backups.job(job_id).name,
+            "Nothing is backed up by it any more. Its restore points stay.",
+            action=f"/backups/jobs/{job_id}/remove",
+            back=f"/backups/jobs/{job_id}",
+            yes="remove it",
+            here="/backups",
+            danger=True,
+        )
+
+    def remove_job(self, job_id: UUID) -> Response:
+        self._backups.remove_job(job_id)
+        return self._pages.see("/backups")
+
+    def run_job(self, job_id: UUID) -> Response:
+        return self._pages.see(f"/backups/runs/{self._backups.run_job(job_id).id}")
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def runs(self, cursor: After = None) -> Response:
+        runs, following = self._backups.runs.page(limit=ON_A_PAGE, cursor=number(cursor))
+        jobs, _ = self._backups.jobs(limit=LOOKED_THROUGH, cursor=None)
+        return self._pages.page(
+            "backups/runs.html",
+            runs=runs,
+            running=any(run.status not in ENDS for run in runs),
+            jobs={job.id: job.name for job in jobs},
+            following=following,
+            cursor=cursor,
+        )
+
+    def run(self, run_id: UUID) -> Response:
+        run = self._backups.runs.get(run_id)
+        points = (found(self._backups.points.get, point_id) for point_id in run.restore_point_ids)
+        return self._pages.page(
+            "backups/run.html",
+            run=run,
+            job=found(self._backups.job, run.job_id),
+            repository=found(self._backups.repositories.get, run.repository_id),
+            points=[point for point in points if point is not None],
+        )
+
+    def cancel_asked(self, run_id: UUID) -> Response:
+        run = self._backups.runs.get(run_id)
+        return self._pages.ask(
+            "Cancel this run?",
+            f"It is {run.status}.",
+            "What it has made so far is removed, or found by the next run and not stored twice. Older restore points stay.",
+            action=f"/backups/runs/{run_id}/cancel",
+            back=f"/backups/runs/{run_id}",
+            yes="cancel it",
+            here="/backups",
+            danger=True,
+        )
+
+    def cancel(self, run_id: UUID) -> Response:
+        self._backups.runs.cancel(run_id)
+        return self._pages.see(f"/backups/runs/{run_id}")
+
+
+_RETENTION = type(BackupJobRequest.model_fields["retention"].default)
+
+
+@dataclass(frozen=True, slots=True)
+class _JobFields:
+    """Of a job's form: what is backed up and when, guests that run, what is kept."""
+
+    first: list[Field]
+    quiesce: list[Field]
+    retention: list[Field]
+
+    @classmethod
+    def of(cls, job: BackupJob | None) -> "_JobFields":
+        known = fields(BackupJobRequest, values=job.model_dump() if job else None)
+        first = [one for one in known if one.key in ("name", "vm_ids", "schedule")]
+        kept = fields(_RETENTION, "retention.", job.retention.model_dump() if job else None)
+        return cls(first, [one for one in known if one.key == "quiesce"], kept)
+
+    def typed(self, form: Form, error: SynvirtError | None) -> "_JobFields":
+        return _JobFields(*(typed(known, form, error) for known in (self.first, self.quiesce, self.retention)))
+
+    def values(self, form: Form) -> dict[str, Any]:
+        return values([*self.first, *self.quiesce], form) | {"retention": values(self.retention, form)}
+
+
+OfJob = TypeVar("OfJob", BackupRun, RestorePoint)
+
+
+def _latest_of(job: BackupJob, newest: list[OfJob]) -> list[OfJob]:
+    return [one for one in newest if one.job_id == job.id][:LATEST]
+
+
+def backups_router(pages: Pages, backups: Backups) -> APIRouter:
+    made = BackupPages(pages, backups)
+    pages.know(*WORDS)
+    return pages.router(
+        {
+            "GET /backups": made.jobs,
+            "GET /backups/jobs/new": made.empty_form,
+            "POST /backups/jobs/new": made.add_job,
+            "GET /backups/jobs/{job_id}": made.job,
+            "GET /backups/jobs/{job_id}/change": made.change_form,
+            "POST /backups/jobs/{job_id}/change": made.change_job,
+            "POST /backups/jobs/{job_id}/run": made.run_job,
+            "GET /backups/jobs/{job_id}/retire": made.retire_asked,
+            "POST /backups/jobs/{job_id}/retire": made.retire,
+            "GET /backups/jobs/{job_id}/remove": made.remove_job_asked,
+            "POST /backups/jobs/{job_id}/remove": made.remove_job,
+            "GET /backups/runs": made.runs,
+            "GET /backups/runs/{run_id}": made.run,
+            "GET /backups/runs/{run_id}/cancel": made.cancel_asked,
+            "POST /backups/runs/{run_id}/cancel": made.cancel,
+        }
+    )

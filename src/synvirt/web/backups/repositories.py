@@ -1,0 +1,160 @@
+"""{base_url}/backups/repositories: where backups lie. A recovery key is shown to who asks for it, and to nobody else."""
+
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from synvirt.backups.model import BackupRepositoryRequest, PeerRequest
+from synvirt.backups.service import Backups
+from synvirt.errors import SynvirtError
+from synvirt.web.backups.jobs import ON_A_PAGE, After, number
+from synvirt.web.fields import Field, fields, judged, typed, values
+from synvirt.web.forms import Form, Sent
+from synvirt.web.pages import Pages
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`fields`: what says where such a repository lies."""
+
+    name: str
+    words: str
+    meaning: str
+    fields: list[Field]
+
+
+_REQUEST = {one.key: one for one in fields(BackupRepositoryRequest)}
+_COMMON = [_REQUEST["name"], _REQUEST["recovery_key"]]
+# Its credentials are a dict on the wire: which they are stands in PeerRequest.
+_ACCOUNT = [
+    Field("peer.username", "username", "User", "text", required=False),
+    Field("peer.password", "password", "Password", "secret", required=False),
+]
+KINDS = (
+    Kind("local", "A folder of this host", "Best on another disk.", [replace(_REQUEST["path"], name="local.path")]),
+    Kind("nfs", "A folder on NFS", "It has to be mounted already.", [replace(_REQUEST["path"], name="nfs.path")]),
+    Kind(
+        "peer",
+        "Another SynVirt",
+        "A folder that it offers, by HTTPS. What is kept there is encrypted before it leaves this host.",
+        [*(replace(one, required=False) for one in fields(PeerRequest, "peer.")), *_ACCOUNT],
+    ),
+)
+
+
+class RepositoryPages:
+    def __init__(self, pages: Pages, backups: Backups) -> None:
+        self._pages, self._backups = pages, backups
+
+    def repositories(self, cursor: After = None) -> Response:
+        items, following = self._backups.repositories.page(limit=ON_A_PAGE, cursor=number(cursor))
+        return self._pages.page("backups/repositories.html", repositories=items, following=following, cursor=cursor)
+
+    def repository(self, repository_id: UUID, is_new: bool = False) -> Response:
+        return self._shown(repository_id, is_new=is_new)
+
+    def _shown(self, repository_id: UUID, *, is_new: bool = False, key: str | None = None) -> Response:
+        known = self._backups.repositories
+        shown = known.shown(known.get(repository_id))
+        return self._pages.page("backups/repository.html", repository=shown, is_new=is_new, key=key)
+
+    def key(self, repository_id: UUID) -> Response:
+        return self._shown(repository_id, key=self._backups.repositories.recovery_key(repository_id))
+
+    def empty_form(self) -> Response:
+        return self._form()
+
+    def _form(self, form: Form | None = None, error: SynvirtError | None = None) -> Response:
+        known = typed(_COMMON, form, error) if form else _COMMON
+        return self._pages.page(
+            "backups/repository_form.html",
+            status=error.status if error else 200,
+            error=error,
+            first=[one for one in known if one.key == "name"],
+            again=[one for one in known if one.key == "recovery_key"],
+            kinds=[(one, typed(one.fields, form, error) if form else one.fields) for one in KINDS],
+            chosen=form.text("kind") if form else KINDS[0].name,
+        )
+
+    def add(self, form: Sent) -> Response:
+        kind = next((one for one in KINDS if one.name == form.text("kind")), KINDS[0])
+        asked = values(_COMMON, form) | {"kind": kind.name}
+        place = values(kind.fields, form)
+        if kind.name == "peer":
+            account = {name: place.pop(name) for name in ("username", "password") if name in place}
+            asked["peer"] = place | {"credentials": account}
+        else:
+            asked |= place
+        try:
+            made = self._backups.add_repository(judged(BackupRepositoryRequest, asked))
+        except SynvirtError as error:
+            return self._form(form, error)
+        return self._pages.see(f"/backups/repositories/{made.id}{'' if 'recovery_key' in asked else '?is_new=true'}")
+
+    def verify_asked(self, repository_id: UUID) -> Response:
+        return self._ask(
+            repository_id,
+            "Verify all of this repository?",
+            "All of it is read once and held to what was written. The run's end says which restore points are damaged.",
+            asked="verify",
+            yes="verify it",
+        )
+
+    def verify(self, repository_id: UUID) -> Response:
+        return self._pages.see(f"/backups/runs/{self._backups.verify_repository(repository_id).id}")
+
+    def collect_asked(self, repository_id: UUID) -> Response:
+        return self._ask(
+            repository_id,
+            "Collect what nothing needs?",
+            "What only removed restore points needed is deleted, a day after it was found. Runs do this by themselves.",
+            asked="collect",
+            yes="collect it",
+        )
+
+    def collect(self, repository_id: UUID) -> Response:
+        return self._pages.see(f"/backups/runs/{self._backups.collect(repository_id, dry_run=False).id}")
+
+    def forget_asked(self, repository_id: UUID) -> Response:
+        return self._ask(
+            repository_id,
+            "Forget this repository?",
+            "Its restore points are listed here no longer. What lies in its folder stays: its recovery key opens it again.",
+            asked="forget",
+            yes="forget it",
+            danger=True,
+        )
+
+    def forget(self, repository_id: UUID) -> Response:
+        self._backups.forget_repository(repository_id)
+        return self._pages.see("/backups/repositories")
+
+    def _ask(self, repository_id: UUID, question: str, meaning: str, *, asked: str, yes: str, danger: bool = False) -> Response:
+        here = f"/backups/repositories/{repository_id}"
+        name = self._backups.repositories.get(repository_id).name
+        return self._pages.ask(
+            question, name, meaning, action=f"{here}/{asked}", back=here, yes=yes, here="/backups", danger=danger
+        )
+
+
+def repositories_router(pages: Pages, backups: Backups) -> APIRouter:
+    made = RepositoryPages(pages, backups)
+    here = "/backups/repositories/{repository_id}"
+    return pages.router(
+        {
+            "GET /backups/repositories": made.repositories,
+            "GET /backups/repositories/new": made.empty_form,
+            "POST /backups/repositories/new": made.add,
+            f"GET {here}": made.repository,
+            # By POST, so that no history, log or prefetching holds an address that shows it.
+            f"POST {here}/key": made.key,
+            f"GET {here}/verify": made.verify_asked,
+            f"POST {here}/verify": made.verify,
+            f"GET {here}/collect": made.collect_asked,
+            f"POST {here}/collect": made.collect,
+            f"GET {here}/forget": made.forget_asked,
+            f"POST {here}/forget": made.forget,
+        }
+    )

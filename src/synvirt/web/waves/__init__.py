@@ -1,0 +1,1 @@
+"""The pages of waves: `night.py` shows them, `new.py` makes them."""

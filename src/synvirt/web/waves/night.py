@@ -1,0 +1,359 @@
+"""{base_url}/waves: the operator's night. Which members wait, and for what; the windows; and what can be asked of a wave."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import Query
+from fastapi.concurrency import run_in_threadpool
+from fastapi.routing import APIRouter
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from synvirt.errors import BadRequest
+from synvirt.fleet.forecasting import Forecaster, WhatIf
+from synvirt.fleet.model import (
+    MEMBER_ENDS,
+    WAVE_ENDS,
+    ApprovalRequest,
+    Member,
+    MemberState,
+    RollBackRequest,
+    Wave,
+    WaveState,
+    Window,
+)
+from synvirt.fleet.openings import spans_of
+from synvirt.fleet.records import member_of, wave_of
+from synvirt.fleet.sheets.importing import Importer
+from synvirt.fleet.waves import GOING, MOVED, REMOVABLE, UNDER_WAY, Waves
+from synvirt.fleet.webhooks.deliveries import Deliveries
+from synvirt.mistakes import worded
+from synvirt.model.values import now
+from synvirt.offline.units import size_bytes
+from synvirt.sizes import duration
+from synvirt.web.backups.jobs import ON_A_PAGE, After, number
+from synvirt.web.forms import Form, Sent
+from synvirt.web.pages import Pages
+from synvirt.web.waves.new import NewWavePages
+from synvirt.web.words import moment
+
+# A page that is drawn again every few seconds; more are on the next one.
+MEMBERS_ON_A_PAGE = 200
+# The newest; `synvirt waves deliveries` lists all.
+DELIVERIES_SHOWN = 20
+
+Asked = Literal["go", "hold", "canary", "cancel", "roll-back", "remove"]
+MemberAsked = Literal["approve", "skip", "retry", "roll-back"]
+
+_TONES: Mapping[str, str] = {
+    WaveState.RUNNING: "busy",
+    WaveState.HELD: "note",
+    WaveState.ROLLING_BACK: "note",
+    WaveState.COMPLETED: "good",
+    WaveState.FAILED: "bad",
+    MemberState.SYNCING: "busy",
+    MemberState.READY: "busy",
+    MemberState.CUTTING_OVER: "busy",
+    MemberState.HEALTHY: "good",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """`button` asks; `question` and `meaning` are on the page that wants it confirmed. `states`: in which it is offered. What
+    is asked all the same is judged again where it is done."""
+
+    button: str
+    question: str
+    meaning: str
+    states: frozenset[WaveState]
+    danger: bool = False
+
+
+ACTIONS: Mapping[Asked, Action] = {
+    "go": Action(
+        "Go",
+        "Let this wave go?",
+        "Copies begin, and members cut over in their order and within their windows.",
+        frozenset({WaveState.DRAFT, WaveState.HELD}),
+    ),
+    "hold": Action(
+        "Hold", "Hold this wave?", "Nothing new begins. What copies or cuts over goes on.", frozenset({WaveState.RUNNING})
+    ),
+    "canary": Action(
+        "Approve the canary",
+        "Is the canary well?",
+        "The others go on once you say so.",
+        GOING,
+    ),
+    "cancel": Action(
+        "Cancel",
+        "Cancel this wave?",
+        "Members that wait are skipped. Jobs that run are cancelled, and their sources powered on again. "
+        "What is healthy stays where it is.",
+        UNDER_WAY,
+        danger=True,
+    ),
+    "roll-back": Action(
+        "Roll back",
+        "Roll the whole wave back?",
+        "Guests here are stopped, sources powered on, copies kept. What a guest wrote since its cut-over stays in its copy.",
+        frozenset({*UNDER_WAY, WaveState.COMPLETED, WaveState.FAILED, WaveState.CANCELLED}),
+        danger=True,
+    ),
+    "remove": Action(
+        "Remove", "Remove this wave?", "Its record and its report go. Its jobs and their guests stay.", REMOVABLE, danger=True
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAction:
+    button: str
+    question: str
+    meaning: str
+    danger: bool = False
+
+
+MEMBER_ACTIONS: Mapping[MemberAsked, MemberAction] = {
+    "approve": MemberAction("Give the word", "Give the word for this member?", "It may cut over then."),
+    "skip": MemberAction(
+        "Skip",
+        "Leave this member out?",
+        "A job that it has is cancelled, and its source powered on again.",
+    ),
+    "retry": MemberAction("Retry", "Begin anew with this member?", "It gets a new job."),
+    "roll-back": MemberAction(
+        "Roll back",
+        "Give this member back to its source?",
+        "Its guest here is stopped, its source powered on, its copy kept. "
+        "What the guest wrote since its cut-over stays in its copy.",
+        danger=True,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Of a window: the one that is open, or the next. `words` counts down to its end, or to its start."""
+
+    name: str
+    open: bool
+    words: str
+
+
+class WavePages:
+    """Blocking, but for `simulate`."""
+
+    def __init__(self, pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries) -> None:
+        self._pages, self._waves, self._forecaster, self._deliveries = pages, waves, forecaster, deliveries
+
+    def waves(self, cursor: After = None) -> Response:
+        items, following = self._waves.page(limit=ON_A_PAGE, cursor=number(cursor))
+        return self._pages.page("waves/list.html", waves=items, following=following, cursor=cursor)
+
+    def wave(
+        self,
+        wave_id: UUID,
+        state: MemberState | None = None,
+        after: Annotated[int, Query(ge=0)] = 0,
+    ) -> Response:
+        """`after`: how many members come before this page's."""
+        return self._pages.page("waves/wave.html", **self._values(wave_id, state, after))
+
+    async def simulate(self, wave_id: UUID, form: Sent) -> Response:
+        """Sources are asked how large VMs are: not at each look. With other numbers filled in: what they would change."""
+        wave = wave_of(await run_in_threadpool(self._waves.rows.get, wave_id))
+        found, picture = await self._forecaster.pictured(wave_id, what_if(form, wave))
+        return self._pages.page("waves/simulated.html", wave=wave, found=found, picture=picture, form=form)
+
+    def confirm(self, wave_id: UUID, asked: Asked) -> Response:
+        action, wave = ACTIONS[asked], wave_of(self._waves.rows.get(wave_id))
+        here = f"/waves/{wave_id}"
+        return self._pages.ask(
+            action.question,
+            wave.name,
+            action.meaning,
+            action=f"{here}/{asked}",
+            back=here,
+            yes=action.button.lower(),
+            here="/waves",
+            danger=action.danger,
+        )
+
+    def act(self, wave_id: UUID, asked: Asked) -> Response:
+        if asked == "remove":
+            self._waves.remove(wave_id)
+            return self._pages.see("/waves")
+        does: Mapping[Asked, Callable[[UUID], Wave]] = {
+            "go": self._waves.go,
+            "hold": self._waves.hold,
+            "cancel": self._waves.cancel,
+            "roll-back": lambda id_: self._waves.roll_back(id_, RollBackRequest()),
+            "canary": lambda id_: self._waves.approve(id_, ApprovalRequest(canary=True)),
+        }
+        does[asked](wave_id)
+        return self._pages.see(f"/waves/{wave_id}")
+
+    def confirm_member(
+        self, wave_id: UUID, member_id: str, asked: MemberAsked, approver: Annotated[str, Query(max_length=255)] = ""
+    ) -> Response:
+        member, action = member_of(self._waves.rows.member(wave_id, member_id)), MEMBER_ACTIONS[asked]
+        here = f"/waves/{wave_id}"
+        return self._pages.ask(
+            action.question,
+            f"{member.vm} ({member.id})",
+            *([f"The word is that of {approver}."] if asked == "approve" else []),
+            action.meaning,
+            action=f"{here}/members/{member.id}/{asked}",
+            back=here,
+            yes=action.button.lower(),
+            here="/waves",
+            danger=action.danger,
+            hidden=[("approver", approver)] if asked == "approve" else [],
+        )
+
+    def act_on_member(self, wave_id: UUID, member_id: str, asked: MemberAsked, form: Sent) -> Response:
+        match asked:
+            case "approve":
+                if not (approver := form.text("approver")):
+                    raise BadRequest("approver: whose word is given is missing")
+                self._waves.approve(wave_id, ApprovalRequest(approver=approver, members=(member_id,)))
+            case "skip":
+                self._waves.skip(wave_id, member_id)
+            case "retry":
+                self._waves.retry(wave_id, member_id)
+            case "roll-back":
+                self._waves.roll_back(wave_id, RollBackRequest(members=(member_id,)))
+        return self._pages.see(f"/waves/{wave_id}")
+
+    def _values(self, wave_id: UUID, state: MemberState | None, after: int) -> dict[str, Any]:
+        row = self._waves.rows.counted(wave_id)
+        wave, at = wave_of(row), now()
+        rows, last = self._waves.rows.members(
+            wave_id, limit=MEMBERS_ON_A_PAGE, after=after - 1, states=[str(state)] if state else []
+        )
+        return {
+            "wave": wave,
+            "counts": {one: row.counts[one] for one in MemberState if one in row.counts},
+            "shown": state,
+            "after": after,
+            "following": None if last is None else last + 1,
+            "members": [(member, possible_of_member(wave, member)) for member in map(member_of, rows)],
+            "words_missing": words_missing,
+            "actions": [(name, ACTIONS[name]) for name in possible(wave)],
+            "member_actions": MEMBER_ACTIONS,
+            "openings": openings(wave, at) if wave.state not in WAVE_ENDS else [],
+            "moving": wave.state in UNDER_WAY,
+            "hooks": {hook.id: hook.url or hook.command for hook in wave.hooks},
+            "deliveries": self._deliveries.page(wave_id, limit=DELIVERIES_SHOWN)[0] if wave.hooks else [],
+        }
+
+
+def what_if(form: Form, wave: Wave) -> WhatIf:
+    """As the page of a forecast sends it; what is left empty stays as it is. BadRequest."""
+    document: dict[str, Any] = {}
+    if form.text("more_destinations"):
+        document["more_destinations"] = form.text("more_destinations")
+    for name in ("network_bps", "source_host_bps"):
+        if form.text(name):
+            try:
+                document[name] = size_bytes(form.text(name))
+            except ValueError as error:
+                raise BadRequest(f"{form.text(name)[:100]!r} is no size; 1 GiB and 600 MiB are") from error
+    limits = {name: form.text(name) for name in ("per_source_host", "per_destination", "wave") if form.text(name)}
+    if limits:
+        document["limits"] = wave.limits.model_dump() | limits
+    if end := form.text("window_end"):
+        if not wave.windows:
+            raise BadRequest("the wave has no window that could end at another time")
+        document["windows"] = [{**wave.windows[0].model_dump(), "end": end}]
+    try:
+        return WhatIf.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{place}: {worded(first)}", hint="go back and mend it") from error
+
+
+def possible(wave: Wave) -> list[Asked]:
+    """What the page offers, in its order."""
+    names = [name for name, action in ACTIONS.items() if wave.state in action.states]
+    canary_waits = wave.canary is not None and wave.canary.gate == "approval" and wave.canary_approval is None
+    return [name for name in names if name != "canary" or canary_waits]
+
+
+def possible_of_member(wave: Wave, member: Member) -> list[MemberAsked]:
+    names: list[MemberAsked] = []
+    if wave.state in {*GOING, WaveState.DRAFT} and words_missing(member):
+        names.append("approve")
+    if wave.state in {*GOING, WaveState.DRAFT} and member.state not in MEMBER_ENDS | MOVED:
+        names.append("skip")
+    if wave.state in {*GOING, WaveState.FAILED} and member.state in MEMBER_ENDS - {MemberState.HEALTHY}:
+        names.append("retry")
+    if wave.state is not WaveState.DRAFT and member.state in MOVED:
+        names.append("roll-back")
+    return names
+
+
+def words_missing(member: Member) -> list[str]:
+    """Whose word it still needs before its cut-over."""
+    given = {one.approver for one in member.approvals}
+    return [] if member.state in MEMBER_ENDS else [name for name in member.approvers if name not in given]
+
+
+def openings(wave: Wave, at: datetime) -> list[Opening]:
+    """The open windows first, then the others as they open; those that never open again last."""
+    found = [(window, next((span for span in spans if span.end > at), None)) for window, spans in _windows(wave, at)]
+    found.sort(key=lambda one: (one[1] is None, one[1].start if one[1] else at))
+    shown = []
+    for window, span in found:
+        if span is None:
+            shown.append(Opening(window.name, False, "does not open again"))
+        elif span.start <= at:
+            left = duration((span.end - at).total_seconds())
+            shown.append(Opening(window.name, True, f"open for {left} more, until {moment(span.end)}"))
+        else:
+            shown.append(
+                Opening(window.name, False, f"opens in {duration((span.start - at).total_seconds())}, {moment(span.start)}")
+            )
+    return shown
+
+
+def _windows(wave: Wave, at: datetime) -> list[tuple[Window, Any]]:
+    spans = spans_of(wave, at)
+    return [(window, spans[window.id]) for window in wave.windows]
+
+
+def wave_tone(state: str) -> str:
+    """Which colour a state of a wave or of a member has: a class of the style sheet."""
+    return "bad" if state == MemberState.FAILED else _TONES.get(state, "quiet")
+
+
+def wave_words(state: str) -> str:
+    return state.replace("_", " ").capitalize()
+
+
+def waves_router(pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries, importer: Importer) -> APIRouter:
+    pages.know(wave_tone, wave_words)
+    made = WavePages(pages, waves, forecaster, deliveries)
+    new = NewWavePages(pages, waves, importer)
+    here = "/waves/{wave_id}"
+    return pages.router(
+        {
+            "GET /waves": made.waves,
+            "GET /waves/new": new.begin,
+            "POST /waves/new/file": new.of_file,
+            "POST /waves/new/query": new.of_query,
+            "POST /waves/new/selection": new.of_selection,
+            f"GET {here}": made.wave,
+            f"POST {here}/simulate": made.simulate,
+            f"GET {here}/{{asked}}": made.confirm,
+            f"POST {here}/{{asked}}": made.act,
+            f"GET {here}/members/{{member_id}}/{{asked}}": made.confirm_member,
+            f"POST {here}/members/{{member_id}}/{{asked}}": made.act_on_member,
+        }
+    )
