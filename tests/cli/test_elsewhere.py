@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.cli.migrating import elsewhere
-from synvirt.cli.migrating.elsewhere import is_url, request
+from synvirt.cli.migrating.elsewhere import ElsewhereOptions, is_url, request
 from tests import remote_servers as servers
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
@@ -77,17 +77,17 @@ def test_wrong_urls(service: Service, run: Run, wrong: str) -> None:
 def test_credentials_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "nas.toml"
     file.write_text('username = "importer"\npassword = "hush"\ndomain = "LAB"\n')
-    asked = request("smb://nas/share/x.vhdx", credentials_file=file, environ={})
+    asked = request("smb://nas/share/x.vhdx", ElsewhereOptions(credentials=file), environ={})
     assert asked["credentials"] == {"username": "importer", "password": "hush", "domain": "LAB"}
     file.write_text("password = 5")
     with pytest.raises(Exception, match="text in quotes"):
-        request("smb://nas/share/x.vhdx", credentials_file=file, environ={})
+        request("smb://nas/share/x.vhdx", ElsewhereOptions(credentials=file), environ={})
     file.write_text("password: hush")
     with pytest.raises(Exception, match="no TOML") as caught:
-        request("smb://nas/share/x.vhdx", credentials_file=file, environ={})
+        request("smb://nas/share/x.vhdx", ElsewhereOptions(credentials=file), environ={})
     assert "hush" not in str(caught.value)
     with pytest.raises(Exception, match="cannot be read"):
-        request("smb://nas/share/x.vhdx", credentials_file=tmp_path / "gone", environ={})
+        request("smb://nas/share/x.vhdx", ElsewhereOptions(credentials=tmp_path / "gone"), environ={})
 
 
 def test_credentials_of_the_environment() -> None:
@@ -98,25 +98,29 @@ def test_credentials_of_the_environment() -> None:
         "AWS_ENDPOINT_URL_S3": "https://minio.example",
         "SYNVIRT_REMOTE_TOKEN": "t",
     }
-    asked = request("s3://bucket/a@b/x.ova", environ=environ)
+    asked = request("s3://bucket/a@b/x.ova", ElsewhereOptions(), environ=environ)
     assert asked == {
         "url": "s3://bucket/a@b/x.ova",
         "credentials": {"access_key_id": "AKIA", "secret_access_key": "hush"},
         "options": {"endpoint": "https://minio.example", "region": "eu-west-1"},
     }
-    assert request("https://host/x.ova", environ=environ)["credentials"] == {"token": "t"}
-    assert request("https://host/x.ova", environ={}) == {"url": "https://host/x.ova", "credentials": {}, "options": {}}
+    assert request("https://host/x.ova", ElsewhereOptions(), environ=environ)["credentials"] == {"token": "t"}
+    assert request("https://host/x.ova", ElsewhereOptions(), environ={}) == {
+        "url": "https://host/x.ova",
+        "credentials": {},
+        "options": {},
+    }
 
 
 def test_who_logs_in() -> None:
     def ask(what: str) -> str:
         return f"<{what}>"
 
-    named = request("https://host/x.ova", login="me", environ={}, ask=ask)
+    named = request("https://host/x.ova", ElsewhereOptions(login="me"), environ={}, ask=ask)
     assert named["credentials"] == {"username": "me", "password": "<Password of me>"}
-    whole = request("https://me:p%40ss@host/x?sig=a@b", environ={}, ask=ask)
+    whole = request("https://me:p%40ss@host/x?sig=a@b", ElsewhereOptions(), environ={}, ask=ask)
     assert (whole["url"], whole["credentials"]) == ("https://host/x?sig=a@b", {"username": "me", "password": "p@ss"})
-    windows = request("smb://LAB;me@nas/share/x.vhdx", environ={}, ask=ask)
+    windows = request("smb://LAB;me@nas/share/x.vhdx", ElsewhereOptions(), environ={}, ask=ask)
     assert windows["url"] == "smb://nas/share/x.vhdx"
     assert windows["credentials"] == {"domain": "LAB", "username": "me", "password": "<Password of me>"}
 

@@ -3,9 +3,9 @@
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -83,11 +83,16 @@ SHARED: dict[str, Any] = {
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes of `command(options, …)` a Typer command that takes the shared options too.
+    """Makes of `command(options, …)` a Typer command that takes the shared options too. A parameter whose type is a data class
+    stands for all its fields: each is an option.
 
     The program's own callback is one as well: what it was given, the commands find in the root context.
     """
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    declared = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    groups: dict[str, Any] = {one.name: one.annotation for one in declared if is_dataclass(one.annotation)}
+    own = [
+        one for parameter in declared for one in (_fields(groups[parameter.name]) if parameter.name in groups else [parameter])
+    ]
 
     def run(**values: Any) -> None:
         context: typer.Context = values.pop("context")
@@ -95,6 +100,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         before = context.find_root().obj
         context.obj = given.over(before) if isinstance(before, Options) else given
         context.find_root().obj = context.obj  # the printer of the command's errors looks there whether to print JSON
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(context.obj, **values)
 
     parameters = [
@@ -109,6 +116,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     return run
+
+
+def _fields(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[field.name], default=field.default)
+        for field in fields(group)
+    ]
 
 
 def _unset(name: str) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from synvirt.cli.migrating.plan_options import ROWS, option_of
 from synvirt.cli.options import Options
 from synvirt.cli.program import FAILED, shown, sized
 from synvirt.errors import BadRequest, SynvirtError
@@ -18,21 +19,20 @@ from synvirt.sizes import duration
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
 
-CONVERSIONS = ("auto", "always", "never")
 # A plan is some kilobytes; a thousand disks' names some more.
 _PLAN_BYTES_MAX = 4 << 20
-# What the API calls a thing, and what `synvirt import` does.
-_OPTIONS = (
-    (re.compile(r"\bset target\.identity to new\b"), "give --new-identity"),
-    (re.compile(r"\btarget\.identity\b"), "--new-identity"),
-    (re.compile(r"\btarget\.network_map(\[\d+\])?(\.\w+)?"), "--network"),
-    (re.compile(r"\btarget\.destination\b"), "--destination"),
-    (re.compile(r"\btarget\.disk_bus\b"), "--disk-bus"),
-    (re.compile(r"\btarget\.name\b"), "--name"),
-    (re.compile(r"\bskip_disks(\[\d+\])?"), "--skip-disk"),
-    (re.compile(r"\bwaive_concerns(\[\d+\])?"), "--waive"),
-    (re.compile(r"\bwarm\.cutover\b"), "--cutover"),
-)
+
+
+def _named() -> Iterator[tuple[re.Pattern[str], str]]:
+    """What the API calls a thing, and what `synvirt import` does. A field of one plain word, as `name`, may be any word of a
+    sentence."""
+    yield re.compile(r"\bset target\.identity to new\b"), "give --new-identity"
+    fields = {row.field: option_of(name) for name, row in ROWS.items() if re.search(r"[._]", row.field)}
+    for field in sorted(fields, key=len, reverse=True):
+        yield re.compile(rf"\b{re.escape(field)}\b(\[\d+\](\.\w+)?)?"), fields[field]
+
+
+_OPTIONS = tuple(_named())
 
 
 def as_options(text: str) -> str:

@@ -4,26 +4,31 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote
 
 import typer
 
-Login = Annotated[
-    str | None,
-    typer.Option(
-        "--login", metavar="USER", help="Of a URL: the user; the password is asked for [env: SYNVIRT_REMOTE_PASSWORD]"
-    ),
-]
-CredentialsFile = Annotated[
-    Path | None, typer.Option("--credentials", metavar="FILE", help="Of a URL: a TOML file with username, password, …")
-]
-Endpoint = Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of an s3:// URL: the server that is not AWS")]
-Region = Annotated[str | None, typer.Option("--region", metavar="REGION", help="Of an s3:// URL: its region")]
-Fingerprint = Annotated[
-    str | None, typer.Option("--remote-fingerprint", metavar="SHA256", help="Of an https:// URL: the certificate to trust")
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElsewhereOptions:
+    """The options of a command that takes a URL."""
+
+    login: Annotated[
+        str | None,
+        typer.Option(metavar="USER", help="Of a URL: the user; the password is asked for [env: SYNVIRT_REMOTE_PASSWORD]"),
+    ] = None
+    credentials: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of a URL: a TOML file with username, password, …")
+    ] = None
+    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Of an s3:// URL: the server that is not AWS")] = None
+    region: Annotated[str | None, typer.Option(metavar="REGION", help="Of an s3:// URL: its region")] = None
+    remote_fingerprint: Annotated[
+        str | None, typer.Option(metavar="SHA256", help="Of an https:// URL: the certificate to trust")
+    ] = None
+
 
 _ANY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SCHEMES = ("http://", "https://", "s3://", "smb://")
@@ -54,12 +59,8 @@ def is_url(path: str) -> bool:
 
 def request(
     url: str,
+    given: ElsewhereOptions,
     *,
-    login: str | None = None,
-    credentials_file: Path | None = None,
-    fingerprint: str | None = None,
-    endpoint: str | None = None,
-    region: str | None = None,
     environ: "os._Environ[str] | dict[str, str]" = os.environ,
     ask: Callable[[str], str] | None = None,
 ) -> dict[str, Any]:
@@ -69,9 +70,9 @@ def request(
     """
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
-    credentials = _of_file(credentials_file) if credentials_file is not None else _of_environment(scheme, environ)
+    credentials = _of_file(given.credentials) if given.credentials is not None else _of_environment(scheme, environ)
     user, password, url = _without_login(scheme, rest) if scheme != "s3" else ("", "", url)
-    user = login or user
+    user = given.login or user
     if scheme == "smb" and ";" in user:  # smb://DOMAIN;user@host, as other tools write it
         credentials["domain"], _, user = user.partition(";")
     if user and "token" not in credentials:
@@ -79,10 +80,10 @@ def request(
         password = credentials.get("password") or password or environ.get("SYNVIRT_REMOTE_PASSWORD", "")
         credentials["password"] = password or (ask or _asked)(f"Password of {user}")
     options = {
-        "fingerprint_sha256": fingerprint,
-        "endpoint": endpoint
+        "fingerprint_sha256": given.remote_fingerprint,
+        "endpoint": given.endpoint
         or (environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") if scheme == "s3" else None),
-        "region": region or (environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") if scheme == "s3" else None),
+        "region": given.region or (environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") if scheme == "s3" else None),
     }
     return {"url": url, "credentials": credentials, "options": {key: value for key, value in options.items() if value}}
 

@@ -3,18 +3,18 @@
 The service says of which kind a file is. One that is not where the service can see it is sent there first (`--upload`).
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from synvirt.cli.describing import describe
-from synvirt.cli.migrating.dry_runs import CONVERSIONS, show_dry_run, speaking_as_options
-from synvirt.cli.migrating.elsewhere import CredentialsFile, Endpoint, Fingerprint, Login, Region, is_url, request
+from synvirt.cli.migrating.dry_runs import show_dry_run, speaking_as_options
+from synvirt.cli.migrating.elsewhere import ElsewhereOptions, is_url, request
 from synvirt.cli.migrating.migrations import follow
+from synvirt.cli.migrating.plan_options import PlanOptions, as_plan, checked
 from synvirt.cli.migrating.upload_shown import kept, send
-from synvirt.cli.options import Options, size_given, with_options
+from synvirt.cli.options import Options, with_options
 from synvirt.cli.sources import live_vm
 from synvirt.errors import BadRequest, HostPathRejected, NotFound, SynvirtError, UnsupportedFormat
 
@@ -38,28 +38,6 @@ KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vm
 # Of several files: a description and its disks.
 FOLDER_KINDS = ("ovf_folder", "vmx_folder", "vbox_folder", "vmcx_export")
 ChosenVm = Annotated[str | None, typer.Option("--vm", metavar="NAME", help="Of a file with several VMs, the one that is meant")]
-BUSES = ("virtio", "scsi", "sata", "ide", "nvme")
-
-
-# Options that take one of a few words.
-_WORDS: dict[str, Sequence[str]] = {
-    "mode": ("warm", "cold"),
-    "cutover": ("auto", "manual"),
-    "verify": ("sample", "full"),
-    "conversion": CONVERSIONS,
-    "shutdown": ("polite", "hold", "force"),
-    "on_overrun": ("go_on", "roll_back"),
-    "kind": KINDS,
-    "disk_bus": BUSES,
-}
-
-
-def _check_chosen(**chosen: str | None) -> None:
-    for option, word in chosen.items():
-        known = _WORDS[option]
-        if word is not None and word not in known:
-            hint = f"--{option.replace('_', '-')}"
-            raise typer.BadParameter(f"{word} is none of {', '.join(known)}", param_hint=hint)
 
 
 @with_options
@@ -68,85 +46,11 @@ def import_(
     path: SourceOrVm,
     *,
     source: Annotated[str | None, typer.Option(help="The platform that the VM runs on: synvirt sources list")] = None,
-    mode: Annotated[str, typer.Option(help="warm or cold; an offline import is cold", metavar="MODE")] = "cold",
-    cutover: Annotated[
-        str, typer.Option(help="Of a warm one: auto, or manual: by migrations cutover", metavar="WHEN")
-    ] = "auto",
-    verify: Annotated[
-        str,
-        typer.Option(help="Of a warm one: full compares once all that the source calls unchanged, not a sample", metavar="HOW"),
-    ] = "sample",
-    max_passes: Annotated[int | None, typer.Option(min=1, help="Of a warm one: after so many deltas it fails")] = None,
-    delta_threshold: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of a warm one: a delta as small as this is the last before the cut-over")
-    ] = None,
-    interval: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Of a warm one: the pause between two deltas")
-    ] = None,
-    start_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="It begins then, for example 2026-11-28T22:00:00+01:00")
-    ] = None,
-    sync_every: Annotated[
-        float | None,
-        typer.Option(min=60, metavar="SECONDS", help="Held: copy what has changed that often, from --start-at on"),
-    ] = None,
-    sync_rule: Annotated[
-        str | None,
-        typer.Option(metavar="RRULE", help="Held: copy what has changed by this rule of RFC 5545, as FREQ=DAILY"),
-    ] = None,
-    sync_start: Annotated[
-        str | None, typer.Option(metavar="TIME", help="First time of --sync-rule, local: 2026-11-28T22:00:00")
-    ] = None,
-    sync_zone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Time zone of --sync-start: Europe/Berlin; UTC where not given")
-    ] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="At most so much is copied a second, for example 50MiB")
-    ] = None,
     kind: Annotated[str | None, typer.Option(help=f"What it is, if it is not recognised: {', '.join(KINDS)}")] = None,
-    login: Login = None,
-    credentials: CredentialsFile = None,
-    endpoint: Endpoint = None,
-    region: Region = None,
-    remote_fingerprint: Fingerprint = None,
+    elsewhere: ElsewhereOptions,
     vm: ChosenVm = None,
     upload: Annotated[bool, typer.Option("--upload", help="Send the file to the service first, and import it there")] = False,
-    name: Annotated[str | None, typer.Option(help="The new domain's name")] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, max=1024, help="Its processors; as the source has where not given")] = None,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Its memory, for example 4GiB")] = None,
-    disk_bus: Annotated[str | None, typer.Option(metavar="BUS", help=f"Its disks' bus: {', '.join(BUSES)}")] = None,
-    destination: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Where its volumes go; the settings name the destinations")
-    ] = None,
-    network: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SOURCE=TARGET", help="Plug cards of that network into bridge:NAME, network:NAME or user here"),
-    ] = None,
-    new_identity: Annotated[
-        bool, typer.Option("--new-identity", help="UUID and MAC addresses of its own, for a copy beside the original")
-    ] = False,
-    no_start: Annotated[bool, typer.Option("--no-start", help="Define it and leave it off")] = False,
-    skip_disk: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Leave this disk out; may be repeated")] = None,
-    waive: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Go on in spite of this critical concern; may be repeated")
-    ] = None,
-    conversion: Annotated[
-        str, typer.Option(metavar="WHEN", help="Put virtio drivers into the guest: auto (Windows), always or never")
-    ] = "auto",
-    shutdown: Annotated[
-        str, typer.Option(metavar="HOW", help="The source's guest before its last copy: polite, hold (never by force) or force")
-    ] = "polite",
-    shutdown_timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="So long the guest may take to go off by itself; else as the source says"),
-    ] = None,
-    outage_budget: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Of a warm one: hold until the guest is away for no longer (p95)")
-    ] = None,
-    on_overrun: Annotated[
-        str,
-        typer.Option(metavar="WHAT", help="Where the outage is longer all the same: go_on, or roll_back to the source"),
-    ] = "go_on",
+    chosen: PlanOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how it would run and what is wrong; make no job")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended, and show its progress")] = False,
 ) -> None:
@@ -156,73 +60,23 @@ def import_(
     Examples: synvirt import web.ova --name web --wait; synvirt import web --source lab --mode warm;
     synvirt import smb://nas.example/exports/web.ova --login importer
     """
-    _check_chosen(
-        mode=mode.lower(),
-        cutover=cutover,
-        verify=verify,
-        conversion=conversion,
-        shutdown=shutdown,
-        on_overrun=on_overrun,
-        kind=kind,
-        disk_bus=disk_bus,
-    )
-    target = {
-        "name": name,
-        "cpu_count": cpus,
-        "memory_bytes": size_given(memory, "--memory"),
-        "disk_bus": disk_bus,
-        "destination": destination,
-        "network_map": _networks(network or []),
-        "identity": "new" if new_identity else "keep",
-        "start": not no_start,
-    }
-    warm = {
-        "cutover": cutover,
-        "verify": verify,
-        "max_passes": max_passes,
-        "delta_threshold_bytes": size_given(delta_threshold, "--delta-threshold"),
-        "interval_s": interval,
-        "schedule": _given({"rrule": sync_rule, "start": sync_start, "timezone": sync_zone}) or None,
-    }
+    checked("--kind", kind, KINDS)
+    plan = as_plan(chosen)
     with options.connect() as client:
         if source is not None:
-            chosen, reference = live_vm(client, source, path)
+            plan["source"], plan["source_ref"] = live_vm(client, source, path)
         elif is_url(path):
-            asked = request(
-                path,
-                login=login,
-                credentials_file=credentials,
-                endpoint=endpoint,
-                region=region,
-                fingerprint=remote_fingerprint,
-            )
-            asked |= _meant(vm)
-            reference = {"kind": "remote_url", **asked}
-            chosen = {"Offline": kind or _kind(client, ("/remote-files/inspect", asked))}
+            asked = request(path, elsewhere) | _meant(vm)
+            plan["source_ref"] = {"kind": "remote_url", **asked}
+            plan["source"] = {"Offline": kind or _kind(client, ("/remote-files/inspect", asked))}
         else:
             reference, inspection = _placed(options, client, Path(path), vm=vm, upload=upload, known=kind is not None)
-            chosen = {"Offline": kind or _kind(client, inspection)}
-        plan = {
-            "source": chosen,
-            "source_ref": reference,
-            "mode": mode.capitalize(),
-            "name": name,
-            "target": _given(target),
-            "skip_disks": skip_disk or [],
-            "waive_concerns": waive or [],
-            "conversion": conversion,
-            "shutdown": shutdown,
-            "shutdown_timeout_s": shutdown_timeout,
-            "outage_budget_s": outage_budget,
-            "on_overrun": on_overrun,
-            "warm": _given(warm),
-            "schedule": _given({"start_at": start_at, "interval_s": sync_every}),
-            "limits": _given({"bandwidth_bps": size_given(bandwidth, "--bandwidth")}),
-        }
+            plan["source_ref"] = reference
+            plan["source"] = {"Offline": kind or _kind(client, inspection)}
         if dry_run:
             show_dry_run(options, client, plan)
             return
-        with kept(reference.get("upload_id")), speaking_as_options():
+        with kept(plan["source_ref"].get("upload_id")), speaking_as_options():
             answer = client.ask("POST", "/migrations", json={"plan": plan})
         if wait:
             follow(options, client, _field(answer, "id"))
@@ -232,30 +86,13 @@ def import_(
             print(f"Job {_field(answer, 'id')} is queued. Watch it: synvirt migrations watch {_field(answer, 'id')}")
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None}
-
-
-def _networks(asked: list[str]) -> list[dict[str, str]]:
-    """A source's network may have any name, an equals sign too: none of this host's has one."""
-    pairs = [one.rpartition("=") for one in asked]
-    for (source, _, target), one in zip(pairs, asked, strict=True):
-        if not source or not target:
-            raise typer.BadParameter(f"{one} is not SOURCE=TARGET", param_hint="--network")
-    return [{"source": source, "target": target} for source, _, target in pairs]
-
-
 @with_options
 def inspect(
     options: Options,
     path: Source,
     *,
     vm: ChosenVm = None,
-    login: Login = None,
-    credentials: CredentialsFile = None,
-    endpoint: Endpoint = None,
-    region: Region = None,
-    remote_fingerprint: Fingerprint = None,
+    elsewhere: ElsewhereOptions,
 ) -> None:
     """Say what a file or folder is and which VM is in it. Nothing is copied, and no service is needed.
 
@@ -265,14 +102,7 @@ def inspect(
     """
     asked: dict[str, Any] = {"path": path}
     if is_url(path):
-        asked = request(
-            path,
-            login=login,
-            credentials_file=credentials,
-            endpoint=endpoint,
-            region=region,
-            fingerprint=remote_fingerprint,
-        )
+        asked = request(path, elsewhere)
     asked |= _meant(vm)
     if options.address is not None:
         with options.connect() as client:
