@@ -10,6 +10,7 @@ import pytest
 from synvirt.live import KeepsUefiVariables
 from synvirt.live.libvirt.adapter import libvirt_remote
 from synvirt.live.libvirt.host import library
+from synvirt.live.sessions import StaysLoggedIn
 from synvirt.sizes import MIB
 from tests.contracts.live import LiveCase, LiveContract
 from tests.libvirt_lab import LibvirtLab, lab
@@ -56,6 +57,30 @@ class TestLibvirtRemote(LiveContract):
     @pytest.fixture
     def case(self, host: LibvirtLab, transport: str) -> LiveCase:
         return case_of(host, transport)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_connection_that_is_lost_at_rest_is_made_again(host: LibvirtLab, transport: str) -> None:
+    name = host.domain(host.disk()).name()
+    adapter = libvirt_remote(host.access(transport))
+    assert isinstance(adapter, StaysLoggedIn)
+
+    async def names() -> set[str]:
+        return {row.name for row in await adapter.list_vms()}
+
+    async def use() -> None:
+        await adapter.connect()
+        try:
+            assert name in await names()
+            await adapter.rest()
+            host.stop_libvirtd()
+            host.start_libvirtd()
+            assert name in await names()
+        finally:
+            await adapter.close()
+
+    asyncio.run(use())
+    host.connection.lookupByName(name).undefine()
 
 
 UEFI = """<domain type='qemu'><name>{name}</name><memory unit='MiB'>256</memory><vcpu>1</vcpu>

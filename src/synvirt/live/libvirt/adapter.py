@@ -82,6 +82,8 @@ class LibvirtRemote:
         self._lock = threading.Lock()
         self._watch: scratch.Watch | None = None
         self._closing = threading.Event()
+        # A connection at rest may be lost before its next user comes.
+        self._rested = False
 
     @property
     def kind(self) -> LiveKind:
@@ -92,6 +94,15 @@ class LibvirtRemote:
     async def connect(self) -> None:
         self._closing.clear()
         await self._asked("connect", self._host.open)
+
+    async def rest(self) -> None:
+        """The connection is kept. Tunnels to disks are closed: sshd has room for a few."""
+        await self._asked("come to rest", self._rest)
+
+    def _rest(self) -> None:
+        self._end_watch()
+        self._host.leave_disks()
+        self._rested = True
 
     async def close(self) -> None:
         self._closing.set()
@@ -427,6 +438,9 @@ class LibvirtRemote:
     async def _asked(self, doing: str, use: Callable[[], T], limit_s: float | None = None) -> T:
         def guarded() -> T:
             with self._lock, self._host.asked(doing):
+                if self._rested:
+                    self._host.renew()
+                    self._rested = False
                 return use()
 
         limit_s = ANSWER_TIMEOUT_S if limit_s is None else limit_s

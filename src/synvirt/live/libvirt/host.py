@@ -147,6 +147,17 @@ class Host:
                 within(CLOSE_TIMEOUT_S, lambda: _disconnect(connection))
         self._closing.close()
 
+    def renew(self) -> None:
+        """A connection that was lost at rest is made again. SourceUnreachable, AuthFailed."""
+        if self._open is not None and not _alive(self._open):
+            self.close()
+            self.open()
+
+    def leave_disks(self) -> None:
+        """Only the tunnel of the connection itself stays."""
+        for remote in [remote for remote in self._tunnels if remote not in (self._socket(), *SOCKETS)]:
+            self._tunnels.pop(remote).close()
+
     @property
     def connection(self) -> Any:
         """The open virConnect."""
