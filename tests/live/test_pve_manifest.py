@@ -7,9 +7,10 @@ import pytest
 from synvirt.errors import Internal, SnapshotFailed
 from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox import keys
-from synvirt.live.proxmox.manifest import Seen, Volume, manifest
+from synvirt.live.proxmox.manifest import manifest
 from synvirt.live.proxmox.node import argv
 from synvirt.live.proxmox.reading import image
+from synvirt.live.proxmox.seen import Seen, Volume
 from synvirt.model.machine import VmManifest
 from synvirt.sizes import GIB, MIB
 from tests.fakes.pve import schema

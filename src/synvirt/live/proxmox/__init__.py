@@ -3,6 +3,7 @@
 form.py       what a source takes
 api.py        the API of a cluster: one session, by token or ticket
 config.py     a VM's configuration, taken apart
+seen.py       all that was asked about a VM
 concerns.py   what may go wrong with a VM, as a table
 manifest.py   what the API says of a VM, as a VmManifest
 cluster.py    what is asked of the cluster, in our words

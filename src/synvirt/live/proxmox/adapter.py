@@ -28,9 +28,10 @@ from synvirt.live.proxmox.cluster import Cluster
 from synvirt.live.proxmox.farewell import Notes
 from synvirt.live.proxmox.form import FORM, Login, Options
 from synvirt.live.proxmox.freeze import frozen
-from synvirt.live.proxmox.manifest import Seen, manifest
+from synvirt.live.proxmox.manifest import manifest
 from synvirt.live.proxmox.node import Node
 from synvirt.live.proxmox.reading import Reading
+from synvirt.live.proxmox.seen import Seen
 from synvirt.live.ssh import Door
 from synvirt.model.kinds import LiveKind
 from synvirt.model.machine import Disk, VmManifest

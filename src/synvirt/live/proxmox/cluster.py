@@ -12,7 +12,7 @@ from synvirt.errors import AuthFailed, Internal, SourceUnreachable, SynvirtError
 from synvirt.live import VmRow
 from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox.api import BUSY_HINT, Api, mapping, refuse_failed, rows
-from synvirt.live.proxmox.manifest import Seen, Volume, power_state
+from synvirt.live.proxmox.seen import Seen, Volume, power_state
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

@@ -1,15 +1,13 @@
 """What may go wrong with a VM of Proxmox VE, as a table: a line a concern. No I/O."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox import keys
 from synvirt.live.proxmox.config import VOLUME, Drive
+from synvirt.live.proxmox.seen import Seen
 from synvirt.model.machine import Concern
-
-if TYPE_CHECKING:
-    from synvirt.live.proxmox.manifest import Seen
 
 Category = Literal["Critical", "Warning", "Information"]
 
@@ -19,64 +17,64 @@ class _Line(NamedTuple):
 
     id: str
     category: Category
-    applies: Callable[["Seen"], object]
+    applies: Callable[[Seen], object]
     label: str
     assessment: str
     remedy: str
 
 
-def _set(name: str) -> Callable[["Seen"], object]:
+def _set(name: str) -> Callable[[Seen], object]:
     return lambda seen: seen.config.get(name)
 
 
-def _numbered(*names: str) -> Callable[["Seen"], object]:
+def _numbered(*names: str) -> Callable[[Seen], object]:
     return lambda seen: ", ".join(key for name in names for key in settings.numbered(seen.config, name))
 
 
-def _lock(seen: "Seen") -> object:
+def _lock(seen: Seen) -> object:
     lock = seen.config.get("lock") or seen.status.get("lock")
     return lock if lock != "suspended" else None
 
 
-def _ha(seen: "Seen") -> object:
+def _ha(seen: Seen) -> object:
     ha = seen.status.get("ha")
     managed = isinstance(ha, dict) and settings.is_on(ha.get("managed"))
     return (ha.get("state") or "managed") if isinstance(ha, dict) and managed else None
 
 
-def _paused(seen: "Seen") -> object:
+def _paused(seen: Seen) -> object:
     return seen.power_state == "suspended" and seen.status.get("status") == "running"
 
 
-def _asleep(seen: "Seen") -> object:
+def _asleep(seen: Seen) -> object:
     return seen.power_state == "suspended" and seen.status.get("status") == "stopped"
 
 
-def _template(seen: "Seen") -> object:
+def _template(seen: Seen) -> object:
     return settings.is_on(seen.config.get("template", seen.row.get("template")))
 
 
-def _custom_cpu(seen: "Seen") -> object:
+def _custom_cpu(seen: Seen) -> object:
     kind = settings.options(seen.config.get("cpu", ""), "cputype").get("cputype", "")
     return kind if kind.startswith("custom-") else None
 
 
-def _balloon(seen: "Seen") -> object:
+def _balloon(seen: Seen) -> object:
     least = settings.number(seen.config.get("balloon"), 0)
     most = settings.number(settings.options(seen.config.get("memory", 512), "current").get("current"), 512)
     return f"{least} of {most} MiB" if 0 < least < most else None
 
 
-def _arch(seen: "Seen") -> object:
+def _arch(seen: Seen) -> object:
     arch = seen.config.get("arch")
     return arch if arch not in (None, "x86_64") else None
 
 
-def _firewall(seen: "Seen") -> object:
+def _firewall(seen: Seen) -> object:
     return ", ".join(key for key, card in settings.nets(seen.config) if settings.is_on(card.get("firewall")))
 
 
-def _not_taken_over(seen: "Seen") -> object:
+def _not_taken_over(seen: Seen) -> object:
     # Off is as good as not set: numa=0 is what the vendor's own wizard writes.
     return ", ".join(keys.not_taken_over(key for key, value in seen.config.items() if str(value) != "0"))
 
@@ -246,7 +244,7 @@ TABLE: Final = (
 )
 
 
-def concerns(seen: "Seen", drives: Sequence[Drive]) -> Iterator[Concern]:
+def concerns(seen: Seen, drives: Sequence[Drive]) -> Iterator[Concern]:
     for line in TABLE:
         if found := line.applies(seen):
             yield _made(line.id, line.category, line.label, line.assessment.format(_short(found)), line.remedy)
@@ -256,7 +254,7 @@ def concerns(seen: "Seen", drives: Sequence[Drive]) -> Iterator[Concern]:
         yield from _of_disk(seen, drive)
 
 
-def _read_by(seen: "Seen", drives: Sequence[Drive]) -> str:
+def _read_by(seen: Seen, drives: Sequence[Drive]) -> str:
     disks = ", ".join(drive.key for drive in drives)
     if seen.power_state == "off":
         return f"{disks}: by qemu-nbd on node {seen.row.get('node', '')} through SSH, read-only, while the VM is off"
@@ -274,7 +272,7 @@ _HELD: Final = {
 }
 
 
-def _of_disk(seen: "Seen", drive: Drive) -> Iterator[Concern]:
+def _of_disk(seen: Seen, drive: Drive) -> Iterator[Concern]:
     key = drive.key
     known = seen.volumes.get(drive.volume)
     if not (known.size_bytes if known is not None else drive.size_bytes):

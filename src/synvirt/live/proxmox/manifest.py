@@ -3,9 +3,7 @@
 A disk's key is its key in the configuration (`scsi0`): QEMU's devices are called by it, too.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 from uuid import UUID
@@ -13,28 +11,15 @@ from uuid import UUID
 from synvirt.live.proxmox import config as settings
 from synvirt.live.proxmox.concerns import concerns
 from synvirt.live.proxmox.config import Drive
+from synvirt.live.proxmox.seen import Seen, Volume
 from synvirt.model.machine import Disk, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import MIB
 
-PowerState = Literal["on", "off", "suspended", "unknown"]
 # snapshot-access came with 7.0, a copy-before-write that spares the guest (on-cbw-error, cbw-timeout) with 7.1.
 LEAST_QEMU: Final = (7, 1)
 # Before, an NBD export of a disk in an I/O thread may end QEMU: client_close ran outside the main loop (found on 7.2.22).
 LEAST_QEMU_IOTHREAD: Final = (9, 0)
 
-_STATES: Final[Mapping[str, PowerState]] = {
-    "running": "on",
-    "io-error": "on",
-    "internal-error": "on",
-    "guest-panicked": "on",
-    # QEMU outlives its guest for a moment.
-    "shutdown": "on",
-    "paused": "suspended",
-    "suspended": "suspended",
-    "prelaunch": "suspended",
-    "inmigrate": "unknown",
-    "postmigrate": "unknown",
-}
 # `ostype`, as qm(1) lists it.
 _OS_NAMES: Final = {
     "l24": "Linux 2.4",
@@ -51,54 +36,6 @@ _OS_NAMES: Final = {
     "win10": "Windows 10, Server 2016, 2019",
     "win11": "Windows 11, Server 2022, 2025",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """What a storage says of a volume."""
-
-    size_bytes: int
-    used_bytes: int | None
-    format: str
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """All that was asked about a VM. `row`: its line in the cluster's resources; `storages`: the type of each; `replicated_to`:
-    nodes; `no_reading`: why its disks cannot be read at all; `way`: how QEMU holds them still (Reading.way); `tracked`: keys
-    whose changes are tracked already."""
-
-    vm_id: str
-    row: Mapping[str, Any]
-    config: Mapping[str, Any]
-    status: Mapping[str, Any]
-    volumes: Mapping[str, Volume] = field(default_factory=dict)
-    snapshots: Sequence[Mapping[str, Any]] = ()
-    os_info: Mapping[str, Any] = field(default_factory=dict)
-    interfaces: Sequence[Mapping[str, Any]] = ()
-    tracked: frozenset[str] = frozenset()
-    storages: Mapping[str, str] = field(default_factory=dict)
-    replicated_to: Sequence[str] = ()
-    no_reading: str | None = None
-    way: str | None = None
-
-    @property
-    def power_state(self) -> PowerState:
-        return power_state(self.status)
-
-    @property
-    def qemu(self) -> tuple[int, ...]:
-        """The version that runs, or none."""
-        return tuple(int(part) for part in re.findall(r"[0-9]+", str(self.status.get("running-qemu", "")))[:3])
-
-
-def power_state(status: Mapping[str, Any]) -> PowerState:
-    if status.get("status") == "running":
-        return _STATES.get(str(status.get("qmpstatus", "running")), "on")
-    if status.get("status") == "stopped":
-        # Its memory lies in a volume of its own: it is hibernated (`qm suspend --todisk`).
-        return "suspended" if status.get("lock") == "suspended" else "off"
-    return "unknown"
 
 
 def manifest(seen: Seen) -> VmManifest:

@@ -28,9 +28,10 @@ from synvirt.live.proxmox.cluster import SETTLE_S, Cluster
 from synvirt.live.proxmox.config import Drive, drives, may_freeze, volume_of
 from synvirt.live.proxmox.farewell import Notes
 from synvirt.live.proxmox.form import Options
-from synvirt.live.proxmox.manifest import Seen, disk_format, power_state, untracked, untracked_vm
+from synvirt.live.proxmox.manifest import disk_format, untracked, untracked_vm
 from synvirt.live.proxmox.node import GAPS, QMP_SOCKET, Node
 from synvirt.live.proxmox.qmp import NoQemu, Qmp
+from synvirt.live.proxmox.seen import Seen, power_state
 from synvirt.machines.texts import clean
 from synvirt.model.plan import Shutdown
 from synvirt.sizes import MIB

@@ -1,0 +1,69 @@
+"""What was asked about a VM of Proxmox VE, before anything is made of it. No I/O; all of it comes from outside."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+PowerState = Literal["on", "off", "suspended", "unknown"]
+_STATES: Final[Mapping[str, PowerState]] = {
+    "running": "on",
+    "io-error": "on",
+    "internal-error": "on",
+    "guest-panicked": "on",
+    # QEMU outlives its guest for a moment.
+    "shutdown": "on",
+    "paused": "suspended",
+    "suspended": "suspended",
+    "prelaunch": "suspended",
+    "inmigrate": "unknown",
+    "postmigrate": "unknown",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What a storage says of a volume."""
+
+    size_bytes: int
+    used_bytes: int | None
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that was asked about a VM. `row`: its line in the cluster's resources; `storages`: the type of each; `replicated_to`:
+    nodes; `no_reading`: why its disks cannot be read at all; `way`: how QEMU holds them still (Reading.way); `tracked`: keys
+    whose changes are tracked already."""
+
+    vm_id: str
+    row: Mapping[str, Any]
+    config: Mapping[str, Any]
+    status: Mapping[str, Any]
+    volumes: Mapping[str, Volume] = field(default_factory=dict)
+    snapshots: Sequence[Mapping[str, Any]] = ()
+    os_info: Mapping[str, Any] = field(default_factory=dict)
+    interfaces: Sequence[Mapping[str, Any]] = ()
+    tracked: frozenset[str] = frozenset()
+    storages: Mapping[str, str] = field(default_factory=dict)
+    replicated_to: Sequence[str] = ()
+    no_reading: str | None = None
+    way: str | None = None
+
+    @property
+    def power_state(self) -> PowerState:
+        return power_state(self.status)
+
+    @property
+    def qemu(self) -> tuple[int, ...]:
+        """The version that runs, or none."""
+        return tuple(int(part) for part in re.findall(r"[0-9]+", str(self.status.get("running-qemu", "")))[:3])
+
+
+def power_state(status: Mapping[str, Any]) -> PowerState:
+    if status.get("status") == "running":
+        return _STATES.get(str(status.get("qmpstatus", "running")), "on")
+    if status.get("status") == "stopped":
+        # Its memory lies in a volume of its own: it is hibernated (`qm suspend --todisk`).
+        return "suspended" if status.get("lock") == "suspended" else "off"
+    return "unknown"
