@@ -1,6 +1,6 @@
 """Whom this process speaks to over the network. A caller's URL must not open doors that only this host has.
-One guard for all of them: what is read by URL, webhooks, source platforms and the hosts that they name, backup peers, and the
-time stamp authority. Redirects come by here too.
+One guard for all of them: what is read by URL, webhooks, source platforms and the hosts that they name, backup peers, the time
+stamp authority and the OpenID provider. Redirects come by here too.
 
 A name is resolved once, each address is checked, and that very address is connected to: a name server that answers differently
 the second time changes nothing. Nothing else in this package opens a connection (tests/test_outgoing.py reads all of it).
@@ -13,8 +13,8 @@ Two settings name who may be spoken to, and then nobody else:
 
     remote_allowed_hosts   URLs and webhooks, by an operator. Empty: all but addresses by which a host reaches itself (loopback,
                            its own, unspecified) and its cloud's metadata (link-local, the addresses in _METADATA), multicast
-    source_allowed_hosts   sources, peers and the time stamp authority, by an admin. Empty: all but link-local, metadata and
-                           multicast. This host itself may be one: a tunnel ends here, and so does a nested platform
+    source_allowed_hosts   sources, peers and other services of an admin's. Empty: all but link-local, metadata and multicast.
+                           This host itself may be one: a tunnel ends here, and so does a nested platform
 
 The second is the process's (`permit`, `sources`), not an argument: a platform's adapter that was not told of it would be let
 out everywhere. An order to a worker carries it along (jobs/wire.py).

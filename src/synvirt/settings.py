@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
@@ -38,6 +38,8 @@ ENV_NOT_SETTINGS = frozenset(
     }
 )
 
+# Where an OpenID provider sends a browser back to, beneath {base_url}.
+OIDC_CALLBACK = "/login/oidc/callback"
 # In the import root, and shown by the uploads' own list instead of the folder's.
 UPLOADS_FOLDER = ".uploads"
 
@@ -97,6 +99,13 @@ def _paths(value: Any) -> Any:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+def _pairs(value: Any) -> Any:
+    """A table, or what the environment has for one: name=value, separated by commas."""
+    if not isinstance(value, str):
+        return value
+    return {name.strip(): meaning.strip() for name, _, meaning in (part.rpartition("=") for part in value.split(",") if part)}
+
+
 def _host_and_port(value: str) -> str:
     """Judged before anything is made: a first start makes accounts and keys."""
     listen_address(value)
@@ -122,6 +131,25 @@ class Settings(Received):
     pam_admin_group: str = ""
     pam_operator_group: str = ""
     pam_viewer_group: str = ""
+    # OpenID Connect: who logs in on the page by another's accounts. Empty: nobody does. docs/operating.md
+    oidc_issuer: Annotated[str, Field(pattern=r"^(https://[^\s?#@]+)?$")] = ""
+    oidc_client_id: str = ""
+    # Its file, so that no secret stands in the settings; None: a public client, which PKCE alone guards.
+    oidc_client_secret_file: Path | None = None
+    # As it is registered there: https://THIS-SERVICE{base_url}/login/oidc/callback
+    oidc_redirect_uri: Annotated[str, Field(pattern=r"^(https?://[^\s?#@]+)?$")] = ""
+    oidc_scopes: Annotated[tuple[str, ...], BeforeValidator(_words)] = ("openid", "profile", "email")
+    # The claim that has a person's groups, and which role each gives: the table [oidc.roles] of the file.
+    oidc_roles_claim: Annotated[str, Field(min_length=1)] = "groups"
+    oidc_roles: Annotated[dict[str, Literal["viewer", "operator", "admin"]], BeforeValidator(_pairs)] = Field(
+        default_factory=dict
+    )
+    # The claim that a person is called by here, as in the audit trail.
+    oidc_name_claim: Annotated[str, Field(min_length=1)] = "preferred_username"
+    # What the page calls the provider; empty: its host.
+    oidc_label: Annotated[str, Field(max_length=60)] = ""
+    # Of the provider's certificate; empty: this host's authorities say who it is.
+    oidc_fingerprint_sha256: Annotated[str, Field(pattern=r"^(([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2})?$")] = ""
     # Proxies (addresses, networks) whose X-Forwarded-For is believed, separated by commas: who fails is told by it.
     trusted_proxies: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
     # Off only on a loopback address, behind a proxy of the operator's.
@@ -250,6 +278,26 @@ class Settings(Received):
                 "setting host_id: is required with a PostgreSQL database_url, since hosts are told apart by it",
                 hint='name each host, host_id = "kvm1" say; the jobs of earlier versions are those of host_id = "local"',
             )
+
+    def check_oidc(self) -> None:
+        """BadRequest, where an OpenID provider is named, and what nobody could log in without is not."""
+        if not self.oidc_issuer:
+            return
+        base = self.base_url.strip("/")
+        path = f"{'/' if base else ''}{base}{OIDC_CALLBACK}"
+        where = f"https://THIS-SERVICE{path}, as it is registered there"
+        needed = (
+            ("oidc_client_id", self.oidc_client_id, "the name that this service is registered by at the provider"),
+            ("oidc_roles", self.oidc_roles, 'a table [oidc.roles], a line a group: "virt-admins" = "admin"'),
+            ("oidc_redirect_uri", self.oidc_redirect_uri, where),
+        )
+        for name, value, hint in needed:
+            if not value:
+                raise BadRequest(f"setting {name}: is required with an oidc_issuer", hint=hint)
+        if urlsplit(self.oidc_redirect_uri).path != path:
+            raise BadRequest(f"setting oidc_redirect_uri: its path has to be {path}", hint=where)
+        if "openid" not in self.oidc_scopes:
+            raise BadRequest("setting oidc_scopes: openid has to be among them")
 
     @property
     def hypervisor_uri(self) -> str:

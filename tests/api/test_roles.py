@@ -20,7 +20,8 @@ from sqlalchemy import delete, update
 
 from synvirt import outgoing
 from synvirt.accounts import FileAccounts, Role, set_password
-from synvirt.api.callers.auth import Remembering, Throttled, network_of
+from synvirt.api.callers.auth import Remembering, Throttled
+from synvirt.api.callers.networks import network_of
 from synvirt.api.callers.roles import connects_out, needed_role
 from synvirt.api.routes.audit import expiring
 from synvirt.backups import repositories

@@ -10,7 +10,7 @@ import pytest
 
 from synvirt.accounts import FileAccounts, Role, set_password
 from synvirt.api.callers.auth import Throttled
-from synvirt.api.callers.sessions import AGE_S, COOKIE, IDLE_S, SESSIONS_MAX, Sessions
+from synvirt.api.callers.sessions import AGE_S, COOKIE, IDLE_S, SESSIONS_MAX, Login, Sessions
 from tests.fakes.service import PREFIX, Service
 
 BROWSER = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}
@@ -119,19 +119,19 @@ def test_what_ends_a_session() -> None:
     secret = known.begin("eve")
     for _ in range(int(AGE_S / IDLE_S) + 1):  # one that is used lives its whole age
         at += IDLE_S - 1
-        alive = known.account_of(secret)
-        assert (alive == "eve") is (at < AGE_S)
+        alive = known.of(secret)
+        assert (alive == Login("eve")) is (at < AGE_S)
     idle = known.begin("eve")
     at += IDLE_S
-    assert known.account_of(idle) is None
+    assert known.of(idle) is None
     changed = known.begin("eve")
     version = 2
-    assert known.account_of(changed) is None, "the passwords changed"
+    assert known.of(changed) is None, "the passwords changed"
     many = [known.begin("eve") for _ in range(SESSIONS_MAX + 1)]
     other = known.begin("bob")
-    assert [known.account_of(one) for one in many[:2]] == [None, "eve"]
+    assert [known.of(one) for one in many[:2]] == [None, Login("eve")]
     known.end(other)
-    assert known.account_of(other) is None
+    assert known.of(other) is None
     assert known._sessions.keys().isdisjoint(many), "no secret is kept"
 
 
@@ -140,9 +140,9 @@ def test_a_changed_password_ends_it(tmp_path: Path) -> None:
     set_password(users, "eve", "one")
     known = Sessions(FileAccounts(users).version)
     secret = known.begin("eve")
-    assert known.account_of(secret) == "eve"
+    assert known.of(secret) == Login("eve")
     set_password(users, "eve", "two")
-    assert known.account_of(secret) is None
+    assert known.of(secret) is None
 
 
 def test_it_outlives_a_restart_and_one_that_was_ended_does_not(tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_it_outlives_a_restart_and_one_that_was_ended_does_not(tmp_path: Path) -
     assert kept.stat().st_mode & 0o777 == 0o600
     assert stays not in kept.read_text()
     after = Sessions(path=kept)
-    assert (after.account_of(stays), after.account_of(ended)) == ("eve", None)
+    assert (after.of(stays), after.of(ended)) == (Login("eve"), None)
     later = Sessions(path=kept, clock=lambda: time.time() + AGE_S)
-    assert later.account_of(stays) is None, "a restart makes no session longer"
+    assert later.of(stays) is None, "a restart makes no session longer"
     for damaged in (b"", b"[1]", b'{"a": 1}', b'{"a": [1, 2, "x"]}'):
         kept.write_bytes(damaged)
-        assert Sessions(path=kept).account_of(stays) is None
+        assert Sessions(path=kept).of(stays) is None

@@ -1,9 +1,13 @@
 """Logging in and out, as people do it."""
 
+from pathlib import Path
+
 from playwright.sync_api import Browser, expect
 
 from tests.fakes.service import PASSWORD, USER, Service
-from tests.web.conftest import look_at, opened
+from tests.oidc import provided
+from tests.ports import free_port
+from tests.web.conftest import look_at, opened, serving
 
 
 def test_in_and_out(browser: Browser, served: tuple[Service, str]) -> None:
@@ -28,3 +32,31 @@ def test_in_and_out(browser: Browser, served: tuple[Service, str]) -> None:
     page.goto("/uploads")
     expect(page).to_have_title("Log in · SynVirt")
     context.close()
+
+
+def test_by_an_openid_provider(browser: Browser, tmp_path: Path) -> None:
+    """Which is another site, so that the browser's own rules for cookies and forms hold: a real provider, a real browser."""
+    port = free_port()
+    with provided(tmp_path, f"https://127.0.0.1:{port}/login/oidc/callback") as provider:
+        service = Service(tmp_path / "data", listen=f"127.0.0.1:{port}", **provider.settings)
+        with serving(service) as address:
+            context = opened(browser, address, log_in=False)
+            page = context.new_page()
+            complaints: list[str] = []
+            page.on("console", lambda said: complaints.append(said.text) if "Content Security Policy" in said.text else None)
+            page.goto("/uploads")
+            look_at(page, "login-oidc")
+            page.get_by_role("button", name="Log in by Lab").click()
+            page.get_by_label("Username").fill("olga")
+            page.get_by_label("Password").fill("olga")
+            page.get_by_role("button", name="Let me in").click()
+            expect(page).to_have_title("Uploads · SynVirt")
+            expect(page.locator(".who-am-i")).to_contain_text("oidc:olga")
+            page.get_by_role("button", name="Log out").click()
+            expect(page.get_by_role("link", name="Log out of Lab, too")).to_be_visible()
+            look_at(page, "logged-out-oidc")
+            page.goto("/uploads")
+            expect(page).to_have_title("Log in · SynVirt")
+            assert complaints == []
+            context.close()
+        service.close()

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from synvirt import __version__
 from synvirt.api.callers.gate import KNOWN, Authenticate, Gate
+from synvirt.api.callers.oidc import oidc
 from synvirt.api.callers.origin import SameOrigin
 from synvirt.api.callers.roles import connects_out, needed_role
 from synvirt.api.callers.sessions import Sessions
@@ -90,12 +91,13 @@ def create_app(
         detail = None if found is None else Checkup(checked_at=found[0], ok=needs_met(found[1]), checks=found[1])
         return Health(status="ok", version=__version__, detail=detail)
 
+    provider = oidc(settings)
     metrics = Metrics(
         intake.store,
         intake.board,
         host=settings.host_id,
         jobs_at_once=settings.jobs_at_once,
-        refusals=authenticate.refusals,
+        refusals=lambda: authenticate.refusals() + (0 if provider is None else provider.refused),
     )
     app.state.metrics = metrics
     app.include_router(metrics_router(metrics))
@@ -120,7 +122,12 @@ def create_app(
         needed=needed_role,
         find_token=find_token(store.tokens),
         proxies=settings.trusted_proxies,
-        sessions=Sessions(authenticate.version, path=settings.keyring_dir / "sessions"),
+        sessions=Sessions(
+            authenticate.version,
+            path=settings.keyring_dir / "sessions",
+            grants="" if provider is None else provider.grants,
+        ),
+        oidc=provider,
     )
     app.add_middleware(Headed, tls=settings.tls)
     app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", f"{api_prefix}/backup"))

@@ -52,6 +52,7 @@ def check(options: Options) -> None:
 
     settings = options.settings
     settings.check_host_id()
+    settings.check_oidc()
     destinations = settings.destinations_by_name
     if options.json:
         print(json.dumps({"ok": True, "destinations": list(destinations)}))

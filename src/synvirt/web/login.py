@@ -6,8 +6,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.callers.gate import DOOR, Gate
+from synvirt.api.callers.oidc import give_browser, take_browser
 from synvirt.api.callers.sessions import give, take
-from synvirt.errors import Forbidden, Unauthorized
+from synvirt.errors import Forbidden, SourceUnreachable, SynvirtError, Unauthorized
 from synvirt.web.forms import Sent
 from synvirt.web.pages import HEADERS, Pages
 
@@ -18,9 +19,20 @@ _HERE = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]{0,2000}", re.ASCII)
 def login_router(pages: Pages) -> APIRouter:
     router = pages.router()
 
+    def asked(door: Gate, *, following: str = "", error: SynvirtError | None = None, leave: str = "") -> Response:
+        """`leave`: where a person who has logged out here may log out of the OpenID provider."""
+        label = "" if door.oidc is None else door.oidc.label
+        status = 200 if error is None else error.status
+        return pages.page("login.html", status=status, following=following, error=error, provider=label, leave=leave)
+
+    def led(heading: str, url: str) -> Response:
+        """A page that leads on by itself. Not a redirect: a form's may not leave this site (Content Security Policy,
+        form-action), and a browser that comes from another would not send a cookie of SameSite=Strict along."""
+        return pages.page("login_led.html", heading=heading, url=url)
+
     @router.get("/login")
-    def ask(next: str = "") -> Response:  # noqa: A002 - the word in the address
-        return pages.page("login.html", following=_here(next), error=None)
+    def ask(request: Request, next: str = "") -> Response:  # noqa: A002 - the word in the address
+        return asked(request.scope[DOOR], following=_here(next))
 
     @router.post("/login")
     async def log_in(sent: Sent, request: Request) -> Response:
@@ -31,16 +43,42 @@ def login_router(pages: Pages) -> APIRouter:
             password = next(iter(sent.many("password")), "")
             secret = await door.log_in(request.scope, sent.text("user"), password)
         except (Unauthorized, Forbidden) as error:
-            return pages.page("login.html", status=error.status, following=following, error=error)
+            return asked(door, following=following, error=error)
         answer = RedirectResponse(following or f"{pages.root}/", status_code=303, headers=dict(HEADERS))
         give(answer, secret)
+        return answer
+
+    @router.post("/login/oidc")
+    async def begin_oidc(sent: Sent, request: Request) -> Response:
+        door: Gate = request.scope[DOOR]
+        following = _here(sent.text("next"))
+        try:
+            began = await door.begin_oidc(request.scope, following)
+        except SourceUnreachable as error:
+            return asked(door, following=following, error=error)
+        answer = led("To the log-in", began.url)
+        give_browser(answer, began.browser)
+        return answer
+
+    @router.get("/login/oidc/callback")
+    async def end_oidc(request: Request) -> Response:
+        door: Gate = request.scope[DOOR]
+        try:
+            secret, following = await door.end_oidc(request.scope, dict(request.query_params))
+        except (Unauthorized, Forbidden, SourceUnreachable) as error:
+            answer = asked(door, error=error)
+            take_browser(answer)
+            return answer
+        answer = led("Logged in", following or f"{pages.root}/")
+        give(answer, secret)
+        take_browser(answer)
         return answer
 
     @router.post("/logout")
     def log_out(request: Request) -> Response:
         door: Gate = request.scope[DOOR]
-        door.log_out(request.scope)
-        answer = RedirectResponse(f"{pages.root}/login", status_code=303, headers=dict(HEADERS))
+        elsewhere = door.log_out(request.scope) and door.oidc is not None and door.oidc.ends
+        answer = asked(door, leave=elsewhere) if elsewhere else RedirectResponse(f"{pages.root}/login", 303, dict(HEADERS))
         take(answer)
         return answer
 

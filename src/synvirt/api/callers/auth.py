@@ -9,7 +9,6 @@ minute, and what was wrong too often is refused unasked.
 import contextlib
 import grp
 import hmac
-import ipaddress
 import os
 import pwd
 import secrets
@@ -23,6 +22,7 @@ import structlog
 
 from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account
 from synvirt.api.callers.gate import Authenticate
+from synvirt.api.callers.networks import network_of
 from synvirt.errors import BadRequest, Forbidden, Unauthorized
 from synvirt.settings import Settings
 
@@ -35,8 +35,6 @@ FAILURES_ALLOWED = 10
 FAILURES_ALLOWED_ACCOUNT = 30
 FAILURES_WINDOW_S = 60.0
 ADDRESSES_WATCHED_MAX = 4096
-# Who has one IPv6 address has its whole /64.
-IPV6_PREFIX_BITS = 64
 
 _log = structlog.get_logger("synvirt.api")
 
@@ -55,19 +53,6 @@ def pam_accounts(service: str) -> Check:
             raise Unauthorized(WRONG) from error
 
     return authenticate
-
-
-def network_of(address: str) -> str:
-    """What one caller has of addresses: an IPv4 one, or the /64 of an IPv6 one."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((found, IPV6_PREFIX_BITS), strict=False))
-    return str(found)
 
 
 class Throttled:

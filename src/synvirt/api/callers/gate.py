@@ -1,6 +1,7 @@
 """The door: every path needs credentials, but the few that are named here, and the Unix socket's callers.
 
-Credentials are HTTP Basic, a token, or a session's cookie, which the page's log-in gives; a browser that has none is led there.
+Credentials are HTTP Basic, a token, or a session's cookie, which the page's log-in gives, by a password or by an OpenID
+provider; a browser that has none is led there.
 
 A route that is added later is behind the door without a word, because the door knows only exceptions.
 """
@@ -22,10 +23,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from synvirt.accounts import WRONG, Role
 from synvirt.acting import Act, acting
+from synvirt.api.callers.oidc import Began, Oidc, browser_in
 from synvirt.api.callers.origin import READING
 from synvirt.api.callers.sessions import Sessions, secret_in
 from synvirt.api.problems import of_its_side, problem
-from synvirt.errors import Forbidden, SynvirtError, Unauthorized
+from synvirt.errors import Forbidden, NotFound, SynvirtError, Unauthorized
 
 
 class Authenticate(Protocol):
@@ -72,9 +74,13 @@ FindToken = Callable[[str], tuple[str, Role] | None]
 # Each is a core and 16 MiB (scrypt), or seconds (PAM, when it is wrong). In threads of their own: however many strangers
 # guess, those who are known and the endpoints' own threads do not wait for them.
 CHECKS_AT_ONCE = 4
+# Likewise who waits for an OpenID provider, which may be silent.
+PROVIDER_AT_ONCE = 4
 # What a load balancer asks, and what a client generator reads: neither says anything about this host. Who sends credentials
 # there all the same is known (`KNOWN`), and may be told more.
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
+# The page's, beneath {base_url}.
+LOGIN_PATHS = ("/login", "/login/oidc", "/login/oidc/callback")
 # Longer is no password: PAM and scrypt read all of it.
 CREDENTIALS_CHARS_MAX = 2048
 # As much of an account's name as the audit trail and a job keep.
@@ -103,6 +109,7 @@ class Gate:
         find_token: FindToken = lambda secret: None,
         proxies: tuple[str, ...] = (),
         sessions: Sessions | None = None,
+        oidc: Oidc | None = None,
     ) -> None:
         self._app, self._authenticate = app, authenticate
         self._base_url, self._needed, self._find_token = base_url, needed, find_token
@@ -111,6 +118,7 @@ class Gate:
         self._confined = {user.casefold(): paths for user, paths in confined.items()}
         self._limiter = CapacityLimiter(CHECKS_AT_ONCE)
         self._sessions = sessions or Sessions(authenticate.version)
+        self.oidc, self._provider_limiter = oidc, CapacityLimiter(PROVIDER_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -136,10 +144,10 @@ class Gate:
     async def _admit(self, scope: Scope) -> Caller:
         headers, address = Headers(scope=scope), self._address(scope)
         header = headers.get("authorization")
-        account = None if header is not None else self._sessions.account_of(secret_in(headers.get("cookie", "")))
-        if account is not None:
-            role = await to_thread.run_sync(self._authenticate.role_of, account)
-            caller = Caller(account, role, address, by_session=True)
+        login = None if header is not None else self._sessions.of(secret_in(headers.get("cookie", "")))
+        if login is not None:
+            role = login.role if login.role is not None else await to_thread.run_sync(self._authenticate.role_of, login.account)
+            caller = Caller(login.account, role, address, by_session=True)
         elif header is not None and header.lower().startswith("bearer "):
             caller = await self._by_token(header[7:].strip(), address)
         else:
@@ -170,8 +178,30 @@ class Gate:
         await to_thread.run_sync(self._authenticate.role_of, user)
         return await to_thread.run_sync(self._sessions.begin, user)
 
-    def log_out(self, scope: Scope) -> None:
-        self._sessions.end(secret_in(Headers(scope=scope).get("cookie", "")))
+    async def begin_oidc(self, scope: Scope, following: str) -> Began:
+        """Where the browser goes to log in by the OpenID provider. SourceUnreachable."""
+        oidc = self._oidc()
+        address = self._address(scope)
+        return await to_thread.run_sync(oidc.begin, address, following, limiter=self._provider_limiter)
+
+    async def end_oidc(self, scope: Scope, said: Mapping[str, str]) -> tuple[str, str]:
+        """The secret of a new session, and where its person was going. Unauthorized, Forbidden, SourceUnreachable."""
+        oidc = self._oidc()
+        browser = browser_in(Headers(scope=scope).get("cookie", ""))
+        ended = await to_thread.run_sync(oidc.end, said, browser, self._address(scope), limiter=self._provider_limiter)
+        return await to_thread.run_sync(self._sessions.begin, ended.account, ended.role), ended.following
+
+    def log_out(self, scope: Scope) -> bool:
+        """True: who it was is still logged in at the OpenID provider, perhaps."""
+        secret = secret_in(Headers(scope=scope).get("cookie", ""))
+        login = self._sessions.of(secret)
+        self._sessions.end(secret)
+        return login is not None and login.role is not None
+
+    def _oidc(self) -> Oidc:
+        if self.oidc is None:
+            raise NotFound("there is no such page")
+        return self.oidc
 
     def _refusal(self, scope: Scope, error: SynvirtError) -> Response:
         """A browser is led to the page's log-in: its own password box keeps what was typed until it is closed."""
@@ -192,7 +222,8 @@ class Gate:
         path = scope["path"]
         if path in OPEN_PATHS:
             return "authorization" in Headers(scope=scope)
-        return path != f"{self._base_url}/login" and not path.startswith(f"{self._base_url}/static/")
+        opening = (f"{self._base_url}{page}" for page in LOGIN_PATHS)
+        return path not in opening and not path.startswith(f"{self._base_url}/static/")
 
     async def _by_token(self, secret: str, address: str) -> Caller:
         found = None

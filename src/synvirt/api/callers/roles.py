@@ -21,7 +21,7 @@ RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     (frozenset({"GET"}), "/api/v1/migrator/sources/[^/]+/vms(/.*)?", Role.OPERATOR),
     (frozenset({"GET"}), "/new/(machine|source|several)(/.*)?", Role.OPERATOR),
     # Leaving.
-    (frozenset({"POST"}), "/(login|logout)", Role.VIEWER),
+    (frozenset({"POST"}), "/(login(/oidc)?|logout)", Role.VIEWER),
     # Sources, repositories, hosts: what holds credentials or decides where data goes.
     (frozenset({"POST", "PUT", "PATCH", "DELETE"}), "(/api/v1/migrator)?/sources(/.*)?", Role.ADMIN),
     (frozenset({"POST", "PUT", "PATCH", "DELETE"}), "/api/v1/migrator/hosts(/.*)?", Role.ADMIN),

@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 from starlette.requests import cookie_parser
 from starlette.responses import Response
 
+from synvirt.accounts import Role
 from synvirt.durable import put_private_file
 
 # A browser takes a name of this prefix only by HTTPS, for this host alone and for every path (RFC 6265bis, section 4.1.3.2).
@@ -31,17 +33,24 @@ SECRET_BYTES = 32
 _log = structlog.get_logger("synvirt.api")
 
 
+class Login(NamedTuple):
+    """Who is logged in. `role`: what another's accounts gave at the log-in; None: that of the account, as it is now."""
+
+    account: str
+    role: Role | None = None
+
+
 @dataclass(slots=True)
 class _Session:
-    account: str
+    login: Login
     version: str
     begun: float
     used: float
 
 
 class Sessions:
-    """`version()` changes when the accounts may have changed, passwords among them: then all are logged out. `path` None: they
-    end with the service."""
+    """`version()` changes when the accounts may have changed, passwords among them: then all are logged out. `grants` is the
+    same of those whose role another gave: what the settings say of it. `path` None: they end with the service."""
 
     def __init__(
         self,
@@ -49,31 +58,32 @@ class Sessions:
         *,
         path: Path | None = None,
         clock: Callable[[], float] = time.time,
+        grants: str = "",
     ) -> None:
-        self._version, self._path, self._clock = version, path, clock
+        self._version, self._path, self._clock, self._grants = version, path, clock, grants
         self._lock = threading.Lock()
         self._sessions = {} if path is None else _read(path, clock())
 
-    def begin(self, account: str) -> str:
-        """Of one whose password was right. The cookie's secret. Blocks."""
-        secret, at = secrets.token_urlsafe(SECRET_BYTES), self._clock()
+    def begin(self, account: str, role: Role | None = None) -> str:
+        """Of one whose password was right, or whom another vouches for with a role. The cookie's secret. Blocks."""
+        secret, at, login = secrets.token_urlsafe(SECRET_BYTES), self._clock(), Login(account, role)
         with self._lock:
             self._forget_ended()
-            theirs = [key for key, one in self._sessions.items() if one.account == account]
+            theirs = [key for key, one in self._sessions.items() if one.login.account == account]
             for key in theirs[: max(0, len(theirs) - SESSIONS_MAX + 1)]:
                 del self._sessions[key]
-            self._sessions[_hashed(secret)] = _Session(account, str(self._version()), at, at)
+            self._sessions[_hashed(secret)] = _Session(login, self._now_of(login), at, at)
             self._write()
         return secret
 
-    def account_of(self, secret: str) -> str | None:
+    def of(self, secret: str) -> Login | None:
         """At once: it is asked in the event loop, for each request."""
         with self._lock:
             found = self._sessions.get(_hashed(secret))
             if found is None or not self._holds(found):
                 return None
             found.used = self._clock()
-            return found.account
+            return found.login
 
     def end(self, secret: str) -> None:
         """Blocks."""
@@ -85,7 +95,10 @@ class Sessions:
         at = self._clock()
         # A clock that was set back makes no session longer.
         young = session.begun <= at < session.begun + AGE_S
-        return young and at < session.used + IDLE_S and session.version == str(self._version())
+        return young and at < session.used + IDLE_S and session.version == self._now_of(session.login)
+
+    def _now_of(self, login: Login) -> str:
+        return str(self._version()) if login.role is None else self._grants
 
     def _forget_ended(self) -> None:
         self._sessions = {key: one for key, one in self._sessions.items() if self._holds(one)}
@@ -94,7 +107,7 @@ class Sessions:
         """What is used is not written: after a restart an hour begins anew."""
         if self._path is None:
             return
-        kept = {key: [one.account, one.version, one.begun] for key, one in self._sessions.items()}
+        kept = {key: [one.login.account, one.version, one.begun, one.login.role or ""] for key, one in self._sessions.items()}
         try:
             put_private_file(self._path, json.dumps(kept).encode())
         except OSError as error:
@@ -108,9 +121,14 @@ def _read(path: Path, at: float) -> dict[str, _Session]:
     """None, where there is no file, or a damaged one: then everybody logs in again."""
     try:
         found = json.loads(path.read_bytes())
-        return {key: _Session(str(account), str(version), float(begun), at) for key, (account, version, begun) in found.items()}
+        return {key: _kept(at, *fields) for key, fields in found.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
+
+
+def _kept(at: float, account: str, version: str, begun: float, role: str = "") -> _Session:
+    """An earlier version of ours kept no role."""
+    return _Session(Login(str(account), Role(role) if role else None), str(version), float(begun), at)
 
 
 def secret_in(cookie_header: str) -> str:

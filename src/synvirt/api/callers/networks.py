@@ -1,0 +1,19 @@
+"""What one caller has of addresses."""
+
+import ipaddress
+
+# Who has one IPv6 address has its whole /64.
+IPV6_PREFIX_BITS = 64
+
+
+def network_of(address: str) -> str:
+    """What one caller has of addresses: an IPv4 one, or the /64 of an IPv6 one."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return str(ipaddress.ip_network((found, IPV6_PREFIX_BITS), strict=False))
+    return str(found)

@@ -1,0 +1,239 @@
+"""Logging in on the page by another's accounts: OpenID Connect, the authorization code flow with PKCE.
+
+    POST /login/oidc ─▶ Oidc.begin ─▶ the provider's page ─▶ GET /login/oidc/callback ─▶ Oidc.end ─▶ a session
+
+A log-in that was begun is known by its state, once, for ten minutes, and by the browser that began it (a cookie): so nobody
+can be logged in as somebody else by a link. Who has no role by the settings' table is refused. Blocking code.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+import structlog
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+
+from synvirt.accounts import Role
+from synvirt.api.callers.networks import network_of
+from synvirt.api.callers.provider import Provider
+from synvirt.errors import BadRequest, Forbidden, SynvirtError, Unauthorized
+from synvirt.settings import Settings
+from synvirt.transport import Trust
+
+# The browser that began; SameSite=Lax, since it comes back from the provider's site.
+COOKIE: Final = "__Host-synvirt-oidc"
+# Who has to look for a second factor first.
+BEGUN_FOR_S: Final = 600.0
+# Nobody has shown who he is yet: what strangers begin is bounded, of one caller and in all. The oldest goes.
+BEGUN_MAX, BEGUN_MAX_NETWORK = 1024, 16
+# RFC 7636 section 4.1: 32 bytes of chance.
+SECRET_BYTES: Final = 32
+# What a code may be as long as, and what a person is called.
+CODE_CHARS_MAX, NAME_CHARS_MAX = 4096, 90
+PREFIX: Final = "oidc:"
+_AGAIN: Final = "log in again, from this service's page"
+
+_log = structlog.get_logger("synvirt.api")
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """`url`: where the browser goes. `browser`: what it keeps meanwhile."""
+
+    url: str
+    browser: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    account: str
+    role: Role
+    following: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    browser: str
+    nonce: str
+    verifier: str
+    following: str
+    network: str
+    at: float
+
+
+class Oidc:
+    """`roles`: by the names in the claim `roles_claim`. `label`: what the provider is called on the page."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        *,
+        redirect_uri: str,
+        scopes: tuple[str, ...],
+        roles_claim: str,
+        roles: Mapping[str, Role],
+        name_claim: str,
+        label: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._provider, self._redirect_uri, self._scopes, self._clock = provider, redirect_uri, scopes, clock
+        self._roles_claim, self._roles, self._name_claim, self.label = roles_claim, roles, name_claim, label
+        self._lock = threading.Lock()
+        self._begun: OrderedDict[str, _Begun] = OrderedDict()
+        self.refused = 0
+        # Who was logged in by other settings logs in again.
+        said = [provider.issuer, provider.client_id, roles_claim, sorted(roles.items())]
+        self.grants = hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+    @property
+    def ends(self) -> str:
+        """Where a person may log out of the provider itself; "": nowhere that is known."""
+        ends = self._provider.ends
+        return (
+            f"{ends}{'&' if urlsplit(ends).query else '?'}{urlencode({'client_id': self._provider.client_id})}" if ends else ""
+        )
+
+    def begin(self, address: str, following: str) -> Began:
+        """SourceUnreachable, where the provider does not answer."""
+        found = self._provider.found()
+        state, browser, nonce, verifier = (secrets.token_urlsafe(SECRET_BYTES) for _ in range(4))
+        begun = _Begun(_hashed(browser), nonce, verifier, following, network_of(address), self._clock())
+        with self._lock:
+            theirs = [key for key, one in self._begun.items() if one.network == begun.network]
+            for key in theirs[: max(0, len(theirs) - BEGUN_MAX_NETWORK + 1)]:
+                del self._begun[key]
+            self._begun[_hashed(state)] = begun
+            while len(self._begun) > BEGUN_MAX:
+                self._begun.popitem(last=False)
+        query = {
+            "response_type": "code",
+            "client_id": self._provider.client_id,
+            "redirect_uri": self._redirect_uri,
+            "scope": " ".join(self._scopes),
+            "state": state,
+            "nonce": nonce,
+            "code_challenge": base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode(),
+            "code_challenge_method": "S256",
+        }
+        return Began(f"{found.authorize}{'&' if urlsplit(found.authorize).query else '?'}{urlencode(query)}", browser)
+
+    def end(self, said: Mapping[str, str], browser: str, address: str) -> Ended:
+        """`said`: what the browser brings from the provider. Unauthorized, Forbidden (no role), SourceUnreachable."""
+        who = ""
+        try:
+            begun = self._known(said.get("state", ""), browser)
+            claims = self._claims(said, begun)
+            who = str(claims["sub"])
+            role = self._role(claims)
+            if role is None:
+                raise Forbidden(
+                    "the provider says who you are, and nothing that gives you a role here",
+                    hint=f"an admin can name a group of yours in the setting oidc_roles; the claim is {self._roles_claim}",
+                )
+        except SynvirtError as error:
+            self.refused += 1
+            _log.warning("login refused", account=f"{PREFIX}{who}"[:64], address=address, why=error.detail)
+            raise
+        account = PREFIX + self._name(claims)
+        _log.info("logged in by the OpenID provider", account=account, subject=who, role=str(role), address=address)
+        return Ended(account, role, begun.following)
+
+    def _known(self, state: str, browser: str) -> _Begun:
+        """Whether it was right or not, it is not known again."""
+        with self._lock:
+            begun = self._begun.pop(_hashed(state), None)
+        if begun is None or not 0 <= self._clock() - begun.at < BEGUN_FOR_S:
+            raise Unauthorized("this log-in was not begun here, or is over already", hint=_AGAIN)
+        if not hmac.compare_digest(begun.browser, _hashed(browser)):
+            raise Unauthorized("this log-in was begun in another browser", hint=_AGAIN)
+        return begun
+
+    def _claims(self, said: Mapping[str, str], begun: _Begun) -> Mapping[str, Any]:
+        if "error" in said:
+            raise Unauthorized(f"the provider did not log you in: {said['error'][:100]!r}", hint=_AGAIN)
+        # RFC 9207: an answer of another provider, whose code would be sent to the wrong one.
+        issuer = said.get("iss", None if self._provider.found().names_itself else self._provider.issuer)
+        if issuer != self._provider.issuer:
+            raise Unauthorized("another provider answered", hint=_AGAIN)
+        code = said.get("code", "")
+        if not 0 < len(code) <= CODE_CHARS_MAX:
+            raise Unauthorized("the provider's answer has no code", hint=_AGAIN)
+        token = self._provider.redeem(code, begun.verifier, self._redirect_uri)
+        return self._provider.claims(token, begun.nonce)
+
+    def _role(self, claims: Mapping[str, Any]) -> Role | None:
+        """The highest that one of the names gives."""
+        found = _claim(claims, self._roles_claim)
+        names = [found] if isinstance(found, str) else found if isinstance(found, list) else []
+        given = {self._roles[name] for name in names if isinstance(name, str) and name in self._roles}
+        return next((role for role in reversed(Role) if role in given), None)
+
+    def _name(self, claims: Mapping[str, Any]) -> str:
+        name = _claim(claims, self._name_claim)
+        usable = isinstance(name, str) and name.strip() and name.isprintable() and len(name) <= NAME_CHARS_MAX
+        return name.strip() if usable and isinstance(name, str) else str(claims["sub"])[:NAME_CHARS_MAX]
+
+
+def oidc(settings: Settings) -> Oidc | None:
+    """As the settings say; None, where they name no issuer. BadRequest, where something of it is missing."""
+    if not settings.oidc_issuer:
+        return None
+    settings.check_oidc()
+    secret_file = settings.oidc_client_secret_file
+
+    def secret() -> str:
+        try:
+            return "" if secret_file is None else secret_file.read_text().strip()
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it is not text"
+            raise BadRequest(f"setting oidc_client_secret_file: {secret_file} cannot be read: {why}") from error
+
+    secret()
+    digits = settings.oidc_fingerprint_sha256.replace(":", "").upper()
+    pin = ":".join(digits[at : at + 2] for at in range(0, len(digits), 2)) or None
+    trust = Trust(fingerprint_sha256=pin)
+    return Oidc(
+        Provider(settings.oidc_issuer, settings.oidc_client_id, secret=secret, trust=trust),
+        redirect_uri=settings.oidc_redirect_uri,
+        scopes=settings.oidc_scopes,
+        roles_claim=settings.oidc_roles_claim,
+        roles={name: Role(role) for name, role in settings.oidc_roles.items()},
+        name_claim=settings.oidc_name_claim,
+        label=settings.oidc_label or urlsplit(settings.oidc_issuer).hostname or "",
+    )
+
+
+def browser_in(cookie_header: str) -> str:
+    return cookie_parser(cookie_header).get(COOKIE, "")
+
+
+def give_browser(response: Response, secret: str) -> None:
+    response.set_cookie(COOKIE, secret, max_age=int(BEGUN_FOR_S), path="/", secure=True, httponly=True, samesite="lax")
+
+
+def take_browser(response: Response) -> None:
+    response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="lax")
+
+
+def _claim(claims: Mapping[str, Any], name: str) -> Any:
+    """By its whole name, else by its parts: realm_access.roles is one within another."""
+    if name in claims:
+        return claims[name]
+    found: Any = claims
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _hashed(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()

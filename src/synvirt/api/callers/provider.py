@@ -1,0 +1,207 @@
+"""An OpenID provider: what it says of itself, and who it says has logged in there. Blocking code.
+
+    found()     where to send a browser        OpenID Connect Discovery 1.0
+    redeem()    a code for an ID token         RFC 6749 section 4.1.3, RFC 7636 (PKCE)
+    claims()    what the token says, proven    OpenID Connect Core 1.0 section 3.1.3.7
+
+Each connection goes by the guard, as those to sources do: `source_allowed_hosts` holds for a provider, too.
+"""
+
+import base64
+import hmac
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote_plus, urlsplit
+
+from joserfc import jwt
+from joserfc.errors import InvalidKeyIdError, JoseError
+from joserfc.jwk import KeySet
+
+from synvirt.errors import SourceUnreachable, Unauthorized
+from synvirt.transport import Answer, HttpClient, Trust
+
+# What it says of itself and its keys hold for so long; a key that is not known is looked for at most once a minute.
+FOUND_FOR_S: Final = 3600.0
+KEYS_AGAIN_S: Final = 60.0
+# A person waits for it.
+TIMEOUT_S: Final = 10.0
+# Of one answer: the largest known set of keys has some 20 KiB.
+ANSWER_BYTES_MAX: Final = 1 << 20
+TOKEN_CHARS_MAX: Final = 64 << 10
+# Two clocks that are not quite the same.
+LEEWAY_S: Final = 60.0
+# A token is made when the code is redeemed: an old one was meant for another log-in.
+TOKEN_AGE_S: Final = 600.0
+# The year 5138.
+MOMENT_MAX: Final = 1e11
+# With a key of which the public part is known to all: no `none`, and no secret that signs (RFC 8725 section 3.1, 3.2).
+ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+_PUBLIC: Final = frozenset({"RSA", "EC", "OKP"})
+_HINT: Final = "the provider's own log may say more; this service's settings begin with oidc_"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a provider says of itself. `ends`: where a person may log out of it, "" if nowhere. `names_itself`: it says in each
+    answer who it is (RFC 9207)."""
+
+    authorize: str
+    token: str
+    keys: str
+    ends: str
+    by_post: bool
+    names_itself: bool
+
+
+class Provider:
+    """`secret`: reads the client's, "" for none. `trust`: this host's authorities, or a pin."""
+
+    def __init__(
+        self,
+        issuer: str,
+        client_id: str,
+        *,
+        secret: Callable[[], str],
+        trust: Trust,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.issuer, self.client_id = issuer, client_id
+        self._secret, self._trust, self._clock = secret, trust, clock
+        self._lock = threading.Lock()
+        self._found: tuple[float, Found] | None = None
+        self._keys: tuple[float, KeySet] | None = None
+
+    def found(self) -> Found:
+        """SourceUnreachable, where it does not answer, or says what cannot be."""
+        known = self._found
+        if known is not None and known[0] <= self._clock() < known[0] + FOUND_FOR_S:
+            return known[1]
+        said = self._asked(f"{self.issuer.rstrip('/')}/.well-known/openid-configuration")
+        if said.get("issuer") != self.issuer:  # Discovery, section 4.3
+            raise _odd(f"it says of itself that it is {str(said.get('issuer'))[:200]!r}, and oidc_issuer is {self.issuer!r}")
+        methods = said.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
+        found = Found(
+            authorize=_address(said, "authorization_endpoint"),
+            token=_address(said, "token_endpoint"),
+            keys=_address(said, "jwks_uri"),
+            ends=_address(said, "end_session_endpoint") if said.get("end_session_endpoint") else "",
+            by_post="client_secret_basic" not in methods and "client_secret_post" in methods,
+            names_itself=said.get("authorization_response_iss_parameter_supported") is True,
+        )
+        self._found = (self._clock(), found)
+        return found
+
+    @property
+    def ends(self) -> str:
+        """As `Found` has it, of what is known already: nobody is asked."""
+        return "" if self._found is None else self._found[1].ends
+
+    def redeem(self, code: str, verifier: str, redirect_uri: str) -> str:
+        """The ID token, unproven. Unauthorized, where the provider refuses the code."""
+        found, secret = self.found(), self._secret()
+        form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect_uri, "code_verifier": verifier}
+        headers = {"accept": "application/json"}
+        if secret and not found.by_post:
+            # RFC 6749, section 2.3.1: each is encoded as a form's field first.
+            pair = f"{quote_plus(self.client_id)}:{quote_plus(secret)}"
+            headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        else:
+            form |= {"client_id": self.client_id} | ({"client_secret": secret} if secret else {})
+        answer = self._request("POST", found.token, form=form, headers=headers)
+        said = answer.json() if answer.status in (200, 400, 401) else {}
+        said = said if isinstance(said, dict) else {}
+        if not answer.ok:
+            why = str(said.get("error", ""))[:100]
+            raise Unauthorized(f"the provider took back its word: status {answer.status} {why}".rstrip(), hint=_HINT)
+        token = said.get("id_token")
+        if not isinstance(token, str) or len(token) > TOKEN_CHARS_MAX:
+            raise Unauthorized("the provider sent no ID token", hint="has this client the scope openid there?")
+        return token
+
+    def claims(self, token: str, nonce: str) -> Mapping[str, Any]:
+        """Of a token that this provider signed, for us, now, for the log-in with this nonce. Else Unauthorized."""
+        said = self._signed(token)
+        at, audience = self._clock(), said.get("aud")
+        audiences = audience if isinstance(audience, list) else [audience]
+        wrong = (
+            ("it is by another issuer", said.get("iss") != self.issuer),
+            ("it is for another client", self.client_id not in audiences),
+            ("it is for another client", said.get("azp", self.client_id if len(audiences) == 1 else None) != self.client_id),
+            ("it has expired", at >= _moment(said, "exp") + LEEWAY_S),
+            ("it is of another time", not -LEEWAY_S <= at - _moment(said, "iat") <= TOKEN_AGE_S),
+            ("it is not valid yet", "nbf" in said and at < _moment(said, "nbf") - LEEWAY_S),
+            ("it is for another log-in", not hmac.compare_digest(str(said.get("nonce", "")).encode(), nonce.encode())),
+            ("it says not who", not isinstance(said.get("sub"), str) or not 0 < len(said["sub"]) <= 255),
+        )
+        for why, is_so in wrong:
+            if is_so:
+                raise Unauthorized(f"the provider's ID token is refused: {why}", hint=_HINT)
+        return said
+
+    def _signed(self, token: str) -> dict[str, Any]:
+        try:
+            try:
+                return jwt.decode(token, self._key_set(), algorithms=ALGORITHMS).claims
+            except InvalidKeyIdError:  # it may have a new key
+                return jwt.decode(token, self._key_set(again_after_s=KEYS_AGAIN_S), algorithms=ALGORITHMS).claims
+        except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise Unauthorized(
+                f"the provider's ID token is refused: {str(error) or type(error).__name__}"[:300], hint=_HINT
+            ) from error
+
+    def _key_set(self, again_after_s: float = FOUND_FOR_S) -> KeySet:
+        with self._lock:
+            known = self._keys
+            if known is None or not known[0] <= self._clock() < known[0] + again_after_s:
+                said = self._asked(self.found().keys)
+                try:
+                    usable = [key for key in said["keys"] if key.get("kty") in _PUBLIC and key.get("use", "sig") == "sig"]
+                    known = (self._clock(), KeySet.import_key_set({"keys": usable}))
+                except (JoseError, ValueError, TypeError, KeyError, AttributeError) as error:
+                    raise _odd("its keys cannot be read") from error
+                self._keys = known
+            return known[1]
+
+    def _asked(self, url: str) -> dict[str, Any]:
+        answer = self._request("GET", url, headers={"accept": "application/json"})
+        said = answer.json() if answer.ok else None
+        if not isinstance(said, dict):
+            raise _odd(f"{url} answers with status {answer.status}")
+        return said
+
+    def _request(self, method: str, url: str, **sent: Any) -> Answer:
+        parts = urlsplit(url)
+        client = HttpClient(f"{parts.scheme}://{parts.netloc}", self._trust, connections=1, timeout_s=TIMEOUT_S)
+        try:
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            return client.request(method, path, limit_bytes=ANSWER_BYTES_MAX, **sent)
+        finally:
+            client.close()
+
+
+def _address(said: Mapping[str, Any], name: str) -> str:
+    """What goes there is worth a log-in: never in clear."""
+    url = said.get(name)
+    try:
+        if isinstance(url, str) and len(url) <= 2000 and url.isascii() and url.isprintable():
+            parts = urlsplit(url)
+            if parts.scheme == "https" and parts.hostname and parts.username is None and not parts.fragment:
+                return url
+    except ValueError:
+        pass
+    raise _odd(f"its {name} is no https:// address")
+
+
+def _moment(said: Mapping[str, Any], name: str) -> float:
+    value = said.get(name)
+    # Python reads NaN and numbers of any length as JSON, and compares the first as no later than anything.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOMENT_MAX:
+        raise Unauthorized(f"the provider's ID token is refused: its {name} is no time", hint=_HINT)
+    return float(value)
+
+
+def _odd(why: str) -> SourceUnreachable:
+    return SourceUnreachable(f"the OpenID provider cannot be used: {why}", hint="is the setting oidc_issuer right?")
