@@ -20,14 +20,31 @@ def _programs() -> Path:
     return versions[0]
 
 
+def _as_account() -> tuple[str, list[str]]:
+    """PostgreSQL refuses to run as root."""
+    if os.geteuid() != 0:
+        return pwd.getpwuid(os.geteuid()).pw_name, []
+    return "postgres", ["runuser", "-u", "postgres", "--"]
+
+
+def _options(folder: Path) -> str:
+    """fsync off: this server's crashes are not what is tested, and a test machine's disk is slow."""
+    return f"-k {folder} -c listen_addresses='' -c fsync=off"
+
+
+def restart(folder: Path) -> None:
+    """The server whose socket is in `folder`; who is connected is dropped."""
+    _, as_account = _as_account()
+    argv = [*as_account, str(_programs() / "pg_ctl"), "-w", "-m", "fast", "-D", str(folder / "data"), "-l", str(folder / "log")]
+    subprocess.run([*argv, "-o", _options(folder), "restart"], check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=120)
+
+
 @contextmanager
 def server() -> Iterator[str]:
     """The server's URL, without a database name at its end: append one that `create` made."""
     programs = _programs()
     folder = Path(tempfile.mkdtemp(prefix="synvirt-pg-"))
-    # PostgreSQL refuses to run as root.
-    account = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-    as_account = ["runuser", "-u", account, "--"] if os.geteuid() == 0 else []
+    account, as_account = _as_account()
     if as_account:
         shutil.chown(folder, account)
     data = folder / "data"
@@ -45,9 +62,7 @@ def server() -> Iterator[str]:
         "-D",
         data,
     )
-    # fsync off: this server's crashes are not what is tested, and a test machine's disk is slow.
-    options = f"-k {folder} -c listen_addresses='' -c fsync=off"
-    run(programs / "pg_ctl", "-w", "-D", data, "-l", folder / "log", "-o", options, "start")
+    run(programs / "pg_ctl", "-w", "-D", data, "-l", folder / "log", "-o", _options(folder), "start")
     try:
         yield f"postgresql://{account}@/%s?host={folder}"
     finally:
