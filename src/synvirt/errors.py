@@ -318,6 +318,12 @@ class RepositoryDamaged(DiskReadFailed):
     code = "E_BAK_DAMAGED"
 
 
+class BackupBusy(SynvirtError):
+    """So much is under way already; it may be asked again in a moment."""
+
+    code, status = "E_BAK_BUSY", 429
+
+
 class BackupImmutable(Conflict):
     """It is kept for longer than that."""
 

@@ -387,6 +387,7 @@ def _pages(
 def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Rooms") -> "Backups":
     from synvirt.backups.authors import Authors
     from synvirt.backups.limits import Limits
+    from synvirt.backups.offers import offers_of
     from synvirt.backups.repositories import Repositories
     from synvirt.backups.restores.host import RestoreHost
     from synvirt.backups.service import Backups, running
@@ -416,6 +417,7 @@ def _backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Roo
         forget_job=guests.forget,
         working=Working(threads=settings.copy_threads),
         journals=settings.data_dir / "backups",
+        offers=offers_of(settings),
         limits=Limits(
             rooms.slots,
             settings.host_id,

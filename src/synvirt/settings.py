@@ -76,6 +76,8 @@ class BackupOfferSetting(Received):
     path: Path
     user: Annotated[str, Field(min_length=1)]
     keep_days: Annotated[float, Field(ge=0, le=36500)] = 30
+    # How much may lie there at most; None: as much as there is room for.
+    quota_bytes: Annotated[int, Field(gt=0)] | None = None
 
 
 class WaveCommandSetting(Received):

@@ -24,16 +24,17 @@ def _known(user: str, password: str, address: str) -> None:
 class Peer:
     """`folder`: what is offered, on the peer's disk. It may be served, stopped, and served again at the same port."""
 
-    def __init__(self, home: Path, *, keep_days: float = 0) -> None:
+    def __init__(self, home: Path, *, keep_days: float = 0, quota_bytes: int | None = None) -> None:
         self.folder, self._home = home / "offered", home / "peer"
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._quota_bytes = quota_bytes
         self._keep_days, self._listen = keep_days, f"127.0.0.1:{free_port()}"
         self._opened: list[PeerFolder] = []
         self.place = PeerPlace(url="https://127.0.0.1/", fingerprint_sha256="", username=USER, password=PASSWORD)
 
     @contextmanager
     def served(self) -> Iterator["Peer"]:
-        offer = {"path": str(self.folder), "user": USER, "keep_days": self._keep_days}
+        offer = {"path": str(self.folder), "user": USER, "keep_days": self._keep_days, "quota_bytes": self._quota_bytes}
         service = Service(self._home, check_password=_known, listen=self._listen, backup_offers={"office": offer})
         try:
             with service.served() as server:

@@ -17,6 +17,7 @@ from uuid import UUID
 import httpx
 import pytest
 
+from synvirt.api.routes import peer as peer_route
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.errors import BackupBadRequest, RepositoryFull, RepositoryUnreachable
@@ -162,6 +163,47 @@ def test_a_full_peer_is_told_and_the_run_can_be_made_again(tmp_path: Path) -> No
             assert restored(Repository(folder, KEY), point) == [_noise(6).content]
     finally:
         subprocess.run(["umount", home.folder], check=True)
+
+
+def test_a_quota_is_told_and_the_run_can_be_made_again_when_there_is_room(tmp_path: Path) -> None:
+    home = Peer(tmp_path / "home", quota_bytes=8 * CHUNK_BYTES)
+    with home.served():
+        folder = home.opened()
+        repository = opened(folder, new=True)
+        first = back_up(repository, _noise(5))
+        assert folder.room()[0] == 8 * CHUNK_BYTES
+        with pytest.raises(RepositoryFull, match=r"the peer 127\.0\.0\.1:\d+: .* of the quota of 8388608 are free"):
+            back_up(repository, _noise(5, seed=9))
+        assert (repository.point_ids(), _begun(home.folder)) == ([first], [])
+        repository.remove(first)
+        for one in folder.entries("packs"):
+            folder.delete(f"packs/{one.name}")
+        repository.refresh()
+        assert restored(repository, back_up(repository, _noise(5, seed=9))) == [_noise(5, seed=9).content]
+
+
+def test_so_many_files_at_once_and_no_more(tmp_path: Path) -> None:
+    """Who asks and does not read holds one place of its offer's, and what others ask of it waits for one."""
+    home = Peer(tmp_path / "home")
+    with home.served():
+        folder = home.opened(patience_s=0)
+        opened(folder, new=True)
+        name, content = _pack()
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(_half_sent(home.place, name, content)) for _ in range(peer_route.STREAMS_MAX)]
+            until(lambda: len(_begun(home.folder)) == len(held))
+            for ask in (lambda: folder.read("repository"), lambda: put(folder, name, [content])):
+                with pytest.raises(RepositoryUnreachable, match="it answers 429"):
+                    ask()
+            assert len(folder.entries("packs")) == 0, "what is no file of it is answered"
+            patient = home.opened(patience_s=60)
+            waiting = threading.Thread(target=lambda: put(patient, name, [content]))
+            waiting.start()
+            held[0].close()
+            waiting.join(60)
+            assert [one.name for one in folder.entries("packs")] == [name.removeprefix("packs/")]
+        until(lambda: _begun(home.folder) == [])
+        assert folder.read(name) == content
 
 
 def test_a_run_goes_on_when_the_peer_is_back(tmp_path: Path) -> None:

@@ -10,7 +10,15 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.errors import BackupBadRequest, BackupConflict, BackupImmutable, RepositoryDamaged, RepositoryUnreachable
+from synvirt.errors import (
+    BackupBadRequest,
+    BackupConflict,
+    BackupImmutable,
+    BackupNotFound,
+    RepositoryDamaged,
+    RepositoryFull,
+    RepositoryUnreachable,
+)
 from synvirt.repository import manifest as manifests
 from synvirt.repository import packs
 from synvirt.repository.folder import Entry, HostFolder
@@ -18,6 +26,7 @@ from synvirt.repository.garbage import collect
 from synvirt.repository.manifest import file_name
 from synvirt.repository.peer_offer import DAY_S, PIECE_BYTES, Offer
 from synvirt.repository.repository import HEADER, Repository
+from synvirt.sizes import MIB
 from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases
 from tests.fakes.disks import MemoryReader
@@ -305,3 +314,73 @@ def test_a_pack_is_sent_in_pieces(tmp_path: Path) -> None:
     assert max(map(len, found)) <= PIECE_BYTES
     with pytest.raises(RepositoryDamaged, match="ends at"):
         offer.read(name, len(content), 1)
+
+
+def test_a_protected_point_stays_until_who_runs_the_peer_lets_it_go(folder: OfferFolder, clock: Clock, tmp_path: Path) -> None:
+    repository = opened(folder, new=True)
+    point = back_up(repository, _noise())
+    repository.keep(point, kept=True)
+    clock.later = KEEP_S + 60
+    for name in (file_name(point), f"points/{point}.kept", *_packs(folder)):
+        with pytest.raises(BackupImmutable):
+            folder.delete(name)
+    assert folder.offer.held().protected == (str(point),)
+    folder.offer.release(point)
+    with pytest.raises(BackupNotFound):
+        folder.offer.release(point)
+    assert folder.offer.held().protected == ()
+    repository.remove(point)
+    assert folder.offer.held().points == ()
+
+
+def test_a_clock_of_the_peer_that_was_behind_lets_nothing_go(folder: OfferFolder, clock: Clock) -> None:
+    """A file that seems to come from the future is no older for it."""
+    point = back_up(opened(folder, new=True), _noise())
+    clock.later = -10 * KEEP_S
+    with pytest.raises(BackupImmutable, match=r"0\.0 days ago"):
+        folder.delete(file_name(point))
+
+
+QUOTA = 64 * MIB
+
+
+def test_a_quota_holds_for_what_is_there_and_on_its_way(tmp_path: Path) -> None:
+    folder = OfferFolder(Offer(tmp_path, keep_s=0, quota_bytes=QUOTA))
+    repository = opened(folder, new=True)
+    point = back_up(repository, _noise())
+    used = folder.offer.room()[1]
+    assert (
+        used
+        == folder.offer.held().used_bytes
+        == sum(max(one.stat().st_size, 4096) for one in tmp_path.rglob("*") if one.is_file())
+    )
+    assert folder.offer.room()[0] == QUOTA
+    usable = QUOTA - QUOTA // 16
+    coming = folder.offer.begin(f"packs/{'0' * 64}.pack", usable - used - 4096)
+    folder.offer.begin(f"points/{uuid4()}.kept", 0).discard()
+    last = folder.offer.begin(f"points/{uuid4()}.kept", 0)
+    with pytest.raises(RepositoryFull, match="and 0 of the quota"):
+        folder.offer.begin(f"points/{uuid4()}.kept", 0)
+    folder.offer.begin(f"condemned/{'0' * 64}", 70).discard()  # or what is full could never be emptied
+    last.discard()
+    coming.discard()
+    repository.remove(point)
+    for name in _packs(folder):
+        folder.delete(name)
+    assert folder.offer.room()[1] == folder.offer.held().used_bytes == 4096, "the header"
+
+
+def test_a_million_empty_files_are_more_than_a_quota(tmp_path: Path) -> None:
+    folder = OfferFolder(Offer(tmp_path, keep_s=0, quota_bytes=40 * 4096))
+    opened(folder, new=True)
+
+    def fill() -> None:
+        for _ in range(1000):
+            folder.put(f"points/{uuid4()}.kept", b"")
+
+    with pytest.raises(RepositoryFull):
+        fill()
+    assert len(folder.entries("points")) < 40
+    for one in (tmp_path / "points").iterdir():  # by who runs the peer, by hand
+        one.unlink()
+    folder.put(f"points/{uuid4()}.kept", b"")

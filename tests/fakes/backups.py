@@ -9,6 +9,7 @@ from uuid import UUID
 from synvirt.backups.authors import Authors
 from synvirt.backups.limits import Limits
 from synvirt.backups.model import ENDS, BackupRun
+from synvirt.backups.offers import Offers
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.backups.sources.guest import Ask, Guest, SourceDisk
@@ -74,6 +75,7 @@ def backups_of(
     workers: Workers = in_process,
     limits: Limits | None = None,
     authors: Authors | None = None,
+    offers: Offers | None = None,
 ) -> Backups:
     """Not started yet. `folder` gets `keyring`, `journals` and `exports`. Its disks are copied by workers in this process,
     where no others are given; its points are signed by a key of its own."""
@@ -89,6 +91,7 @@ def backups_of(
         working=Working(workers),
         journals=folder / "journals",
         limits=limits,
+        offers=offers,
     )
 
 

@@ -24,6 +24,7 @@ from synvirt.api.routes.sources import sources_router
 from synvirt.api.routes.uploads import uploads_router
 from synvirt.api.routes.waves import Fleet, mount_waves
 from synvirt.api.stream import Pace
+from synvirt.backups.offers import offers_of
 from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.doctor import Checkup, Finding
@@ -141,7 +142,7 @@ class Service:
         folder = data_dir / "sources"
         self.sources = Sources(self.store.sources, keyring, host="local", platforms=platforms, folder=folder)
         self.guests = FakeGuests(data_dir / "guests")
-        self.backups = backups_of(self.store, self.guests, data_dir)
+        self.backups = backups_of(self.store, self.guests, data_dir, offers=offers_of(self.settings))
         rules = Rules(self.settings.remote_allowed_hosts or ("nothing.invalid",))
         self.destinations: dict[str, Destination] = {"directory": DirectoryDestination(self.settings.volumes_dir)}
         self.clonable = CopyingDirectory(self.settings.volumes_dir)

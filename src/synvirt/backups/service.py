@@ -38,6 +38,7 @@ from synvirt.backups.model import (
     RestoreRequest,
     Trigger,
 )
+from synvirt.backups.offers import Offers
 from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.restores.boot_test import BootTesting
@@ -64,7 +65,8 @@ class Backups:
     """`exports` and `export_roots`: beneath which exports may be written. `restore_host`: where guests are restored.
     `guest_id`: which guest a job means by a name or UUID, BackupNotFound where there is none.
     `forget_job`: what is kept of guests for a job's next run can go. `working`: the workers that copy. `journals`: see
-    BackingUp. `limits`: how many runs of all hosts copy at once; None: as many as run."""
+    BackingUp. `limits`: how many runs of all hosts copy at once; None: as many as run. `offers`: what is kept here for
+    others."""
 
     def __init__(
         self,
@@ -81,7 +83,9 @@ class Backups:
         working: Working | None = None,
         journals: Path | None = None,
         limits: Limits | None = None,
+        offers: Offers | None = None,
     ) -> None:
+        self.offers = offers or Offers()
         self.repositories, self._forget_job, self._guest_id = repositories, forget_job, guest_id
         self._working, self._rows, self._host = working or Working(), rows, host
         self.points, self.runs = Points(rows, host=host), _runs(rows, host, limits)

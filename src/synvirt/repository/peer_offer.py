@@ -1,7 +1,8 @@
 """A folder that this host keeps for another SynVirt: what that one may do with it, and what not.
 
     put      a file is taken once, whole and checked: its hash needs no key. Nothing is replaced.
-    delete   a restore point stays for the operator's number of days, whatever its owner asks; and so does all that it needs
+    delete   a restore point stays for the operator's number of days, whatever its owner asks; and so does all that it needs.
+             One that is protected stays for good: only who runs this host takes that off again (`release`)
 
 The other host may be an attacker's, key and all. So nothing is believed that it says: times are of our own clock,
 and what points need is found in themselves (peer_needs.py).
@@ -13,11 +14,21 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from blake3 import blake3
 
-from synvirt.errors import BackupBadRequest, BackupConflict, BackupImmutable, RepositoryDamaged, SynvirtError
+from synvirt.errors import (
+    BackupBadRequest,
+    BackupConflict,
+    BackupImmutable,
+    BackupNotFound,
+    RepositoryDamaged,
+    RepositoryFull,
+    SynvirtError,
+)
 from synvirt.repository import manifest as manifests
 from synvirt.repository import packs, repository
 from synvirt.repository.folder import UNFINISHED, Entry, HostFolder
@@ -40,15 +51,40 @@ _KINDS: dict[str, tuple[re.Pattern[str], int]] = {
     # A line of 70 bytes for each pack of 64 MiB: those of 12 TiB.
     "condemned": (re.compile(rf"condemned/{_HEX64}"), 16 * MIB),
 }
+# What a file takes at least, of blocks and of names: a quota holds for a million empty ones, too.
+FILE_BYTES_MIN = 4 * KIB
+# Of a quota, for lists of what is to be removed alone: what is full could never be emptied else.
+CONDEMNED_BYTES = 32 * MIB
 _PACK_LINES = re.compile(rf"({_HEX64}\.pack\n)+")
 
 
-class Offer:
-    """Safe from several threads; one of them for each folder. `keep_s`: how long a point stays at least."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What lies there, by this host's own files: point ids, as their names have them."""
 
-    def __init__(self, path: Path, *, keep_s: float, clock: Callable[[], float] = time.time, cache: Path | None = None) -> None:
+    used_bytes: int
+    points: tuple[str, ...]
+    protected: tuple[str, ...]
+
+
+class Offer:
+    """Safe from several threads; one of them for each folder. `keep_s`: how long a point stays at least. `quota_bytes`: how
+    much may lie there, what is on its way counted."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        keep_s: float,
+        clock: Callable[[], float] = time.time,
+        cache: Path | None = None,
+        quota_bytes: int | None = None,
+    ) -> None:
         self._path, self.keep_s, self._clock, self._cache = path, keep_s, clock, cache
+        self.quota_bytes = quota_bytes
         self._lock = threading.RLock()
+        self._used: int | None = None
+        self._coming = 0
         self._needs: Needs | None = None
         self._swept = False
 
@@ -66,7 +102,24 @@ class Offer:
     # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def room(self) -> tuple[int, int]:
-        return self._folder().room()
+        """Bytes that there may be, and those that are used: of the quota, or of the file system where that is less."""
+        folder = self._folder()
+        capacity, used = folder.room()
+        if self.quota_bytes is None:
+            return capacity, used
+        with self._lock:
+            ours = self._counted(folder)
+        return min(self.quota_bytes, ours + max(capacity - used, 0)), ours
+
+    def held(self) -> Held:
+        folder = self._folder()
+        names = [entry.name for entry in folder.entries(manifests.FOLDER)] if (self._path / manifests.FOLDER).is_dir() else []
+        points, kept = (
+            tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix))
+            for suffix in (manifests.SUFFIX, repository.KEPT_SUFFIX)
+        )
+        with self._lock:
+            return Held(self._count(folder), points, kept)
 
     def make_folders(self) -> None:
         with self._lock:
@@ -99,7 +152,46 @@ class Offer:
         _, limit = _kind(name)
         if not 0 <= length <= limit:
             raise BackupBadRequest(f"{name} has {length} bytes: {limit} are the most")
-        return Receiving(self, self._folder(), name, length)
+        folder = self._folder()
+        cost = self._reserved(folder, name, length)
+        try:
+            return Receiving(self, folder, name, length, cost)
+        except BaseException:
+            self.let_go(cost)
+            raise
+
+    def _reserved(self, folder: HostFolder, name: str, length: int) -> int:
+        """What the file will take. RepositoryFull, where the quota has no room for it besides what is there and on its way."""
+        cost = max(length, FILE_BYTES_MIN)
+        with self._lock:
+            quota = self.quota_bytes
+            if quota is not None and _kind(name)[0] != "condemned":
+                quota -= min(quota // 16, CONDEMNED_BYTES)
+            if quota is not None and self._counted(folder) + self._coming + cost > quota:
+                free = quota - self._count(folder) - self._coming  # somebody may have made room by hand
+                if cost > free:
+                    raise RepositoryFull(
+                        f"{name} has {length} bytes, and {max(free, 0)} of the quota of {self.quota_bytes} are free",
+                        hint="let retention remove points and collect the garbage, or ask who runs that host for more room",
+                    )
+            self._coming += cost
+        return cost
+
+    def let_go(self, cost: int) -> None:
+        """It came, or does not come any more."""
+        with self._lock:
+            self._coming -= cost
+
+    def _counted(self, folder: HostFolder) -> int:
+        return self._count(folder) if self._used is None else self._used
+
+    def _count(self, folder: HostFolder) -> int:
+        sizes = [max(entry.size_bytes, FILE_BYTES_MIN) for entry in folder.entries("") if entry.name == repository.HEADER]
+        for name in repository.FOLDERS:
+            if name != UNFINISHED and (self._path / name).is_dir():
+                sizes += [max(entry.size_bytes, FILE_BYTES_MIN) for entry in folder.entries(name)]
+        self._used = sum(sizes)
+        return self._used
 
     def take(self, folder: HostFolder, unfinished: str, name: str, length: int, digest: str) -> None:
         """What was received whole and is durable gets its name. What is there already, and whole, stays."""
@@ -109,6 +201,8 @@ class Offer:
             if there is None:
                 folder.rename(unfinished, name)
                 folder.sync_folder(name.rpartition("/")[0])
+                if self._used is not None:
+                    self._used += max(length, FILE_BYTES_MIN)
             elif there != digest:
                 raise BackupConflict(f"{name} is there already, and is another", hint="nothing that is kept here is replaced")
 
@@ -125,13 +219,34 @@ class Offer:
                 return
             if kind == "header":
                 raise BackupImmutable("without its header a repository is none: it is not removed from here")
+            if kind == "kept":
+                raise BackupImmutable(
+                    f"the protection of {entry.name.removesuffix(repository.KEPT_SUFFIX)} is not taken off from here",
+                    hint="who runs that host can: synvirt backup release-point OFFER POINT there",
+                )
             if kind == "point":
                 self._check_old(name, entry)
+                if name.removesuffix(manifests.SUFFIX).rpartition("/")[2] + repository.KEPT_SUFFIX in there:
+                    raise BackupImmutable(f"{name} is protected", hint="only who runs that host can take that off")
             if kind == "pack":
                 self._needs = self._needs or Needs(folder, self._cache)
                 self._needs.check_unneeded(entry.name)
-            folder.delete(name)
-            folder.sync_folder(name.rpartition("/")[0])
+            self._delete(folder, name, entry)
+
+    def _delete(self, folder: HostFolder, name: str, entry: Entry) -> None:
+        folder.delete(name)
+        folder.sync_folder(name.rpartition("/")[0])
+        if self._used is not None:
+            self._used -= max(entry.size_bytes, FILE_BYTES_MIN)
+
+    def release(self, point_id: UUID) -> None:
+        """Its protection is taken off, by who runs this host. BackupNotFound."""
+        folder, name = self._folder(), f"{point_id}{repository.KEPT_SUFFIX}"
+        with self._lock:
+            entry = next((one for one in folder.entries(manifests.FOLDER) if one.name == name), None)
+            if entry is None:
+                raise BackupNotFound(f"no restore point {point_id} is protected here")
+            self._delete(folder, f"{manifests.FOLDER}/{name}", entry)
 
     def _check_old(self, name: str, entry: Entry) -> None:
         age_s = self._clock() - entry.modified_at
@@ -145,8 +260,8 @@ class Offer:
 class Receiving:
     """One file on its way in: `feed` … `finish`, and `discard` whatever came of it. Its name counts from `finish` on."""
 
-    def __init__(self, offer: Offer, folder: HostFolder, name: str, length: int) -> None:
-        self._offer, self._folder, self._name, self._left = offer, folder, name, length
+    def __init__(self, offer: Offer, folder: HostFolder, name: str, length: int, cost: int) -> None:
+        self._offer, self._folder, self._name, self._left, self._cost = offer, folder, name, length, cost
         self._length = length
         self._unfinished = f"{UNFINISHED}/{_BEGUN}{secrets.token_hex(8)}"
         self._digest = blake3()
@@ -166,6 +281,8 @@ class Receiving:
         self._offer.take(self._folder, self._unfinished, self._name, self._length, self._digest.hexdigest())
 
     def discard(self) -> None:
+        """Once, at the end."""
+        self._offer.let_go(self._cost)
         with contextlib.suppress(SynvirtError):
             self._folder.delete(self._unfinished)
 

@@ -19,6 +19,7 @@ from synvirt.rehearsals.asking import Rehearsing
 from synvirt.settings import Settings
 from synvirt.web.audit import audit_router
 from synvirt.web.backups.jobs import backups_router
+from synvirt.web.backups.offers import offers_router
 from synvirt.web.backups.points import points_router
 from synvirt.web.backups.repositories import repositories_router
 from synvirt.web.doctor import doctor_router
@@ -75,6 +76,7 @@ def web_routers(
         backups_router(pages, backups),
         points_router(pages, backups),
         repositories_router(pages, backups),
+        offers_router(pages, backups.offers),
         doctor_router(pages, checkup),
         audit_router(pages, intake.store.audit),
     )

@@ -31,6 +31,7 @@ RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     (frozenset({"DELETE"}), "/api/v1/migrator/uploads/[^/]+", Role.OPERATOR),
     (frozenset({"DELETE"}), "/.*", Role.ADMIN),
     (frozenset({"POST"}), "/api/v1/backup/jobs/[^/]+/retention", Role.ADMIN),
+    (frozenset({"POST"}), "/backups/offers/[^/]+/points/[^/]+/release", Role.ADMIN),
     (frozenset({"POST"}), "/backups/(jobs|points)/[^/]+/(remove|retire|let-go)", Role.ADMIN),
     (frozenset({"POST"}), "/(migrations|waves)/[^/]+/(remove|destroy)", Role.ADMIN),
     (frozenset({"PATCH"}), "/api/v1/backup/restore-points/[^/]+", Role.ADMIN),  # its protection

@@ -13,7 +13,7 @@ from synvirt.api.backup_metrics import BackupMetrics
 from synvirt.api.document import problem_described
 from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.received import documented, json_body
-from synvirt.api.routes.peer import offers_of, peer_router
+from synvirt.api.routes.peer import peer_router
 from synvirt.api.routes.sources import PAGE_LIMIT
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
@@ -32,6 +32,7 @@ from synvirt.backups.model import (
     RunUpdate,
     Status,
 )
+from synvirt.backups.offers import BackupOffer
 from synvirt.backups.retention import Retention
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupBadRequest, BackupNotFound
@@ -63,6 +64,11 @@ class BackupRunPage(Page[BackupRun]):
 
 class RestorePointPage(Page[RestorePoint]):
     __doc__ = Page.__doc__
+
+
+class BackupOffers(Model):
+    items: tuple[BackupOffer, ...]
+    next_cursor: str | None = None
 
 
 class RetentionPlan(Model):
@@ -105,12 +111,13 @@ def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | No
     base_url = settings.base_url.strip("/")
     prefix = f"{'/' if base_url else ''}{base_url}/api/v1"
     app.include_router(backups_router(backups, stopping=app.state.stopping.is_set, pace=pace or Pace()), prefix=prefix)
-    app.include_router(peer_router(offers_of(settings)), prefix=prefix)
+    app.include_router(peer_router(backups.offers.by_name), prefix=prefix)
 
 
 def backups_router(backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
     router = APIRouter(prefix="/backup", tags=["backup"], responses=_PROBLEMS, dependencies=[Depends(known_parameters)])
     _repositories(router, backups)
+    _offers(router, backups)
     _jobs(router, backups)
     _retention(router, backups)
     _stream(router, backups, stopping=stopping, pace=pace)
@@ -165,6 +172,23 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
     def recovery_key(repository_id: UUID) -> RecoveryKey:
         """The key that opens the repository where this host is no more. Keep it elsewhere."""
         return RecoveryKey(recovery_key=backups.repositories.recovery_key(repository_id))
+
+
+def _offers(router: APIRouter, backups: Backups) -> None:
+    @router.get("/offers", response_model=BackupOffers)
+    def list_offers() -> BackupOffers:
+        """List the folders that this host keeps for other SynVirts, each with what is found there now."""
+        return BackupOffers(items=tuple(backups.offers.all()))
+
+    @router.get("/offers/{offer}", response_model=BackupOffer)
+    def load_offer(offer: str) -> BackupOffer:
+        """Load one offer."""
+        return backups.offers.get(offer)
+
+    @router.delete("/offers/{offer}/protections/{point_id}", status_code=204)
+    def release_offered_point(offer: str, point_id: UUID) -> None:
+        """Take the protection off a restore point that is kept here for another SynVirt. Its own account cannot."""
+        backups.offers.release(offer, point_id)
 
 
 def _jobs(router: APIRouter, backups: Backups) -> None:

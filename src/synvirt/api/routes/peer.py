@@ -2,18 +2,21 @@
 `repository/peer_offer.py`, or refused; its account may call nothing else."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from synvirt.api.body import pieces
 from synvirt.api.document import problem_described
 from synvirt.api.problems import problem
 from synvirt.api.routes.uploads import IDLE_S, Parting
-from synvirt.errors import BackupBadRequest, BackupNotFound, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupBusy, BackupNotFound, SynvirtError
 from synvirt.repository.peer import PeerEntries, PeerEntry, PeerRoom
 from synvirt.repository.peer_offer import DAY_S, Offer
 from synvirt.settings import Settings
@@ -22,10 +25,13 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: problem_described("E_BAK_BAD_REQUEST: no name of a repository's file, or not the bytes that belong to it"),
     404: problem_described("E_BAK_NOT_FOUND: no such folder is offered"),
     409: problem_described("E_BAK_CONFLICT, E_BAK_IMMUTABLE: it is there and is another, or is kept for longer"),
+    429: problem_described("E_BAK_BUSY: so many files of this offer are on their way already"),
     502: problem_described("E_BAK_REPOSITORY_UNREACHABLE: the folder cannot be reached"),
 }
 _BYTES: dict[str, Any] = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 _OFFSET_MAX = 1 << 40
+# Of one offer: a worker has a connection a thread, and an offer several runs; each piece of theirs that nobody reads is 1 MiB.
+STREAMS_MAX = 64
 
 
 def confined(settings: Settings, api_prefix: str) -> dict[str, tuple[str, ...]]:
@@ -36,14 +42,47 @@ def confined(settings: Settings, api_prefix: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def offers_of(settings: Settings) -> dict[str, Offer]:
-    return {
-        name: Offer(one.path, keep_s=one.keep_days * DAY_S, cache=settings.data_dir / "backups" / f"offer-{name}.footers")
-        for name, one in settings.backup_offers.items()
-    }
+class Streams:
+    """How many files of one offer are on their way at once, in and out. In the event loop alone."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """BackupBusy, where there are so many already."""
+        if self._count >= STREAMS_MAX:
+            raise BackupBusy(f"{STREAMS_MAX} files of this offer are on their way already", hint="ask again in a moment")
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
 
 
-def peer_router(offers: dict[str, Offer], *, idle_s: float = IDLE_S) -> APIRouter:
+class _Counted(StreamingResponse):
+    """Counts for as long as it is sent, however that ends."""
+
+    def __init__(self, streams: Streams, content: Iterator[bytes], size: int) -> None:
+        super().__init__(content, media_type="application/octet-stream", headers={"Content-Length": str(size)})
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._streams.one():
+                await super().__call__(scope, receive, send)
+        except BackupBusy as error:
+            await _busy(error)(scope, receive, send)
+
+
+def _busy(error: BackupBusy) -> Response:
+    answer = problem(error)
+    answer.headers["Retry-After"] = "1"
+    return answer
+
+
+def peer_router(offers: Mapping[str, Offer], *, idle_s: float = IDLE_S) -> APIRouter:
+    streams = {name: Streams() for name in offers}
     router = APIRouter(prefix="/backup/peer/{offer}", tags=["backup peer"], responses=_PROBLEMS)
 
     def named(offer: str) -> Offer:
@@ -79,13 +118,17 @@ def peer_router(offers: dict[str, Offer], *, idle_s: float = IDLE_S) -> APIRoute
     ) -> Response:
         """Read a file of a repository, from `offset` on; without `length` to its end."""
         size, pieces_of = named(offer).read(name, offset, length)
-        return StreamingResponse(pieces_of, media_type="application/octet-stream", headers={"Content-Length": str(size)})
+        return _Counted(streams[offer], pieces_of, size)
 
     @router.put("/files/{name:path}", status_code=204, openapi_extra={"requestBody": {"required": True} | _BYTES})
     async def put_offered(offer: str, name: str, request: Request) -> Response:
         """Take a file of a repository: whole, checked and durable when this answers; what breaks off leaves nothing."""
         try:
-            await _received(named(offer), name, request, idle_s)
+            kept = named(offer)
+            with streams[offer].one():
+                await _received(kept, name, request, idle_s)
+        except BackupBusy as error:
+            return Parting(_busy(error))
         except SynvirtError as error:
             return Parting(problem(error))
         return Response(status_code=204)

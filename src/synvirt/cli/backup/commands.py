@@ -25,6 +25,7 @@ from synvirt.cli.backup.asking import (
 )
 from synvirt.cli.backup.jobs import add_job, change_job, jobs, remove_job, retention
 from synvirt.cli.backup.mount import mount
+from synvirt.cli.backup.offers import offers, release_point, show_offer
 from synvirt.cli.backup.runs import follow
 from synvirt.cli.listing import at, id_of, print_table
 from synvirt.cli.options import Options, size_given, with_options
@@ -146,6 +147,11 @@ def forget_repository(options: Options, repository: Repository) -> None:
     Example: synvirt backup forget-repository here
     """
     ask(options, "DELETE", REPOSITORIES, repository, said="is forgotten; what lies in it stays")
+
+
+app.command()(offers)
+app.command("show-offer")(show_offer)
+app.command("release-point")(release_point)
 
 
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

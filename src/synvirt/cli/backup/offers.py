@@ -1,0 +1,76 @@
+"""What this host keeps for other SynVirts: synvirt backup offers, show-offer, release-point."""
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from synvirt.cli.listing import print_page, print_table
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import shown, sized
+
+PATH = "/backup/offers"
+Offer = Annotated[str, typer.Argument(metavar="OFFER", help="Its name in the setting backup_offers")]
+
+
+@with_options
+def offers(options: Options) -> None:
+    """List the folders that this host keeps for other SynVirts, and how full they are.
+
+    Example: synvirt backup offers
+    """
+    with options.connect() as client:
+        answer = client.ask("GET", PATH)
+    print_page(
+        answer, none="This host keeps nothing for others: see the setting backup_offers", show=_table, as_json=options.json
+    )
+
+
+@with_options
+def show_offer(options: Options, offer: Offer) -> None:
+    """Show one offer, and the points that are protected there.
+
+    Example: synvirt backup show-offer office
+    """
+    import json
+
+    with options.connect() as client:
+        answer = client.ask("GET", f"{PATH}/{quote(offer, safe='')}")
+    if options.json:
+        print(answer)
+        return
+    for name, value in json.loads(answer).items():
+        told = ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)
+        print(f"{name:20} {shown(told)}".rstrip())
+
+
+@with_options
+def release_point(
+    options: Options, offer: Offer, point: Annotated[str, typer.Argument(metavar="POINT", help="Its whole id")]
+) -> None:
+    """Take the protection off a restore point that this host keeps for another, whose own account cannot.
+
+    Example: synvirt backup release-point office 0b7e6f0a-6a0e-4f2e-9d6f-1c1f5f0b2b9e
+    """
+    with options.connect() as client:
+        client.ask("DELETE", f"{PATH}/{quote(offer, safe='')}/protections/{quote(point, safe='')}")
+    if not options.json:
+        print(f"Restore point {point} is not protected any more")
+
+
+def _table(items: list[dict[str, Any]]) -> None:
+    print_table(
+        ("NAME", "ACCOUNT", "USED", "QUOTA", "POINTS", "PROTECTED", "KEPT"),
+        [
+            (
+                shown(one["name"]),
+                shown(one["user"]),
+                shown(one["problem"]) if one["problem"] else sized(one["used_bytes"]),
+                sized(one["quota_bytes"]) if one["quota_bytes"] else "none",
+                str(one["points_count"]),
+                str(len(one["protected"])),
+                f"{one['keep_days']:g} days",
+            )
+            for one in items
+        ],
+    )

@@ -1,0 +1,44 @@
+"""{base_url}/backups/offers: what this host keeps for other SynVirts."""
+
+from uuid import UUID
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from synvirt.backups.offers import Offers
+from synvirt.web.pages import Pages
+
+
+class OfferPages:
+    def __init__(self, pages: Pages, offers: Offers) -> None:
+        self._pages, self._offers = pages, offers
+
+    def offers(self) -> Response:
+        return self._pages.page("backups/offers.html", offers=self._offers.all())
+
+    def release_asked(self, offer: str, point_id: UUID) -> Response:
+        return self._pages.ask(
+            "Take the protection off this restore point?",
+            str(point_id),
+            "Its owner may remove it then, once it is old enough. Who took its owner over may, too.",
+            action=f"/backups/offers/{self._offers.get(offer).name}/points/{point_id}/release",
+            back="/backups/offers",
+            yes="take it off",
+            here="/backups",
+            danger=True,
+        )
+
+    def release(self, offer: str, point_id: UUID) -> Response:
+        self._offers.release(offer, point_id)
+        return self._pages.see("/backups/offers")
+
+
+def offers_router(pages: Pages, offers: Offers) -> APIRouter:
+    made = OfferPages(pages, offers)
+    return pages.router(
+        {
+            "GET /backups/offers": made.offers,
+            "GET /backups/offers/{offer}/points/{point_id}/release": made.release_asked,
+            "POST /backups/offers/{offer}/points/{point_id}/release": made.release,
+        }
+    )
