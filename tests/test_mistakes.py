@@ -1,14 +1,16 @@
 """What is refused says which form is wanted, in words: no regular expression reaches a person."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
 from synvirt.errors import BadRequest
 from synvirt.live.registry import PLATFORMS
-from synvirt.mistakes import FORMS, worded
+from synvirt.mistakes import FORMS, place, worded
 from synvirt.settings import Settings, load
 from tests import documents
 
@@ -50,3 +52,39 @@ def test_a_source_says_its_form() -> None:
     with pytest.raises(BadRequest) as caught:
         form.read_options({"initiator": "nonsense"})
     assert "an initiator's name: iqn." in str(caught.value)
+
+
+class _Received(BaseModel):
+    number: Annotated[int, Field(strict=True, ge=1, lt=9)] = 1
+    word: Literal["a", "b"] = "a"
+    flag: Annotated[bool, Field(strict=True)] = False
+    text: Annotated[str, StringConstraints(min_length=2, max_length=3)] = "xx"
+    several: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
+    when: datetime | None = None
+    id: UUID | None = None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("number", 0, "must be greater than or equal to 1"),
+        ("number", 9, "must be less than 9"),
+        ("number", "1", "must be a valid integer"),
+        ("word", "c", "must be 'a' or 'b'"),
+        ("flag", "yes", "must be a valid boolean"),
+        ("text", "x", "must have at least 2 characters"),
+        ("text", "xxxx", "must have at most 3 characters"),
+        ("several", (), "must have at least 1 item"),
+        ("when", "soon", "must be a valid datetime or date, input is too short"),
+        ("id", "x", "must be a valid UUID"),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_field(field: str, value: Any, said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        _Received.model_validate({field: value})
+    assert worded(caught.value.errors()[0]).startswith(said)
+
+
+def test_a_place_is_written_as_its_reader_would() -> None:
+    assert place(("plan", "target", "network_map", 0, "source")) == "plan.target.network_map[0].source"
+    assert place(()) == ""

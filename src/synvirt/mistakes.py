@@ -1,5 +1,6 @@
 """What pydantic found wrong with a value, in words for a person: its own show regular expressions and a programmer's terms."""
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -39,7 +40,12 @@ _WORDS: Mapping[str, str] = {
     "missing": "is required",
     "extra_forbidden": "is not a known field",
     "json_invalid": "is not JSON: {error}",
+    "union_tag_invalid": "{discriminator} must be one of {expected_tags}",
+    "union_tag_not_found": "needs {discriminator}, which says what it is",
 }
+# «Input should be a valid integer», «List should have at least 1 item after validation, not 0».
+_SUBJECT = re.compile(r"^[A-Z][a-z]+ should ")
+_AFTERWARDS = re.compile(r" after validation, not \S+$")
 
 
 # Who sent many mistakes learns of some at a time.
@@ -48,7 +54,7 @@ _SAID = 5
 
 def listed(mistakes: Iterable[Mapping[str, Any]], what: str) -> str:
     """The first of them, each with its place within `what`."""
-    return "; ".join(f"{'.'.join([what, *map(str, one['loc'])])}: {worded(one)}" for one in islice(mistakes, _SAID))
+    return "; ".join(f"{place([what, *one['loc']])}: {worded(one)}" for one in islice(mistakes, _SAID))
 
 
 def worded(mistake: Mapping[str, Any]) -> str:
@@ -59,4 +65,10 @@ def worded(mistake: Mapping[str, Any]) -> str:
         return f"must be {form}" if form else "is not of the form it must have"
     if kind in _WORDS:
         return _WORDS[kind].format_map({"error": ""} | context)
-    return str(mistake["msg"]).removeprefix("Value error, ")
+    said = str(mistake["msg"]).removeprefix("Value error, ")
+    return _AFTERWARDS.sub("", _SUBJECT.sub("must ", said))
+
+
+def place(parts: Iterable[str | int]) -> str:
+    """Where a mistake is: `target.network_map[0].source`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")

@@ -128,7 +128,7 @@ def test_a_live_job_begins_anew_with_what_was_wrong_corrected(house: House) -> N
         ({"source_ref": {"path": "/imports/other"}}, "plan.source_ref: cannot be changed any more: its copy was made so"),
         ({"skip_disks": [DISK]}, "plan.skip_disks: cannot"),
         ({"target": {"destination": "elsewhere"}}, "plan.target.destination: cannot"),
-        ({"target": {"cpu_count": 0}}, "plan.target.cpu_count: Input should be greater than or equal to 1"),
+        ({"target": {"cpu_count": 0}}, "plan.target.cpu_count: must be greater than or equal to 1"),
         ({"nosuch": 1}, "plan.nosuch: is not a known field"),
         ({"mode": None}, "plan.mode: is required"),
     ],

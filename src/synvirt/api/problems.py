@@ -35,7 +35,7 @@ from synvirt.errors import (
     SynvirtError,
     Unauthorized,
 )
-from synvirt.mistakes import worded
+from synvirt.mistakes import place, worded
 from synvirt.model.problems import ProblemDetails
 from synvirt.programs import ProgramFailed
 
@@ -82,9 +82,11 @@ def refused(mistakes: Sequence[ErrorDetails | Mapping[str, Any]]) -> SynvirtErro
 
 
 def _told(mistake: ErrorDetails | Mapping[str, Any]) -> str:
-    place, *path = mistake["loc"] or ("request",)
-    names = [str(part)[:NAME_CHARS_TOLD] for part in path if part not in _BRANCHES]
-    where = ".".join(names) if names else f"the {place}"
+    of, *path = mistake["loc"] or ("request",)
+    names = [part if isinstance(part, int) else part[:NAME_CHARS_TOLD] for part in path if part not in _BRANCHES]
+    if of == "query":  # a parameter that may be repeated is a list to pydantic, and to nobody else
+        names = [name for name in names if isinstance(name, str)]
+    where = place(names) or f"the {of}"
     return f"{where}: {worded(mistake)}"
 
 
