@@ -59,6 +59,7 @@ deb: setup
 	packaging/build-deb.sh dist
 
 deb-proof: deb
+	packaging/install-packages.sh packaging/packages-lab.txt
 	packaging/prove-deb.sh dist/*.deb
 
 bench: setup-test
