@@ -375,14 +375,14 @@ def _quarantined(connection: "Database") -> list[str]:
     from synvirt.model.sources import Source
     from synvirt.model.values import Model
     from synvirt.store.documents import VERSION, check_version, parsed
-    from synvirt.store.tables import backups, migrations, sources, tokens, uploads
+    from synvirt.store.tables import backups, memory, migrations, sources, tokens, uploads
 
     looked_at = sqlalchemy.inspect(connection)
     ends = [str(end) for end in ENDS]
     kinds: dict[str, type[Model]] = {"job": BackupJob, "repository": BackupRepository}
     found = []
     kinds |= {"migration": Migration, "source": Source, "upload": Upload}
-    for table in (migrations, sources, uploads, backups, tokens):
+    for table in (migrations, sources, uploads, backups, tokens, memory):
         if not looked_at.has_table(table.name):
             continue
         there = {column["name"] for column in looked_at.get_columns(table.name)}
@@ -396,7 +396,7 @@ def _quarantined(connection: "Database") -> list[str]:
                 if kind in kinds:
                     parsed(kinds[kind], row.document, version)
             except SynvirtError as error:
-                found.append(f"{kind} {row.id}: {error.detail}")
+                found.append(f"{kind} {row.migration_id if table is memory else row.id}: {error.detail}")
     return found
 
 

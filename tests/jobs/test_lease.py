@@ -6,6 +6,7 @@ import pytest
 
 from synvirt.errors import Conflict, PersistFailed
 from synvirt.jobs.lease import GRACE_S, LEASE_S, SELF_FENCE_S, HostLease
+from synvirt.migrations.memory import JobMemory
 from synvirt.store import Store, Watermark
 from synvirt.store.hosts import LeaseLost
 from tests.jobs.migrations import migration
@@ -98,7 +99,7 @@ def test_a_job_is_written_by_its_own_host_alone_and_asked_by_all(store: Store, o
     for write in (
         lambda: store.put_watermark(theirs.id, mark),
         lambda: store.record(theirs.id, "volume", "v"),
-        lambda: store.note(theirs.id, "k", "v"),
+        lambda: store.memory.change(theirs.id, JobMemory, lambda before: before),
         lambda: store.change(theirs.id, theirs.state, lambda job: job),
     ):
         with pytest.raises(LeaseLost, match="host b's, not a's"):

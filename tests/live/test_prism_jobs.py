@@ -16,6 +16,7 @@ from synvirt.live import LiveAdapter
 from synvirt.live.nutanix import prism
 from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.migrations import patience
+from synvirt.migrations.memory import PassMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, Mode, State
 from tests.fakes.prism.server import Prisms
@@ -215,7 +216,7 @@ def test_a_job_that_fails_leaves_the_source_as_it_was(house: Made, by_nfs: Prism
     job = here.intake.submit(plan(vm))
 
     def committed() -> None:
-        if here.store.noted(job.id, "snapshot:1"):
+        if here.store.memory.get(job.id, PassMemory, 1).snapshot:
             here.store.on_commit = lambda: None
             here.intake.cancel(job.id)
 

@@ -17,6 +17,7 @@ from synvirt.live.vsphere.adapter import VimApi
 from synvirt.live.vsphere.nvram import as_store
 from synvirt.live.vsphere.session import library
 from synvirt.migrations import passes
+from synvirt.migrations.memory import JobMemory, PassMemory
 from synvirt.migrations.source_vm import OWED
 from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Migration
@@ -252,7 +253,7 @@ def test_a_cold_job_shuts_the_guest_down_first(house: VimHouse, platform: VCente
 # guest is off.
 MOMENTS: dict[str, Callable[[Store, Migration], bool]] = {
     "between": lambda _, job: any(one.finished_at for one in job.passes),
-    "in the middle": lambda store, job: store.noted(job.id, "snapshot:2") is not None,
+    "in the middle": lambda store, job: store.memory.get(job.id, PassMemory, 2).snapshot is not None,
     "at the end": lambda _, job: any(one.kind == "final" for one in job.passes),
 }
 
@@ -262,12 +263,12 @@ def test_a_reset_counts_once_whenever_it_comes_and_costs_one_pass_over_the_whole
     house: VimHouse, platform: VCenter, disk: Path, moment: str
 ) -> None:
     job = house.intake.submit(plan(warm={"delta_threshold_bytes": 0, "max_passes": 20}))
-    counted: set[str | None] = set()
+    counted: set[int] = set()
 
     def committed() -> None:
         house.store.on_commit = lambda: None
         now = house.store.get(job.id)
-        counted.add(house.store.noted(job.id, "cbt_resets"))
+        counted.add(house.store.memory.get(job.id, JobMemory).cbt_resets)
         if MOMENTS[moment](house.store, now):
             platform.control("reset", vm=VM)
             platform.control("lie")  # whoever has lost its tracking is not asked what was ever written
@@ -277,7 +278,7 @@ def test_a_reset_counts_once_whenever_it_comes_and_costs_one_pass_over_the_whole
             house.store.on_commit = committed
 
     def counting() -> None:
-        counted.add(house.store.noted(job.id, "cbt_resets"))
+        counted.add(house.store.memory.get(job.id, JobMemory).cbt_resets)
 
     house.store.on_commit = committed
     ended = house.run(job.id)
@@ -286,8 +287,8 @@ def test_a_reset_counts_once_whenever_it_comes_and_costs_one_pass_over_the_whole
     note = ("E_MIG_CBT_RESET", False) if moment == "at the end" else None
     assert (ended.last_error and (ended.last_error.code, ended.last_error.fatal)) == note
     assert [one.whole for one in ended.passes].count(True) == 1
-    assert "1" in counted
-    assert "2" not in counted
+    assert 1 in counted
+    assert 2 not in counted
     assert same(house, ended, disk)
     assert platform.snapshots() == []
 
@@ -335,15 +336,15 @@ def test_a_host_that_lies_about_what_was_ever_written_is_found_out(
 def test_a_second_reset_ends_the_job_and_leaves_the_source_as_it_was(house: VimHouse, platform: VCenter, disk: Path) -> None:
     """Each found, and counted, before the next comes."""
     job = house.intake.submit(plan(warm={"delta_threshold_bytes": 0, "max_passes": 20}))
-    resets = {"snapshot:2": False, "snapshot:3": False}
+    resets = {2: False, 3: False}
 
     def committed() -> None:
         house.store.on_commit = lambda: None
-        for note, done in resets.items():
-            if not done and house.store.noted(job.id, note):
-                resets[note] = True
+        for number, done in resets.items():
+            if not done and house.store.memory.get(job.id, PassMemory, number).snapshot is not None:
+                resets[number] = True
                 platform.control("reset", vm=VM)
-                platform.guest_writes(VM, 4096, note.encode())
+                platform.guest_writes(VM, 4096, f"reset {number}".encode())
         house.store.on_commit = committed
 
     house.store.on_commit = committed
@@ -380,7 +381,7 @@ def test_a_file_that_is_gone_is_looked_for_anew(
     ended = house.run(job.id)
     assert ended.state is State.COMPLETED, ended.last_error
     assert len(gone) > 1
-    assert (house.store.noted(job.id, "retaken:1") is not None) == (cause == "its snapshot was removed")
+    assert (house.store.memory.get(job.id, PassMemory, 1).retakes is not None) == (cause == "its snapshot was removed")
     assert same(house, ended, disk)
     assert platform.snapshots() == []
 

@@ -36,6 +36,7 @@ from synvirt.live.vsphere.lease import ExportLease
 from synvirt.live.vsphere.privileges import PRIVILEGES
 from synvirt.live.vsphere.session import library
 from synvirt.migrations import passes
+from synvirt.migrations.memory import PassMemory
 from synvirt.model.kinds import Mode, State
 from tests.contracts.live import in_session, read
 from tests.contracts.readers import ReaderCase, ReaderContract
@@ -622,7 +623,7 @@ def test_files_that_are_closed_before_a_delta_leave_whole_disks_to_compare_and_i
 ) -> None:
     house = by_any_way
     job = house.intake.submit(plan())
-    close_files_once(house, platform, lambda: house.store.noted(job.id, "snapshot:2") is not None)
+    close_files_once(house, platform, lambda: house.store.memory.get(job.id, PassMemory, 2).snapshot is not None)
     with busy_guest(platform):
         ended = house.run(job.id)
     assert ended.state is State.COMPLETED, ended.last_error

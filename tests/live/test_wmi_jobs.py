@@ -14,6 +14,7 @@ from synvirt.live import LiveAdapter
 from synvirt.live.hyperv import exporting, power
 from synvirt.live.hyperv.adapter import WmiApi
 from synvirt.live.hyperv.session import Session
+from synvirt.migrations.memory import PassMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.remote import reading
@@ -137,7 +138,7 @@ def test_a_reset_costs_one_pass_over_the_whole_disk(house: WmiHouse, vm: FakeVm,
     hyperv = house.host.hyperv
 
     def committed() -> None:
-        if house.store.noted(job.id, "released:1") is None:
+        if house.store.memory.get(job.id, PassMemory, 1).released_at is None:
             return
         house.store.on_commit = lambda: None
         # An edit that nobody tracked.
@@ -188,7 +189,7 @@ def test_a_reset_costs_one_whole_export(house: WmiHouse, vm: FakeVm) -> None:
     job = house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 0, "max_passes": 20}))
 
     def committed() -> None:
-        if house.store.noted(job.id, "released:1") is not None:
+        if house.store.memory.get(job.id, PassMemory, 1).released_at is not None:
             house.store.on_commit = lambda: None
             hyperv.guest_writes(vm, 777, b"not tracked", tracked=False)
             hyperv.lose_tracking(vm)
@@ -254,10 +255,10 @@ def test_a_quota_a_cut_share_and_a_busy_vm_in_the_middle_cost_nothing_but_time(
         struck = set[str]()
 
         def committed() -> None:
-            if house.store.noted(job.id, "snapshot:1") and "share" not in struck:
+            if house.store.memory.get(job.id, PassMemory, 1).snapshot and "share" not in struck:
                 struck.add("share")
                 between.cuts = {between.connections + one: 200_000 * one for one in range(1, 5)}
-            if house.store.noted(job.id, "released:1") and "quota" not in struck:
+            if house.store.memory.get(job.id, PassMemory, 1).released_at and "quota" not in struck:
                 struck.add("quota")
                 hyperv.wsman.faults["quota"] = 1
                 busy = Refusal("CreateSnapshot", 32774)
@@ -307,7 +308,7 @@ def test_a_vm_that_fails_over_between_two_passes_is_moved_from_its_new_node(
             job = house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 1 << 20}))
 
             def committed() -> None:
-                if house.store.noted(job.id, "released:1") is not None:
+                if house.store.memory.get(job.id, PassMemory, 1).released_at is not None:
                     house.store.on_commit = lambda: None
                     model.guest_writes(vm, 123_456, b"on the first node")
                     vm.node, model.nodes["NODE1"] = "NODE2", False
@@ -359,7 +360,7 @@ def test_a_cancelled_job_leaves_the_source_as_it_was(house: WmiHouse, vm: FakeVm
     job = house.intake.submit(plan(vm, warm={"cutover": "manual", "interval_s": 3600}))
 
     def committed() -> None:
-        if house.store.noted(job.id, "released:1") is not None:
+        if house.store.memory.get(job.id, PassMemory, 1).released_at is not None:
             house.store.on_commit = lambda: None
             house.intake.cancel(job.id)
 

@@ -5,7 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.jobs.course import SAMPLES_MAX, Course, noted
+from synvirt.jobs.course import SAMPLES_MAX, Course
+from synvirt.migrations.memory import CourseMemory
+from synvirt.store.documents import parsed
 
 STEPS = st.lists(st.tuples(st.floats(-2, 40), st.integers(0, 1 << 30)), min_size=1, max_size=1500)
 
@@ -22,7 +24,7 @@ def test_it_stays_small_and_keeps_its_ends(steps: list[tuple[float, int]]) -> No
     assert all(sooner.at < later.at for sooner, later in pairwise(course.samples))
     assert all(sooner.bytes_done <= later.bytes_done for sooner, later in pairwise(course.samples))
     assert abs(course.samples[-1].at - latest) <= 0.01  # hundredths are kept
-    assert noted(course.as_note()) == course
+    assert parsed(CourseMemory, CourseMemory(course=course).model_dump_json()).course == course
 
 
 def test_a_long_one_keeps_its_shape() -> None:
@@ -35,7 +37,3 @@ def test_a_long_one_keeps_its_shape() -> None:
     assert len(course.samples) > SAMPLES_MAX / 3
     assert course.samples[0].at == 0
     assert max(later.at - sooner.at for sooner, later in pairwise(course.samples)) <= 2 * course.every_s
-
-
-def test_nothing_noted_is_an_empty_course() -> None:
-    assert noted(None) == Course()

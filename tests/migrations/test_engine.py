@@ -13,7 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.jobs.course import NOTE, Course, noted
+from synvirt.jobs.course import Course
+from synvirt.migrations.memory import CourseMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import KIB, MIB
@@ -67,7 +68,7 @@ def house(tmp_path: Path, database_url: str) -> Iterator[House]:
 def test_a_killed_service_goes_on_from_its_watermark(house: House, tmp_path: Path, database_url: str) -> None:
     job = slow_offline_job(house)
     before = Course().with_sample(time.time() - 60, 0)
-    house.store.note(job.id, NOTE, before.as_note())
+    house.store.memory.change(job.id, CourseMemory, lambda _: CourseMemory(course=before))
     marks: list[int] = []
     for _ in range(2):
         with service(tmp_path, database_url) as process:
@@ -79,11 +80,11 @@ def test_a_killed_service_goes_on_from_its_watermark(house: House, tmp_path: Pat
             marks.append(house.store.watermarks(job.id, 1)["disk-0"].offset_bytes)
     with service(tmp_path, database_url):
         last = ended(house, job.id)
-        until(lambda: noted(house.store.noted(job.id, NOTE)).samples[-1].bytes_done == last.progress.bytes_done)
+        until(lambda: house.store.memory.get(job.id, CourseMemory).course.samples[-1].bytes_done == last.progress.bytes_done)
     assert last.state == State.COMPLETED
     assert house.volume(last).read_bytes() == CONTENT
     house.prove(last)
-    assert noted(house.store.noted(job.id, NOTE)).samples[0] == before.samples[0]
+    assert house.store.memory.get(job.id, CourseMemory).course.samples[0] == before.samples[0]
     assert 0 < marks[0] < marks[1]
     assert [visit.state for visit in last.history].count(State.COPYING_FULL) == 1
 

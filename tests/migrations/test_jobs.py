@@ -16,6 +16,7 @@ import pytest
 
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.jobs.wire import Flushed, Moved
+from synvirt.migrations.memory import PassMemory
 from synvirt.migrations.passes import Tally
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import Mode, State
@@ -428,13 +429,14 @@ def test_change_tracking_lost_once_costs_a_pass_over_the_whole_disk(house: House
 def test_change_tracking_lost_after_a_pass_that_ended_well_costs_another_pass(house: House) -> None:
     house.platform.add_vm(VM, {DISK: some_disk(4 * MIB)})
     job = house.intake.submit(live_plan(warm={"delta_threshold_bytes": 0, "max_passes": 20}))
-    left = {"released:1": False, "released:2": True, "released:3": False}  # is what is written then tracked?
+    left = {1: False, 2: True, 3: False}  # the passes that are released: is what is written then tracked?
 
     def committed() -> None:
         house.store.on_commit = lambda: None
-        for note in [one for one in left if house.store.noted(job.id, one) is not None]:
-            tracked = left.pop(note)
-            house.platform.guest_writes(VM, DISK, 0, note.encode(), tracked=tracked)
+        released = [one for one in left if house.store.memory.get(job.id, PassMemory, one).released_at is not None]
+        for number in released:
+            tracked = left.pop(number)
+            house.platform.guest_writes(VM, DISK, 0, f"released {number}".encode(), tracked=tracked)
             if not tracked:
                 house.platform.lose_change_ids(VM)
         house.store.on_commit = committed

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from synvirt.errors import Cancelled, OutageTooLong
 from synvirt.guests import Tell
 from synvirt.jobs.stop import Stop
-from synvirt.migrations.source_vm import DOWN_SINCE
+from synvirt.migrations.memory import JobMemory, noting
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import VmManifest
@@ -50,7 +50,8 @@ def submitted(house: House, **fields: Any) -> Migration:
 
 def late(house: House, job_id: UUID) -> None:
     """As if the guest had been shut down so long ago."""
-    house.store.note(job_id, DOWN_SINCE, (now() - timedelta(seconds=BUDGET_S + 1)).isoformat())
+    since = now() - timedelta(seconds=BUDGET_S + 1)
+    house.store.memory.change(job_id, JobMemory, lambda before: noting(before, down_since=since))
 
 
 @pytest.fixture

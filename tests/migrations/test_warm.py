@@ -24,13 +24,14 @@ from synvirt.jobs.stop import Stop
 from synvirt.live import SnapshotRef
 from synvirt.migrations import warm
 from synvirt.migrations.job import Job
+from synvirt.migrations.memory import PassMemory
 from synvirt.migrations.patience import Patience
 from synvirt.migrations.planning.forecast import forecast
 from synvirt.model.job import Forecast, Migration, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import Shutdown
 from synvirt.sizes import KIB, MIB
-from synvirt.store.tables import notes
+from synvirt.store.tables import memory
 from tests.cases import cases
 from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
 from tests.fakes.disks import MemoryReader, MemoryWriter
@@ -304,7 +305,7 @@ def test_change_ids_are_noted_before_the_older_snapshot_goes(house: House, monke
         number = int(name.rpartition("-")[2])
         passes = house.store.get(job.id).passes
         if passes and number < passes[-1].number:
-            seen.append(bool(house.store.noted(job.id, f"snapshot:{number + 1}")))
+            seen.append(house.store.memory.get(job.id, PassMemory, number + 1).snapshot is not None)
         await cleanup(adapter, vm_id, name)
 
     monkeypatch.setattr(FakeAdapter, "cleanup", watched)
@@ -705,8 +706,10 @@ def test_a_job_that_is_held_for_weeks_keeps_the_passes_that_matter(house: House,
     # The first, the last two, and one for all between.
     assert len([one for one in marks if one]) <= 4
     with house.store._reading() as db:
-        noted = set(db.execute(select(notes.c.key).where(notes.c.migration_id == str(job.id))).scalars())
-    assert len({key for key in noted if key.startswith("snapshot:")}) <= 3
+        rows = db.execute(select(memory.c.kind, memory.c.number).where(memory.c.migration_id == str(job.id))).all()
+    # The first pass, the last two, the job and its course.
+    assert len([row for row in rows if row.kind == "pass"]) <= 3
+    assert {row.kind for row in rows if row.number == 0} <= {"job", "course"}
     assert ended.progress.bytes_done == sum(mark.bytes_done for one in marks for mark in one)
     assert ended.progress.bytes_done == sum(disk.bytes_done for disk in ended.disks)
     assert house.volume(ended).read_bytes() == source_bytes(house)

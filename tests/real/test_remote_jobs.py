@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from synvirt.errors import AuthFailed, BadRequest, InvalidPlan
+from synvirt.migrations.memory import JobMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import Limits, MigrationPlan
@@ -280,7 +281,7 @@ def test_a_file_that_is_replaced_before_the_job_goes_on_fails_it(tmp_path: Path,
         job = house.intake.submit(plan(server.url + "a.ova"))
 
         def crash_in_the_copy() -> None:
-            if house.store.noted(job.id, "source_files") is not None:
+            if house.store.memory.get(job.id, JobMemory).source_files is not None:
                 raise Crash
 
         house.store.on_commit = crash_in_the_copy

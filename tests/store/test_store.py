@@ -1,14 +1,16 @@
 """The laws of the store, on SQLite and on a real PostgreSQL."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
+from typing import ClassVar
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import create_engine, make_url, select, update
 
 from synvirt.errors import BadRequest, Conflict, NotFound, PersistFailed
 from synvirt.model.job import Migration, Progress
@@ -17,7 +19,8 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.problems import Problem
 from synvirt.model.values import now
 from synvirt.store import LedgerEntry, Store, Watermark
-from synvirt.store.tables import METADATA
+from synvirt.store.memory import Remembered
+from synvirt.store.tables import METADATA, memory
 
 PLAN = MigrationPlan.model_validate(
     {
@@ -222,13 +225,55 @@ def test_the_ledger_keeps_order_and_forgets_what_is_struck(store: Store) -> None
     assert store.ledger(job.id) == [LedgerEntry("volume", "two"), LedgerEntry("domain", "one")]
 
 
-def test_notes_are_remembered_and_replaced(store: Store) -> None:
-    job = a_job()
+class Fact(Remembered):
+    kind: ClassVar[str] = "fact"
+
+    first: int = 0
+    second: str | None = None
+
+
+class Other(Remembered):
+    kind: ClassVar[str] = "other"
+
+    first: int = 7
+
+
+def test_what_is_remembered_is_a_document_of_its_kind_and_number(store: Store) -> None:
+    job, another = a_job(), a_job()
     store.add(job, host="h")
-    assert store.noted(job.id, "k") is None
-    store.note(job.id, "k", "v")
-    store.note(job.id, "k", "w")
-    assert store.noted(job.id, "k") == "w"
+    store.add(another, host="h")
+    assert store.memory.get(job.id, Fact, 2) == Fact()
+    store.memory.change(job.id, Fact, lambda before: before.model_copy(update={"first": before.first + 1}), 2)
+    store.memory.change(job.id, Fact, lambda before: before.model_copy(update={"second": "later"}), 2)
+    assert store.memory.get(job.id, Fact, 2) == Fact(first=1, second="later")
+    assert store.memory.get(job.id, Fact) == store.memory.get(another.id, Fact, 2) == Fact()
+    assert store.memory.get(job.id, Other, 2) == Other()
+
+
+def test_what_a_later_version_remembers_stays(store: Store) -> None:
+    store.add(job := a_job(), host="h")
+    store.memory.change(job.id, Fact, lambda before: before)
+    with store._writing() as db:
+        db.execute(update(memory).values(document='{"first":1,"of_later":[1]}', version="1.9"))
+    store.memory.change(job.id, Fact, lambda before: before.model_copy(update={"second": "w"}))
+    with store._reading() as db:
+        (row,) = db.execute(select(memory)).all()
+    assert (json.loads(row.document), row.version) == ({"first": 1, "second": "w", "of_later": [1]}, "1.9")
+
+
+def test_folded_passes_are_forgotten_and_a_removed_job_wholly(store: Store) -> None:
+    store.add(job := a_job(), host="h")
+    store.add(another := a_job(), host="h")
+    for number in range(6):
+        store.memory.change(job.id, Fact, lambda before: Fact(first=before.first + 5), number)
+    store.memory.change(another.id, Fact, lambda before: before, 3)
+    store.fold_passes(job.id, 5)
+    left = [number for number in range(6) if store.memory.get(job.id, Fact, number) != Fact()]
+    assert left == [0, 1, 5]
+    store.change(job.id, job.state, to(State.CANCELLED))
+    store.remove(job.id)
+    with store._reading() as db:
+        assert [row.migration_id for row in db.execute(select(memory))] == [str(another.id)]
 
 
 def test_every_commit_that_wrote_is_told(store: Store) -> None:

@@ -9,12 +9,17 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, insert, make_url
+from sqlalchemy import Connection, create_engine, insert, make_url, table
+from sqlalchemy import column as named
 
 import synvirt.store
+from synvirt.jobs.course import Course, Sample
+from synvirt.live import SnapshotRef
+from synvirt.migrations.memory import CourseMemory, Hashed, JobMemory, PassMemory, Told
 from synvirt.model.kinds import State
+from synvirt.model.problems import Problem
 from synvirt.store import LedgerEntry, Store, Watermark
-from synvirt.store.tables import events, ledger, migrations, notes, secrets, sources, uploads, watermarks
+from synvirt.store.tables import events, ledger, memory, migrations, secrets, sources, uploads, watermarks
 from synvirt.store.upgrading import revisions
 
 CONFIG = Config()
@@ -22,6 +27,46 @@ CONFIG.set_main_option("script_location", str(Path(synvirt.store.__file__).paren
 REVISIONS = [script.revision for script in ScriptDirectory.from_config(CONFIG).walk_revisions()][::-1]
 JOB, UPLOAD, SOURCE = uuid4(), uuid4(), uuid4()
 AT = "2026-01-02T03:04:05.678Z"
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+TOKEN = uuid4()
+PROBLEM = Problem(code="E_MIG_NOT_FOUND", message="m", hint="h", fatal=False, at=MOMENT, state=State.COPYING_FULL)
+OLD_NOTES = table("notes", named("migration_id"), named("key"), named("value"))
+# Every note that a version before 0018 wrote, one that nobody knows, and one that was broken.
+NOTES = {
+    "told_before": PROBLEM.model_dump_json(),
+    "shutting_down": AT,
+    "down_since": AT,
+    "downs": "2",
+    "cbt_resets": "1",
+    "distrusted": "it lies",
+    "last_delta": "8",
+    "hashes": f"host-a {TOKEN}",
+    "way": "own",
+    "source_files": "[('a', 1)]",
+    "course": "[2.0,[[1.5,0],[3.5,4096]]]",
+    "begun:7": AT,
+    "snapshot:7": '{"id":"s-7","change_ids":{"2000":"c/7"}}',
+    "snapshot_at:7": AT,
+    "downs:7": "2",
+    "last_start:7": "",
+    "released:7": AT,
+    "retaken:7": "0",
+    "whole:7": "change tracking was reset",
+    "snapshot:8": "",
+    "begun:8": AT,
+    "retaken:9": "none",
+    "k": "v",
+}
+PASS_7 = PassMemory(
+    begun_at=MOMENT,
+    snapshot=SnapshotRef(id="s-7", change_ids={"2000": "c/7"}),
+    snapshot_at=MOMENT,
+    downs=2,
+    last_start="",
+    released_at=MOMENT,
+    retakes=0,
+    whole=True,
+)
 # As the first version wrote a job: what came later is not in it.
 DOCUMENT = {
     "id": str(JOB),
@@ -42,7 +87,19 @@ def test_the_names_of_the_files_are_the_revisions() -> None:
     assert list(revisions()) == REVISIONS
 
 
-def written_by_an_earlier_version(db: Connection, revision: str) -> None:
+def _written_at(revision: str, database_url: str, noted: dict[str, str] = NOTES) -> None:
+    url = make_url(database_url)
+    if url.get_backend_name() == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        CONFIG.attributes["connection"] = connection
+        command.upgrade(CONFIG, revision)
+        written_by_an_earlier_version(connection, revision, noted)
+    engine.dispose()
+
+
+def written_by_an_earlier_version(db: Connection, revision: str, noted: dict[str, str]) -> None:
     """A row in each table that the version had."""
     key = {"migration_id": str(JOB)}
     text = json.dumps(DOCUMENT)
@@ -52,7 +109,11 @@ def written_by_an_earlier_version(db: Connection, revision: str) -> None:
     counts = {"offset_bytes": 2**40, "bytes_total": 2**41, "bytes_done": 7, "bytes_zero": 3}
     db.execute(insert(watermarks).values(**key, pass_number=1, disk_key="2000", **counts, finished=False))
     db.execute(insert(ledger).values(**key, kind="volume", name="a-disk"))
-    db.execute(insert(notes).values(**key, key="k", value="v"))
+    if revision < "0018":
+        for name, value in noted.items():
+            db.execute(insert(OLD_NOTES).values(**key, key=name, value=value))
+    else:
+        db.execute(insert(memory).values(**key, kind="job", number=0, document='{"downs":2}'))
     if revision >= "0002":
         upload = {"id": str(UPLOAD), "filename": "a.ova", "size_bytes": 5, "sha256": "ab", "path": "/p", "created_at": AT}
         db.execute(insert(uploads).values(id=str(UPLOAD), host="h", document=json.dumps(upload | {"expires_at": AT})))
@@ -66,16 +127,7 @@ def written_by_an_earlier_version(db: Connection, revision: str) -> None:
 
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_a_database_of_each_version_is_taken_over_with_its_rows(database_url: str, revision: str) -> None:
-    url = make_url(database_url)
-    if url.get_backend_name() == "postgresql":
-        url = url.set(drivername="postgresql+psycopg")
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        CONFIG.attributes["connection"] = connection
-        command.upgrade(CONFIG, revision)
-        written_by_an_earlier_version(connection, revision)
-    engine.dispose()
-
+    _written_at(revision, database_url)
     store = Store(database_url)
     try:
         job = store.get(JOB)
@@ -90,7 +142,8 @@ def test_a_database_of_each_version_is_taken_over_with_its_rows(database_url: st
         mark = Watermark("2000", 1, 2**40, 2**41, 7, 3, finished=False)
         assert store.watermarks(JOB, 1) == {"2000": mark}
         assert store.ledger(JOB) == [LedgerEntry("volume", "a-disk")]
-        assert store.noted(JOB, "k") == "v"
+        assert store.memory.get(JOB, JobMemory).downs == 2
+        assert store.memory.get(JOB, PassMemory, 7) == (PASS_7 if revision < "0018" else PassMemory())
         if revision >= "0002":
             assert store.uploads.get(UPLOAD, host="h").filename == "a.ova"
         if revision >= "0003":
@@ -100,6 +153,43 @@ def test_a_database_of_each_version_is_taken_over_with_its_rows(database_url: st
         # … and the job goes on: a move, a new event behind the old ones.
         store.change(JOB, State.COPYING_FULL, lambda job: job.model_copy(update={"state": State.STARTING}))
         assert store.last_event_id() == 4
+    finally:
+        store.close()
+
+
+def test_each_kind_of_note_is_taken_over(database_url: str) -> None:
+    _written_at("0017", database_url)
+    store = Store(database_url)
+    try:
+        assert store.memory.get(JOB, JobMemory) == JobMemory(
+            told=Told(before=PROBLEM),
+            shutting_down_at=MOMENT,
+            down_since=MOMENT,
+            downs=2,
+            cbt_resets=1,
+            distrusted="it lies",
+            last_delta=8,
+            hashed=Hashed(host="host-a", token=TOKEN),
+            way="own",
+            source_files="[('a', 1)]",
+        )
+        assert store.memory.get(JOB, PassMemory, 7) == PASS_7
+        assert store.memory.get(JOB, PassMemory, 8) == PassMemory(begun_at=MOMENT)
+        assert store.memory.get(JOB, PassMemory, 9) == PassMemory()
+        assert store.memory.get(JOB, CourseMemory).course == Course(2.0, (Sample(1.5, 0), Sample(3.5, 4096)))
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("note", "told"), [("nothing", Told()), ("", None), (PROBLEM.model_dump_json(), Told(before=PROBLEM)), ("{", None)]
+)
+def test_what_was_told_before_a_trouble_is_taken_over(tmp_path: Path, note: str, told: Told | None) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    _written_at("0017", url, {"told_before": note, "hashes": "", "shutting_down": ""})
+    store = Store(url)
+    try:
+        assert store.memory.get(JOB, JobMemory) == JobMemory(told=told)
     finally:
         store.close()
 

@@ -4,7 +4,8 @@ import math
 from datetime import timedelta
 from uuid import UUID, uuid4
 
-from synvirt.jobs.course import NOTE, Course
+from synvirt.jobs.course import Course
+from synvirt.migrations.memory import CourseMemory
 from synvirt.migrations.receipts import said
 from synvirt.model.job import (
     BootAttempt,
@@ -77,7 +78,7 @@ def with_course(service: Service, job_id: UUID, *, seconds: int, ago: int) -> UU
         if second % 300 < 200:
             done += (220 + 40 * math.sin(second / 17) + 30 * math.sin(second / 5)) * MIB
         course = course.with_sample(began + second, int(done))
-    service.store.note(job_id, NOTE, course.as_note())
+    service.store.memory.change(job_id, CourseMemory, lambda _: CourseMemory(course=course))
     return job_id
 
 

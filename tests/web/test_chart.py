@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
-from synvirt.jobs.course import NOTE, Course, Sample
+from synvirt.jobs.course import Course, Sample
+from synvirt.migrations.memory import CourseMemory
 from synvirt.model.job import Progress
 from synvirt.model.kinds import State
 from synvirt.sizes import MIB
@@ -71,7 +72,8 @@ def test_a_jobs_page_draws_it_live_and_keeps_it(page: Page, service: Service) ->
     # 600 MiB in about half a minute, slower than before: the pace of this test is not known to the second.
     expect(page.locator("#chart-told")).to_contain_text("at most 100 MiB/s")
     expect(page.locator("#chart-told")).not_to_contain_text("over 30 s")
-    service.store.note(job_id, NOTE, service.board.courses()[job_id].as_note())
+    so_far = service.board.courses()[job_id]
+    service.store.memory.change(job_id, CourseMemory, lambda _: CourseMemory(course=so_far))
     service.board.unpin(job_id)
     service.move(job_id, State.COMPLETED)
     page.reload()

@@ -6,15 +6,11 @@ neighbours is the mean of both. When there are SAMPLES_MAX, every second one goe
 
 from typing import NamedTuple, Self
 
-from pydantic import TypeAdapter
-
 # More than a chart has room for; 240 are 6 KB in the store.
 SAMPLES_MAX = 240
 EVERY_S = 1.0
 # What a restart costs of it, as a gap that shows the mean.
 KEPT_EVERY_S = 15.0
-# Under which it is noted of a job in the store.
-NOTE = "course"
 
 
 class Sample(NamedTuple):
@@ -41,14 +37,3 @@ class Course(NamedTuple):
         if len(kept) < SAMPLES_MAX:
             return self._replace(samples=kept)
         return self._replace(every_s=self.every_s * 2, samples=(*kept[:-1:2], new))
-
-    def as_note(self) -> str:
-        return _NOTED.dump_json(self).decode()
-
-
-def noted(note: str | None) -> Course:
-    """What `as_note` wrote; an empty course, where that was nothing."""
-    return Course() if note is None else _NOTED.validate_json(note)
-
-
-_NOTED = TypeAdapter(Course)

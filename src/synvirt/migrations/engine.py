@@ -13,10 +13,11 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import NotFound, PersistFailed
-from synvirt.jobs.course import KEPT_EVERY_S, NOTE, Course, noted
+from synvirt.jobs.course import KEPT_EVERY_S, Course
 from synvirt.jobs.runner import Runner
 from synvirt.jobs.stop import Stop
 from synvirt.migrations.advance import advance
+from synvirt.migrations.memory import CourseMemory
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.tidying import tidied
 from synvirt.store import Wish
@@ -134,7 +135,7 @@ class Engine:
 
     def _take_up_course(self, job_id: UUID) -> None:
         if job_id not in self.rooms.board.courses():
-            self.rooms.board.take_up(job_id, noted(self.rooms.store.noted(job_id, NOTE)))
+            self.rooms.board.take_up(job_id, self.rooms.store.memory.get(job_id, CourseMemory).course)
 
     def _keep_course(self, job_id: UUID) -> None:
         """No job waits for it, and none fails without it."""
@@ -142,7 +143,7 @@ class Engine:
         if course == self._kept.get(job_id, Course()):
             return
         try:
-            self.rooms.store.note(job_id, NOTE, course.as_note())
+            self.rooms.store.memory.change(job_id, CourseMemory, lambda _: CourseMemory(course=course))
             self._kept[job_id] = course
         except PersistFailed as error:
             log.warning("how fast a job copies cannot be kept", job=str(job_id), cause=error.detail)

@@ -12,6 +12,7 @@ from synvirt.errors import SynvirtError
 from synvirt.jobs.slots import Held, destination, source, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import LiveAdapter
+from synvirt.migrations.memory import JobMemory, PassMemory, Told, noting
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
@@ -22,7 +23,6 @@ from synvirt.model.values import now
 P = ParamSpec("P")
 T = TypeVar("T")
 
-NOTHING_BEFORE = "nothing"
 # Where a warm job's guest has not been shut down yet.
 _RUNS_ON = frozenset({State.COPYING_FULL, State.DELTA_SYNCING})
 
@@ -108,18 +108,31 @@ class Job:
 
     async def tell(self, error: SynvirtError) -> None:
         """Of a trouble that may pass: until `take_back` it stands where the last problem stood."""
-        if not await self.in_thread(self.rooms.store.noted, self.id, "told_before"):
-            before = self.migration.last_error
-            noted = NOTHING_BEFORE if before is None else before.model_dump_json()
-            await self.in_thread(self.rooms.store.note, self.id, "told_before", noted)
+        if (await self.memory()).told is None:
+            await self.note(told=Told(before=self.migration.last_error))
         await self.change(last_error=self.problem(error, fatal=False))
 
     async def take_back(self) -> None:
         """The trouble has passed: what was told of it is not true any more, and what was told before it is."""
-        before = await self.in_thread(self.rooms.store.noted, self.id, "told_before")
-        if before:
-            await self.change(last_error=None if before == NOTHING_BEFORE else Problem.model_validate_json(before))
-            await self.in_thread(self.rooms.store.note, self.id, "told_before", "")
+        told = (await self.memory()).told
+        if told is not None:
+            await self.change(last_error=told.before)
+            await self.note(told=None)
+
+    async def memory(self) -> JobMemory:
+        return await self.in_thread(self.rooms.store.memory.get, self.id, JobMemory)
+
+    async def note(self, **facts: object) -> None:
+        """Fields of JobMemory, in one transaction."""
+        await self.in_thread(self.rooms.store.memory.change, self.id, JobMemory, lambda before: noting(before, **facts))
+
+    async def memory_of(self, number: int) -> PassMemory:
+        return await self.in_thread(self.rooms.store.memory.get, self.id, PassMemory, number)
+
+    async def note_of(self, number: int, **facts: object) -> None:
+        """Fields of PassMemory, of that pass, in one transaction."""
+        change = self.rooms.store.memory.change
+        await self.in_thread(change, self.id, PassMemory, lambda before: noting(before, **facts), number)
 
     async def record(self, kind: str, name: str) -> None:
         """Into the ledger: call it before the thing is made."""

@@ -9,10 +9,8 @@ A roll-back loses what the guest wrote here since its start. So nothing is rolle
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 
 from synvirt.errors import Cancelled, OutageTooLong
-from synvirt.migrations import source_vm
 from synvirt.migrations.job import Job
 from synvirt.migrations.states import Facts
 from synvirt.model.kinds import State
@@ -56,5 +54,5 @@ async def _expire(job: Job, budget_s: float) -> None:
 
 async def _left_s(job: Job, budget_s: float) -> float:
     """The whole budget, while the guest is not being shut down yet."""
-    since = await job.in_thread(job.rooms.store.noted, job.id, source_vm.DOWN_SINCE)
-    return budget_s if since is None else budget_s - (now() - datetime.fromisoformat(since)).total_seconds()
+    since = (await job.memory()).down_since
+    return budget_s if since is None else budget_s - (now() - since).total_seconds()

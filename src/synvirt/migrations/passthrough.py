@@ -39,10 +39,10 @@ async def chosen(job: Job) -> Passthrough | None:
     tool = None if offline is None else job.rooms.passthroughs.get(offline)
     if tool is None:
         return None
-    way = await job.in_thread(job.rooms.store.noted, job.id, "way")
+    way = (await job.memory()).way
     if way is None:
         way = "tool" if await job.in_thread(tool.serves) else "own"
-        await job.in_thread(job.rooms.store.note, job.id, "way", way)
+        await job.note(way=way)
     return tool if way == "tool" else None
 
 

@@ -13,6 +13,7 @@ import structlog
 from synvirt.errors import Internal, PersistFailed, SynvirtError
 from synvirt.jobs.orders import HashesOrder
 from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.memory import Hashed, JobMemory, noting
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode
 from synvirt.model.rehearsal import Rehearsal
@@ -20,7 +21,7 @@ from synvirt.proof.keeping import CopiedDisk, MovedJob
 
 log = structlog.get_logger(__name__)
 
-# In the job's ledger, and the name of its note: «HOST TOKEN», of who has hashed the volumes so far.
+# In the job's ledger.
 HASHES = "hashes"
 
 
@@ -28,14 +29,16 @@ def hashes_orders(job: Job, kind: str) -> dict[str, HashesOrder]:
     """By disk key, for a pass of this kind; none where there are to be no receipts. Blocks."""
     receipts, store = job.rooms.receipts, job.rooms.store
     if receipts is None:
-        if store.noted(job.id, HASHES):  # switched off meanwhile: what this pass writes is in no hash
-            store.note(job.id, HASHES, "")
+        if (
+            store.memory.get(job.id, JobMemory).hashed is not None
+        ):  # switched off meanwhile: what this pass writes is in no hash
+            _note(job, None)
         return {}
     store.record(job.id, HASHES, str(job.id))
     token = _token(job)
     if token is None:
         token = uuid4()
-        store.note(job.id, HASHES, f"{job.rooms.host} {token}")
+        _note(job, Hashed(host=job.rooms.host, token=token))
     last = kind == "final" or job.migration.mode_effective is Mode.COLD
     try:
         return {
@@ -45,14 +48,18 @@ def hashes_orders(job: Job, kind: str) -> dict[str, HashesOrder]:
     except OSError as error:
         log.warning("no hashes are kept of this pass", job=str(job.id), cause=error.strerror)
         # What this pass writes is not in the hashes of those before it.
-        store.note(job.id, HASHES, "")
+        _note(job, None)
         return {}
+
+
+def _note(job: Job, hashed: Hashed | None) -> None:
+    job.rooms.store.memory.change(job.id, JobMemory, lambda before: noting(before, hashed=hashed))
 
 
 def _token(job: Job) -> UUID | None:
     """None, where another host has written the volumes meanwhile."""
-    host, _, token = (job.rooms.store.noted(job.id, HASHES) or "").partition(" ")
-    return UUID(token) if token and host == job.rooms.host else None
+    hashed = job.rooms.store.memory.get(job.id, JobMemory).hashed
+    return hashed.token if hashed is not None and hashed.host == job.rooms.host else None
 
 
 async def take_up(job: Job) -> None:
@@ -60,10 +67,10 @@ async def take_up(job: Job) -> None:
     receipts, store, before = job.rooms.receipts, job.rooms.store, job.migration.retry_of
     if receipts is None or before is None:
         return
-    noted = await job.in_thread(store.noted, before, HASHES)
-    if noted:
+    hashed = (await job.in_thread(store.memory.get, before, JobMemory)).hashed
+    if hashed is not None:
         await job.record(HASHES, str(job.id))
-        await job.in_thread(store.note, job.id, HASHES, noted)
+        await job.note(hashed=hashed)
         try:
             await job.in_thread(receipts.hand_on, before, job.id)
         except OSError as error:

@@ -4,7 +4,6 @@ Each question opens a session of its own, and is patient (`patience`). What is d
 """
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import TypeVar
 
 import structlog
@@ -12,6 +11,7 @@ import structlog
 from synvirt.errors import Conflict, PersistFailed, SourceUnreachable, SynvirtError, from_code
 from synvirt.live import LiveAdapter, SwitchesTracking
 from synvirt.migrations.job import Job
+from synvirt.migrations.memory import JobMemory
 from synvirt.migrations.patience import patiently
 from synvirt.model.values import now
 from synvirt.store import LedgerEntry
@@ -24,8 +24,6 @@ log = structlog.get_logger(__name__)
 OWED = ("snapshot", "mark", "tracking")
 # What a source that is away now is still to get, where that may also come later.
 LATER_S = 30.0
-# The note of when the guest was asked to shut down for its last copy.
-DOWN_SINCE = "down_since"
 # A guest that was asked politely has gone off by then, or will not any more; later, where its plan gives it longer.
 SHUTTING_DOWN_S = 900.0
 
@@ -60,10 +58,9 @@ async def seen(job: Job) -> tuple[str, str]:
 async def shut_down(job: Job) -> None:
     """Off when it returns; in the ledger first, so that a failed job powers it on again. One that is off is left alone: it may
     be held open for its disks. Conflict, where shutting down would cost what a suspended guest has in memory."""
-    store = job.rooms.store
     state, _ = await seen(job)
     if state == "off":
-        await job.in_thread(store.note, job.id, "shutting_down", "")
+        await job.note(shutting_down_at=None)
         return
     if state != "on":
         raise Conflict(
@@ -71,39 +68,33 @@ async def shut_down(job: Job) -> None:
             hint="resume it or shut it down, then submit anew",
         )
     await job.record("source_power", vm_id(job))
-    await job.in_thread(store.note, job.id, "downs", str(int(await times_down(job) or 0) + 1))
     # A guest that somebody powered on in between was not down until now.
-    await job.in_thread(store.note, job.id, DOWN_SINCE, now().isoformat())
-    await job.in_thread(store.note, job.id, "shutting_down", now().isoformat())
+    at = now()
+    await job.note(downs=(await job.memory()).downs + 1, down_since=at, shutting_down_at=at)
     plan = job.migration.plan
     await at_source(job, lambda adapter: adapter.shutdown(vm_id(job), plan.shutdown, plan.shutdown_timeout_s))
-    await job.in_thread(store.note, job.id, "shutting_down", "")
+    await job.note(shutting_down_at=None)
 
 
 def may_go_off(job: Job) -> bool:
     """Blocks. Was the guest asked to shut down not long ago, and nobody saw it go off? It may still do so by itself."""
-    asked = job.rooms.store.noted(job.id, "shutting_down")
+    asked = job.rooms.store.memory.get(job.id, JobMemory).shutting_down_at
     limit_s = max(SHUTTING_DOWN_S, job.migration.plan.shutdown_timeout_s or 0)
-    return asked is not None and asked != "" and (now() - datetime.fromisoformat(asked)).total_seconds() < limit_s
-
-
-async def times_down(job: Job) -> str | None:
-    """How often this job shut its source down. Counted, not timed: clocks are set."""
-    return await job.in_thread(job.rooms.store.noted, job.id, "downs")
+    return asked is not None and (now() - asked).total_seconds() < limit_s
 
 
 async def ran_since(job: Job, number: int, start: str | None = None) -> bool:
     """Was the guest on since the snapshot of this pass, which was made while it was off? Then it wrote what the copy lacks.
     `start`: its last start, if that is known."""
-    store = job.rooms.store
-    if not await job.in_thread(store.noted, job.id, f"snapshot:{number}"):
+    of_pass = await job.memory_of(number)
+    if of_pass.snapshot is None:
         return False
-    if await job.in_thread(store.noted, job.id, f"downs:{number}") != await times_down(job):
+    # Counted, not timed: clocks are set.
+    if of_pass.downs != (await job.memory()).downs:
         return True
-    before = await job.in_thread(store.noted, job.id, f"last_start:{number}")
     if start is None:
         start = await at_source(job, lambda adapter: adapter.last_start(vm_id(job)))
-    return before is not None and before != start
+    return of_pass.last_start is not None and of_pass.last_start != start
 
 
 # ── the copy and its source ──────────────────────────────────────────────────────────────────────────────────────────
@@ -129,9 +120,9 @@ async def refuse_living(job: Job) -> None:
 
 async def measure_downtime(job: Job) -> None:
     """From the source's shutting down to the first sign of life here, once."""
-    since = await job.in_thread(job.rooms.store.noted, job.id, DOWN_SINCE)
+    since = (await job.memory()).down_since
     if since is not None and job.migration.boot_sign is not None and job.migration.downtime_s is None:
-        await job.change(downtime_s=round((now() - datetime.fromisoformat(since)).total_seconds(), 3))
+        await job.change(downtime_s=round((now() - since).total_seconds(), 3))
 
 
 async def leave(job: Job) -> None:

@@ -227,9 +227,9 @@ async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
         present = await job.in_thread(look)
     except OSError as error:
         raise DiskReadFailed(f"the source file is gone: {error.strerror}", hint="put it back and submit again") from error
-    noted = await job.in_thread(job.rooms.store.noted, job.id, "source_files")
+    noted = (await job.memory()).source_files
     if noted is None:
-        await job.in_thread(job.rooms.store.note, job.id, "source_files", present)
+        await job.note(source_files=present)
     elif noted != present:
         raise DiskReadFailed(
             "a source file was changed or replaced while it was being imported",

@@ -10,7 +10,6 @@ Change tracking is not trusted: each pass also looks at some of what it leaves o
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
 from typing import Literal
 
 import structlog
@@ -38,7 +37,7 @@ from synvirt.migrations.planning.forecast import HOLD_LEAST_S, HOLD_MOST_S, fore
 from synvirt.migrations.planning.outage import outage_forecast, too_long
 from synvirt.migrations.planning.past import completed
 from synvirt.migrations.planning.schedule import has_schedule, next_sync
-from synvirt.migrations.source_vm import SourceAwake, at_source, ran_since, shut_down, times_down, vm_id
+from synvirt.migrations.source_vm import SourceAwake, at_source, ran_since, shut_down, vm_id
 from synvirt.model.job import Pass
 from synvirt.model.kinds import Mode
 from synvirt.model.machine import Disk, VmManifest
@@ -133,7 +132,7 @@ async def _synced(job: Job) -> bool:
     warm, last = job.migration.plan.warm, job.migration.passes[-1]
     if last.finished_at is None:  # a crash left it: later deltas build on it, so it comes first
         return await _converged(job, await _copy(job, last.number, "delta"))
-    if await job.in_thread(job.rooms.store.noted, job.id, f"released:{last.number}") is None:
+    if (await job.memory_of(last.number)).released_at is None:
         await _released(job, last.number)  # a crash left it: a snapshot that is held grows until the next delta, for days maybe
     deltas = last.number - 1
     held_up = min(sum(_was_held_up(one) for one in job.migration.passes[1:]), HELD_UPS_MAX)
@@ -148,7 +147,7 @@ async def _synced(job: Job) -> bool:
     if deltas and await _asked_while_waiting(job):
         if _age_s(last) <= FRESH_S or await _is_distrusted(job):
             return True
-        await job.in_thread(job.rooms.store.note, job.id, "last_delta", str(last.number + 1))
+        await job.note(last_delta=last.number + 1)
     elif await _is_to_be_verified(job, last):
         await job.change(passes=(*job.migration.passes, Pass(number=last.number + 1, kind="delta", verify=True)))
     delta = await _copy(job, last.number + 1, "delta")
@@ -254,13 +253,13 @@ async def _converged(job: Job, delta: Pass) -> bool:
     if warm.cutover == "manual":
         asked = await job.in_thread(job.rooms.store.cutover_requested, job.id)
         # One more at most: it may itself take longer than what counts as fresh.
-        last = await job.in_thread(job.rooms.store.noted, job.id, "last_delta") is not None
+        last = (await job.memory()).last_delta is not None
         return asked and (distrusted or last or _age_s(delta) <= FRESH_S)
     return distrusted or delta.bytes <= warm.delta_threshold_bytes
 
 
 async def _is_distrusted(job: Job) -> bool:
-    return await job.in_thread(job.rooms.store.noted, job.id, "distrusted") is not None
+    return (await job.memory()).distrusted is not None
 
 
 async def _asked_while_waiting(job: Job) -> bool:
@@ -324,7 +323,7 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
         if kind == "final" or not is_warm(job):  # in the slot of `_copy_while_off`
             return await _tried(job, number, kind, patience)
         # A snapshot that is held grows: it is read at once.
-        async with job.slots(urgent=await _noted_snapshot(job, number) is not None):
+        async with job.slots(urgent=(await job.memory_of(number)).snapshot is not None):
             return await _tried(job, number, kind, patience)
 
     while done is None:
@@ -335,7 +334,7 @@ async def _copy(job: Job, number: int, kind: Kind) -> Pass:
         # disks are read, it cannot be started meanwhile.
         return done
     if not await _is_whole(job, number):
-        await job.in_thread(job.rooms.store.note, job.id, "cbt_resets", "")
+        await job.note(cbt_resets=0)
     await _released(job, number)
     await job.change(forecast=forecast(job.migration.passes, at=now()))
     await _forecast_outage(job)
@@ -359,7 +358,7 @@ async def _released(job: Job, number: int) -> None:
     except SynvirtError as error:
         log.warning("a snapshot is not let go of now", job=str(job.id), number=number, cause=error.detail)
     else:
-        await job.in_thread(job.rooms.store.note, job.id, f"released:{number}", now().isoformat())
+        await job.note_of(number, released_at=now())
         # A job that is held for weeks has thousands of passes, and the next one builds on this one alone.
         await job.in_thread(job.rooms.store.fold_passes, job.id, number)
 
@@ -375,11 +374,10 @@ async def _take_reset_back(job: Job) -> None:
 
 async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass | None:
     """The pass; None, when it must be tried again from what was noted. Nothing in here waits for a source."""
-    store = job.rooms.store
     snapshot = await _snapshot(job, number, kind)
     whole = await _is_whole(job, number)
-    before = await _noted_snapshot(job, number - 1) if number > 1 and not whole else None
-    retaken = await job.in_thread(store.noted, job.id, f"retaken:{number}") is not None
+    before = (await job.memory_of(number - 1)).snapshot if number > 1 and not whole else None
+    retaken = (await job.memory_of(number)).retakes is not None
     verify = any(one.number == number and one.verify for one in job.migration.passes)
 
     @asynccontextmanager
@@ -437,8 +435,7 @@ async def _opened_disks(
 
 async def _stamp(job: Job, number: int, kind: Kind, *, whole: bool) -> None:
     """The pass in the job's document, with the moment that it copies."""
-    at = await job.in_thread(job.rooms.store.noted, job.id, f"snapshot_at:{number}")
-    stamped = {"snapshot_at": None if at is None else datetime.fromisoformat(at), "whole": whole}
+    stamped = {"snapshot_at": (await job.memory_of(number)).snapshot_at, "whole": whole}
     passes = list(job.migration.passes)
     if not passes or passes[-1].number != number:
         passes.append(Pass(number=number, kind=kind))
@@ -451,7 +448,7 @@ async def _stamp(job: Job, number: int, kind: Kind, *, whole: bool) -> None:
 
 async def _is_whole(job: Job, number: int) -> bool:
     """Does this pass read whole disks? Since their change tracking was lost, or once it was found to lie."""
-    return await job.in_thread(job.rooms.store.noted, job.id, f"whole:{number}") is not None or await _is_distrusted(job)
+    return (await job.memory_of(number)).whole or await _is_distrusted(job)
 
 
 async def _from_the_start(job: Job, number: int) -> None:
@@ -467,24 +464,21 @@ async def _from_the_start(job: Job, number: int) -> None:
 
 async def _retake(job: Job, number: int, kind: Kind, error: SnapshotFailed) -> None:
     """The snapshot is no more. Another is taken under its name, which holds all that changed since the one before it."""
-    store = job.rooms.store
-    retakes = int(await job.in_thread(store.noted, job.id, f"retaken:{number}") or 0)
+    retakes = (await job.memory_of(number)).retakes or 0
     if retakes >= RETAKES_MAX:
         raise error
     log.warning("the snapshot is taken anew", job=str(job.id), number=number, cause=error.detail)
     await _take_anew(job, number, kind)
-    await job.in_thread(store.note, job.id, f"retaken:{number}", str(retakes + 1))
+    await job.note_of(number, retakes=retakes + 1)
 
 
 async def _take_anew(job: Job, number: int, kind: Kind) -> None:
     """The pass begins again with another snapshot of the same name, on volumes that hold some of it already."""
-    store = job.rooms.store
-    if await job.in_thread(store.noted, job.id, f"retaken:{number}") is None:
-        await job.in_thread(store.note, job.id, f"retaken:{number}", "0")
+    if (await job.memory_of(number)).retakes is None:
+        await job.note_of(number, retakes=0)
     await _from_the_start(job, number)
     await _unmade(job, _snapshot_name(job, number), kind)
-    await job.in_thread(store.note, job.id, f"begun:{number}", "")
-    await job.in_thread(store.note, job.id, f"snapshot:{number}", "")
+    await job.note_of(number, begun_at=None, snapshot=None)
 
 
 async def _unmade(job: Job, name: str, kind: Kind) -> None:
@@ -507,12 +501,12 @@ async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> No
 
     Of another snapshot: this one may be older than the reset, and by its change ids the next pass would find the same reset
     once more. Noted after it is gone: a crash in between finds the same reset, not another one."""
-    resets = int(await job.in_thread(job.rooms.store.noted, job.id, "cbt_resets") or 0)
+    resets = (await job.memory()).cbt_resets
     if resets >= CBT_RESETS_MAX:
         raise error
     await _take_anew(job, number, kind)
-    await job.in_thread(job.rooms.store.note, job.id, f"whole:{number}", "change tracking was reset")
-    await job.in_thread(job.rooms.store.note, job.id, "cbt_resets", str(resets + 1))
+    await job.note_of(number, whole=True)
+    await job.note(cbt_resets=resets + 1)
     await job.change(last_error=job.problem(error, fatal=False))
 
 
@@ -520,7 +514,7 @@ async def _distrust(job: Job, number: int, error: ChangesMissed | CbtUnsupported
     """Note that this pass and all after it read whole disks, the last one too. The source does not list changes truly, or does
     not list them any more since the disks are read by another way."""
     await _from_the_start(job, number)
-    await job.in_thread(job.rooms.store.note, job.id, "distrusted", error.detail)
+    await job.note(distrusted=error.detail)
     told = type(error)(
         f"{error.detail}. From here on whole disks are compared, also while the guest is off for the cut-over",
         hint=error.hint,
@@ -535,17 +529,16 @@ def _snapshot_name(job: Job, number: int) -> str:
 async def _snapshot(job: Job, number: int, kind: Kind) -> SnapshotRef:
     """The snapshot of this pass, made once; its change ids are noted before anything relies on them, and before the snapshot
     before it goes. Conflict, when the VM has other disks by now than the job began with."""
-    noted = await _noted_snapshot(job, number)
-    if noted is not None:
-        return noted
+    of_pass = await job.memory_of(number)
+    if of_pass.snapshot is not None:
+        return of_pass.snapshot
     name = _snapshot_name(job, number)
-    store = job.rooms.store
-    if await job.in_thread(store.noted, job.id, f"begun:{number}"):
+    if of_pass.begun_at is not None:
         # Made, maybe, and not noted. The guest may have gone on, or even have been off and on, since then.
         await _unmade(job, name, kind)
     await job.record("snapshot", name)
-    await job.in_thread(store.note, job.id, f"begun:{number}", now().isoformat())
-    downs = await times_down(job)
+    await job.note_of(number, begun_at=now())
+    downs = (await job.memory()).downs
     keys = _copied_keys(job)
 
     off = kind == "final" or not is_warm(job)
@@ -563,12 +556,7 @@ async def _snapshot(job: Job, number: int, kind: Kind) -> SnapshotRef:
     _refuse_other_disks(job, manifest)
     if off and manifest.power_state != "off":
         raise SourceAwake(f"the source {manifest.name} is {manifest.power_state} again, though it was shut down")
-    if off:
-        await job.in_thread(store.note, job.id, f"last_start:{number}", start)
-    await job.in_thread(store.note, job.id, f"snapshot_at:{number}", at.isoformat())
-    if downs is not None:
-        await job.in_thread(store.note, job.id, f"downs:{number}", downs)
-    await job.in_thread(store.note, job.id, f"snapshot:{number}", made.model_dump_json())
+    await job.note_of(number, snapshot=made, snapshot_at=at, downs=downs, last_start=start if off else None)
     return made
 
 
@@ -589,8 +577,3 @@ def _refuse_other_disks(job: Job, manifest: VmManifest) -> None:
             f"{manifest.name} has other disks than when the job began: {'; '.join(sorted(changes))}",
             hint="submit the plan anew; a disk that is not to come along goes into skip_disks",
         )
-
-
-async def _noted_snapshot(job: Job, number: int) -> SnapshotRef | None:
-    noted = await job.in_thread(job.rooms.store.noted, job.id, f"snapshot:{number}")
-    return SnapshotRef.model_validate_json(noted) if noted else None

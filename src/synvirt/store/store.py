@@ -26,7 +26,6 @@ from sqlalchemy import (
     func,
     insert,
     make_url,
-    or_,
     select,
     text,
     update,
@@ -42,10 +41,11 @@ from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritt
 from synvirt.store.filters import ALL, Only
 from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
+from synvirt.store.memory import MemoryRows, forget_passes
 from synvirt.store.rehearsals import RehearsalRows
 from synvirt.store.slots import SlotRows
 from synvirt.store.sources import SourceRows
-from synvirt.store.tables import events, hosts, ledger, migrations, notes, rehearsals, secrets, slots, watermarks
+from synvirt.store.tables import events, hosts, ledger, migrations, rehearsals, secrets, slots, watermarks
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
 from synvirt.store.wave_hooks import HookRows
@@ -68,8 +68,6 @@ POSTGRESQL_LIMITS = {
 EVENTS_LOCK = 0x65766E74
 # Passes are counted from 1.
 FOLDED_PASS = 0
-# Of each pass, as NAME:NUMBER.
-NOTED_OF_PASSES = ("begun", "snapshot", "snapshot_at", "downs", "last_start", "released", "retaken", "whole")
 # A job that waits for a source for months tells of it again and again. Who was away longer than this sees the job as it is.
 EVENTS_KEPT, FOLDED_EVERY = 200, 16
 # Two jobs that claim one name at the same moment must not both find it free: "clms".
@@ -122,6 +120,7 @@ class Store:
         self.backups = BackupRows(reading=self._reading, writing=self._writing)
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
         self.slots = SlotRows(reading=self._reading, writing=self._writing)
+        self.memory = MemoryRows(reading=self._reading, writing_of=self._writing_of)
         self.rehearsals = RehearsalRows(reading=self._reading, writing=self._writing)
         self.waves = WaveRows(reading=self._reading, writing=self._writing)
         self.wave_hooks = HookRows(reading=self._reading, writing=self._writing)
@@ -389,7 +388,7 @@ class Store:
         with self._reading() as db:
             return db.execute(select(func.max(events.c.id))).scalar() or 0
 
-    # ── watermarks, ledger, notes ────────────────────────────────────────────────────────────────────────────────────
+    # ── watermarks, ledger ───────────────────────────────────────────────────────────────────────────────────────────
 
     def put_watermark(self, job_id: UUID, mark: Watermark) -> None:
         """Call it after the destination has flushed, never before."""
@@ -435,9 +434,7 @@ class Store:
                 folded = dict(zip(counted, map(int, sizes), strict=True))
                 values = {"pass_number": FOLDED_PASS, "disk_key": disk_key, "offset_bytes": 0, "finished": True}
                 db.execute(insert(watermarks).values(migration_id=str(job_id), **values, **folded))
-            kept = [f"{name}:{of}" for name in NOTED_OF_PASSES for of in (1, number)]
-            of_passes = or_(*(notes.c.key.like(f"{name}:%") for name in NOTED_OF_PASSES))
-            db.execute(delete(notes).where(notes.c.migration_id == str(job_id), of_passes, notes.c.key.not_in(kept)))
+            forget_passes(db, job_id, but=(1, number))
 
     def record(self, job_id: UUID, kind: str, name: str) -> None:
         """Into the ledger, before the thing is made. Idempotent."""
@@ -479,18 +476,6 @@ class Store:
         query = select(migrations.c.document).where(*ended, exists().where(left)).order_by(migrations.c.number)
         with self._reading() as db:
             return readable(Migration, db.execute(query).scalars())
-
-    def note(self, job_id: UUID, key: str, value: str) -> None:
-        with self._writing_of(job_id) as db:
-            same = (notes.c.migration_id == str(job_id), notes.c.key == key)
-            if db.execute(update(notes).where(*same).values(value=value)).rowcount == 0:
-                db.execute(insert(notes).values(migration_id=str(job_id), key=key, value=value))
-
-    def noted(self, job_id: UUID, key: str) -> str | None:
-        with self._reading() as db:
-            query = select(notes.c.value).where(notes.c.migration_id == str(job_id), notes.c.key == key)
-            value: str | None = db.execute(query).scalar()
-            return value
 
     # ── transactions ─────────────────────────────────────────────────────────────────────────────────────────────────
 

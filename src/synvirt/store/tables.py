@@ -4,7 +4,7 @@ migrations ──< events        a row a move, with the job as it was then: what
            ──< watermarks    what the destination has flushed, per disk and pass
            ──< ledger        what the job made anywhere, written before it is made
            ──< secrets       the sealed credentials of a job that reads from elsewhere
-           ──< notes         what a job must remember beyond what it shows (snapshots, change ids)
+           ──< memory        what a job must remember beyond what it shows (snapshots, change ids): a document a row
            ──< rehearsals    what it made of its guest's start from clones; the oldest are swept
 hosts                        each host's lease and epoch: what it writes, it writes under these
 slots                        who reads a source's host, or writes a destination, and who waits in which line
@@ -116,12 +116,15 @@ ledger = Table(
     sqlite_autoincrement=True,
 )
 
-notes = Table(
-    "notes",
+# `kind` and `number`: of the row among those of its job; what a document is, its kind of job says.
+memory = Table(
+    "memory",
     METADATA,
     Column("migration_id", _ID, ForeignKey("migrations.id", ondelete="CASCADE"), primary_key=True),
-    Column("key", String(255), primary_key=True),
-    Column("value", Text, nullable=False),
+    Column("kind", String(32), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("document", Text, nullable=False),
+    _version(),
 )
 
 # Credentials of a job that reads from elsewhere, sealed; gone as soon as the job has ended.

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.stream import Pace
 from synvirt.errors import Conflict, MalformedArchive, NotFound
-from synvirt.jobs import course
+from synvirt.migrations.memory import CourseMemory
 from synvirt.migrations.planning.intake import Intake
 from synvirt.migrations.planning.outage import record
 from synvirt.migrations.planning.past import completed
@@ -149,7 +149,7 @@ class JobView:
                     job, cancelling=cancelling, cutting=cutting, kept=has_kept_volumes(store, job), rehearsable=rehearsable
                 )
             ],
-            "chart": chart(self.intake.board.courses().get(job.id) or course.noted(store.noted(job.id, course.NOTE))),
+            "chart": chart(self.intake.board.courses().get(job.id) or store.memory.get(job.id, CourseMemory).course),
             "has_screen": job.state == State.FAILED and bool(job.boot_attempts) and self.screenshot(job.id) is not None,
             "cancelling": cancelling,
             "cutting": cutting,
