@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced
+from synvirt.buffers import new_buffer
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
 from synvirt.sizes import KIB, MIB
 
@@ -283,8 +284,7 @@ class _Pass:
 
     def work(self, slot: int) -> None:
         """A thread's life: take a request, read it, write what is not zero."""
-        buffer = bytearray(self.plan.request_bytes)
-        view = memoryview(buffer)
+        buffer = new_buffer(self.plan.request_bytes)
         try:
             while True:
                 with self._reading:
@@ -292,8 +292,8 @@ class _Pass:
                     if request is None:
                         return
                     if not request.zero:
-                        self.reader.read_into(request.start, view[: request.length])
-                bytes_zero = self._write(request, buffer, view)
+                        self.reader.read_into(request.start, buffer[: request.length])
+                bytes_zero = self._write(request, buffer)
                 with self._lock:
                     self._bytes_done += request.data_bytes
                     self._bytes_zero += bytes_zero
@@ -329,7 +329,7 @@ class _Pass:
             self._shared(request.data_bytes)
         return None if self.ended.is_set() else request
 
-    def _write(self, request: _Request, buffer: bytearray, view: memoryview) -> int:
+    def _write(self, request: _Request, buffer: memoryview) -> int:
         """How many bytes were left out or made zero."""
         if request.zero:
             with self._writing:
@@ -345,7 +345,7 @@ class _Pass:
                 if zero:
                     self.writer.zero(request.start + at, end - at)
                 else:
-                    self.writer.write(request.start + at, view[at:end])
+                    self.writer.write(request.start + at, buffer[at:end])
         return bytes_zero
 
     def _fail(self, error: BaseException, offset: int | None) -> None:
@@ -360,7 +360,7 @@ class _Pass:
         self.ended.set()
 
 
-def zero_runs(buffer: bytearray, offset: int, length: int) -> Iterator[tuple[int, int, bool]]:
+def zero_runs(buffer: memoryview, offset: int, length: int) -> Iterator[tuple[int, int, bool]]:
     """The buffer's first `length` bytes, which lie at `offset` of the disk, as runs `(at, end, zero)` that alternate.
 
     Runs change only where the disk's 64 KiB blocks do; a block cut off by the buffer's edge counts as a block.
@@ -369,8 +369,8 @@ def zero_runs(buffer: bytearray, offset: int, length: int) -> Iterator[tuple[int
     run_zero: bool | None = None
     while at < length:
         end = min(at - (offset + at) % ZERO_RUN_BYTES + ZERO_RUN_BYTES, length)
-        # One memcmp. The obvious `view[at:end] == ZEROS` compares item by item and is a hundred times slower.
-        zero = buffer.startswith(ZEROS if end - at == ZERO_RUN_BYTES else ZEROS[: end - at], at)
+        # One memcmp. The obvious `buffer[at:end] == ZEROS` compares item by item and is a hundred times slower.
+        zero = ZEROS.startswith(buffer[at:end])
         if zero is not run_zero:
             if run_zero is not None:
                 yield run_at, at, run_zero

@@ -31,6 +31,7 @@ from typing import Final
 from uuid import UUID
 
 from synvirt.blocks import DiskReader, DiskWriter, Extent
+from synvirt.buffers import new_buffer
 from synvirt.copying import default_threads
 from synvirt.disks.checking.ledger import BLOCK_BYTES
 from synvirt.disks.memory import is_zero
@@ -164,7 +165,7 @@ class BlockHashes:
             if stop() or (until is not None and time.monotonic() > until):
                 return None
             if not hasattr(buffers, "held"):
-                buffers.held = memoryview(bytearray(BLOCK_BYTES))
+                buffers.held = new_buffer(BLOCK_BYTES)
             view = buffers.held[: self._end(block) - block * BLOCK_BYTES]
             volume.read_into(block * BLOCK_BYTES, view)
             return block, digest_of(view)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from synvirt.buffers import new_buffer
 from synvirt.disks.roots import open_spec
 from synvirt.disks.specs import ChecksumSpec, RawSpec
 from synvirt.errors import Cancelled, Internal, MalformedArchive, SynvirtError
@@ -37,7 +38,7 @@ def check(checksum: ChecksumSpec, stop: Callable[[], bool] = lambda: False) -> N
     )
     try:
         digest = hashlib.new(checksum.algorithm, usedforsecurity=False)
-        view = memoryview(bytearray(STEP_BYTES))
+        view = new_buffer(STEP_BYTES)
         for at in range(0, reader.size, STEP_BYTES):
             if stop():
                 raise Cancelled

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
+from synvirt.buffers import new_buffer
 from synvirt.copying import PROGRESS_EVERY_S, REQUEST_BYTES
 from synvirt.errors import Cancelled
 
@@ -53,7 +54,7 @@ class _Round(Generic[Piece, Found]):
         self.first: tuple[int, Found | BaseException] | None = None
 
     def work(self) -> None:
-        buffers = memoryview(bytearray(PIECE_BYTES)), memoryview(bytearray(PIECE_BYTES))
+        buffers = new_buffer(PIECE_BYTES), new_buffer(PIECE_BYTES)
         while True:
             number = _LAST
             try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from synvirt.blocks import DiskReader, Extent
+from synvirt.buffers import new_buffer
 from synvirt.copying import default_threads
 from synvirt.disks.checking.ledger import Ledger, Row, to_look_at
 from synvirt.disks.checking.looking import PIECE_BYTES, Tally, first_found
@@ -73,7 +74,7 @@ def differing_rows(
 def repair(rows: Iterable[Row], source: DiskReader, volume: DiskReader, writer: RawWriter) -> Repaired:
     """Write what differs in these rows, each from the source. DiskReadFailed: the source cannot be read; DiskWriteFailed: the
     volume does not keep what is written."""
-    wanted, present = memoryview(bytearray(PIECE_BYTES)), memoryview(bytearray(PIECE_BYTES))
+    wanted, present = new_buffer(PIECE_BYTES), new_buffer(PIECE_BYTES)
     mended: list[Extent] = []
     done: list[Row] = []
     left: list[Row] = []

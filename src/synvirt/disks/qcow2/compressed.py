@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from synvirt.blocks import DiskReader
+from synvirt.buffers import new_buffer
 from synvirt.disks.packed import zstd
 from synvirt.disks.packed.inflate import Damaged, inflate_raw
 from synvirt.disks.qcow2.errors import outside_the_file, read_for_guest, unreadable
@@ -91,11 +92,11 @@ class CompressedClusters:
 
     def _buffer(self, use: str, length: int) -> memoryview:
         """A thread's own, kept: new memory for each batch would cost as much as reading it."""
-        held: bytearray | None = getattr(self._own, use, None)
+        held: memoryview | None = getattr(self._own, use, None)
         if held is None or len(held) < length:
-            held = bytearray(length)
+            held = new_buffer(length)
             setattr(self._own, use, held)
-        return memoryview(held)[:length]
+        return held[:length]
 
 
 def _host(cluster: Wanted) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from synvirt.blocks import DiskReader, Extent
+from synvirt.buffers import new_buffer
 from synvirt.disks.packed.inflate import Damaged, inflate_zlib
 from synvirt.disks.vmdk.grains import RECORD, GrainMap, record_bytes_max
 from synvirt.disks.vmdk.sparse import SECTOR
@@ -100,11 +101,11 @@ class Inflated:
 
     def _kept(self, what: str, length: int) -> memoryview:
         """A buffer of the thread's own, kept: new memory for each read would cost as much as reading."""
-        held: bytearray | None = getattr(self._own, what, None)
+        held: memoryview | None = getattr(self._own, what, None)
         if held is None or len(held) < length:
-            held = bytearray(length)
+            held = new_buffer(length)
             setattr(self._own, what, held)
-        return memoryview(held)[:length]
+        return held[:length]
 
     def close(self) -> None:
         self._over.close()
