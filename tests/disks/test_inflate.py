@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.disks.packed import inflate
-from synvirt.disks.packed.inflate import Damaged, inflate_raw, inflate_zlib
+from synvirt.disks.packed import Damaged, inflate
+from synvirt.disks.packed.inflate import inflate_raw, inflate_zlib
 from tests.cases import cases
 
 

@@ -8,8 +8,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.disks.packed import zstd
-from synvirt.disks.packed.inflate import Damaged
+from synvirt.disks.packed import Damaged, zstd
 from tests.cases import cases
 
 

@@ -242,7 +242,7 @@ class PointReader:
         self._repository = repository
         self._names = repository.chunk_names(disk)
         # The chunks that were read last, the newest at the end: small reads, in whatever order, unpack each once.
-        self._recent: OrderedDict[bytes, bytes] = OrderedDict()
+        self._recent: OrderedDict[bytes, memoryview] = OrderedDict()
         self._lock = threading.Lock()
 
     def extents(self) -> Iterator[Extent]:
@@ -263,31 +263,41 @@ class PointReader:
         while at < len(buffer):
             number, within = divmod(offset + at, CHUNK_BYTES)
             part = min(CHUNK_BYTES - within, len(buffer) - at)
-            content = self._chunk(number)
-            buffer[at : at + part] = bytes(part) if content is None else memoryview(content)[within : within + part]
+            self._read_part(number, within, buffer[at : at + part])
             at += part
 
-    def _chunk(self, number: int) -> bytes | None:
-        """None for zeros."""
+    def _read_part(self, number: int, within: int, into: memoryview) -> None:
+        """Of one chunk. A whole one is unpacked where it is wanted; a copy reads no other."""
         name = self._name(number)
         if name == NONE:
-            return None
+            into[:] = bytes(len(into))
+        elif (content := self._known(name)) is not None:
+            into[:] = content[within : within + len(into)]
+        elif len(into) == self._length(number):
+            self._read(number, name, into)
+        else:
+            content = memoryview(bytearray(self._length(number)))
+            self._read(number, name, content)
+            with self._lock:
+                self._recent[name] = content
+                if len(self._recent) > CHUNKS_KEPT:
+                    self._recent.popitem(last=False)
+            into[:] = content[within : within + len(into)]
+
+    def _known(self, name: bytes) -> memoryview | None:
         with self._lock:
             content = self._recent.get(name)
             if content is not None:
                 self._recent.move_to_end(name)
-                return content
+            return content
+
+    def _read(self, number: int, name: bytes, into: memoryview) -> None:
         try:
-            content = self._repository.read_chunk(name, self._length(number))
+            self._repository.read_chunk(name, into)
         except RepositoryDamaged as error:
             raise RepositoryDamaged(
                 f"{error.detail}: the disk cannot be read at offset {number * CHUNK_BYTES}", hint=error.hint
             ) from error
-        with self._lock:
-            self._recent[name] = content
-            if len(self._recent) > CHUNKS_KEPT:
-                self._recent.popitem(last=False)
-        return content
 
     def _length(self, number: int) -> int:
         return min(CHUNK_BYTES, self.size - number * CHUNK_BYTES)

@@ -5,12 +5,11 @@ changed is noticed. Where the file is missing, damaged or cannot be written, foo
 """
 
 import contextlib
+import logging
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-
-import structlog
 
 from synvirt.errors import RepositoryDamaged
 from synvirt.repository import packs
@@ -23,7 +22,7 @@ HELD_BYTES = 8 * MIB
 _FEW = 100
 _BUSY_S = 10.0
 
-_log = structlog.get_logger("synvirt.backups")
+_log = logging.getLogger("synvirt.backups")  # structlog would load rich into each worker
 
 
 class Footers:
@@ -110,7 +109,7 @@ class Footers:
                 self._give_up(error)
 
     def _give_up(self, error: sqlite3.Error) -> None:
-        _log.warning("the cache of a repository's footers is not used", reason=str(error))
+        _log.warning("the cache of a repository's footers is not used: %s", error)
         self.close()
 
 
@@ -129,7 +128,7 @@ def _opened(path: Path | None) -> sqlite3.Connection | None:
         try:
             return _connected(path)
         except (sqlite3.Error, OSError) as error:
-            _log.warning("the cache of a repository's footers is made again", reason=str(error))
+            _log.warning("the cache of a repository's footers is made again: %s", error)
             if path is None or not again:
                 return None
             for name in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):

@@ -17,6 +17,8 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from synvirt.buffers import new_buffer
+from synvirt.disks.packed import Damaged, zstd
 from synvirt.errors import RepositoryDamaged, RepositoryKeyWrong
 from synvirt.sizes import MIB
 
@@ -55,21 +57,35 @@ class Keys:
         plain = ZSTD + packed if len(packed) < len(content) else AS_IT_IS + bytes(content)
         return self.seal(plain, belongs_to=name)
 
-    def content(self, name: bytes, frame: bytes, length: int) -> bytes:
-        """The chunk, which has `length` bytes. RepositoryDamaged, where it is not what was stored under this name."""
-        plain = self.unseal(frame, belongs_to=name, what=f"chunk {name.hex()[:16]}")
-        if not hasattr(self._local, "decompressor"):
-            self._local.decompressor = zstandard.ZstdDecompressor()
-        try:
-            if plain[:1] == AS_IT_IS:
-                content = plain[1:]
-            else:
-                content = self._local.decompressor.decompress(memoryview(plain)[1:], max_output_size=length)
-        except zstandard.ZstdError as error:
-            raise RepositoryDamaged(f"chunk {name.hex()[:16]} cannot be unpacked: {error}") from error
-        if len(content) != length or self.chunk_name(content) != name:
+    def content_into(self, name: bytes, frame: bytes, into: memoryview) -> None:
+        """Fill `into`, which is as long as the chunk. RepositoryDamaged, where it is not what was stored under this name.
+
+        Nothing of a chunk's size is allocated: new memory for each would cost as much as opening it.
+        """
+        plain = self._opened(name, frame)
+        filled = len(plain) - 1
+        if plain[:1] == ZSTD:
+            try:
+                filled = zstd.decompress(plain[1:], into)
+            except Damaged as error:
+                raise RepositoryDamaged(f"chunk {name.hex()[:16]} cannot be unpacked: {error}") from error
+        elif filled == len(into):
+            into[:] = plain[1:]
+        if filled != len(into) or self.chunk_name(into) != name:
             raise RepositoryDamaged(f"chunk {name.hex()[:16]} is not the one that was stored")
-        return content
+
+    def _opened(self, name: bytes, frame: bytes) -> memoryview:
+        """What the frame holds, in memory of the thread's own that its next call writes over. RepositoryDamaged."""
+        length = len(frame) - NONCE_BYTES - TAG_BYTES
+        held: memoryview | None = getattr(self._local, "plain", None)
+        if held is None or len(held) < length:
+            held = self._local.plain = new_buffer(max(length, CHUNK_BYTES + 1))
+        sealed = memoryview(frame)
+        try:
+            self._gcm.decrypt_into(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], name, held[: max(length, 0)])
+        except (InvalidTag, ValueError) as error:
+            raise RepositoryDamaged(f"chunk {name.hex()[:16]} cannot be opened: its bytes have changed") from error
+        return held[:length]
 
     def seal(self, plain: bytes, *, belongs_to: bytes) -> bytes:
         nonce = secrets.token_bytes(NONCE_BYTES)

@@ -112,11 +112,21 @@ def entry_of(footer: bytes, number: int) -> Entry:
     return Entry(*_ENTRY.unpack_from(footer, number * ENTRY_BYTES))
 
 
-def read_frame(folder: Folder, name: str, entry: Entry) -> bytes:
+def bytes_of_frame(folder: Folder, name: str, entry: Entry) -> bytes:
+    """As they are. RepositoryDamaged, where the pack is missing or shorter."""
+    return folder.read(f"{FOLDER}/{name}", entry.offset, entry.length)
+
+
+def check_frame(name: str, entry: Entry, frame: bytes) -> None:
     """RepositoryDamaged, where its bytes have changed."""
-    frame = folder.read(f"{FOLDER}/{name}", entry.offset, entry.length)
     if blake3(frame).digest() != entry.hash:
         raise RepositoryDamaged(f"pack {name} has changed at bytes {entry.offset} to {entry.offset + entry.length}")
+
+
+def read_frame(folder: Folder, name: str, entry: Entry) -> bytes:
+    """RepositoryDamaged, where its bytes have changed."""
+    frame = bytes_of_frame(folder, name, entry)
+    check_frame(name, entry, frame)
     return frame
 
 

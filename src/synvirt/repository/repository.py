@@ -10,10 +10,10 @@ changed in place. What is in memory is an index (index.py) of the packs' footers
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 from blake3 import blake3
@@ -25,6 +25,8 @@ from synvirt.repository.folder import UNFINISHED, Folder, put
 from synvirt.repository.index import Index, Place
 from synvirt.repository.keys import CHUNK_BYTES, Keys
 from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, Manifest, Shown
+
+Read = TypeVar("Read")
 
 FORMAT = 1
 HEADER = "repository"
@@ -123,16 +125,27 @@ class Repository:
 
     def _opens(self, name: bytes, place: Place) -> bool:
         try:
-            self._content(name, place, min(place.entry.content_length, CHUNK_BYTES))
+            if place.entry.kind == packs.CHUNK:
+                self._chunk(name, place, memoryview(bytearray(min(place.entry.content_length, CHUNK_BYTES))))
+            else:
+                self._page(name, place)
         except RepositoryDamaged:
             return False
         return True
 
-    def _content(self, name: bytes, place: Place, length: int) -> bytes:
+    def _chunk(self, name: bytes, place: Place, into: memoryview) -> None:
+        """RepositoryDamaged, where it is not what was stored."""
+        frame = packs.bytes_of_frame(self.folder, place.pack, place.entry)
+        try:
+            self.keys.content_into(name, frame, into)
+        except RepositoryDamaged:
+            # What opens and has its name is right. Where it does not, the frame's own hash tells a pack that has changed.
+            packs.check_frame(place.pack, place.entry, frame)
+            raise
+
+    def _page(self, name: bytes, place: Place) -> bytes:
         """RepositoryDamaged, where it is not what was stored."""
         frame = packs.read_frame(self.folder, place.pack, place.entry)
-        if place.entry.kind == packs.CHUNK:
-            return self.keys.content(name, frame, length)
         if len(frame) != PAGE_BYTES or self.keys.page_name(frame) != name:
             raise RepositoryDamaged(f"page {name.hex()[:16]} is not the one that was stored")
         return frame
@@ -182,12 +195,13 @@ class Repository:
     def read_page(self, name: bytes) -> bytes:
         if name == NONE:
             return bytes(PAGE_BYTES)
-        return self._read(name, packs.PAGE, PAGE_BYTES)
+        return self._first_sound(name, packs.PAGE, lambda place: self._page(name, place))
 
-    def read_chunk(self, name: bytes, length: int) -> bytes:
-        return self._read(name, packs.CHUNK, length)
+    def read_chunk(self, name: bytes, into: memoryview) -> None:
+        """Fill `into`, which is as long as the chunk. RepositoryDamaged: what it holds then means nothing."""
+        self._first_sound(name, packs.CHUNK, lambda place: self._chunk(name, place, into))
 
-    def _read(self, name: bytes, kind: int, length: int) -> bytes:
+    def _first_sound(self, name: bytes, kind: int, read: Callable[[Place], Read]) -> Read:
         """From the first place where it is what was stored: a writer of the repository may put decoys next to it."""
         failure = RepositoryDamaged(f"{'page' if kind else 'chunk'} {name.hex()[:16]} is in no pack of the repository")
         if not (found := self.places(name)):
@@ -195,7 +209,7 @@ class Repository:
             found = self.places(name)
         for number, place in enumerate(one for one in found if one.entry.kind == kind):
             try:
-                return self._content(name, place, length)
+                return read(place)
             except RepositoryDamaged as error:
                 failure = failure if number else error
         raise failure

@@ -166,11 +166,13 @@ def verify_point(
         wrongs.append(error.detail)
         return None
 
-    def look(chunk: tuple[bytes, int], *_: memoryview) -> str | None:
+    def look(chunk: tuple[bytes, int], into: memoryview, _: memoryview) -> str | None:
+        name, length = chunk
         try:
-            done.add(len(repository.read_chunk(*chunk)))
+            repository.read_chunk(name, into[:length])
         except RepositoryDamaged as error:
-            return wrong(chunk[0], error)
+            return wrong(name, error)
+        done.add(length)
         return None
 
     disks = repository.manifest(point_id).shown.disks

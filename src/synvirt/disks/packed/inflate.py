@@ -13,6 +13,8 @@ from typing import cast
 import deflate
 from isal import isal_zlib
 
+from synvirt.disks.packed import Damaged
+
 # libdeflate.h, enum libdeflate_result.
 _SUCCESS = 0
 # zlib's name for a stream without a header: the window's bits, negative.
@@ -20,10 +22,6 @@ _RAW, _ZLIB = -zlib.MAX_WBITS, zlib.MAX_WBITS
 
 # isal's type stubs call its exception class an exception.
 _ISAL_ERROR = cast(type[Exception], isal_zlib.error)
-
-
-class Damaged(Exception):
-    """The stream is no deflate stream, or ends before its time. For the reader to translate: it knows where this was."""
 
 
 def inflate_raw(stream: memoryview, into: memoryview) -> int:

@@ -14,7 +14,7 @@ from typing import Final, Protocol, cast
 from isal import igzip_lib
 
 from synvirt.blocks import DiskReader, Extent
-from synvirt.disks.packed.inflate import Damaged
+from synvirt.disks.packed import Damaged
 from synvirt.disks.packed.zstd_stream import ZstdDecoder
 from synvirt.disks.specs import Packing
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat

@@ -10,7 +10,7 @@ from typing import Any
 
 import zstandard
 
-from synvirt.disks.packed.inflate import Damaged
+from synvirt.disks.packed import Damaged
 
 # A window larger than any cluster is of no use to an honest writer, and memory to a hostile one.
 _WINDOW_BYTES_MAX = 8 << 20

@@ -7,7 +7,7 @@ says so, and fills the caller's buffer without the interpreter's lock.
 import ctypes
 from typing import Any, Final
 
-from synvirt.disks.packed.inflate import Damaged
+from synvirt.disks.packed import Damaged
 from synvirt.errors import UnsupportedFormat
 
 # What the zstd program takes by itself: windows of 128 MiB. Larger ones (--long=28 and up) are memory for a hostile file.

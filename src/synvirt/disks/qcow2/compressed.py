@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 from synvirt.blocks import DiskReader
 from synvirt.buffers import new_buffer
-from synvirt.disks.packed import zstd
-from synvirt.disks.packed.inflate import Damaged, inflate_raw
+from synvirt.disks.packed import Damaged, zstd
+from synvirt.disks.packed.inflate import inflate_raw
 from synvirt.disks.qcow2.errors import outside_the_file, read_for_guest, unreadable
 from synvirt.disks.qcow2.header import Header
 

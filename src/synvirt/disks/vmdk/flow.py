@@ -11,7 +11,8 @@ zeros.
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from synvirt.disks.packed.inflate import Damaged, inflate_zlib
+from synvirt.disks.packed import Damaged
+from synvirt.disks.packed.inflate import inflate_zlib
 from synvirt.disks.vmdk.grains import MARKER, RECORD, record_bytes_max
 from synvirt.disks.vmdk.sparse import SECTOR, Marker, stream_header
 from synvirt.errors import DiskReadFailed, MalformedArchive

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from synvirt.blocks import DiskReader, Extent
 from synvirt.buffers import new_buffer
-from synvirt.disks.packed.inflate import Damaged, inflate_zlib
+from synvirt.disks.packed import Damaged
+from synvirt.disks.packed.inflate import inflate_zlib
 from synvirt.disks.vmdk.grains import RECORD, GrainMap, record_bytes_max
 from synvirt.disks.vmdk.sparse import SECTOR
 from synvirt.errors import DiskReadFailed
