@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from synvirt.migrations.taking_over import TakingOver
     from synvirt.migrations.uploads import Uploads
     from synvirt.model.job import Migration
+    from synvirt.privileged import Privileged
     from synvirt.proof.keeping import Receipts
     from synvirt.rehearsals.asking import Rehearsing
     from synvirt.rehearsals.engine import Rehearsals
@@ -145,7 +146,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         app = create_app(
             intake,
             settings,
-            authenticate=authenticator(settings, announce=announce),
+            authenticate=authenticator(settings, announce=announce, privileged=_privileged(settings)),
             routers=_routers(settings, store, rooms, uploads=uploads, sources=sources, looking=looking, rehearsing=rehearsing),
             pages=_pages(
                 intake,
@@ -178,6 +179,13 @@ def _sources(settings: "Settings", store: "Store", keyring: "Keyring") -> "Sourc
 
     outgoing.permit(settings.source_allowed_hosts)
     return Sources(store.sources, keyring, host=settings.host_id, platforms=PLATFORMS, folder=settings.data_dir / "sources")
+
+
+def _privileged(settings: "Settings") -> "Privileged":
+    from synvirt.privileged.asking import ByHelper
+    from synvirt.privileged.here import Here
+
+    return Here(settings.pam_service) if settings.helper_socket is None else ByHelper(settings.helper_socket)
 
 
 def _looking(stack: ExitStack) -> "CagedLooking":

@@ -133,6 +133,8 @@ class Settings(Received):
     pam_admin_group: str = ""
     pam_operator_group: str = ""
     pam_viewer_group: str = ""
+    # Where root's helper is asked (systemd: synvirt-helper.socket). None: what needs root is done in the service, as root.
+    helper_socket: Path | None = None
     # OpenID Connect: who logs in on the page by another's accounts. Empty: nobody does. docs/operating.md
     oidc_issuer: Annotated[str, Field(pattern=r"^(https://[^\s?#@]+)?$")] = ""
     oidc_client_id: str = ""

@@ -16,6 +16,7 @@ from synvirt import accounts
 from synvirt.api.callers import auth
 from synvirt.api.callers.auth import Remembering, Throttled, authenticator, pam_accounts
 from synvirt.errors import BadRequest, Unauthorized
+from synvirt.privileged.here import Here
 from synvirt.settings import Settings, prepare_data_dir
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
 from tests.needs import need, need_root
@@ -278,4 +279,4 @@ def test_an_account_that_has_expired(account: tuple[str, str]) -> None:
     name, password = account
     subprocess.run(["chage", "--expiredate", "2020-01-01", name], check=True, timeout=30)
     with pytest.raises(Unauthorized):
-        pam_accounts("login")(name, password, "")
+        pam_accounts(Here("login"))(name, password, "")

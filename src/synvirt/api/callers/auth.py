@@ -24,6 +24,8 @@ from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account
 from synvirt.api.callers.gate import Authenticate
 from synvirt.api.callers.networks import network_of
 from synvirt.errors import BadRequest, Forbidden, Unauthorized
+from synvirt.privileged import Privileged
+from synvirt.privileged.here import Here
 from synvirt.settings import Settings
 
 REMEMBERED_FOR_S = 60.0
@@ -43,14 +45,10 @@ _log = structlog.get_logger("synvirt.api")
 Check = Callable[[str, str, str], None]
 
 
-def pam_accounts(service: str) -> Check:
-    import pamela
-
+def pam_accounts(privileged: Privileged) -> Check:
     def authenticate(user: str, password: str, address: str) -> None:
-        try:
-            pamela.authenticate(user, password, service=service, resetcred=0)
-        except pamela.PAMError as error:
-            raise Unauthorized(WRONG) from error
+        if not privileged.authenticate(user, password):
+            raise Unauthorized(WRONG)
 
     return authenticate
 
@@ -140,11 +138,11 @@ class Remembering:
         return hmac.digest(self._key, f"{user}\0{password}".encode(), "sha256")
 
 
-def authenticator(settings: Settings, *, announce: Callable[[str], None]) -> Authenticate:
+def authenticator(settings: Settings, *, announce: Callable[[str], None], privileged: Privileged | None = None) -> Authenticate:
     """As settings.auth says. `announce` is told the one line that shows the first start's password; it is shown once."""
     if settings.auth == "pam":
         groups = pam_groups(settings)
-        throttled = Throttled(pam_accounts(settings.pam_service))
+        throttled = Throttled(pam_accounts(privileged or Here(settings.pam_service)))
         return Remembering(throttled, role_of=partial(role_by_group, groups), refusals=lambda: throttled.refused)
     path = settings.keyring_dir / "users"
     password = add_first_account(path)
