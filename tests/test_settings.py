@@ -1,5 +1,6 @@
 """Flags over variables over the file over defaults; a wrong setting is named."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,23 @@ def test_the_folder_is_made_with_its_modes_and_mended(tmp_path: Path) -> None:
     prepare_data_dir(settings)
     assert settings.imports_dir.stat().st_mode & 0o777 == 0o750
     assert settings.keyring_dir.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(("uri", "through"), [("", 0), ("qemu:///system", 0o001)])
+def test_a_libvirtd_s_qemu_gets_through_to_its_volumes_and_lists_nothing(tmp_path: Path, uri: str, through: int) -> None:
+    """As the service makes them, whose umask is narrow."""
+    before = os.umask(0o027)
+    try:
+        settings = Settings(data_dir=tmp_path / "data", libvirt_uri=uri)
+        prepare_data_dir(settings)
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in (settings.data_dir, settings.volumes_dir, settings.keyring_dir)}
+    assert modes == {
+        settings.data_dir: 0o750 | through,
+        settings.volumes_dir: 0o750 | through,
+        settings.keyring_dir: 0o700,
+    }
 
 
 def test_zfs_is_the_default_where_a_pool_is_set(tmp_path: Path) -> None:

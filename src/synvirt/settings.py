@@ -4,6 +4,7 @@ A key of the file's table [zfs] is `zfs_…` here and SYNVIRT_ZFS_… in the env
 """
 
 import os
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -386,11 +387,15 @@ def prepare_data_dir(settings: Settings) -> None:
     """Make {data_dir} and its folders with the modes of specification part 8. Idempotent. BadRequest, as `check_host_id`."""
     settings.check_host_id()
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+    # A libvirtd's QEMU is another user, who has to get through to its volumes; the embedded driver's is the service's.
+    through = 0o001 if settings.libvirt_uri else 0
+    if settings.data_dir.stat().st_uid == os.geteuid():
+        settings.data_dir.chmod(stat.S_IMODE(settings.data_dir.stat().st_mode) | through)
     for folder, mode in (
         (settings.imports_dir, 0o750),
         (settings.uploads_dir, 0o750),
         (settings.keyring_dir, 0o700),
-        (settings.volumes_dir, 0o750),
+        (settings.volumes_dir, 0o750 | through),
     ):
         folder.mkdir(exist_ok=True, mode=mode)
         folder.chmod(mode)  # mkdir's mode is subject to the umask

@@ -1,5 +1,6 @@
 """Volumes in a folder, on the file systems that a host may have."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,3 +84,25 @@ def test_a_link_in_place_of_a_volume_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(DiskWriteFailed):
         destination.create(name, SIZE)
     assert victim.stat().st_size == 0
+
+
+def test_another_user_gets_through_to_a_volume_that_is_its_own_and_lists_nothing(tmp_path: Path) -> None:
+    """As a libvirtd's QEMU does; the service's umask is narrow."""
+    need_root("another user")
+    folder = tmp_path / "volumes"
+    folder.mkdir(mode=0o751)
+    for above in (folder, *folder.parents):
+        above.chmod(above.stat().st_mode | 0o001)
+    before = os.umask(0o027)
+    try:
+        destination = DirectoryDestination(folder)
+        name = destination.volume_name(uuid4(), "disk")
+        destination.create(name, MIB)
+    finally:
+        os.umask(before)
+    path = Path(destination.device(name))
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+    assert subprocess.run([*as_nobody, "cat", path], capture_output=True).returncode != 0
+    os.chown(path, 65534, -1)  # as libvirtd does when the guest starts
+    assert subprocess.run([*as_nobody, "cat", path], stdout=subprocess.DEVNULL).returncode == 0
+    assert subprocess.run([*as_nobody, "ls", path.parent], capture_output=True).returncode != 0

@@ -25,6 +25,9 @@ from synvirt.errors import DiskWriteFailed
 NO_REFLINKS = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EXDEV, errno.ENOSYS})
 NO_REFLINKS_HINT = "keep the volumes on XFS or Btrfs, on zfs, or in Ceph"
 
+# A libvirtd's QEMU is another user, who has to get through to the volume that is its own; there is nothing for it to list.
+FOLDER_MODE = 0o751
+
 # What volume_name gives: no path leaves the folder.
 NAME = re.compile(r"[0-9a-f-]{36}/\w[\w.-]*\.raw", re.ASCII)
 
@@ -42,7 +45,7 @@ class DirectoryDestination:
     def create(self, name: str, size_bytes: int) -> None:
         path = self._path(name)
         with _failing(f"volume {name} cannot be made"):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            self._make_folder(path.parent)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             try:
                 # The size comes last, so a file that has it was made whole; ftruncate leaves bytes that are there alone.
@@ -97,7 +100,7 @@ class DirectoryDestination:
         self.unclone(name, to)
         try:
             with _failing(f"volume {name} cannot be cloned"):
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+                self._make_folder(path.parent)
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
                 with (
                     open(os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as original,
@@ -126,6 +129,11 @@ class DirectoryDestination:
     def free_bytes(self) -> int:
         with _failing("the folder of the volumes cannot be looked at"):
             return shutil.disk_usage(self.folder).free
+
+    def _make_folder(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.stat().st_uid == os.geteuid():
+            folder.chmod(FOLDER_MODE)  # mkdir's mode is subject to the umask
 
     def _path(self, name: str) -> Path:
         # Names come from volume_name by way of the store: this guards against a store that someone edited.

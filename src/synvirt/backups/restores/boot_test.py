@@ -25,6 +25,7 @@ from synvirt.backups.restores.host import QEMU_USERS, RestoreHost
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.undoing import Undo, Undoing
 from synvirt.backups.working import Working
+from synvirt.durable import make_open_folder
 from synvirt.errors import BootTestFailed, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HostLacks
 from synvirt.hypervisor import eyes
 from synvirt.hypervisor.hardware import own_mac
@@ -87,7 +88,7 @@ class BootTesting:
         folder = self._restore_host.scratch() / str(run_id)
         self._undoing.record(run_id, "scratch", str(folder))
         try:
-            folder.mkdir(parents=True, mode=0o711)
+            make_open_folder(folder)
         except OSError as error:
             raise DiskWriteFailed(f"the folder of the boot test cannot be made: {error.strerror}") from error
         order = ServeOrder(
