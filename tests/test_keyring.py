@@ -11,6 +11,7 @@ import pytest
 
 from synvirt.errors import SynvirtError
 from synvirt.keyring import Keyring, KeyUnusable, migrator_key, seal, unseal
+from tests.needs import need_root
 
 
 def test_the_key_is_made_once_with_its_mode(tmp_path: Path) -> None:
@@ -140,3 +141,17 @@ def test_what_is_sealed_opens_for_its_owner_alone(tmp_path: Path) -> None:
     for wrong in attempts:
         with pytest.raises(SynvirtError):
             wrong()
+
+
+def test_root_opens_the_key_of_a_service_that_is_another_user_and_no_other_s(tmp_path: Path) -> None:
+    """`synvirt doctor` and `synvirt backup mount`, called by root."""
+    need_root("a key of another user's")
+    path = tmp_path / "keyring/migrator.key"
+    path.parent.mkdir(mode=0o700)
+    key = migrator_key(path)
+    for one in (path.parent, path):
+        os.chown(one, 12345, 12345)
+    assert migrator_key(path) == key
+    os.chown(path, 12346, 12345)
+    with pytest.raises(KeyUnusable, match="belongs to user 12346"):
+        migrator_key(path)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from synvirt.cage import layers
+from synvirt.cage import layers, may_open_others_files
 from synvirt.errors import SynvirtError
 from synvirt.hypervisor.accel import EMULATOR, accelerator
 from synvirt.keyring import KEY_BYTES
@@ -212,7 +212,7 @@ def _zfs_allow(settings: Settings) -> str:
         for one in _zfs_settings(settings)
         if (lacks := zfs_allow.missing(f"{one.pool}/{one.namespace}", user, groups))
     ]
-    if zfs_allow.DEVICE_GROUP not in groups:
+    if zfs_allow.DEVICE_GROUP not in groups and not may_open_others_files():
         lacking.append(f"`usermod -aG {zfs_allow.DEVICE_GROUP} {user}`")
     if lacking:
         raise Missing(f"root has to call {' and '.join(lacking)}")
@@ -321,15 +321,17 @@ def _key(settings: Settings) -> str:
 
 
 def _ours(path: Path, mode: int) -> str:
-    """Of the service's user, and nobody else's to read or write; what the first start has yet to make is in order."""
+    """Of the service's user, and nobody else's to read or write; what the first start has yet to make is in order. root, who
+    asks, need not be that user: then it is who owns the folder."""
     try:
         found = path.stat()
     except FileNotFoundError:
         return f"{path}: made at the first start"
     except OSError as error:
         raise Missing(f"{path} cannot be looked at: {error.strerror}") from error
-    if found.st_uid != os.geteuid():
-        raise Missing(f"{path} belongs to the user number {found.st_uid}, not to {os.geteuid()}")
+    service = path.parent.stat().st_uid if os.geteuid() == 0 else os.geteuid()
+    if found.st_uid != service:
+        raise Missing(f"{path} belongs to the user number {found.st_uid}, not to {service}")
     if stat.S_IMODE(found.st_mode) & ~mode:
         raise Missing(f"{path} has the mode {stat.S_IMODE(found.st_mode):04o}, which is wider than {mode:04o}")
     return f"{path}: {stat.S_IMODE(found.st_mode):04o}"

@@ -134,3 +134,43 @@ def test_every_layer_that_the_host_has_takes_hold() -> None:
 def test_root_becomes_nobody() -> None:
     assert child("(os.geteuid(), os.getuid(), os.getgroups())")["found"] != str((0, 0, [0]))
     assert str(child("os.geteuid()")["found"]) != "0"
+
+
+# The packaged service: a user of its own with these capabilities (packaging/systemd/synvirt.service).
+GIVEN = "dac_override,+chown,+fowner,+setuid,+setgid,+kill"
+AS_THE_SERVICE = (
+    *("setpriv", "--reuid=64999", "--regid=64999", "--clear-groups", "--no-new-privs"),
+    *(f"--inh-caps=-all,+{GIVEN}", f"--ambient-caps=-all,+{GIVEN}", f"--bounding-set=-all,+{GIVEN}", "--"),
+)
+STATE = "{line.split(':')[0]: line.split()[1] for line in open('/proc/self/status') if line.startswith(('Uid', 'Cap'))}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give capabilities")
+@pytest.mark.parametrize("programs", [False, True])
+def test_a_service_that_is_not_root_becomes_another_user_too(programs: bool, tmp_path: Path) -> None:
+    needs("landlock", "seccomp")
+    secret, own = tmp_path / "secret", tmp_path / "own"
+    for path in (secret, own):
+        path.write_text("root's")
+        path.chmod(0o600)
+    cage = json.dumps({"reads": [str(own)], "programs": programs})
+
+    def run(does: str) -> dict[str, object]:
+        argv = [*AS_THE_SERVICE, sys.executable, "-P", "-c", CHILD, cage, does]
+        ran = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return dict(json.loads(ran.stdout))
+
+    found = run(STATE)
+    assert {"user", "capabilities", "landlock", "seccomp", "no_new_privs"} <= set(found["held"])  # type: ignore[call-overload]
+    state = dict(eval(str(found["found"])))
+    assert state["Uid"] not in ("0", "64999")
+    kept = "0000000000000002"  # CAP_DAC_OVERRIDE
+    nothing = "0000000000000000"
+    assert (state["CapPrm"], state["CapEff"]) == (kept, kept)
+    assert (state["CapInh"], state["CapAmb"]) == ((kept, kept) if programs else (nothing, nothing))
+    assert run(f"open({str(own)!r}).read()")["found"] == "root's"
+    assert run(f"open({str(secret)!r}).read()")["error"] == "PermissionError"
+    assert run("os.kill(os.getppid(), 0)")["error"] == "PermissionError"
+    assert run("os.setuid(0)")["error"] == "PermissionError"
+    assert run("open(f'/proc/{os.getppid()}/mem', 'rb').read(1)")["error"] == "PermissionError"

@@ -6,6 +6,6 @@ Read `confining.py`, then `landlock.py` and `seccomp.py`. Every layer is one tha
 doctor shows it. A layer that is missing is left out, never one that is there.
 """
 
-from synvirt.cage.confining import Cage, Network, enter, layers
+from synvirt.cage.confining import Cage, Network, enter, layers, may_change_user, may_open_others_files
 
-__all__ = ["Cage", "Network", "enter", "layers"]
+__all__ = ["Cage", "Network", "enter", "layers", "may_change_user", "may_open_others_files"]

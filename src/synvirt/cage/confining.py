@@ -21,6 +21,7 @@ _PR_SET_SECUREBITS, _NO_SETUID_FIXUP = 28, 1 << 2
 _CLONE_NEWNET, _CLONE_NEWIPC = 0x40000000, 0x08000000
 # include/uapi/linux/capability.h. Import folders and volumes belong to others than us; which files those are says Landlock.
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH, _CAP_NET_BIND_SERVICE, _CAPABILITIES_MAX = 1, 2, 10, 63
+_CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 6, 7, 21
 _CAPABILITY_VERSION = 0x20080522
 # What Python and the libraries of a reader need: their own files, names of hosts and certificates, the kernel's figures. Not
 # /etc as a whole: the host's keys and password hashes lie there.
@@ -75,11 +76,14 @@ def enter(cage: Cage) -> tuple[str, ...]:
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs")
     held = ["no_new_privs", "limits"]
-    if cage.network is not Network.ANY and os.geteuid() == 0 and libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC) == 0:
+    has = permitted()
+    # Refused without CAP_SYS_ADMIN. No namespace of users instead: in one, capabilities say nothing about the host's files.
+    if cage.network is not Network.ANY and libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC) == 0:
         held.append("network namespace")
-    if os.geteuid() == 0:
-        _give_up_root(libc, cage)
-        held += ["capabilities"] if cage.as_root else ["user", "capabilities"]
+    if has:
+        changes_user = not cage.as_root and may_change_user(has)
+        _give_up_rights(libc, cage, changes_user=changes_user)
+        held += ["user", "capabilities"] if changes_user else ["capabilities"]
     if landlock.version() > 0:
         reads = [Path(path) for path in (*_SYSTEM, *_own_files(), *cage.reads)]
         writes = [Path(path) for path in (_SINK, *cage.writes)]
@@ -93,13 +97,13 @@ def enter(cage: Cage) -> tuple[str, ...]:
 
 def layers() -> dict[str, bool]:
     """Those of `enter`, and whether this host gives them to this process."""
-    root = os.geteuid() == 0
+    has = permitted()
     return {
         "no_new_privs": True,
         "limits": True,
-        "network namespace": root,
-        "user": root,
-        "capabilities": root,
+        "network namespace": bool(has >> _CAP_SYS_ADMIN & 1),
+        "user": may_change_user(has),
+        "capabilities": bool(has),
         "landlock": landlock.version() > 0,
         "seccomp": seccomp.works() and Path("/proc/sys/kernel/seccomp/actions_avail").exists(),
     }
@@ -124,19 +128,19 @@ def _own_files() -> list[str]:
     return [path for path in dict.fromkeys([sys.prefix, sys.base_prefix, *sys.path]) if path and path != "/"]
 
 
-def _give_up_root(libc: ctypes.CDLL, cage: Cage) -> None:
-    """Another user than root, whose one privilege is to read and write what belongs to others. Where Landlock holds, that is
-    what the cage names, and nothing else."""
+def _give_up_rights(libc: ctypes.CDLL, cage: Cage, *, changes_user: bool) -> None:
+    """Another user than the service's, whose one privilege is to read and write what belongs to others, if the service has it.
+    Where Landlock holds, that is what the cage names, and nothing else."""
     # Capabilities stay when the user changes, and access(2) goes by them too: libnbd asks it whether there is a certificate.
     libc.prctl(_PR_SET_SECUREBITS, _NO_SETUID_FIXUP, 0, 0, 0)
     libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)  # where a unit took CAP_SETPCAP, for which the line above is refused
     kept = (
         1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH | (1 << _CAP_NET_BIND_SERVICE if cage.as_root else 0)
-    ) & _permitted()
+    ) & permitted()
     for number in range(_CAPABILITIES_MAX + 1):
         if not kept >> number & 1:
             libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # one that the kernel does not know is not there either
-    if not cage.as_root:
+    if changes_user:
         user, group = _user()
         os.setgroups([])
         os.setresgid(group, group, group)
@@ -150,10 +154,19 @@ def _give_up_root(libc: ctypes.CDLL, cage: Cage) -> None:
         libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0)  # else what it starts could not read what it reads
 
 
-def _permitted() -> int:
-    """A service's unit may have taken some from root already."""
+def permitted() -> int:
+    """This process's capabilities, a bit each: a unit may have taken some from root, or given some to another user."""
     found = re.search(r"^CapPrm:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(found[1], 16) if found else 0
+
+
+def may_change_user(has: int | None = None) -> bool:
+    both = 1 << _CAP_SETUID | 1 << _CAP_SETGID
+    return (permitted() if has is None else has) & both == both
+
+
+def may_open_others_files() -> bool:
+    return bool(permitted() >> _CAP_DAC_OVERRIDE & 1)
 
 
 def _user() -> tuple[int, int]:

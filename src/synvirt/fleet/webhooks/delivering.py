@@ -12,7 +12,6 @@ import binascii
 import contextlib
 import hashlib
 import hmac
-import os
 import pwd
 import threading
 import time
@@ -27,6 +26,7 @@ from uuid import UUID
 import structlog
 
 from synvirt import __version__, programs
+from synvirt.cage import may_change_user
 from synvirt.errors import Internal, NotFound, PersistFailed, SynvirtError
 from synvirt.fleet.model import HookShown
 from synvirt.fleet.records import wave_of
@@ -221,13 +221,14 @@ def ran(command: WaveCommandSetting, one: DeliveryRow) -> Outcome:
 
 
 def confined(command: WaveCommandSetting) -> list[str]:
-    """SynvirtError, where there is no such user. A service that is not root cannot change its user, and has few rights to
-    begin with."""
+    """SynvirtError, where there is no such user. A service that may not change its user has few rights to begin with."""
     argv = ["setpriv", "--no-new-privs"]
-    if os.geteuid() == 0:
+    if may_change_user():
         try:
             user = pwd.getpwnam(command.user)
         except KeyError:
             raise Internal(f"there is no user {command.user} here, whom the settings name for a command") from None
         argv += ["--reuid", str(user.pw_uid), "--regid", str(user.pw_gid), "--init-groups"]
+        # Who changes from a user that is not root to another keeps them.
+        argv += ["--inh-caps=-all", "--ambient-caps=-all"]
     return [*argv, "--", *command.argv]
