@@ -377,19 +377,19 @@ def _quarantined(connection: "Database") -> list[str]:
     from synvirt.model.sources import Source
     from synvirt.model.values import Model
     from synvirt.store.documents import VERSION, check_version, parsed
-    from synvirt.store.tables import backups, memory, migrations, sources, tokens, uploads
+    from synvirt.store.tables import backups, ledger, memory, migrations, sources, tokens, uploads
 
     looked_at = sqlalchemy.inspect(connection)
     ends = [str(end) for end in ENDS]
     kinds: dict[str, type[Model]] = {"job": BackupJob, "repository": BackupRepository}
     found = []
     kinds |= {"migration": Migration, "source": Source, "upload": Upload}
-    for table in (migrations, sources, uploads, backups, tokens, memory):
+    for table in (migrations, sources, uploads, backups, tokens, memory, ledger):
         if not looked_at.has_table(table.name):
             continue
         there = {column["name"] for column in looked_at.get_columns(table.name)}
         columns = [column for column in table.c if column.name in there]
-        query = sqlalchemy.select(*columns).order_by(table.c.number)
+        query = sqlalchemy.select(*columns).order_by(*table.primary_key)
         for row in connection.execute(query.where(table.c.state.not_in(ends)) if table is migrations else query):
             kind = row.kind if table is backups else table.name.removesuffix("s")
             version = getattr(row, "version", VERSION)

@@ -93,7 +93,7 @@ def test_an_export_that_is_cancelled_leaves_nothing(house: House, monkeypatch: p
 def test_what_a_killed_export_left_is_gone_at_the_next_start(house: House) -> None:
     run_id = uuid4()
     left = house.folder / "exports" / f".{run_id}.partial"
-    house.backups._restoring.undoing.record(run_id, "folder", str(left))
+    house.backups._restoring.ledger.record(run_id, "folder", str(left))
     left.mkdir(parents=True)
     (left / "0-vda.raw").write_bytes(b"half")
     (house.folder / "exports/theirs").mkdir()

@@ -19,7 +19,7 @@ from synvirt.backups.service import Backups
 from synvirt.backups.sources import guest as source
 from synvirt.backups.sources import zfs as source_zfs
 from synvirt.backups.sources.guest import Sources
-from synvirt.backups.sources.ledger import Ledger, Made
+from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.backups.sources.zfs import OfZfs
 from synvirt.backups.sources.zfs_moment import Moment
 from synvirt.backups.sources.zfs_stream import changed_since
@@ -160,7 +160,7 @@ class House:
         for name in ("keyring", "repository"):
             (folder / name).mkdir(exist_ok=True)
         self.domain, self.store = domain, Store(f"sqlite:///{folder / 'test.db'}")
-        self.ledger = Ledger(self.store.backups, host="local")
+        self.ledger = MadeRows(self.store.backups.ledger, host="local")
         way = OfZfs("qemu:///system", self.ledger, tpm_folder=lambda: folder)
         connection: Any = Connection(domain)
         self.sources = Sources(connection, self.ledger, (way,))

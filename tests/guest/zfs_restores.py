@@ -12,12 +12,12 @@ import pytest
 
 from synvirt.backups.restores import in_place
 from synvirt.backups.restores.domain import Place
-from synvirt.backups.undoing import Undoing
 from synvirt.blocks import Extent
 from synvirt.destinations.zfs_links import Links
 from synvirt.disks import open_writer
 from synvirt.errors import DiskReadFailed
 from synvirt.jobs.copying_disks import Openers, copy_disks
+from synvirt.jobs.ledger import Ledger
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.model.job import Progress
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
@@ -60,7 +60,7 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(in_place, "_runs", lambda domain: False)  # there is no libvirt here
     store = Store(f"sqlite:///{tmp_path / 'test.db'}")
     undo = in_place.undo(cast("Any", None)) | {"checkpoints": lambda run_id, name: None}
-    undoing = Undoing(store.backups, host="local", undo=undo)
+    ledger = Ledger(store.ledgers, "run", host="local", undo=undo)
     run = SimpleNamespace(id=uuid4(), progress=Progress())
     wire: Any = SimpleNamespace(say=lambda message: None, stop=lambda: False)
 
@@ -73,13 +73,13 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     repository = RepositorySpec(place=FolderSpec(path="/x"), key="")
     spec = PointSpec(repository=repository, point_id="", number=0)
     domain = SimpleNamespace(UUIDString=lambda: str(uuid4()))
-    restored = in_place._Restored(cast("Any", None), undoing, copying, cast("Any", domain), resumed=False)
+    restored = in_place._Restored(cast("Any", None), ledger, copying, cast("Any", domain), resumed=False)
     place = Place(str(device), "block")
     if breaks:
         with pytest.raises(DiskReadFailed):
             restored.disks({"vda": (place, Disk(breaks=True), spec)})
         assert zfs("list", "-Ho", "name", "-t", "snapshot", "-r", volume).split() == [f"{volume}@synvirt-restore-{run.id}"]
-        assert undoing.sweep(run.id)
+        assert ledger.sweep(run.id)
         assert [device.read_bytes() == NOW] == [True]
     else:
         monkeypatch.setattr(in_place, "translated", lambda *_: contextlib.nullcontext())
@@ -87,6 +87,6 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
         restored.commit(None)
         assert [device.read_bytes() == THEN[:MIB] + bytes(MIB) + THEN[2 * MIB :] + bytes(MIB)] == [True]
     assert zfs("list", "-Ho", "name", "-t", "all", "-r", volume).split() == [volume]
-    assert store.backups.all("unfinished", host="local") == []
+    assert store.ledgers.owned("run", host="local") == []
     store.close()
     zfs("destroy", volume)

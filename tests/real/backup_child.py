@@ -20,7 +20,7 @@ from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.backups.sources import guest as source
-from synvirt.backups.sources.ledger import Ledger
+from synvirt.backups.sources.made import MadeRows
 from synvirt.backups.sources.ways import sources_of
 from synvirt.backups.working import Working
 from synvirt.kvm import agent
@@ -138,7 +138,7 @@ class Child:
     def left(self) -> None:
         """What is there beside the guest itself."""
         domain, store = self.domain, Store(self.settings.store_url)
-        ledger = Ledger(store.backups, host=self.settings.host_id)
+        ledger = MadeRows(store.backups.ledger, host=self.settings.host_id)
         running = jobs.running(domain)
         found = {
             "states": [made.state for made in ledger.all()],

@@ -16,7 +16,7 @@ from synvirt.backups.model import ENDS, BackupJobRequest, BackupRepositoryReques
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
 from synvirt.backups.sources.guest import Ask, Sources
-from synvirt.backups.sources.ledger import Ledger
+from synvirt.backups.sources.made import MadeRows
 from synvirt.backups.sources.ways import sources_of
 from synvirt.disks import open_reader
 from synvirt.errors import (
@@ -181,7 +181,7 @@ def test_a_guest_that_runs_without_an_agent_is_backed_up_as_after_a_crash(
     name = _defined(connection, tmp_path, TPM)
     domain = connection.use().lookupByName(name)
     domain.create()
-    ledger, told = Ledger(store.backups, host="local"), []
+    ledger, told = MadeRows(store.backups.ledger, host="local"), []
 
     def wanted(quiesce: Literal["try", "require"]) -> Ask:
         return replace(asked(name), quiesce=quiesce, warn=lambda code, _: told.append(code))
@@ -236,7 +236,7 @@ def test_marks_go_with_their_job_though_the_guest_is_off_by_then(
     assert b'"bitmaps"' in _told_of(tmp_path / "disk.qcow2")
     sources.forget(ask.job_id)
     sources.close()
-    assert (Ledger(store.backups, host="local").all(), domain.listAllCheckpoints(0)) == ([], [])
+    assert (MadeRows(store.backups.ledger, host="local").all(), domain.listAllCheckpoints(0)) == ([], [])
     assert b'"bitmaps"' not in _told_of(tmp_path / "disk.qcow2")
 
 

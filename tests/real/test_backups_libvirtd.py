@@ -11,7 +11,7 @@ import pytest
 
 from synvirt.backups.sources.bitmap import ByJob
 from synvirt.backups.sources.guest import Ask, Sources
-from synvirt.backups.sources.ledger import Ledger
+from synvirt.backups.sources.made import MadeRows
 from synvirt.disks import open_reader
 from synvirt.kvm.connection import Connection
 from synvirt.sample import Sample, build
@@ -48,7 +48,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 def test_a_guest_of_a_libvirtd_is_quiesced_and_never_left_frozen(host: LibvirtLab, sample: Sample, tmp_path: Path) -> None:
     guest = Guest(host, sample)
     uri, store = f"qemu+unix:///system?socket={host.socket}", Store(f"sqlite:///{tmp_path / 'test.db'}")
-    ledger, connection = Ledger(store.backups, host="local"), Connection(uri, lambda: None)
+    ledger, connection = MadeRows(store.backups.ledger, host="local"), Connection(uri, lambda: None)
     told: list[str] = []
     way = ByJob(connection, ledger, folder=lambda: host.folder / "scratch", tpm_folder=lambda: tmp_path)
     ask = Ask(

@@ -71,7 +71,7 @@ def nothing_left(room: Room, point: RestorePoint) -> None:
     """Of a restore that has failed: no volume, no domain, no note."""
     assert [path.name for path in room.volumes.rglob("*")] == []
     assert room.names().isdisjoint({point.vm_name, "restored"})
-    assert room.store.backups.all("unfinished", host="local") == []
+    assert room.store.ledgers.owned("run", host="local") == []
 
 
 def test_a_point_becomes_a_new_domain_with_an_identity_of_its_own(room: Room) -> None:
@@ -95,7 +95,7 @@ def test_a_point_becomes_a_new_domain_with_an_identity_of_its_own(room: Room) ->
     told = " ".join(warning.message for warning in run.warnings)
     assert "nobridge0" in told, "the bridge that is missing is told"
     assert "/nowhere/setup.iso" in told
-    assert room.store.backups.all("unfinished", host="local") == [], "it is its user's from here on"
+    assert room.store.ledgers.owned("run", host="local") == [], "it is its user's from here on"
     with pytest.raises(BackupConflict, match="restored"):
         room.backups.restore(point.id, RestoreRequest(target="new_domain", name="restored"))
     again = room.restored(point, target="new_domain", name="restored-twice")
@@ -166,7 +166,7 @@ def test_in_place_a_guest_is_as_it_was(room: Room, format_: str) -> None:
     found: Any = ElementTree.fromstring(room.connection.use().lookupByUUIDString(str(uuid)).XMLDesc(0))
     assert found.findtext("memory") == str(64 * 1024)
     assert {path.name for path in (room.folder / "images").iterdir()} == {"disk.first", now.name}
-    assert room.store.backups.all("unfinished", host="local") == []
+    assert room.store.ledgers.owned("run", host="local") == []
 
 
 UEFI = "<loader readonly='yes' type='pflash'>{code}</loader><nvram>{variables}</nvram></os><features><acpi/></features>"
@@ -279,7 +279,7 @@ def test_in_place_what_fails_leaves_the_guest_as_it_is(room: Room) -> None:
     assert disk.read_bytes() == b"now" * 1000
     assert room.connection.use().lookupByUUIDString(str(uuid)).XMLDesc(0) == before
     assert [path.name for path in disk.parent.iterdir()] == ["disk.raw"]
-    assert room.store.backups.all("unfinished", host="local") == []
+    assert room.store.ledgers.owned("run", host="local") == []
 
 
 def test_in_place_one_disk_leaves_the_other_and_the_definition(room: Room) -> None:
@@ -385,7 +385,7 @@ def test_boot_tests_see_who_boots_and_who_does_not_and_leave_nothing(room: Room)
 def test_a_service_that_was_killed_leaves_nothing_either(room: Room) -> None:
     """What a kill leaves is what it noted: here each thing is made, and nobody is there to undo it."""
     run_id = uuid4()
-    restore_host, undoing = room.restore_host, room.backups._restoring.undoing
+    restore_host, ledger = room.restore_host, room.backups._restoring.ledger
     disk = boot_sector(room.folder / "images/disk.raw", WRITES)
     definition = xml(disk).replace("<source bridge='nobridge0'/>", "").replace(" cache='none' io='native'", "")
     point = room.point(definition, {"vda": disk})
@@ -393,14 +393,14 @@ def test_a_service_that_was_killed_leaves_nothing_either(room: Room) -> None:
     restoring_domain.renewed(domain, name="restored", run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
     restoring_domain.isolated(domain, serial_log=str(room.host.console_log(run_id)))
     volume = restore_host.default()[1].volume_name(run_id, "vda")
-    undoing.record(run_id, "volume", f"directory {volume}")
+    ledger.record(run_id, "volume", f"directory {volume}")
     restore_host.default()[1].create(volume, CHUNK_BYTES)
     scratch = room.scratch() / str(run_id)
-    undoing.record(run_id, "scratch", str(scratch))
+    ledger.record(run_id, "scratch", str(scratch))
     scratch.mkdir(parents=True)
-    undoing.record(run_id, "folder", str(room.folder / "exports" / f".{run_id}.partial"))
+    ledger.record(run_id, "folder", str(room.folder / "exports" / f".{run_id}.partial"))
     (room.folder / "exports" / f".{run_id}.partial").mkdir(parents=True)
-    undoing.record(run_id, "domain", str(run_id))
+    ledger.record(run_id, "domain", str(run_id))
     started = room.connection.use().defineXML(domain.xml)
     started.create()
     assert started.isActive()

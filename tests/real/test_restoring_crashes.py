@@ -78,13 +78,13 @@ def restored(
     backups = room.backups
     run = BackupRun(id=uuid4(), kind="restore", created_at=now(), restore_point_ids=(point.id,))
     run, work = backups._restoring.prepared(run, point, asked)
-    undoing = backups._restoring.undoing
-    undoing._undo = {kind: steps.counted(undo) for kind, undo in undoing._undo.items()}  # type: ignore[misc]
+    ledger = backups._restoring.ledger
+    ledger._undo = {kind: steps.counted(undo) for kind, undo in ledger._undo.items()}  # type: ignore[misc]
     for holder, name in (
-        (undoing, "record"),
-        (undoing, "replace"),
-        (undoing, "settle"),
-        (undoing, "sweep"),
+        (ledger, "record"),
+        (ledger, "replace"),
+        (ledger, "settle"),
+        (ledger, "sweep"),
         (Copying, "copy"),
         (in_place, "_swap"),
         (in_place, "_define"),
@@ -153,7 +153,7 @@ def test_in_place_a_kill_leaves_the_guest_as_it_is_or_as_it_was(
         found = state(room, uuid)
         seen.add(found)
         assert {one.name for one in (room.folder / "images").iterdir()} == {"first.raw", "second.qcow2"}, last
-        assert room.store.backups.all("unfinished", host="local") == [], last
+        assert room.store.ledgers.owned("run", host="local") == [], last
         if ended:
             break
     assert last > 10
@@ -185,7 +185,7 @@ def test_what_a_guest_wrote_between_a_kill_and_the_next_start_is_kept(room: Room
     assert not ended
     assert first.read_bytes() == meanwhile
     assert {one.name for one in (room.folder / "images").iterdir()} == {"first.raw", "second.qcow2"}
-    assert room.store.backups.all("unfinished", host="local") == []
+    assert room.store.ledgers.owned("run", host="local") == []
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_a_kill_leaves_nothing_of_a_new_domain(room: Room, monkeypatch: pytest.M
         with monkeypatch.context() as patched:
             asked = RestoreRequest(target="new_domain", name=name)
             ended = restored(room, point, asked, Steps(patched, last=last))
-        assert room.store.backups.all("unfinished", host="local") == [], last
+        assert room.store.ledgers.owned("run", host="local") == [], last
         if ended:
             break
         assert name not in room.names(), last

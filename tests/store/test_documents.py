@@ -7,15 +7,17 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import create_engine, insert, make_url, text
 
-from synvirt.backups.sources.ledger import Made
+from synvirt.backups.model import BackupRepository
+from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.errors import PersistFailed
 from synvirt.model.files import Upload
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.sources import Source
+from synvirt.model.values import now
 from synvirt.store import Store
 from synvirt.store.documents import VERSION, Unreadable, parsed, readable, rewritten, version_after
-from synvirt.store.tables import backups, events, migrations, sources, uploads
+from synvirt.store.tables import backups, events, ledger, migrations, sources, uploads
 from tests.house import live_plan
 from tests.jobs.migrations import migration
 
@@ -97,16 +99,19 @@ def test_a_document_of_another_major_version_is_quarantined_whole(database_url: 
         expires_at=good.created_at,
     )
     made = Made(id=uuid4(), job_id=uuid4(), vm_id="v", way="zfs", name="n")
+    kept = BackupRepository(id=uuid4(), name="k", kind="local", path="/k", created_at=now())
     store.add(good, host="h")
     before = store.last_event_id()
     store.add(other, host="h")
     store.sources.add(source, b"", host="h")
     store.uploads.add(upload, host="h")
-    store.backups.put("made", made.id, made, host="h")
+    MadeRows(store.ledgers, host="h").put(made)
+    store.backups.put("repository", kept.id, kept, host="h")
     with store._writing() as db:
         for table in (migrations, events, sources, uploads, backups):
             mine = table.c.migration_id == str(other.id) if table is events else table.c.id != str(good.id)
             db.execute(table.update().where(mine).values(version=version))
+        db.execute(ledger.update().values(version=version))
 
     assert [job.id for job in store.unended(host="h")] == [good.id]
     assert json.loads(store.documents(limit=9)[0][0])["id"] == str(good.id)
@@ -114,15 +119,17 @@ def test_a_document_of_another_major_version_is_quarantined_whole(database_url: 
     assert store.events_after(before) == []
     assert store.sources.page(limit=9)[0] == []
     assert store.uploads.all(host="h") == store.uploads.page(host="h", limit=9)[0] == []
-    assert store.backups.all("made", host="h") == []
+    assert store.backups.all("repository", host="h") == []
+    assert MadeRows(store.ledgers, host="h").all() == []
     for ask in (
         lambda: store.get(other.id),
         lambda: store.change(other.id, State.QUEUED, lambda one: one),
         lambda: store.request_cancel(other.id),
         lambda: store.sources.get(source.id),
         lambda: store.uploads.get(upload.id, host="h"),
-        lambda: store.backups.get("made", made.id, host="h"),
-        lambda: store.backups.put("made", made.id, made, host="h"),
+        lambda: store.backups.get("repository", kept.id, host="h"),
+        lambda: store.backups.put("repository", kept.id, kept, host="h"),
+        lambda: MadeRows(store.ledgers, host="h").put(made),
     ):
         with pytest.raises(Unreadable, match="is of version"):
             ask()
@@ -135,18 +142,26 @@ def test_what_a_later_minor_version_added_survives_in_all_that_is_written(databa
     source = Source(id=uuid4(), name="lab", kind="vim_api", endpoint="https://v.example", created_at=job.created_at)
     store.sources.add(source, b"", host="h")
     made = Made(id=uuid4(), job_id=uuid4(), vm_id="v", way="zfs", name="n")
-    store.backups.put("made", made.id, made, host="h")
+    kept = BackupRepository(id=uuid4(), name="k", kind="local", path="/k", created_at=now())
+    MadeRows(store.ledgers, host="h").put(made)
+    store.backups.put("repository", kept.id, kept, host="h")
     with store._writing() as db:
-        for table in (migrations, sources, backups):
+        for table in (migrations, sources, backups, ledger):
             (text_,) = db.execute(table.select().with_only_columns(table.c.document)).scalars()
             later = json.dumps(json.loads(text_) | {"of_later": {"signed": True}})
             db.execute(table.update().values(document=later, version="1.7"))
 
     store.change(job.id, State.QUEUED, lambda one: one.model_copy(update={"state": State.COPYING_FULL}))
     store.sources.change(source.id, lambda one, sealed: (one.model_copy(update={"name": "other"}), sealed), host="h")
-    store.backups.put("made", made.id, made.model_copy(update={"state": "keeping"}), host="h")
+    store.backups.put("repository", kept.id, kept.model_copy(update={"state": "unreachable"}), host="h")
+    MadeRows(store.ledgers, host="h").put(made.model_copy(update={"state": "keeping"}))
     with store._reading() as db:
-        for table, changed in ((migrations, "CopyingFull"), (sources, "other"), (backups, "keeping")):
+        for table, changed in (
+            (migrations, "CopyingFull"),
+            (sources, "other"),
+            (backups, "unreachable"),
+            (ledger, "keeping"),
+        ):
             (row,) = db.execute(table.select()).all()
             document = json.loads(row.document)
             assert (document["of_later"], row.version) == ({"signed": True}, "1.7"), table.name

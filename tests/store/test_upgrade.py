@@ -13,12 +13,15 @@ from sqlalchemy import Connection, create_engine, insert, make_url, table
 from sqlalchemy import column as named
 
 import synvirt.store
+from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.jobs.course import Course, Sample
 from synvirt.live import SnapshotRef
 from synvirt.migrations.memory import CourseMemory, Hashed, JobMemory, PassMemory, Told
 from synvirt.model.kinds import State
 from synvirt.model.problems import Problem
 from synvirt.store import LedgerEntry, Store, Watermark
+from synvirt.store.ledger import Owner
+from synvirt.store.sources import Trial
 from synvirt.store.tables import events, ledger, memory, migrations, secrets, sources, uploads, watermarks
 from synvirt.store.upgrading import revisions
 
@@ -30,6 +33,12 @@ AT = "2026-01-02T03:04:05.678Z"
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 TOKEN = uuid4()
 PROBLEM = Problem(code="E_MIG_NOT_FOUND", message="m", hint="h", fatal=False, at=MOMENT, state=State.COPYING_FULL)
+OLD_LEDGER = table("ledger", named("migration_id"), named("kind"), named("name"))
+OLD_BACKUPS = table("backups", *map(named, ("id", "host", "kind", "state", "document")))
+OLD_TRIALS = table("trials", named("name"), named("source_id"), named("vm_id"), named("host"))
+MADE = Made(id=uuid4(), job_id=uuid4(), vm_id="v", way="zfs", name="n", volumes=("p/v",), state="lasting")
+RUN, LONG = uuid4(), "<domain/>" * 999
+UNFINISHED = {"run_id": str(RUN), "things": [{"kind": "staged", "name": "/a"}, {"kind": "defined", "name": LONG}]}
 OLD_NOTES = table("notes", named("migration_id"), named("key"), named("value"))
 # Every note that a version before 0018 wrote, one that nobody knows, and one that was broken.
 NOTES = {
@@ -108,7 +117,19 @@ def written_by_an_earlier_version(db: Connection, revision: str, noted: dict[str
         db.execute(insert(events).values(**key, document=text))
     counts = {"offset_bytes": 2**40, "bytes_total": 2**41, "bytes_done": 7, "bytes_zero": 3}
     db.execute(insert(watermarks).values(**key, pass_number=1, disk_key="2000", **counts, finished=False))
-    db.execute(insert(ledger).values(**key, kind="volume", name="a-disk"))
+    if revision < "0019":
+        db.execute(insert(OLD_LEDGER).values(**key, kind="volume", name="a-disk"))
+    else:
+        db.execute(insert(ledger).values(owner_kind="migration", owner_id=str(JOB), kind="volume", name="a-disk"))
+    if "0005" <= revision < "0019":
+        broken = json.dumps({"run_id": 7, "things": 7})
+        for id_, kind, document in (
+            (MADE.id, "made", MADE.model_dump_json()),
+            (uuid4(), "unfinished", json.dumps(UNFINISHED)),
+            (uuid4(), "unfinished", broken),
+        ):
+            values = {"host": "h", "kind": kind, "state": "", "document": document}
+            db.execute(insert(OLD_BACKUPS).values(id=str(id_), **values))
     if revision < "0018":
         for name, value in noted.items():
             db.execute(insert(OLD_NOTES).values(**key, key=name, value=value))
@@ -119,8 +140,11 @@ def written_by_an_earlier_version(db: Connection, revision: str, noted: dict[str
         db.execute(insert(uploads).values(id=str(UPLOAD), host="h", document=json.dumps(upload | {"expires_at": AT})))
     if revision >= "0003":
         source = {"id": str(SOURCE), "name": "lab", "kind": "vim_api", "endpoint": "https://v.example", "created_at": AT}
-        values = {"id": str(SOURCE), "host": "h", "name": "lab", "document": json.dumps(source), "sealed": b"\0sealed"}
-        db.execute(insert(sources).values(**values))
+        values = {"id": str(SOURCE), "host": "h", "name": "lab", "document": json.dumps(source)}
+        db.execute(insert(sources).values(**values, sealed=b"\0sealed"))
+    if "0007" <= revision < "0019":
+        trial = {"name": "synvirt-test-1", "source_id": str(SOURCE), "vm_id": "vm-1"}
+        db.execute(insert(OLD_TRIALS).values(**trial, **({"host": "t"} if revision >= "0012" else {})))
     if revision >= "0004":
         db.execute(insert(secrets).values(**key, host="h", sealed=b"\0secret"))
 
@@ -142,6 +166,13 @@ def test_a_database_of_each_version_is_taken_over_with_its_rows(database_url: st
         mark = Watermark("2000", 1, 2**40, 2**41, 7, 3, finished=False)
         assert store.watermarks(JOB, 1) == {"2000": mark}
         assert store.ledger(JOB) == [LedgerEntry("volume", "a-disk")]
+        run = Owner("run", RUN)
+        things = [LedgerEntry("staged", "/a"), LedgerEntry("defined", LONG)]
+        assert store.ledgers.of(run) == (things if "0005" <= revision < "0019" else [])
+        made = MadeRows(store.ledgers, host="h").all()
+        assert made == ([MADE] if "0005" <= revision < "0019" else [])
+        trial = Trial(SOURCE, "vm-1", "synvirt-test-1")
+        assert store.sources.trials(host="t" if revision >= "0012" else "h") == ([trial] if "0007" <= revision < "0019" else [])
         assert store.memory.get(JOB, JobMemory).downs == 2
         assert store.memory.get(JOB, PassMemory, 7) == (PASS_7 if revision < "0018" else PassMemory())
         if revision >= "0002":

@@ -120,7 +120,7 @@ class Backups:
         """The runs that were cut off."""
         self._cut_off = self.runs.cut_off()
         works = {run.id: work for run in self._cut_off if (work := self._work_again(run)) is not None}
-        self._restoring.undoing.sweep_all(but=frozenset(works))
+        self._restoring.ledger.sweep_all(but=frozenset(works))
         self.runs.start(works, counted=counted)
 
     def pause(self) -> None:
@@ -443,7 +443,7 @@ class Backups:
             raise BackupBadRequest("this service has no hypervisor to start a guest on")
         return BootTesting(
             self._restore_host,
-            self._restoring.undoing,
+            self._restoring.ledger,
             self.points,
             self._working,
             self.repositories,

@@ -14,6 +14,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.jobs.ledger import Order, Sweep
 from synvirt.jobs.stop import Stop
 from synvirt.migrations import source_vm
 from synvirt.migrations.cloning import wait_until_gone
@@ -184,7 +185,10 @@ SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
 }
 
 
-_LATE = {"snapshot": 1, "tracking": 2}
+_ORDER = Order(
+    late={"snapshot": 1, "tracking": 2},
+    only_after={"source_power": frozenset({"domain"}), "tracking": frozenset({"snapshot"})},
+)
 
 
 async def _at_source(job: Job, call: Callable[..., Awaitable[None]]) -> None:
@@ -217,16 +221,12 @@ async def undone(entries: Sequence[LedgerEntry], undo: Callable[[LedgerEntry], A
     disk one again, and the guest is to run meanwhile; tracking last, which ends well only without our snapshots. The source is
     not powered on while the guest may live here, in a domain that could not be undone: two of one guest would both write and
     be believed."""
-    alive_here = snapshots_left = False
-    newest_first = entries[::-1]
-    for entry in sorted(newest_first, key=lambda one: _LATE.get(one.kind, 0)):
-        if (entry.kind == "source_power" and alive_here) or (entry.kind == "tracking" and snapshots_left):
-            continue
+    sweep = Sweep(entries, _ORDER)
+    for entry in sweep:
         if await undo(entry):
             yield entry
         else:
-            alive_here |= entry.kind == "domain"
-            snapshots_left |= entry.kind == "snapshot"
+            sweep.stays(entry)
 
 
 async def _swept(job: Job, entry: LedgerEntry) -> bool:

@@ -1,5 +1,6 @@
 """The persistent store: jobs, events, watermarks, ledgers, uploads, sources. SQL, on SQLite or PostgreSQL; blocking code."""
 
-from synvirt.store.store import Event, LedgerEntry, Store, Watermark, Wish
+from synvirt.store.ledger import LedgerEntry
+from synvirt.store.store import Event, Store, Watermark, Wish
 
 __all__ = ["Event", "LedgerEntry", "Store", "Watermark", "Wish"]

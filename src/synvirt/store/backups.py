@@ -11,10 +11,11 @@ from sqlalchemy import Connection, delete, func, insert, select, text, update
 
 from synvirt.errors import BackupNotFound
 from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after
+from synvirt.store.ledger import LedgerRows
 from synvirt.store.tables import backup_events, backups
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
-Kind = Literal["repository", "job", "run", "point", "made", "unfinished", "watermarks", "request"]
+Kind = Literal["repository", "job", "run", "point", "watermarks", "request"]
 
 # A replay is for who was away for hours; a run writes some ten events.
 EVENTS_KEPT = 10_000
@@ -41,8 +42,11 @@ class Row:
 
 
 class BackupRows:
+    """`ledger`: what runs make, and what backups make of their guests."""
+
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
+        self.ledger = LedgerRows(reading=reading, writing=writing)
 
     def put(self, kind: Kind, id_: UUID, document: BaseModel, *, host: str, state: str = "") -> None:
         """Added, or in the place of what was there."""

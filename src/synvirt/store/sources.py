@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from synvirt.errors import Conflict, NotFound
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS
 from synvirt.model.sources import Source
+from synvirt.model.values import Model
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
-from synvirt.store.tables import migrations, secrets, sources, trials, wave_hooks
+from synvirt.store.ledger import LedgerEntry, Owner, forget, record, strike
+from synvirt.store.tables import ledger, migrations, secrets, sources, wave_hooks
 
 # All that is sealed: whose it is, the table, the column that says whose.
 _SEALED = (
@@ -28,7 +30,7 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The snapshot of a deep test: of which VM of which source, and its name there."""
+    """The snapshot of a deep test: of which VM of which source, and its name there. In the ledger of its source."""
 
     source_id: UUID
     vm_id: str
@@ -107,6 +109,8 @@ class SourceRows:
         """NotFound; Conflict while a job that has not ended reads from it."""
         with self._writing() as db:
             _check_unused(db, _parsed(_row(db, source_id)))
+            # The snapshots that tests of it made cannot be reached any more.
+            forget(db, Owner("source", source_id))
             db.execute(delete(sources).where(sources.c.id == str(source_id)))
 
     def sealed(self) -> list[Sealed]:
@@ -135,32 +139,41 @@ class SourceRows:
     def note_trial(self, trial: Trial, *, host: str) -> None:
         """Before the snapshot is made. NotFound, where the source was removed meanwhile."""
         with self._writing() as db:
-            _row(db, trial.source_id)
-            values = {"name": trial.name, "source_id": str(trial.source_id), "vm_id": trial.vm_id, "host": host}
-            db.execute(insert(trials).values(**values))
+            _row(db, trial.source_id, lock=True)
+            record(db, *_entry(trial), host=host)
 
     def strike_trial(self, trial: Trial) -> None:
         """Once the snapshot is gone; again is harmless."""
         with self._writing() as db:
-            db.execute(delete(trials).where(trials.c.name == trial.name))
+            owner, entry = _entry(trial)
+            strike(db, owner, entry.kind, entry.name)
 
     def trials(self, *, host: str) -> list[Trial]:
         """All that the host made whose snapshots may be there; but not of a VM that a job reads which has not ended."""
-        # Earlier versions noted no host: a source was one host's.
-        made_by = func.coalesce(trials.c.host, sources.c.host)
-        noted = select(trials).join(sources, sources.c.id == trials.c.source_id).where(made_by == host)
+        noted = select(ledger).where(ledger.c.owner_kind == "source", ledger.c.host == host, is_known(ledger.c.version))
         unended = select(migrations.c.document).where(
             migrations.c.state.not_in([str(end) for end in ENDS]), is_known(migrations.c.version)
         )
         with self._reading() as db:
-            found = [Trial(UUID(row.source_id), row.vm_id, row.name) for row in db.execute(noted.order_by(trials.c.name))]
+            rows = db.execute(noted.order_by(ledger.c.id)).all()
+            found = [Trial(UUID(row.owner_id), parsed(_OfTrial, row.document, row.version).vm_id, row.name) for row in rows]
             jobs = readable(Migration, (row.document for row in db.execute(unended))) if found else []
         read = {(ref.source_id, ref.vm_id) for ref in (job.plan.source_ref for job in jobs) if ref.kind == "live_vm"}
         return [one for one in found if (one.source_id, one.vm_id) not in read]
 
 
-def _row(db: Connection, source_id: UUID) -> Row[Any]:
-    row = db.execute(select(sources).where(sources.c.id == str(source_id))).first()
+class _OfTrial(Model):
+    vm_id: str
+
+
+def _entry(trial: Trial) -> tuple[Owner, LedgerEntry]:
+    document = _OfTrial(vm_id=trial.vm_id).model_dump_json()
+    return Owner("source", trial.source_id), LedgerEntry("snapshot", trial.name, document=document)
+
+
+def _row(db: Connection, source_id: UUID, *, lock: bool = False) -> Row[Any]:
+    query = select(sources).where(sources.c.id == str(source_id))
+    row = db.execute(query.with_for_update() if lock else query).first()
     if row is None:
         raise NotFound(f"there is no source {source_id}", hint="synvirt sources list shows them")
     return row

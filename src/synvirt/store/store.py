@@ -35,12 +35,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from synvirt.errors import BadRequest, Conflict, NotFound, PersistFailed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS, State
+from synvirt.store import ledger as ledgers
 from synvirt.store.access import AuditRows, TokenRows
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
 from synvirt.store.filters import ALL, Only
 from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
+from synvirt.store.ledger import LedgerEntry, LedgerRows, Owner, owned_by
 from synvirt.store.memory import MemoryRows, forget_passes
 from synvirt.store.rehearsals import RehearsalRows
 from synvirt.store.slots import SlotRows
@@ -99,12 +101,6 @@ class Watermark:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerEntry:
-    kind: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Wish:
     """What an operator asked of a job: to cancel, or else to cut over or to be rehearsed."""
 
@@ -120,6 +116,7 @@ class Store:
         self.backups = BackupRows(reading=self._reading, writing=self._writing)
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
         self.slots = SlotRows(reading=self._reading, writing=self._writing)
+        self.ledgers = LedgerRows(reading=self._reading, writing=self._writing)
         self.memory = MemoryRows(reading=self._reading, writing_of=self._writing_of)
         self.rehearsals = RehearsalRows(reading=self._reading, writing=self._writing)
         self.waves = WaveRows(reading=self._reading, writing=self._writing)
@@ -208,6 +205,7 @@ class Store:
             row = _row(db, job_id, lock=True)
             if row.state not in _ENDED:
                 raise Conflict(f"job {job_id} has not ended: it is {row.state}", hint="cancel it first")
+            ledgers.forget(db, _owner(job_id))
             db.execute(delete(migrations).where(migrations.c.id == str(job_id)))
 
     def unended_ids(self, *, host: str) -> list[UUID]:
@@ -249,7 +247,7 @@ class Store:
             row = _lost_row(db, job_id, lost)
             if row is None:
                 return False
-            mine = select(ledger.c.name).where(ledger.c.migration_id == str(job_id), ledger.c.kind == "claim")
+            mine = select(ledger.c.name).where(owned_by(_owner(job_id)), ledger.c.kind == "claim")
             _one_at_a_time(db, CLAIMS_LOCK)
             if db.execute(_claimed(job_id, mine, to)).first() is not None:
                 return False
@@ -282,8 +280,8 @@ class Store:
             db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
             _announce(db, after, document, version_after(row.version))
             _add(db, again, to, sealed)
-            at_source = (ledger.c.migration_id == str(job_id), ledger.c.kind.in_(("snapshot", "source_power", "tracking")))
-            db.execute(update(ledger).where(*at_source).values(migration_id=str(again.id)))
+            at_source = (owned_by(_owner(job_id)), ledger.c.kind.in_(("snapshot", "source_power", "tracking")))
+            db.execute(update(ledger).where(*at_source).values(owner_id=str(again.id)))
             return True
 
     def count_unended(self) -> dict[str, int]:
@@ -439,39 +437,30 @@ class Store:
     def record(self, job_id: UUID, kind: str, name: str) -> None:
         """Into the ledger, before the thing is made. Idempotent."""
         with self._writing_of(job_id) as db:
-            same = (ledger.c.migration_id == str(job_id), ledger.c.kind == kind, ledger.c.name == name)
-            if db.execute(select(ledger.c.id).where(*same)).first() is None:
-                db.execute(insert(ledger).values(migration_id=str(job_id), kind=kind, name=name))
+            ledgers.record(db, _owner(job_id), LedgerEntry(kind, name))
 
     def claim(self, job_id: UUID, names: list[str], *, hint: str) -> None:
         """Into the ledger too: what only one job of a host may have until it ends. Conflict, when another has one of them."""
         with self._writing_of(job_id) as db:
             _one_at_a_time(db, CLAIMS_LOCK)
-            mine = ledger.c.migration_id == str(job_id)
             if (taken := db.execute(_claimed(job_id, names, _row(db, job_id).host)).first()) is not None:
                 raise Conflict(f"migration {taken.id}, which has not ended, has the {taken.name} too", hint=hint)
-            held = set(db.execute(select(ledger.c.name).where(ledger.c.kind == "claim", mine)).scalars())
             for name in names:
-                if name not in held:
-                    db.execute(insert(ledger).values(migration_id=str(job_id), kind="claim", name=name))
+                ledgers.record(db, _owner(job_id), LedgerEntry("claim", name))
 
     def strike(self, job_id: UUID, kind: str, name: str) -> None:
         """Out of the ledger, after the thing is gone, or is the operator's to keep. Idempotent."""
         with self._writing_of(job_id) as db:
-            same = (ledger.c.migration_id == str(job_id), ledger.c.kind == kind, ledger.c.name == name)
-            db.execute(delete(ledger).where(*same))
+            ledgers.strike(db, _owner(job_id), kind, name)
 
     def ledger(self, job_id: UUID) -> list[LedgerEntry]:
         """In the order the things were made."""
-        query = select(ledger.c.kind, ledger.c.name).where(ledger.c.migration_id == str(job_id)).order_by(ledger.c.id)
         with self._reading() as db:
-            return [LedgerEntry(row.kind, row.name) for row in db.execute(query)]
+            return ledgers.entries_of(db, _owner(job_id))
 
     def untidied(self, owed: Sequence[str], *, host: str) -> list[Migration]:
         """Ended jobs whose ledger is not empty: of one that went well, entries of the kinds that it still owes."""
-        left = (ledger.c.migration_id == migrations.c.id) & (
-            (migrations.c.state != str(State.COMPLETED)) | ledger.c.kind.in_(owed)
-        )
+        left = _of_migration & ((migrations.c.state != str(State.COMPLETED)) | ledger.c.kind.in_(owed))
         ended = (migrations.c.host == host, migrations.c.state.in_(_ENDED), is_known(migrations.c.version))
         query = select(migrations.c.document).where(*ended, exists().where(left)).order_by(migrations.c.number)
         with self._reading() as db:
@@ -563,12 +552,19 @@ def _add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> Non
     _announce(db, job, document, VERSION)
 
 
+_of_migration = (ledger.c.owner_kind == "migration") & (ledger.c.owner_id == migrations.c.id)
+
+
+def _owner(job_id: UUID) -> Owner:
+    return Owner("migration", job_id)
+
+
 def _claimed(job_id: UUID, names: list[str] | Select[tuple[str]], host: str) -> Select[tuple[str, str]]:
     """Which of these another job of the host has claimed that has not ended."""
     return (
         select(ledger.c.name, migrations.c.id)
-        .join(migrations, migrations.c.id == ledger.c.migration_id)
-        .where(ledger.c.kind == "claim", ledger.c.name.in_(names), ledger.c.migration_id != str(job_id))
+        .join(migrations, _of_migration)
+        .where(ledger.c.kind == "claim", ledger.c.name.in_(names), ledger.c.owner_id != str(job_id))
         .where(migrations.c.host == host, migrations.c.state.not_in(_ENDED))
     )
 

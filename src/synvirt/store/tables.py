@@ -2,15 +2,14 @@
 
 migrations ──< events        a row a move, with the job as it was then: what SSE replays
            ──< watermarks    what the destination has flushed, per disk and pass
-           ──< ledger        what the job made anywhere, written before it is made
            ──< secrets       the sealed credentials of a job that reads from elsewhere
            ──< memory        what a job must remember beyond what it shows (snapshots, change ids): a document a row
            ──< rehearsals    what it made of its guest's start from clones; the oldest are swept
+ledger                       what a job, a run or a test makes anywhere, written before it is made
 hosts                        each host's lease and epoch: what it writes, it writes under these
 slots                        who reads a source's host, or writes a destination, and who waits in which line
 uploads                      the archives that were uploaded whole; their bytes are files of their host
 sources                      the registered platforms of all hosts, each with its credentials, sealed
-           ──< trials        the snapshots that deep tests of them make, written before they are made
 schema_facts                 which versions of the service may use these tables
 backups                      repositories, jobs, runs and restore points; what counts of a point lies in its repository
 backup_events                a row a move of a run, with the run as it was then; the oldest are swept
@@ -105,14 +104,21 @@ watermarks = Table(
     Column("finished", Boolean, nullable=False),
 )
 
+# `host`: that made it; NULL where it is the owner's, which may move. `name` may be long: a path, or a domain's definition.
 ledger = Table(
     "ledger",
     METADATA,
     Column("id", _SERIAL, primary_key=True, autoincrement=True),
-    _job(),
+    Column("owner_kind", String(16), nullable=False),
+    Column("owner_id", _ID, nullable=False),
+    Column("host", String(255)),
     Column("kind", String(32), nullable=False),
     Column("name", Text, nullable=False),
-    UniqueConstraint("migration_id", "kind", "name"),
+    Column("state", String(16), nullable=False, server_default=""),
+    Column("document", Text),
+    _version(),
+    Index("ix_ledger_owner_id", "owner_id", "owner_kind"),
+    Index("ix_ledger_owner_kind", "owner_kind", "host"),
     sqlite_autoincrement=True,
 )
 
@@ -210,16 +216,6 @@ sources = Table(
     Column("sealed", LargeBinary, nullable=False),
     UniqueConstraint("host", "name"),
     sqlite_autoincrement=True,
-)
-
-# Struck out once the snapshot is gone. Those of a removed source cannot be reached any more.
-trials = Table(
-    "trials",
-    METADATA,
-    Column("name", String(255), primary_key=True),
-    Column("source_id", _ID, ForeignKey("sources.id", ondelete="CASCADE"), nullable=False),
-    Column("vm_id", Text, nullable=False),
-    Column("host", String(255)),
 )
 
 # `document` is the thing as the API answers it; `kind` is repository, job, run or point, `state` what queries ask by.

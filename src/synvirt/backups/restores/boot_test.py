@@ -23,12 +23,12 @@ from synvirt.backups.restores import new_domain
 from synvirt.backups.restores.domain import Place
 from synvirt.backups.restores.host import QEMU_USERS, RestoreHost
 from synvirt.backups.under_way import UnderWay
-from synvirt.backups.undoing import Undo, Undoing
 from synvirt.backups.working import Working
 from synvirt.durable import make_open_folder
 from synvirt.errors import BootTestFailed, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HostLacks
 from synvirt.hypervisor import eyes
 from synvirt.hypervisor.hardware import own_mac
+from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.model.job import Domain
 from synvirt.model.values import now
 from synvirt.programs import ProgramFailed, run
@@ -42,14 +42,14 @@ class BootTesting:
     def __init__(
         self,
         restore_host: RestoreHost,
-        undoing: Undoing,
+        ledger: Ledger,
         points: Points,
         working: Working,
         repositories: Repositories,
         *,
         limits: Limits | None = None,
     ) -> None:
-        self._restore_host, self._undoing, self._points, self._limits = restore_host, undoing, points, limits
+        self._restore_host, self._ledger, self._points, self._limits = restore_host, ledger, points, limits
         self._working, self._repositories = working, repositories
 
     def test(self, under_way: UnderWay, repository: Repository, point: RestorePoint) -> None:
@@ -61,7 +61,7 @@ class BootTesting:
                 domain = self._domain(under_way, repository, point, closing)
                 found = self._booted(under_way, domain, point)
             finally:
-                self._undoing.sweep(run_id)  # the guest first, then what serves its disks
+                self._ledger.sweep(run_id)  # the guest first, then what serves its disks
             self._points.put(self._points.get(point.id).model_copy(update={"boot_test": found}))
         if found.result == "failed":
             raise BootTestFailed(f"{point.vm_name} {found.trouble}", hint="its screenshot may say more; verify the point, too")
@@ -75,18 +75,18 @@ class BootTesting:
         domain = restoring_domain.foreign(manifest.sealed.domain_xml)
         name = f"boot-test-{run_id}"
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
-        new_domain.fit(restore_host, self._undoing, run_id, domain, manifest)
+        new_domain.fit(restore_host, self._ledger, run_id, domain, manifest)
         restoring_domain.isolated(domain, serial_log=str(restore_host.hypervisor.console_log(run_id)))
         places = dict(self._overlays(run_id, point, manifest, closing))
         restoring_domain.with_disks(domain, places, wanted=frozenset(places))
-        new_domain.put_tpm(restore_host, self._undoing, run_id, manifest)
+        new_domain.put_tpm(restore_host, self._ledger, run_id, manifest)
         return Domain(name=name, uuid=str(run_id), xml=domain.xml)
 
     def _overlays(
         self, run_id: UUID, point: RestorePoint, manifest: Manifest, closing: contextlib.ExitStack
     ) -> Iterator[tuple[str, Place]]:
         folder = self._restore_host.scratch() / str(run_id)
-        self._undoing.record(run_id, "scratch", str(folder))
+        self._ledger.record(run_id, "scratch", str(folder))
         try:
             make_open_folder(folder)
         except OSError as error:
@@ -111,8 +111,8 @@ class BootTesting:
 
     def _booted(self, under_way: UnderWay, domain: Domain, point: RestorePoint) -> BootTest:
         hypervisor, run_id = self._restore_host.hypervisor, under_way.run.id
-        self._undoing.record(run_id, "screen", str(run_id))
-        self._undoing.record(run_id, "domain", domain.uuid)
+        self._ledger.record(run_id, "screen", str(run_id))
+        self._ledger.record(run_id, "domain", domain.uuid)
         new_domain.define(self._restore_host, domain)
         under_way.move(Status.TRANSFERRING)
         try:

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_files import file_writer
 from synvirt.backups.under_way import UnderWay
-from synvirt.backups.undoing import Thing, Undo, Undoing
 from synvirt.backups.working import Copying
 from synvirt.blocks import DiskReader
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
@@ -49,12 +48,14 @@ from synvirt.errors import (
     SourceRunning,
     SourceUnsupported,
 )
+from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.kvm.connection import load, translated
 from synvirt.repository.disk import PointReader
 from synvirt.repository.manifest import Manifest
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec, RepositorySpec
+from synvirt.store.ledger import LedgerEntry
 
 NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
 FORMATS = ("raw", "qcow2")
@@ -77,10 +78,8 @@ class Swap:
 class InPlace:
     """`resumed`: the run began under a service that has ended since."""
 
-    def __init__(
-        self, restore_host: RestoreHost, undoing: Undoing, repository: RepositorySpec, *, resumed: bool = False
-    ) -> None:
-        self._restore_host, self._undoing, self._repository, self._resumed = restore_host, undoing, repository, resumed
+    def __init__(self, restore_host: RestoreHost, ledger: Ledger, repository: RepositorySpec, *, resumed: bool = False) -> None:
+        self._restore_host, self._ledger, self._repository, self._resumed = restore_host, ledger, repository, resumed
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
         domain = self._domain(point)
@@ -108,7 +107,7 @@ class InPlace:
         if not asked.disks:
             definition = self._tried(under_way, domain, manifest, places)
         under_way.move(Status.TRANSFERRING)
-        restored = _Restored(self._restore_host, self._undoing, copying, domain, resumed=self._resumed)
+        restored = _Restored(self._restore_host, self._ledger, copying, domain, resumed=self._resumed)
         specs = {target: new_domain.point_spec(self._repository, manifest, target) for target in disks}
         restored.disks(
             {target: (places[target], PointReader(repository, disk), specs[target]) for target, disk in disks.items()}
@@ -168,7 +167,7 @@ class InPlace:
                 if target not in places
             ),
         ]
-        self._undoing.record(under_way.run.id, "defined", before)
+        self._ledger.record(under_way.run.id, "defined", before)
         with translated(HostLacks, "libvirt does not take the domain as it was", lambda _: "restore to a new domain"):
             _define(self._restore_host, then.xml)
         with translated(Internal, "libvirt does not take the domain as it is"):
@@ -181,8 +180,8 @@ class InPlace:
 class _Restored:
     """What one run has written next to the guest's files, and how it becomes the guest's."""
 
-    def __init__(self, restore_host: RestoreHost, undoing: Undoing, copying: Copying, domain: Any, *, resumed: bool) -> None:
-        self._restore_host, self._undoing, self._copying, self._domain = restore_host, undoing, copying, domain
+    def __init__(self, restore_host: RestoreHost, ledger: Ledger, copying: Copying, domain: Any, *, resumed: bool) -> None:
+        self._restore_host, self._ledger, self._copying, self._domain = restore_host, ledger, copying, domain
         self._under_way, self._run_id, self._resumed = copying.under_way, copying.under_way.run.id, resumed
         self._swaps: list[Swap] = []
         self._snapshots: list[str] = []
@@ -224,7 +223,7 @@ class _Restored:
         """A file next to `path`, durable and its owner's when the block ends."""
         path = path.resolve()  # a symbolic link stays one
         swap = Swap(str(path.parent / f".synvirt-{self._run_id}-{len(self._swaps)}"), str(path))
-        self._undoing.record(self._run_id, "staged", swap.staged)
+        self._ledger.record(self._run_id, "staged", swap.staged)
         try:
             yield Path(swap.staged)
             with contextlib.suppress(FileNotFoundError):
@@ -245,7 +244,7 @@ class _Restored:
             self._under_way.warn(NO_WAY_BACK, text, self._domain.UUIDString())
         else:
             snapshot = f"{volume}@synvirt-restore-{self._run_id}"
-            self._undoing.record(self._run_id, "snapshot", snapshot)
+            self._ledger.record(self._run_id, "snapshot", snapshot)
             try:
                 Zfs()("snapshot", snapshot)
             except ZfsRefused as refused:
@@ -268,25 +267,25 @@ class _Restored:
     def commit(self, definition: str | None) -> None:
         """From here on the restore goes forward, by the next start of the service if need be."""
         _refuse_running(self._domain)
-        forward = [Thing(kind="staged", name=swap.before) for swap in self._swaps]
-        forward += [Thing(kind="dropped", name=snapshot) for snapshot in self._snapshots]
+        forward = [LedgerEntry("staged", swap.before) for swap in self._swaps]
+        forward += [LedgerEntry("dropped", snapshot) for snapshot in self._snapshots]
         with translated(Internal, "the hypervisor does not say which guest it is"):
             vm_id = self._domain.UUIDString()
         for swap in self._swaps:
-            forward.append(Thing(kind="swap", name=json.dumps([swap.staged, swap.path, _mark(swap.path), vm_id])))
+            forward.append(LedgerEntry("swap", json.dumps([swap.staged, swap.path, _mark(swap.path), vm_id])))
         if definition is not None:
-            forward.append(Thing(kind="defined", name=definition))
-        forward.append(Thing(kind="checkpoints", name=vm_id))
-        self._undoing.replace(self._run_id, tuple(forward))
+            forward.append(LedgerEntry("defined", definition))
+        forward.append(LedgerEntry("checkpoints", vm_id))
+        self._ledger.replace(self._run_id, tuple(forward))
         for swap in self._swaps:
             _swap(swap)
         if _runs(self._domain):  # started within this moment: it has the old files open, and they get their names back
             for swap in self._swaps:
                 with contextlib.suppress(FileNotFoundError):
                     Path(swap.before).replace(swap.path)
-            self._undoing.replace(self._run_id, tuple(forward[: len(self._swaps) + len(self._snapshots)]))
+            self._ledger.replace(self._run_id, tuple(forward[: len(self._swaps) + len(self._snapshots)]))
             _refuse_running(self._domain)
-        if not self._undoing.sweep(self._run_id):
+        if not self._ledger.sweep(self._run_id):
             raise Internal(
                 "the disks are restored, and the rest is not finished: the service's log says why",
                 hint="it is finished at the service's next start; leave the guest off until then",
@@ -365,7 +364,7 @@ def _zfs_volume(path: str) -> str | None:
     return None
 
 
-# ── undoing, and going forward ───────────────────────────────────────────────────────────────────────────────────────
+# ── ledger, and going forward ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _swap(swap: Swap) -> None:
@@ -431,7 +430,7 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
             for one in [] if domain is None else domain.listAllCheckpoints(0):
                 one.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
 
-    undoing: dict[str, Callable[[UUID, str], None]] = {
+    undos: dict[str, Undo] = {
         "staged": staged,
         "swap": swap,
         "snapshot": snapshot,
@@ -439,4 +438,4 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
         "defined": defined,
         "checkpoints": checkpoints,
     }
-    return undoing
+    return undos

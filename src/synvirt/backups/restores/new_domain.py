@@ -17,11 +17,11 @@ from synvirt.backups.restores import domain as restoring_domain
 from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import SWTPM_USERS, RestoreHost
 from synvirt.backups.under_way import UnderWay
-from synvirt.backups.undoing import Undo, Undoing
 from synvirt.backups.working import Copying
 from synvirt.blocks import DiskReader
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
 from synvirt.hypervisor.hardware import own_mac
+from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Domain
 from synvirt.repository.disk import PointReader
@@ -35,10 +35,8 @@ HOST_LACKS = "E_BAK_HOST_LACKS"
 class NewDomain:
     """`resumed`: the run began under a service that has ended since."""
 
-    def __init__(
-        self, restore_host: RestoreHost, undoing: Undoing, repository: RepositorySpec, *, resumed: bool = False
-    ) -> None:
-        self._restore_host, self._undoing, self._repository, self._resumed = restore_host, undoing, repository, resumed
+    def __init__(self, restore_host: RestoreHost, ledger: Ledger, repository: RepositorySpec, *, resumed: bool = False) -> None:
+        self._restore_host, self._ledger, self._repository, self._resumed = restore_host, ledger, repository, resumed
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
         name = asked.name or point.vm_name
@@ -70,14 +68,14 @@ class NewDomain:
         for told in domain.told:
             under_way.warn(restoring_domain.DIFFERS, told, point.vm_id)
         defined = Domain(name=name, uuid=str(run_id), xml=domain.xml)
-        self._undoing.record(run_id, "domain", str(run_id))
+        self._ledger.record(run_id, "domain", str(run_id))
         self._try(defined)
         under_way.move(Status.TRANSFERRING)
         for target, (volume, _, _) in places.items():
             writer = restore_host.default()[1].open(volume, disks[target].size_bytes)
             copying.copy(DiskOrder(key=target, reader=self._spec(manifest, target), writer=writer))
         under_way.move(Status.COMMITTING, domain=RestoredDomain(name=name, uuid=run_id))
-        put_tpm(restore_host, self._undoing, run_id, manifest)
+        put_tpm(restore_host, self._ledger, run_id, manifest)
         define(restore_host, defined)
         if asked.start:
             self._start(under_way, run_id, point)
@@ -94,7 +92,7 @@ class NewDomain:
     def _fit(self, under_way: UnderWay, domain: Rewritten, manifest: Manifest, *, starts: bool) -> None:
         """To this host: what it cannot give is refused before anything is made, or told."""
         restore_host, run_id = self._restore_host, under_way.run.id
-        fit(restore_host, self._undoing, run_id, domain, manifest)
+        fit(restore_host, self._ledger, run_id, domain, manifest)
         lacks = restoring_domain.lacking(domain, bridges=restore_host.has_bridge, networks=restore_host.has_network)
         if lacks and starts:
             raise HostLacks(
@@ -121,7 +119,7 @@ class NewDomain:
         found = {}
         for target, disk in disks.items():
             volume = destination.volume_name(run_id, target)
-            self._undoing.record(run_id, "volume", f"{name} {volume}")
+            self._ledger.record(run_id, "volume", f"{name} {volume}")
             destination.create(volume, disk.size_bytes)
             found[target] = volume, destination.device(volume), destination.device_type
         return found
@@ -159,10 +157,10 @@ def chosen_disks(manifest: Manifest, targets: tuple[str, ...]) -> dict[str, Disk
     return {named.target: disk for named, disk in pairs if not targets or named.target in targets}
 
 
-def fit(restore_host: RestoreHost, undoing: Undoing, run_id: UUID, domain: Rewritten, manifest: Manifest) -> None:
+def fit(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, domain: Rewritten, manifest: Manifest) -> None:
     """This host's firmware with the point's own variables, and KVM where it works. HostLacks."""
     if manifest.sealed.nvram is not None:
-        undoing.record(run_id, "variables", str(run_id))
+        ledger.record(run_id, "variables", str(run_id))
         if not restore_host.hypervisor.keep_variables(run_id, base64.b64decode(manifest.sealed.nvram)):
             domain.told.append("its UEFI variables begin anew: no firmware of this host has such")
     put_firmware(restore_host, run_id, domain)
@@ -200,12 +198,12 @@ def define(restore_host: RestoreHost, defined: Domain) -> None:
         raise BackupConflict(error.detail, hint="give the restored domain another name") from error
 
 
-def put_tpm(restore_host: RestoreHost, undoing: Undoing, run_id: UUID, manifest: Manifest) -> None:
+def put_tpm(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, manifest: Manifest) -> None:
     """The state of its TPM, where libvirt will look for it."""
     if not manifest.sealed.tpm:
         return
     folder = restore_host.tpm_folder() / str(run_id)
-    undoing.record(run_id, "tpm", str(folder))
+    ledger.record(run_id, "tpm", str(folder))
     try:
         for path, content in tpm_files(folder, manifest):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -225,7 +223,7 @@ def tpm_files(folder: Path, manifest: Manifest) -> Iterator[tuple[Path, bytes]]:
             yield inner / name, base64.b64decode(content)
 
 
-# ── undoing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── ledger ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def undo(restore_host: RestoreHost) -> dict[str, Undo]:

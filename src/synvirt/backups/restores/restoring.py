@@ -4,7 +4,7 @@
     in_place    the guest that it is of (in_place.py)
 
 What is asked is looked at before the run begins; what a run makes is noted before it is made, and gone when it fails, is
-cancelled, or is killed (undoing.py).
+cancelled, or is killed (jobs/ledger.py).
 """
 
 import shutil
@@ -20,11 +20,11 @@ from synvirt.backups.restores import boot_test, in_place, new_domain
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_files import file_writer
 from synvirt.backups.under_way import Sum, UnderWay
-from synvirt.backups.undoing import Undo, Undoing
 from synvirt.backups.working import Copying, Watermarks, Working
 from synvirt.disks.beneath import resolve_beneath
 from synvirt.durable import sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, SynvirtError
+from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec
@@ -54,7 +54,7 @@ class Restoring:
         undo: dict[str, Undo] = {"folder": _remove_folder}
         if restore_host is not None:
             undo |= new_domain.undo(restore_host) | in_place.undo(restore_host) | boot_test.undo(restore_host)
-        self.undoing = Undoing(rows, host=host, undo=undo)
+        self.ledger = Ledger(rows.ledger, "run", host=host, undo=undo)
         self.restore_host = restore_host
 
     def prepared(
@@ -80,7 +80,7 @@ class Restoring:
         if self.restore_host is None:
             raise BackupBadRequest("this service has no hypervisor to restore a guest on")
         kind = new_domain.NewDomain if asked.target == "new_domain" else in_place.InPlace
-        restore = kind(self.restore_host, self.undoing, self._repositories.spec(point.repository_id), resumed=resumed)
+        restore = kind(self.restore_host, self.ledger, self._repositories.spec(point.repository_id), resumed=resumed)
         if not resumed:
             restore.check(point, asked)
 
@@ -91,7 +91,7 @@ class Restoring:
 
     def can_resume(self, run_id: UUID) -> bool:
         """Not a restore in place that has begun to take the guest's disks: that goes forward by its ledger."""
-        return not self.undoing.has(run_id, "checkpoints")
+        return not self.ledger.has(run_id, "checkpoints")
 
     def _copying(self, under_way: UnderWay, asked: RestoreRequest, repository: Repository) -> Copying:
         slot = partial(held, self._limits, under_way, repository, *self._needs(asked))
@@ -112,10 +112,10 @@ class Restoring:
                 work(under_way, repository)
             except BaseException:
                 if not under_way.closing():
-                    self.undoing.sweep(run_id)
+                    self.ledger.sweep(run_id)
                     self.marks.forget(run_id)
                 raise
-            self.undoing.settle(run_id)
+            self.ledger.settle(run_id)
             self.marks.forget(run_id)
 
         return whole_or_not
@@ -159,7 +159,7 @@ class Restoring:
     ) -> None:
         under_way, manifest = copying.under_way, repository.manifest(point.id)
         hidden = folder.parent / f".{under_way.run.id}.partial"
-        self.undoing.record(under_way.run.id, "folder", str(hidden))
+        self.ledger.record(under_way.run.id, "folder", str(hidden))
         under_way.move(Status.TRANSFERRING)
         if resumed and folder.exists() and not hidden.exists():
             return  # the service ended when all was done

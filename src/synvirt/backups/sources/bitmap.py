@@ -17,7 +17,7 @@ from uuid import uuid4
 from synvirt.backups import domain_parts
 from synvirt.backups.sources.definition import definition
 from synvirt.backups.sources.guest import Ask, Guest, Keeping, SourceDisk, new_name
-from synvirt.backups.sources.ledger import Ledger, Made
+from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.backups.sources.quiescing import held
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSnapshotFailed, SourceUnsupported
@@ -38,7 +38,7 @@ class ByJob:
     name = "bitmap"
 
     def __init__(
-        self, connection: Connection, ledger: Ledger, *, folder: Callable[[], Path], tpm_folder: Callable[[], Path]
+        self, connection: Connection, ledger: MadeRows, *, folder: Callable[[], Path], tpm_folder: Callable[[], Path]
     ) -> None:
         self._connection, self._ledger, self._folder, self._tpm_folder = connection, ledger, folder, tpm_folder
         self._embedded = embedded_root(connection.uri) is not None

@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 import structlog
 
 from synvirt.backups.orders import ChangesSpec
-from synvirt.backups.sources.ledger import Ledger, Made
+from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import BackupNotFound, Cancelled, Internal, SynvirtError
 from synvirt.kvm.connection import Connection, load, translated
@@ -101,7 +101,7 @@ class Way(Protocol):
 class Sources:
     """`ways` are tried in this order. Safe from several threads; a guest is read by one run at a time."""
 
-    def __init__(self, connection: Connection, ledger: Ledger, ways: tuple[Way, ...]) -> None:
+    def __init__(self, connection: Connection, ledger: MadeRows, ways: tuple[Way, ...]) -> None:
         self._connection, self._ledger, self._ways = connection, ledger, ways
         self._locks: dict[str, threading.Lock] = {}
         self._locking = threading.Lock()
@@ -191,7 +191,7 @@ class Keeping:
     """What a run makes of a guest, on the ledger before it is made. At the block's end nothing is left but the marks, if the
     run has said `commit`, and the marks of the job's runs before go too; else all of it goes."""
 
-    def __init__(self, ledger: Ledger, way: Way, made: Made) -> None:
+    def __init__(self, ledger: MadeRows, way: Way, made: Made) -> None:
         self._ledger, self._way, self._made, self._committed = ledger, way, made, False
 
     def __enter__(self) -> "Keeping":

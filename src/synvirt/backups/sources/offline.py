@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from synvirt.backups import domain_parts
 from synvirt.backups.sources.guest import Ask, Guest, SourceDisk
-from synvirt.backups.sources.ledger import Made
+from synvirt.backups.sources.made import Made
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import Internal, SourceRunning, SourceUnsupported
 from synvirt.kvm.connection import Connection, load, translated

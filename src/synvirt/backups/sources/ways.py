@@ -5,7 +5,7 @@ from pathlib import Path
 
 from synvirt.backups.sources.bitmap import ByJob
 from synvirt.backups.sources.guest import Sources
-from synvirt.backups.sources.ledger import Ledger
+from synvirt.backups.sources.made import MadeRows
 from synvirt.backups.sources.offline import Offline
 from synvirt.backups.sources.zfs import OfZfs
 from synvirt.kvm.connection import Connection, short_root
@@ -28,7 +28,7 @@ def tpm_folder(connection: Connection) -> Path:
 
 
 def sources_of(connection: Connection, rows: BackupRows, *, host: str) -> Sources:
-    ledger = Ledger(rows, host=host)
+    ledger = MadeRows(rows.ledger, host=host)
     scratch, tpm = partial(scratch_folder, connection), partial(tpm_folder, connection)
     ways = (
         OfZfs(connection.uri, ledger, tpm_folder=tpm),

@@ -14,7 +14,7 @@ from uuid import uuid4
 from synvirt.backups import domain_parts
 from synvirt.backups.sources.definition import definition
 from synvirt.backups.sources.guest import Ask, Guest, Keeping, SourceDisk, new_name
-from synvirt.backups.sources.ledger import Ledger, Made
+from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.backups.sources.quiescing import Moment as Held
 from synvirt.backups.sources.quiescing import held
 from synvirt.backups.sources.zfs_moment import Moment
@@ -35,7 +35,7 @@ class OfZfs:
     def __init__(
         self,
         uri: str,
-        ledger: Ledger,
+        ledger: MadeRows,
         *,
         tpm_folder: Callable[[], Path],
         zfs: Zfs | None = None,

@@ -9,7 +9,7 @@ the stream is a list of areas only. What is ours carries the property synvirt:ma
 """
 
 from synvirt.backups.orders import ZfsChangesSpec
-from synvirt.backups.sources.ledger import Made
+from synvirt.backups.sources.made import Made
 from synvirt.backups.sources.zfs_stream import guid_of
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.destinations.zfs_links import Links

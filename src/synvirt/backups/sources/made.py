@@ -1,6 +1,7 @@
-"""What a run makes on the side of the guest, in the store before it is made: snapshots, bookmarks, checkpoints, scratch files.
+"""What a run makes on the side of the guest, in the ledger before it is made: snapshots, bookmarks, checkpoints, scratch files.
 
-A row is struck out after what it names is gone. What a killed service left is found by its rows at the next start.
+An entry is struck out after what it names is gone. What a killed service left is found by its entries at the next start. Its
+owner is the backup job, for its marks outlast the run that made them:
 
     working ─▶ all of it is to go           the restore point is not there
     keeping ─▶ all but the marks            it may be: the next run may count changes from them
@@ -11,8 +12,8 @@ from typing import Literal
 from uuid import UUID
 
 from synvirt.model.values import Model
-from synvirt.store.backups import BackupRows
 from synvirt.store.documents import readable
+from synvirt.store.ledger import LedgerEntry, LedgerRows, Owner
 
 
 class Made(Model):
@@ -28,17 +29,23 @@ class Made(Model):
     state: Literal["working", "keeping", "lasting"] = "working"
 
 
-class Ledger:
-    def __init__(self, rows: BackupRows, *, host: str) -> None:
+class MadeRows:
+    """The entries of this host's backup jobs."""
+
+    def __init__(self, rows: LedgerRows, *, host: str) -> None:
         self._rows, self._host = rows, host
 
     def put(self, made: Made) -> None:
-        self._rows.put("made", made.id, made, host=self._host)
+        self._rows.put(_owner(made), made.way, str(made.id), made, state=made.state, host=self._host)
 
     def strike(self, made: Made) -> None:
         """Idempotent."""
-        self._rows.remove("made", made.id, host=self._host)
+        self._rows.strike(_owner(made), [LedgerEntry(made.way, str(made.id))])
 
     def all(self) -> list[Made]:
         """Oldest first."""
-        return readable(Made, self._rows.all("made", host=self._host))
+        return readable(Made, (entry.document or "" for _, entry in self._rows.owned("backup_job", host=self._host)))
+
+
+def _owner(made: Made) -> Owner:
+    return Owner("backup_job", made.job_id)
