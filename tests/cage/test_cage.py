@@ -174,3 +174,16 @@ def test_a_service_that_is_not_root_becomes_another_user_too(programs: bool, tmp
     assert run("os.kill(os.getppid(), 0)")["error"] == "PermissionError"
     assert run("os.setuid(0)")["error"] == "PermissionError"
     assert run("open(f'/proc/{os.getppid()}/mem', 'rb').read(1)")["error"] == "PermissionError"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give capabilities")
+def test_within_a_namespace_of_users_the_cage_is_entered_too() -> None:
+    """The network of a rehearsed guest, where the service is not root: what is in there has all rights, over nothing."""
+    namespaces = "assert ctypes.CDLL(None).unshare(0x10000000 | 0x40000000) == 0\n"
+    code = CHILD.replace("held = enter", f"{namespaces}held = enter")
+    argv = [*AS_THE_SERVICE, sys.executable, "-P", "-c", code, json.dumps({"network": "any"}), STATE]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert {"capabilities", "no_new_privs", "seccomp"} <= set(found["held"])
+    assert dict(eval(found["found"]))["CapEff"] == "0000000000000006"
